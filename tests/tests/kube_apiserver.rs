@@ -1,4 +1,4 @@
-//! The registry of a Kubernetes cluster, and the pods of a node, against a real kube-apiserver, which
+//! The registry of a Kubernetes cluster, the pods of a node and services, against a real kube-apiserver, which
 //! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives.
 //! Needs `kubectl`.
 
@@ -10,12 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use health_agent::agent::service_sources::KubernetesServices;
+use health_model::api::ServiceProblem;
 use health_probe::source::ObjectPod;
-use health_registry::kubernetes::{PodTable, PodWatch};
+use health_registry::kubernetes::{ObjectTable, watch_pods};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
 };
 use health_registry::nodes::{Node, NodeSet, Registry};
+use health_service::source::ServiceSet;
+use health_service::spec::{Selection, ServiceName, SliceName};
 use serde_json::{Value, json};
 use tests::apiserver::node;
 use tests::{PATIENCE, wait_for};
@@ -370,7 +374,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     Ok(())
 }
 
-type Pods = PodTable<ObjectPod>;
+type Pods = ObjectTable<ObjectPod>;
 
 async fn until_pods(
     watch: &mut Receiver<Arc<Pods>>,
@@ -421,23 +425,23 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let objects = [pod("n1", "a"), pod("n2", "elsewhere"), bad];
     cluster.create(objects.to_vec())?;
 
-    let pods = PodWatch::open(Some(&kubeconfig), "n1", ObjectPod::read)?;
-    let mut watch = pods.pods();
-    let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.pods.len() == count;
+    let pods = watch_pods(Some(&kubeconfig), "n1", ObjectPod::read)?;
+    let mut watch = pods.table();
+    let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.objects.len() == count;
     let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
-    let a = seen.pods["default/a"].pod().context("a pod")?;
+    let a = seen.objects["default/a"].pod().context("a pod")?;
     // With what the server adds: a UID, defaults.
     assert_eq!(a.spec.uid.len(), 36);
     assert!(a.spec.containers[0].liveness.is_some());
-    assert_eq!(seen.pods["default/a"].problems().count(), 0);
-    assert_eq!(seen.pods["default/bad"].problems().count(), 1);
+    assert_eq!(seen.objects["default/a"].problems().count(), 0);
+    assert_eq!(seen.objects["default/bad"].problems().count(), 1);
 
     cluster.create(vec![pod("n1", "b")])?;
     until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
     // A pod with a grace period is being deleted until its kubelet says that it is gone.
     cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
     until_pods(&mut watch, "its end to be told", |pods| {
-        let b = pods.pods.get("default/b").and_then(|b| b.pod());
+        let b = pods.objects.get("default/b").and_then(|b| b.pod());
         b.and_then(|b| b.status.as_ref())
             .is_some_and(|status| status.deleting)
     })
@@ -448,7 +452,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
 
     cluster.kill_apiserver();
     let stale = until_pods(&mut watch, "stale", |pods| pods.stale.is_some()).await?;
-    assert_eq!(stale.pods.len(), 2);
+    assert_eq!(stale.objects.len(), 2);
     cluster.start_apiserver()?;
     cluster.create(vec![pod("n1", "c")])?;
     until_pods(&mut watch, "the server's return", |pods| is_right(pods, 3)).await?;
@@ -461,6 +465,132 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
         reason.is_some_and(|reason| reason.contains("(403)"))
     };
     let refused = until_pods(&mut watch, "the refusal", is_told).await?;
-    assert_eq!(refused.pods.len(), 3);
+    assert_eq!(refused.objects.len(), 3);
+    Ok(())
+}
+
+async fn until_services(
+    watch: &mut Receiver<Arc<ServiceSet>>,
+    what: &str,
+    is_reached: impl Fn(&ServiceSet) -> bool,
+) -> anyhow::Result<Arc<ServiceSet>> {
+    let reached = tokio::time::timeout(PATIENCE, watch.wait_for(|set| is_reached(set))).await;
+    let reached = reached.map(|set| set.map(|set| set.clone()));
+    match reached {
+        Ok(set) => set.context("the watch ended"),
+        Err(_) => anyhow::bail!("waited in vain for {what}; it is {:?}", watch.borrow()),
+    }
+}
+
+fn service(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "ports": [{ "port": 80, "targetPort": 8080 }] },
+    })
+}
+
+/// As a controller of a cluster writes it.
+fn slice(service: &str, address: &str) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{service}-1"), "namespace": "default",
+            "labels": { "kubernetes.io/service-name": service },
+        },
+        "addressType": "IPv4", "ports": [{ "name": "", "port": 8080 }],
+        "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }],
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start()?;
+    // It came with 1.21.
+    let has_slices = cluster
+        .kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"], "")
+        .is_ok();
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    let token = [
+        "create",
+        "token",
+        "--namespace=health-agent",
+        "health-agent",
+    ];
+    let token = cluster.kubectl(&token, "")?;
+    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let mut foreign = service("foreign");
+    foreign["metadata"]["labels"] =
+        json!({ "service.kubernetes.io/service-proxy-name": "another" });
+    cluster.create(vec![service("web"), foreign])?;
+    if has_slices {
+        cluster.create(vec![slice("web", "10.100.1.7")])?;
+    }
+
+    let services = KubernetesServices::open(Some(&kubeconfig), Selection::default())?;
+    let mut watch = services.services();
+    let has = |set: &ServiceSet, name: &str| {
+        set.services
+            .contains_key(&ServiceName::new("default", name))
+    };
+    let web_1 = SliceName::new("default", "web-1");
+    let is_well = |set: &ServiceSet| match has_slices {
+        true => set.synced.is_complete() && set.problems.is_empty(),
+        false => {
+            let told = set.problems.iter().map(|one| one.problem.as_str());
+            let told: Vec<_> = told.collect();
+            let without = "cannot list endpointslices: the API server answers 404: ";
+            set.synced.services && matches!(*told, [slices] if slices.contains(without))
+        }
+    };
+    let set = until_services(&mut watch, "the services", |set| {
+        is_well(set) && has(set, "web") && has(set, "kubernetes")
+    })
+    .await?;
+    assert!(!has(&set, "foreign"));
+    // The server gave it an address.
+    let web = set.services[&ServiceName::new("default", "web")]
+        .object
+        .as_ref();
+    let address = web.context("a service")?.common.cluster_ips[0].to_string();
+    assert!(address.starts_with("10.96.0."), "{address}");
+    if has_slices {
+        let read = set.slices[&web_1].object.as_ref().context("a slice")?;
+        assert_eq!(read.endpoints[0].address.to_string(), "10.100.1.7");
+    }
+
+    let unlabel = "service.kubernetes.io/service-proxy-name-";
+    cluster.kubectl(&["label", "service", "foreign", unlabel], "")?;
+    until_services(&mut watch, "it to come", |set| has(set, "foreign")).await?;
+    let headless = "service.kubernetes.io/headless=";
+    cluster.kubectl(&["label", "service", "foreign", headless], "")?;
+    until_services(&mut watch, "it to go", |set| !has(set, "foreign")).await?;
+
+    cluster.kill_apiserver();
+    let stale = until_services(&mut watch, "stale", |set| {
+        let mut told = set.problems.iter();
+        told.any(|one| one.problem.starts_with("services stay as they were at "))
+    })
+    .await?;
+    assert!(has(&stale, "web") && stale.slices.contains_key(&web_1) == has_slices);
+    cluster.start_apiserver()?;
+    cluster.create(vec![service("later")])?;
+    if has_slices {
+        cluster.kubectl(&["delete", "endpointslice", "web-1"], "")?;
+    }
+    until_services(&mut watch, "the server's return", |set| {
+        is_well(set) && has(set, "web") && has(set, "later") && !set.slices.contains_key(&web_1)
+    })
+    .await?;
+
+    cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
+    cluster.kill_apiserver();
+    cluster.start_apiserver()?;
+    let refused = until_services(&mut watch, "the refusal", |set| {
+        let is_forbidden = |one: &ServiceProblem| one.problem.contains("(403)");
+        set.problems.iter().filter(|one| is_forbidden(one)).count() == 2
+    })
+    .await?;
+    assert!(has(&refused, "web") && has(&refused, "later"));
     Ok(())
 }

@@ -135,7 +135,7 @@ fn kernel(what: &'static str, source: io::Error) -> IpcacheError {
 }
 
 /// A prefix as the map's keys have it.
-fn prefix(net: IpNet) -> Prefix<Addr> {
+pub(super) fn prefix(net: IpNet) -> Prefix<Addr> {
     let len = u32::from(net.prefix_len());
     let len = match net {
         IpNet::V4(_) => IPV4_PREFIX + len,

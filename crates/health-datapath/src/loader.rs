@@ -31,6 +31,7 @@ use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
+use super::services::{ServiceMaps, ServiceTables, ServicesError};
 use super::workloads::{Workloads, with_link_local};
 use super::{DatapathError, Hook, PROGRAMS};
 
@@ -294,6 +295,11 @@ impl Datapath {
         let name = layout::IPCACHE.name;
         Ipcache::open(self.map_data(&layout::IPCACHE)?)
             .map_err(|source| map_error("read", name)(MapError::IoError(source)))
+    }
+
+    /// The tables of services. Has one owner, as [`Datapath::policy`].
+    pub fn services(&self) -> Result<ServiceTables, ServicesError> {
+        ServiceTables::open(ServiceMaps::from_pins(&self.pins)?)
     }
 
     fn map_data(&self, layout: &layout::MapLayout) -> Result<MapData, DatapathError> {

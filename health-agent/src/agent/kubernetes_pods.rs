@@ -4,28 +4,24 @@ use std::sync::Arc;
 
 use health_model::api::PodProblem;
 use health_probe::source::{Keeper, ObjectPod, PodSet};
-use health_registry::config::{ApiAccess, Config, RegistrySpec};
-use health_registry::kubernetes::{AccessError, PodTable, PodWatch};
+use health_registry::config::{ApiAccess, Config};
+use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_pods};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Follows this node's pods. Dropping it ends that.
 pub(super) struct KubernetesPods {
     pods: watch::Receiver<Arc<PodSet>>,
-    _watch: PodWatch<ObjectPod>,
+    _watch: ObjectWatch<ObjectPod>,
     task: JoinHandle<()>,
 }
 
 impl KubernetesPods {
     /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
     pub(super) fn open(access: &ApiAccess, config: &Config) -> Result<Self, AccessError> {
-        let kubeconfig = match (access, &config.registry) {
-            (ApiAccess::Kubeconfig(path), _) => Some(path.as_path()),
-            (ApiAccess::Default, RegistrySpec::Kubernetes(path)) => path.as_deref(),
-            (ApiAccess::Default, _) => None,
-        };
-        let watch = PodWatch::open(kubeconfig, &config.node_name, ObjectPod::read)?;
-        let mut tables = watch.pods();
+        let kubeconfig = access.kubeconfig(&config.registry);
+        let watch = watch_pods(kubeconfig, &config.node_name, ObjectPod::read)?;
+        let mut tables = watch.table();
         let (sender, pods) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             loop {
@@ -55,7 +51,7 @@ impl Drop for KubernetesPods {
     }
 }
 
-fn pod_set(table: &PodTable<ObjectPod>) -> PodSet {
+fn pod_set(table: &ObjectTable<ObjectPod>) -> PodSet {
     let outage = table.stale.as_ref().map(|stale| PodProblem {
         subject: "kubernetes".to_owned(),
         problem: format!(
@@ -63,7 +59,7 @@ fn pod_set(table: &PodTable<ObjectPod>) -> PodSet {
             stale.since, stale.reason
         ),
     });
-    let read = || table.pods.values();
+    let read = || table.objects.values();
     let mut pods: Vec<_> = read().filter_map(|pod| pod.pod()).cloned().collect();
     // Anybody can write an object that claims to mirror another one: that takes no place from that one.
     pods.sort_by_key(|pod| pod.keeper == Keeper::Kubelet { is_mirror: true });

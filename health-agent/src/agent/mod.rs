@@ -10,6 +10,7 @@ mod node;
 mod own;
 mod pages;
 mod routes;
+pub mod service_sources;
 mod services;
 mod state;
 mod uplinks;
@@ -188,7 +189,7 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
-        let service_parts = services::Sources::open(config)
+        let service_parts = services::Sources::open(config)?
             .map(|sources| anyhow::Ok((sources, services::Ports::open(config)?)))
             .transpose()?;
         let pods = Sources::open(config)?;
@@ -261,9 +262,13 @@ impl Agent {
             source.set_containers(containers.supervisor.clone());
         }
         let probes = containers.as_ref().map(|probes| &probes.supervisor);
-        let services = service_parts
-            .map(|parts| services::start(config, &own, parts, probes))
-            .transpose()?;
+        let services = match service_parts {
+            Some(parts) => {
+                let tables = node.datapath().services()?;
+                Some(services::start(config, &own, parts, probes, tables, &netlink).await?)
+            }
+            None => None,
+        };
         if let Some(services) = &services {
             source.set_services(services.book.clone());
         }

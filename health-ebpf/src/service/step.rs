@@ -9,6 +9,7 @@ use super::answer::answer;
 use super::backend::choose;
 use super::reject::{Unreachable, reject};
 use super::request::{find, rewrite, send_error};
+use crate::bounds::forgotten;
 use crate::frame::Frame;
 use crate::ip_version::Version;
 
@@ -123,7 +124,8 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, request: *mut Request<$tuple>) -> u32 {
-                    let ctx = TcContext::new(skb);
+                    // Else LLVM would hand nothing over for it where a step does not use it, which the verifier refuses.
+                    let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { request.as_mut() } {
                         Some(request) => $step::<$tuple>(&Frame::new(&ctx), request),

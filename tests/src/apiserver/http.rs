@@ -43,11 +43,15 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
             get(read).patch(patch).delete(delete),
         )
         .layer(Extension(Kind::Node));
-    let pods = Router::new()
-        .route("/api/v1/pods", get(list))
-        .layer(Extension(Kind::Pod));
+    let listed =
+        |path: &str, kind: Kind| Router::new().route(path, get(list)).layer(Extension(kind));
     let objects = nodes
-        .merge(pods)
+        .merge(listed("/api/v1/pods", Kind::Pod))
+        .merge(listed("/api/v1/services", Kind::Service))
+        .merge(listed(
+            "/apis/discovery.k8s.io/v1/endpointslices",
+            Kind::EndpointSlice,
+        ))
         .layer(middleware::from_fn_with_state(shared.clone(), misbehave));
     let discovery = Router::new()
         .route(
@@ -124,10 +128,9 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
             failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
         }
         Behaviour::Forbidden => failure(StatusCode::FORBIDDEN, "Forbidden", &{
-            let kind = match uri.path().ends_with("/pods") {
-                true => Kind::Pod.plural(),
-                false => Kind::Node.plural(),
-            };
+            let asked = |kind: &Kind| uri.path().ends_with(&format!("/{}", kind.plural()));
+            let kind = Kind::ALL.into_iter().find(asked).unwrap_or(Kind::Node);
+            let kind = kind.plural();
             format!("{kind} is forbidden: User \"test\" cannot list resource \"{kind}\"")
         }),
         Behaviour::Rubbish(text) => text.into_response(),
@@ -174,7 +177,7 @@ async fn list(
         return answer(
             StatusCode::OK,
             &json!({
-                "kind": name, "apiVersion": "v1",
+                "kind": name, "apiVersion": kind.version(),
                 "metadata": { "resourceVersion": "1" }, "items": [],
             }),
         );
@@ -193,7 +196,7 @@ async fn list(
         Ok(page) => answer(
             StatusCode::OK,
             &json!({
-                "kind": name, "apiVersion": "v1",
+                "kind": name, "apiVersion": kind.version(),
                 "metadata": { "resourceVersion": page.revision.to_string(), "continue": page.token },
                 "items": page.objects,
             }),
@@ -252,7 +255,7 @@ async fn feed(
                     let bookmark = json!({
                         "type": "BOOKMARK",
                         "object": {
-                            "kind": kind.name(), "apiVersion": "v1",
+                            "kind": kind.name(), "apiVersion": kind.version(),
                             "metadata": { "resourceVersion": sent.to_string() },
                         },
                     });

@@ -1,5 +1,5 @@
-//! An API server for Node and Pod objects alone: enough of the Kubernetes API for a registry, for a
-//! source of pods and for `kubectl` to work with, and faults to order.
+//! An API server for Node, Pod, Service and EndpointSlice objects alone: enough of the Kubernetes API for a registry,
+//! for sources of pods and services and for `kubectl` to work with, and faults to order.
 
 mod http;
 mod store;
@@ -48,16 +48,26 @@ pub enum Behaviour {
 
 /// Kinds of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
+    /// `v1`.
     Node,
+    /// `v1`.
     Pod,
+    /// `v1`.
+    Service,
+    /// `discovery.k8s.io/v1`.
+    EndpointSlice,
 }
 
 impl Kind {
+    const ALL: [Self; 4] = [Self::Node, Self::Pod, Self::Service, Self::EndpointSlice];
+
     const fn name(self) -> &'static str {
         match self {
             Self::Node => "Node",
             Self::Pod => "Pod",
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
         }
     }
 
@@ -65,14 +75,21 @@ impl Kind {
         match self {
             Self::Node => "nodes",
             Self::Pod => "pods",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+        }
+    }
+
+    const fn version(self) -> &'static str {
+        match self {
+            Self::Node | Self::Pod | Self::Service => "v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
         }
     }
 
     fn of(object: &Value) -> Self {
-        match object["kind"].as_str() {
-            Some("Pod") => Self::Pod,
-            _ => Self::Node,
-        }
+        let named = |kind: &Self| object["kind"] == kind.name();
+        Self::ALL.into_iter().find(named).unwrap_or(Self::Node)
     }
 }
 
@@ -89,8 +106,8 @@ pub struct ApiServer {
 /// What the requests under way share.
 #[derive(Debug)]
 struct Shared {
-    nodes: Mutex<Store>,
-    pods: Mutex<Store>,
+    /// By kind.
+    stores: [Mutex<Store>; Kind::ALL.len()],
     behaviour: watch::Sender<Behaviour>,
     /// Changes with each revision of one of the stores.
     revision: watch::Sender<u64>,
@@ -102,10 +119,7 @@ struct Shared {
 
 impl Shared {
     fn store(&self, kind: Kind) -> MutexGuard<'_, Store> {
-        let store = match kind {
-            Kind::Node => &self.nodes,
-            Kind::Pod => &self.pods,
-        };
+        let store = &self.stores[kind as usize];
         store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,8 +142,7 @@ impl ApiServer {
     fn start_in(netns: Option<NetNs>) -> anyhow::Result<Self> {
         let mut server = Self {
             shared: Arc::new(Shared {
-                nodes: Mutex::default(),
-                pods: Mutex::default(),
+                stores: Default::default(),
                 behaviour: watch::Sender::default(),
                 revision: watch::Sender::default(),
                 bookmarks: watch::Sender::default(),
@@ -210,7 +223,12 @@ impl ApiServer {
 
     /// Deletes a pod, `NAMESPACE/NAME`.
     pub fn delete_pod(&self, name: &str) {
-        let revision = self.shared.store(Kind::Pod).delete(name);
+        self.delete_of(Kind::Pod, name);
+    }
+
+    /// Deletes an object of a namespace, `NAMESPACE/NAME`.
+    pub fn delete_of(&self, kind: Kind, name: &str) {
+        let revision = self.shared.store(kind).delete(name);
         self.shared.revision.send_replace(revision);
     }
 
@@ -221,8 +239,9 @@ impl ApiServer {
 
     /// Forgets changes of the past: watches from before them, and lists begun before, are refused.
     pub fn compact(&self) {
-        self.shared.store(Kind::Node).compact();
-        self.shared.store(Kind::Pod).compact();
+        for kind in Kind::ALL {
+            self.shared.store(kind).compact();
+        }
     }
 
     /// Sends the present revision to the watches that asked for bookmarks.

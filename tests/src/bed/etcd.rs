@@ -189,6 +189,12 @@ impl Etcd {
         Ok(())
     }
 
+    /// Deletes its data, as when a disk is lost. It must not run.
+    pub fn forget(&self) -> anyhow::Result<()> {
+        ensure!(self.server.is_none(), "etcd runs");
+        std::fs::remove_dir_all(self.data.path().join("member")).context("cannot delete its data")
+    }
+
     /// Runs etcdctl, words separated by blanks.
     pub fn ctl(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.ctl_command().args(words.split_whitespace()))

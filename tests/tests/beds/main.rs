@@ -49,6 +49,7 @@ mod repair;
 mod residue;
 mod rtt;
 mod rtt_list;
+mod service_sources;
 mod services;
 mod slow_peer;
 mod stack;

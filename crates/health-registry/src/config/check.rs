@@ -39,7 +39,7 @@ impl Config {
         self.check_endpoints()?;
         self.check_probing()?;
         self.container_probing.check()?;
-        self.services.check()?;
+        self.services.check(&self)?;
         self.check_conntrack()?;
         self.check_monitoring()?;
         Ok(Self { location, ..self })

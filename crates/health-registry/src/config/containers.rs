@@ -9,6 +9,8 @@ use clap::{ArgGroup, Args};
 use health_model::settings::InvalidSetting;
 use serde::{Deserialize, Serialize};
 
+use super::RegistrySpec;
+
 /// Most probes a second, and at a time, that can be asked for.
 const MAX_RATE: u32 = 1_000_000;
 const MAX_CONCURRENT: u32 = 100_000;
@@ -54,6 +56,17 @@ pub enum ApiAccess {
     Default,
     /// Those of the kubeconfig at an absolute path.
     Kubeconfig(PathBuf),
+}
+
+impl ApiAccess {
+    /// The path of the kubeconfig, if one is named: here, or by the registry.
+    pub fn kubeconfig<'a>(&'a self, registry: &'a RegistrySpec) -> Option<&'a Path> {
+        match (self, registry) {
+            (Self::Kubeconfig(path), _) => Some(path),
+            (Self::Default, RegistrySpec::Kubernetes(path)) => path.as_deref(),
+            (Self::Default, _) => None,
+        }
+    }
 }
 
 impl fmt::Display for ApiAccess {

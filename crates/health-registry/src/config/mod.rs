@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod service_sources;
 mod services;
 
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::ServiceSettings;
 
 /// All settings of `health-agent run`.
@@ -223,7 +225,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 57] = [
+        let cases: [(&str, &str, Change); 59] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -256,6 +258,12 @@ mod tests {
             }),
             ("--container-probe-concurrency", "100001", |c| {
                 c.container_probing.container_probe_concurrency = 100_001;
+            }),
+            ("--services-from-etcd", "default", |c| {
+                c.services.sources.services_from_etcd = Some(EtcdAccess::Default);
+            }),
+            ("--service-proxy-name", "-own", |c| {
+                c.services.sources.service_proxy_name = Some("-own".into());
             }),
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {

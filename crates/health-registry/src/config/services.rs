@@ -8,8 +8,8 @@ use health_model::duration::{duration_text, parse_duration};
 use health_model::settings::InvalidSetting;
 use serde::{Deserialize, Serialize};
 
-use super::ListenAddress;
 use super::check::within;
+use super::{Config, ListenAddress, ServiceSources};
 
 /// Longest name of a zone, bytes: that of the value of a label.
 const MAX_ZONE_LEN: usize = 63;
@@ -25,6 +25,10 @@ pub struct ServiceSettings {
     /// again when they change
     #[arg(long, value_name = "DIR")]
     pub service_manifests: Option<PathBuf>,
+    /// Services that others keep.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub sources: ServiceSources,
     /// Zone of this node, as endpoint slices name it in their hints
     #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
@@ -57,6 +61,7 @@ impl Default for ServiceSettings {
     fn default() -> Self {
         Self {
             service_manifests: None,
+            sources: ServiceSources::default(),
             service_node_zone: None,
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),
@@ -69,7 +74,7 @@ impl Default for ServiceSettings {
 impl ServiceSettings {
     /// Whether any services are served.
     pub const fn has_services(&self) -> bool {
-        self.service_manifests.is_some()
+        self.service_manifests.is_some() || self.sources.has_any()
     }
 
     /// Where pages are served, by flag; nowhere without services.
@@ -82,7 +87,8 @@ impl ServiceSettings {
     }
 
     /// Whether these can be used, but for where they listen.
-    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
+        self.sources.check(config)?;
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {

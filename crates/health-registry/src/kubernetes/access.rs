@@ -43,7 +43,7 @@ pub enum AccessError {
     /// Nothing names a cluster.
     #[error(
         "no Kubernetes cluster is known: not in a pod ({in_cluster}), and {environment}; name a \
-         kubeconfig with --registry kubernetes:PATH or --pods-from-kubernetes=PATH"
+         kubeconfig with --registry kubernetes:PATH, --pods-from-kubernetes=PATH or --services-from-kubernetes=PATH"
     )]
     NoCluster {
         /// Why it's not the one of this pod.

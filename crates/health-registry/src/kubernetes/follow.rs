@@ -31,9 +31,9 @@ const COLLECT: Duration = Duration::from_millis(100);
 pub(crate) trait Kept: Send {
     /// An object as it is read.
     type Object: Clone + Debug + DeserializeOwned + Send + 'static;
-    /// What the API calls them all: `nodes`.
-    const RESOURCE: &'static str;
 
+    /// What the API calls them all: `nodes`.
+    fn resource(&self) -> &'static str;
     /// Where they are, and which of them are wanted: a label selector or a field selector.
     fn api(&self, client: Client) -> Api<Self::Object>;
     /// Sets the selectors.
@@ -125,7 +125,7 @@ where
                         if publish_at.take().is_some() {
                             self.kept.publish();
                         }
-                        if let Some(reason) = failure(&error, K::RESOURCE) {
+                        if let Some(reason) = failure(&error, self.kept.resource()) {
                             self.fail(reason);
                         }
                         if must_begin_anew(&error) {

@@ -2,7 +2,11 @@
 
 pub(crate) mod access;
 pub(crate) mod follow;
+mod objects;
 mod pods;
+mod services;
 
 pub use self::access::AccessError;
-pub use self::pods::{PodTable, PodWatch};
+pub use self::objects::{ObjectTable, ObjectWatch};
+pub use self::pods::watch_pods;
+pub use self::services::{ServiceScope, ServiceWatch};

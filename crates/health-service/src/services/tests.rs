@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::source::testing::{ServiceText, service_set};
-use crate::source::{Folder, Probed, Readiness, Synced};
+use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
 use crate::spec::{Selection, ServiceName};
 
 /// What a provider did.
@@ -271,7 +271,7 @@ async fn the_node_is_ill_while_a_change_waits_too_long() {
 async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
     let (source, services) = watch::channel(Arc::<ServiceSet>::default());
     let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
-    let probed = Probed::of(services, "here".into(), readiness);
+    let probed = Probed::of(Manifests::new(services), "here".into(), readiness);
     let mut bed = Bed::of(&[], source, vec![probed.services()]);
     bed.set(&[web()]);
     assert_eq!(bed.done().await, done(0, true, &["web"]));
@@ -364,7 +364,7 @@ async fn manifests_of_a_folder_are_served() {
     fs::write(&file, web().to_string()).unwrap();
     let folder = Folder::watch(dir.path(), Selection::default());
     let (unused, _) = watch::channel(Arc::default());
-    let mut bed = Bed::of(&[], unused, vec![folder.services()]);
+    let mut bed = Bed::of(&[], unused, vec![folder.services().unprobed()]);
     let first = bed.done().await;
     assert_eq!(
         (first.is_full, &*first.changed),

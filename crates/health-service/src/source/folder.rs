@@ -10,18 +10,17 @@ use std::sync::Arc;
 use health_model::api::ServiceProblem;
 use health_model::folder::{self, Contents, Files};
 use health_model::manifest::{NoObject, Object, ObjectKind, ObjectKinds, Problem, objects};
-use tokio::sync::watch;
 
 use super::object::{Readable, Reading, read};
-use super::{ServiceSet, Sourced, Synced};
+use super::{Manifests, ServiceSet, Sourced, Synced};
 use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
 
-const SERVICE: ObjectKind = ObjectKind {
+pub(super) const SERVICE: ObjectKind = ObjectKind {
     name: "Service",
     list: "ServiceList",
     versions: &["v1"],
 };
-const SLICE: ObjectKind = ObjectKind {
+pub(super) const SLICE: ObjectKind = ObjectKind {
     name: "EndpointSlice",
     list: "EndpointSliceList",
     versions: &["discovery.k8s.io/v1"],
@@ -57,8 +56,8 @@ impl Folder {
     }
 
     /// The services and endpoint slices, now and whenever they change.
-    pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
-        self.0.known()
+    pub fn services(&self) -> Manifests {
+        Manifests::new(self.0.known())
     }
 }
 
@@ -163,7 +162,7 @@ impl<'a, T: Readable> Taken<'a, T> {
             }
             Ok(reading) => {
                 let sourced = Sourced {
-                    object: reading.object.map(Arc::new),
+                    object: reading.object.ok().map(Arc::new),
                     trigger_time: reading.trigger_time,
                     source: self.source.clone(),
                 };

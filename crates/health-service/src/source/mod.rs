@@ -1,10 +1,11 @@
 //! Where services and their endpoints come from.
 //!
 //! A source tells what it knows as a [`ServiceSet`], now and whenever that changes: [`Folder`] reads manifests, and
-//! [`Probed`] has the probes of this node say which of a source's endpoints are ready. [`merge`] makes one set of
-//! several.
+//! [`Known`] is an object of a source that others follow, the API of Kubernetes or etcd. [`Probed`] has the probes of this
+//! node say which endpoints of [`Manifests`] are ready. [`merge`] makes one set of several.
 
 mod folder;
+mod known;
 mod merge;
 mod object;
 mod readiness;
@@ -20,8 +21,9 @@ use jiff::Timestamp;
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
 pub use folder::Folder;
+pub use known::{Known, KnownService, KnownSlice, ServiceDocument};
 pub use merge::merge;
-pub use readiness::{Probed, Readiness, with_readiness};
+pub use readiness::{Manifests, Probed, Readiness, with_readiness};
 
 /// What a source knows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,7 +55,7 @@ impl Synced {
 }
 
 /// An object of a source.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Sourced<T> {
     /// It; none if it is not to be served.
     pub object: Option<Arc<T>>,

@@ -11,6 +11,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::spec::{
     EndpointSlice, Kind, Selection, Service, ServiceName, Skip, SliceName, SpecError, read_service,
@@ -31,8 +32,8 @@ pub(super) trait Readable: Sized {
 /// What was read of an object.
 pub(super) struct Reading<T: Readable> {
     pub(super) name: T::Name,
-    /// None if it is not to be served.
-    pub(super) object: Option<T>,
+    /// It, or why it is not to be served.
+    pub(super) object: Result<T, Skip>,
     pub(super) trigger_time: Option<Timestamp>,
     pub(super) errors: Vec<SpecError>,
 }
@@ -47,17 +48,63 @@ pub(super) struct Unreadable {
 
 /// Reads an object of a manifest. It must have no error at all, as the API would not have taken it otherwise.
 pub(super) fn read<T: Readable>(
-    mut object: Object,
+    object: Object,
     selection: &Selection,
 ) -> Result<Reading<T>, Unreadable> {
+    let Lenient {
+        title,
+        is_named,
+        reading,
+        mut errors,
+        ..
+    } = read_leniently::<T>(object.value, selection);
+    let lacks_address = |reading: &Reading<T>| matches!(reading.object, Err(Skip::NoClusterIp));
+    if errors.is_empty() && reading.as_ref().is_some_and(lacks_address) {
+        errors.push(SpecError {
+            kind: T::KIND,
+            object: title.clone(),
+            path: "spec.clusterIP".to_owned(),
+            problem: Problem::Required("nobody assigns an address to a service of a manifest"),
+        });
+    }
+    match reading {
+        Some(reading) if errors.is_empty() => Ok(reading),
+        _ => {
+            for error in &mut errors {
+                error.path.insert_str(0, &object.prefix);
+            }
+            Err(Unreadable {
+                object: is_named.then_some(title),
+                errors,
+            })
+        }
+    }
+}
+
+/// What was read of an object that may have errors.
+pub(super) struct Lenient<T: Readable> {
+    /// Its `NAMESPACE/NAME`, as far as it has them.
+    pub(super) title: String,
+    /// Whether it has a name.
+    pub(super) is_named: bool,
+    /// Whether all that it has is of the right type.
+    pub(super) is_typed: bool,
+    /// It, without the fields that have an error; none if that leaves nothing.
+    pub(super) reading: Option<Reading<T>>,
+    /// All that is wrong with it.
+    pub(super) errors: Vec<SpecError>,
+}
+
+/// Reads an object as far as that is possible.
+pub(super) fn read_leniently<T: Readable>(mut object: Value, selection: &Selection) -> Lenient<T> {
     let text = |pointer: &str| {
-        let text = object.value.pointer(pointer)?.as_str();
+        let text = object.pointer(pointer)?.as_str();
         text.filter(|text| !text.is_empty()).map(str::to_owned)
     };
     let name = text("/metadata/name");
     let namespace = text("/metadata/namespace").unwrap_or_else(|| NAMESPACE.to_owned());
     let title = format!("{namespace}/{}", name.as_deref().unwrap_or_default());
-    let mut typed = typed::<T::Fields>(&mut object.value);
+    let mut typed = typed::<T::Fields>(&mut object);
     let wrong_types = std::mem::take(&mut typed.problems).into_iter();
     let mut errors: Vec<_> = wrong_types
         .map(|(path, problem)| SpecError {
@@ -67,16 +114,14 @@ pub(super) fn read<T: Readable>(
             problem,
         })
         .collect();
+    let is_typed = errors.is_empty();
     let reading = typed.value.take().map(|fields| T::read(fields, selection));
     // What is missing only because it was left out is no error of its own.
     let is_own = |error: &SpecError| !typed.is_removed(&error.path);
-    let mut reading = match reading {
+    let reading = match reading {
         Some(Ok(mut reading)) => {
-            errors.extend(
-                std::mem::take(&mut reading.errors)
-                    .into_iter()
-                    .filter(is_own),
-            );
+            let more = std::mem::take(&mut reading.errors).into_iter();
+            errors.extend(more.filter(is_own));
             Some(reading)
         }
         Some(Err(error)) => {
@@ -85,16 +130,13 @@ pub(super) fn read<T: Readable>(
         }
         None => None,
     };
-    if let Some(reading) = reading.take_if(|_| errors.is_empty()) {
-        return Ok(reading);
-    }
-    for error in &mut errors {
-        error.path.insert_str(0, &object.prefix);
-    }
-    Err(Unreadable {
-        object: name.map(|_| title),
+    Lenient {
+        title,
+        is_named: name.is_some(),
+        is_typed,
+        reading,
         errors,
-    })
+    }
 }
 
 impl Readable for Service {
@@ -103,19 +145,10 @@ impl Readable for Service {
     const KIND: Kind = Kind::Service;
 
     fn read(fields: ServiceFields, selection: &Selection) -> Result<Reading<Self>, SpecError> {
-        let mut reading = read_service(&fields.into(), selection)?;
-        if reading.service == Err(Skip::NoClusterIp) && reading.errors.is_empty() {
-            let detail = "nobody assigns an address to a service of a file";
-            reading.errors.push(SpecError {
-                kind: Kind::Service,
-                object: reading.name.to_string(),
-                path: "spec.clusterIP".to_owned(),
-                problem: Problem::Required(detail),
-            });
-        }
+        let reading = read_service(&fields.into(), selection)?;
         Ok(Reading {
             name: reading.name,
-            object: reading.service.ok(),
+            object: reading.service,
             trigger_time: None,
             errors: reading.errors,
         })
@@ -131,7 +164,7 @@ impl Readable for EndpointSlice {
         let reading = read_slice(&fields.into(), selection)?;
         Ok(Reading {
             name: reading.name,
-            object: reading.slice.ok(),
+            object: reading.slice,
             trigger_time: reading.trigger_time,
             errors: reading.errors,
         })

@@ -13,7 +13,24 @@ use crate::spec::EndpointSlice;
 /// Whether who has an address can serve, as far as it is known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// A source whose endpoints on this node are ready as probes say. Dropping it ends that.
+/// What a source of manifests has: people wrote them, so nobody else says which of their endpoints are ready. Endpoints
+/// of the API are no such: a controller of the cluster says it of them, from what all kubelets tell.
+#[derive(Clone, Debug)]
+pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
+
+impl Manifests {
+    /// Those of a source that people write.
+    pub const fn new(services: watch::Receiver<Arc<ServiceSet>>) -> Self {
+        Self(services)
+    }
+
+    /// As they were written, for a node that probes nothing.
+    pub fn unprobed(self) -> watch::Receiver<Arc<ServiceSet>> {
+        self.0
+    }
+}
+
+/// A source of manifests whose endpoints on this node are ready as probes say. Dropping it ends that.
 #[derive(Debug)]
 pub struct Probed {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -23,7 +40,7 @@ pub struct Probed {
 impl Probed {
     /// The same source, with what the probes of the node of this name say. Must be called in a tokio runtime.
     pub fn of(
-        mut source: watch::Receiver<Arc<ServiceSet>>,
+        Manifests(mut source): Manifests,
         node: Arc<str>,
         mut readiness: watch::Receiver<Arc<Readiness>>,
     ) -> Self {
@@ -137,7 +154,7 @@ mod tests {
     async fn a_change_of_the_probes_or_of_the_source_is_told() {
         let (source, services) = watch::channel(Arc::<ServiceSet>::default());
         let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
-        let probed = Probed::of(services, "here".into(), readiness);
+        let probed = Probed::of(Manifests::new(services), "here".into(), readiness);
         let mut seen = probed.services();
         source.send_replace(Arc::new(set()));
         seen.wait_for(|seen| **seen == set()).await.unwrap();

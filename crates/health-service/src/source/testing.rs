@@ -91,7 +91,7 @@ fn sourced<T: Readable>(source: &str, object: Object) -> (T::Name, Sourced<T>) {
         panic!("an object without errors")
     };
     let sourced = Sourced {
-        object: reading.object.map(Into::into),
+        object: reading.object.ok().map(Into::into),
         trigger_time: reading.trigger_time,
         source: source.into(),
     };

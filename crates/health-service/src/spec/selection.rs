@@ -41,6 +41,14 @@ pub enum Skip {
 }
 
 impl Selection {
+    /// The label selector by which an API server leaves out what is not ours.
+    pub fn label_selector(&self) -> String {
+        match &self.proxy_name {
+            Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
+            None => format!("!{PROXY_NAME},!{HEADLESS}"),
+        }
+    }
+
     /// Why an object with these labels is not ours.
     pub(super) fn skips(&self, labels: Option<&BTreeMap<String, String>>) -> Option<Skip> {
         let label = |key: &str| labels.and_then(|labels| labels.get(key));

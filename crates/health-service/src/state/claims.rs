@@ -19,12 +19,16 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn of(key: &PortKey, listen: Listen) -> Self {
+    pub(super) fn new(family: Family, protocol: Protocol, listen: Listen) -> Self {
         Self {
-            family: key.family,
-            protocol: key.name.protocol,
+            family,
+            protocol,
             listen,
         }
+    }
+
+    pub(super) fn of(key: &PortKey, listen: Listen) -> Self {
+        Self::new(key.family, key.name.protocol, listen)
     }
 }
 

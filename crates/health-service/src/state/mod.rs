@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use health_model::ipam::Family;
+use health_model::policy::Protocol;
 use jiff::Timestamp;
 
 use crate::choice::{Choice, Topology};
@@ -179,6 +180,16 @@ impl State {
     /// Which ports are not served at an address, since another port has it.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flatten()
+    }
+
+    /// The port that has a place; none if none claims it.
+    pub fn owner(
+        &self,
+        family: Family,
+        protocol: Protocol,
+        listen: Listen,
+    ) -> Option<&ServicePortName> {
+        self.claims.owner(&Place::new(family, protocol, listen))
     }
 
     /// How many ports have endpoints, but none on this node for traffic that may use no other.

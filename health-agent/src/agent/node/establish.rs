@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use health_common::config::{PASSIVE_RTT, SERVICES};
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -200,7 +201,7 @@ impl NodeDatapath {
             is_planned: true,
             before,
             port: config.health_port,
-            passive_rtt: config.passive_rtt,
+            flags: flags(config),
             timeouts: config.conntrack_timeouts.into(),
             is_followed: true,
             responder_is_elsewhere: false,
@@ -252,4 +253,10 @@ impl PreviousState {
             health::take_back(spec, self.state.as_ref()).await;
         }
     }
+}
+
+/// What the programs shall do.
+fn flags(config: &Config) -> u16 {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    flag(config.passive_rtt, PASSIVE_RTT) | flag(config.services.has_services(), SERVICES)
 }

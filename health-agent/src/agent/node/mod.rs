@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
-use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::config::DatapathConfig;
 use health_common::ct::Timeouts;
 use health_datapath::{Datapath, Hook};
 use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -58,7 +58,8 @@ pub(super) struct NodeDatapath {
     port: u16,
     /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
     has_device: bool,
-    passive_rtt: bool,
+    /// Those of [`DatapathConfig`].
+    flags: u16,
     timeouts: Timeouts,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
@@ -384,7 +385,7 @@ impl NodeDatapath {
             health_mac: endpoint
                 .map(|endpoint| endpoint.mac().0)
                 .unwrap_or_default(),
-            flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
+            flags: self.flags,
         };
         self.datapath().configure(config)?;
         Ok(())

@@ -1,29 +1,33 @@
 //! Services: from manifests and what probes say into the kernel, and what load balancers are told.
 
 mod measured;
+mod node_addresses;
 mod readiness;
 mod sources;
 #[cfg(test)]
 mod tests;
 
-use std::convert::Infallible;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use health_datapath::services::ServiceTables;
 use health_model::ipam::Family;
+use health_net::clock;
+use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
 use health_registry::config::{Config, ServiceSettings};
 use health_registry::nodes::Node;
 use health_service::choice::Topology;
+use health_service::provider::{self, ebpf::EbpfProvider};
 use health_service::runner::Intervals;
-use health_service::services::{Provider, Services, Settings, Work};
+use health_service::services::{Provider, Services, Settings};
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tracing::debug;
 
 use self::measured::Measured;
+use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
 pub(super) use self::sources::Sources;
 use crate::api::monitor::{self, Monitor};
@@ -42,6 +46,7 @@ pub(super) struct ServedServices {
     /// Those that end when they are dropped.
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
+    _node_addresses: Option<NodeAddressWatch>,
 }
 
 /// Where it is told how services do: nobody else has these ports.
@@ -62,11 +67,13 @@ impl Ports {
 }
 
 /// Begins to serve services; readiness is that of the pods of `probes`.
-pub(super) fn start(
+pub(super) async fn start(
     config: &Config,
     own: &Node,
     (sources, ports): (Sources, Ports),
     probes: Option<&Supervisor>,
+    tables: ServiceTables,
+    netlink: &Handle,
 ) -> anyhow::Result<ServedServices> {
     let topology = Topology {
         node: config.node_name.as_str().into(),
@@ -76,9 +83,14 @@ pub(super) fn start(
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
     });
-    let provider = Unprogrammed;
+    let node_addresses = NodeAddressWatch::follow(netlink.clone()).await?;
+    let by = provider::ebpf::Settings::new(clock::now_ns);
+    let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
     let settings = &config.services;
-    serve(settings, topology, sources, ports, pods, provider).context("cannot serve services")
+    let mut served = serve(settings, topology, sources, ports, pods, provider)
+        .context("cannot serve services")?;
+    served._node_addresses = Some(node_addresses);
+    Ok(served)
 }
 
 fn serve(
@@ -128,6 +140,7 @@ fn serve(
         monitors,
         _sources: (sources, pods),
         _listeners: listeners,
+        _node_addresses: None,
     })
 }
 
@@ -137,17 +150,5 @@ impl ServedServices {
         self.services.stop().await;
         let [health, metrics] = self.monitors;
         tokio::join!(health.shutdown(), metrics.shutdown());
-    }
-}
-
-/// Brings nothing into the kernel.
-struct Unprogrammed;
-
-impl Provider for Unprogrammed {
-    type Error = Infallible;
-
-    async fn sync(&mut self, work: Work<'_>) -> Result<(), Infallible> {
-        debug!(is_full = work.is_full, ports = ?work.changes.ports, "services change");
-        Ok(())
     }
 }

@@ -85,7 +85,10 @@ impl KeptNodes {
 
 impl Kept for KeptNodes {
     type Object = NodeObject;
-    const RESOURCE: &'static str = "nodes";
+
+    fn resource(&self) -> &'static str {
+        "nodes"
+    }
 
     fn api(&self, client: Client) -> Api<NodeObject> {
         let kind = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());

@@ -1,6 +1,8 @@
 use std::fs;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::super::testing::ServiceText;
 use super::*;
 
@@ -15,7 +17,7 @@ impl Watched {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::watch(dir.path(), Selection::default());
         Self {
-            services: folder.services(),
+            services: folder.services().unprobed(),
             _folder: folder,
             dir,
         }
@@ -117,7 +119,7 @@ async fn an_object_with_an_error_is_named_and_stays_as_it_was_and_its_neighbours
     assert_eq!(shown(&set), ["a 10.96.0.1", "c 10.96.0.3"]);
     assert_eq!(
         problems(&set)[2],
-        "list.yaml: service default/d: items[0].spec.clusterIP: Required value: nobody assigns an address to a service of a file"
+        "list.yaml: service default/d: items[0].spec.clusterIP: Required value: nobody assigns an address to a service of a manifest"
     );
 }
 

@@ -1,0 +1,690 @@
+//! Changes of ports: planned one by one, written together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use health_common::service::{
+    ALGORITHM_ROUND_ROBIN, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
+    FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
+};
+
+use super::free::{Extent, Store};
+use super::pool::{self, Contents, Range};
+use super::{
+    BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, Place, Port, PortSpec, ServiceTables,
+    ServicesError, Socket, Target, family, frontend_map, socket,
+};
+use crate::ipcache;
+use crate::layout;
+use crate::trie::Prefix;
+
+/// Bits of a source range in front of its address.
+const SERVICE_BITS: u32 = u32::BITS;
+/// Value of all source ranges.
+const ALLOWED: u32 = 1;
+
+/// How many entries were written or removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Frontends that were written.
+    pub frontends: usize,
+    /// Frontends that were removed.
+    pub frontends_removed: usize,
+    /// Backends that were written.
+    pub backends: usize,
+    /// Backends that were removed.
+    pub backends_removed: usize,
+    /// Places of `HEALTH_SLOTS` and `HEALTH_MAGLEV` that were written.
+    pub places: usize,
+    /// Source ranges that were written or removed.
+    pub source_ranges: usize,
+}
+
+/// Changes of ports. Dropping it changes nothing in the maps, and leaves the tables to be [read](ServiceTables::read).
+#[derive(Debug)]
+pub struct Change<'a> {
+    tables: &'a mut ServiceTables,
+    now_ns: u64,
+    /// How many frontends of each family the maps have, and how many source ranges.
+    before: ([u32; 2], u32),
+    /// Ports that were set, or could not be.
+    seen: HashSet<u32>,
+    backends: Vec<(u32, Backend)>,
+    slots: Vec<(u32, u32)>,
+    maglev: Vec<(u32, u32)>,
+    source_ranges: Vec<Prefix<SourceRange>>,
+    source_ranges_gone: Vec<Prefix<SourceRange>>,
+    frontends: BTreeMap<Place, Frontend>,
+    /// Those of them that the maps do not have.
+    frontends_new: BTreeSet<Place>,
+    frontends_gone: BTreeSet<Place>,
+    backends_gone: Vec<u32>,
+    retired: Vec<Extent>,
+}
+
+/// A port as it is to be, with what must be written for that.
+struct Plan {
+    port: Port,
+    frontends: Vec<(Place, Frontend)>,
+    backends: Vec<(u32, Backend)>,
+    backends_gone: Vec<u32>,
+    slots: Vec<(u32, u32)>,
+    maglev: Vec<(u32, u32)>,
+    retired: Vec<Extent>,
+}
+
+impl<'a> Change<'a> {
+    pub(super) fn new(tables: &'a mut ServiceTables, now_ns: u64) -> Self {
+        let before = (tables.frontend_counts, tables.source_range_count);
+        let is_current = std::mem::replace(&mut tables.is_current, false);
+        debug_assert!(is_current, "tables that were not read");
+        let backends_gone = std::mem::take(&mut tables.strays);
+        Self {
+            tables,
+            now_ns,
+            before,
+            seen: HashSet::new(),
+            backends: Vec::new(),
+            slots: Vec::new(),
+            maglev: Vec::new(),
+            source_ranges: Vec::new(),
+            source_ranges_gone: Vec::new(),
+            frontends: BTreeMap::new(),
+            frontends_new: BTreeSet::new(),
+            frontends_gone: BTreeSet::new(),
+            retired: backends_gone.iter().copied().map(Extent::backend).collect(),
+            backends_gone,
+        }
+    }
+
+    /// Gives a port what it is to have. Returns its number: `known`, if the owner has been told one, else the one by which
+    /// a former agent knew it, or a new one. After an error it keeps what it had.
+    pub fn set(
+        &mut self,
+        known: Option<u32>,
+        spec: &PortSpec,
+        maglev: &mut dyn FillMaglev,
+    ) -> Result<u32, ServicesError> {
+        let number = self.number(known, spec)?;
+        self.seen.insert(number);
+        let former = self.tables.ports.remove(&number).unwrap_or_default();
+        match self.plan(number, &former, spec, maglev) {
+            Ok(plan) => {
+                self.tables.claimed.insert(number);
+                self.take(number, former, plan);
+                Ok(number)
+            }
+            Err(error) => {
+                self.tables.ports.insert(number, former);
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps what a port has.
+    pub fn keep(&mut self, number: u32) {
+        self.seen.insert(number);
+    }
+
+    /// Takes a port away. The owner must not name its number any more.
+    pub fn remove(&mut self, number: u32) {
+        self.tables.claimed.remove(&number);
+        let Some(port) = self.tables.ports.remove(&number) else {
+            return;
+        };
+        for place in &port.frontends {
+            self.remove_frontend(number, place);
+        }
+        for (_, index) in port.backends {
+            self.backends_gone.push(index);
+            self.retired.push(Extent::backend(index));
+        }
+        self.retired
+            .extend(port.ranges.iter().map(|range| range.extent));
+        self.tables.source_range_count -= port.source_ranges.len() as u32;
+        self.source_ranges_gone.extend(port.source_ranges);
+    }
+
+    /// Takes all ports away that were neither set nor kept.
+    pub fn remove_others(&mut self) {
+        let ports = self.tables.ports.keys();
+        let others = ports.filter(|number| !self.seen.contains(number));
+        for number in others.copied().collect::<Vec<_>>() {
+            self.remove(number);
+        }
+    }
+
+    /// The number by which a port is known, or may be.
+    fn number(&mut self, known: Option<u32>, spec: &PortSpec) -> Result<u32, ServicesError> {
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let tables = &mut *self.tables;
+        let adopted = spec.frontends.iter().find_map(|frontend| {
+            let place = Place::new(frontend.address, spec.protocol);
+            let number = tables.frontends.get(&place)?.service;
+            let is_free =
+                number != 0 && !tables.claimed.contains(&number) && !self.seen.contains(&number);
+            is_free.then_some(number)
+        });
+        if let Some(adopted) = adopted {
+            return Ok(adopted);
+        }
+        let ServiceTables {
+            numbers,
+            ports,
+            claimed,
+            maps,
+            ..
+        } = tables;
+        let is_taken = |number| ports.contains_key(&number) || claimed.contains(&number);
+        let number = numbers.allocate(is_taken, || maps.named_numbers());
+        number.map_err(|source| ServicesError::kernel("read", "the maps of services", source))
+    }
+
+    fn plan(
+        &mut self,
+        number: u32,
+        former: &Port,
+        spec: &PortSpec,
+        maglev: &mut dyn FillMaglev,
+    ) -> Result<Plan, ServicesError> {
+        let mut allocated = Vec::new();
+        let plan = self.try_plan(number, former, spec, maglev, &mut allocated);
+        if plan.is_err() {
+            for extent in allocated {
+                self.tables.arrays.release(extent);
+            }
+        }
+        plan
+    }
+
+    /// What was allocated is in `allocated`, also after an error.
+    fn try_plan(
+        &mut self,
+        number: u32,
+        former: &Port,
+        spec: &PortSpec,
+        maglev: &mut dyn FillMaglev,
+        allocated: &mut Vec<Extent>,
+    ) -> Result<Plan, ServicesError> {
+        let places = self.places(former, number, spec)?;
+        let source_ranges = self.source_ranges(number, former, spec)?;
+
+        let indexes = self.indexes(former, spec, allocated)?;
+        let mut backends: Vec<_> = indexes.iter().map(|(at, index)| (*at, *index)).collect();
+        backends.sort_unstable();
+        let is_new =
+            |(at, _): &&(Socket, u32)| former.backends.binary_search_by_key(at, key).is_err();
+        let written = backends
+            .iter()
+            .filter(is_new)
+            .map(|&((addr, port_be), index)| {
+                let backend = Backend {
+                    addr,
+                    service: number,
+                    port_be,
+                    ..Backend::default()
+                };
+                (index, backend)
+            });
+        let gone = former
+            .backends
+            .iter()
+            .filter(|(at, _)| !indexes.contains_key(at));
+        let mut plan = Plan {
+            frontends: Vec::new(),
+            backends: written.collect(),
+            backends_gone: gone.map(|(_, index)| *index).collect(),
+            slots: Vec::new(),
+            maglev: Vec::new(),
+            retired: Vec::new(),
+            port: Port {
+                frontends: places.iter().map(|(place, _)| *place).collect(),
+                backends,
+                ranges: Vec::new(),
+                source_ranges,
+            },
+        };
+
+        let is_used = |target| {
+            let mut places = places.iter();
+            places.any(|(_, frontend)| frontend.inside == target || frontend.outside == target)
+        };
+        let members = |target, list: &[BackendSpec]| -> Vec<MaglevBackend> {
+            let list = list.iter().filter(|_| is_used(target));
+            list.map(|backend| MaglevBackend {
+                index: indexes[&socket(backend.address)],
+                address: backend.address,
+                weight: backend.weight.max(1),
+            })
+            .collect()
+        };
+        let lists = [
+            members(Target::Cluster, &spec.cluster),
+            members(Target::Local, &spec.local),
+        ];
+        let is_weighted = spec.algorithm != health_common::service::ALGORITHM_MAGLEV
+            && !lists.iter().all(|list| pool::are_equal(list));
+        let [cluster, local] = lists.map(|members| {
+            let contents = Contents::new(members, spec.algorithm, is_weighted, maglev.size());
+            (!contents.members.is_empty()).then_some(contents)
+        });
+        let cluster = self.pool(cluster, former, &mut plan, spec, maglev, allocated)?;
+        let local = self.pool(local, former, &mut plan, spec, maglev, allocated)?;
+        let is_kept = |range: &&Range| {
+            let mut kept = plan.port.ranges.iter();
+            kept.any(|kept| kept.extent == range.extent)
+        };
+        let retired = former.ranges.iter().filter(|range| !is_kept(range));
+        plan.retired = retired.map(|range| range.extent).collect();
+
+        let value = |frontend: &FrontendSpec| Frontend {
+            inside: pool_of(frontend.inside, cluster, local),
+            outside: pool_of(frontend.outside, cluster, local),
+            service: number,
+            affinity_secs: spec.affinity_secs,
+            flags: flags(frontend, is_weighted),
+            algorithm: spec.algorithm,
+            kind: frontend.kind,
+            pad: 0,
+        };
+        plan.frontends = places
+            .iter()
+            .map(|(place, frontend)| (*place, value(frontend)))
+            .collect();
+        Ok(plan)
+    }
+
+    /// Where a port is to be reached, sorted, if there is room for it.
+    fn places<'s>(
+        &self,
+        former: &Port,
+        number: u32,
+        spec: &'s PortSpec,
+    ) -> Result<BTreeMap<Place, &'s FrontendSpec>, ServicesError> {
+        let mut places = BTreeMap::new();
+        for frontend in &spec.frontends {
+            let place = Place::new(frontend.address, spec.protocol);
+            places.entry(place).or_insert(frontend);
+        }
+        let tables = &*self.tables;
+        for of_family in [0, 1] {
+            let is_ours = |place: &&Place| family(place) == of_family;
+            let new = places.keys().filter(is_ours);
+            let new = new
+                .filter(|place| !tables.frontends.contains_key(place))
+                .count() as u32;
+            let gone = former.frontends.iter().filter(is_ours);
+            let gone = gone.filter(|place| !places.contains_key(place));
+            let gone = gone.filter(|place| tables.owns(number, place)).count() as u32;
+            let (used, size) = (
+                tables.frontend_counts[of_family],
+                tables.sizes.frontends[of_family],
+            );
+            if new > 0 && used - gone + new > size {
+                return Err(ServicesError::Full {
+                    map: frontend_map(of_family),
+                    wanted: new,
+                    used: used - gone,
+                    size,
+                    longest: size - (used - gone).min(size),
+                });
+            }
+        }
+        Ok(places)
+    }
+
+    /// Who may use a port, sorted, if there is room for it.
+    fn source_ranges(
+        &self,
+        number: u32,
+        former: &Port,
+        spec: &PortSpec,
+    ) -> Result<Vec<Prefix<SourceRange>>, ServicesError> {
+        let ranges = spec.source_ranges.iter().map(|net| {
+            let (len, addr) = ipcache::prefix(net.trunc());
+            let service_be = number.to_be();
+            (SERVICE_BITS + len, SourceRange { service_be, addr })
+        });
+        let ranges: BTreeSet<_> = ranges.collect();
+        let (size, count) = (
+            self.tables.sizes.source_ranges,
+            self.tables.source_range_count,
+        );
+        let used = count - former.source_ranges.len() as u32;
+        let wanted = ranges.len() as u32;
+        if wanted > 0 && used + wanted > size {
+            return Err(ServicesError::Full {
+                map: layout::SOURCE_RANGES.name,
+                wanted,
+                used,
+                size,
+                longest: size - used.min(size),
+            });
+        }
+        Ok(ranges.into_iter().collect())
+    }
+
+    /// The indexes of all backends that a port is to have.
+    fn indexes(
+        &mut self,
+        former: &Port,
+        spec: &PortSpec,
+        allocated: &mut Vec<Extent>,
+    ) -> Result<HashMap<Socket, u32>, ServicesError> {
+        let known = |at: &Socket| {
+            let found = former.backends.binary_search_by_key(at, key).ok()?;
+            Some(former.backends[found].1)
+        };
+        let mut indexes = HashMap::new();
+        for address in &spec.lingering {
+            let at = socket(*address);
+            indexes.extend(known(&at).map(|index| (at, index)));
+        }
+        let mut new = BTreeSet::new();
+        for backend in spec.cluster.iter().chain(&spec.local) {
+            let at = socket(backend.address);
+            let index = known(&at);
+            indexes.extend(index.map(|index| (at, index)));
+            new.extend(index.is_none().then_some(at));
+        }
+        for at in &new {
+            let arrays = &mut self.tables.arrays;
+            let extent = arrays.allocate(Store::Backends, 1, self.now_ns);
+            let extent = extent.map_err(|error| match error {
+                ServicesError::Full { .. } => {
+                    allocated
+                        .drain(..)
+                        .for_each(|extent| arrays.release(extent));
+                    arrays.full(Store::Backends, new.len() as u32)
+                }
+                other => other,
+            })?;
+            allocated.push(extent);
+            indexes.insert(*at, extent.at);
+        }
+        Ok(indexes)
+    }
+
+    /// A pool with these in it: one that the port has, or a new one.
+    fn pool(
+        &mut self,
+        contents: Option<Contents>,
+        former: &Port,
+        plan: &mut Plan,
+        spec: &PortSpec,
+        maglev: &mut dyn FillMaglev,
+        allocated: &mut Vec<Extent>,
+    ) -> Result<Pool, ServicesError> {
+        let Some(contents) = contents else {
+            return Ok(Pool::default());
+        };
+        let known = plan.port.ranges.iter().chain(&former.ranges);
+        let snapshot = self.tables.snapshot.as_ref();
+        let mut known = known.filter(|range| range.has(&contents, snapshot, maglev));
+        if let Some(range) = known.next().map(|range| range.with(&contents)) {
+            let pool = range.pool();
+            plan.port.ranges.push(range);
+            return Ok(pool);
+        }
+        let arrays = &mut self.tables.arrays;
+        let extent = arrays.allocate(contents.store, contents.size(), self.now_ns)?;
+        allocated.push(extent);
+        let places = contents.places(maglev);
+        match contents.store {
+            Store::Maglev => plan.maglev.extend((extent.at..).zip(places)),
+            _ => {
+                let counter = self.counter(former, spec)?;
+                plan.slots.push((extent.at, counter));
+                plan.slots.extend((extent.at + 1..).zip(places));
+            }
+        }
+        let range = contents.into_range(extent);
+        let pool = range.pool();
+        plan.port.ranges.push(range);
+        Ok(pool)
+    }
+
+    /// Where a port's round has come to: another pool goes on with it, lest the first backend gets more than its share.
+    fn counter(&self, former: &Port, spec: &PortSpec) -> Result<u32, ServicesError> {
+        let mut ranges = former.ranges.iter();
+        let range = ranges.find(|range| range.extent.store == Store::Slots);
+        let Some(range) = range.filter(|_| spec.algorithm == ALGORITHM_ROUND_ROBIN) else {
+            return Ok(0);
+        };
+        let counter = self.tables.maps.slots.get(&range.extent.at);
+        let counter =
+            counter.map_err(|source| ServicesError::kernel("read", layout::SLOTS.name, source))?;
+        Ok(counter.unwrap_or_default())
+    }
+
+    /// Makes a plan part of the change.
+    fn take(&mut self, number: u32, former: Port, plan: Plan) {
+        let kept = &plan.port.source_ranges;
+        let source_ranges = kept
+            .iter()
+            .filter(|range| !former.source_ranges.contains(range));
+        self.source_ranges.extend(source_ranges.copied());
+        let gone = former
+            .source_ranges
+            .iter()
+            .filter(|range| !kept.contains(range));
+        self.source_ranges_gone.extend(gone.copied());
+        let count = &mut self.tables.source_range_count;
+        *count = *count + kept.len() as u32 - former.source_ranges.len() as u32;
+
+        self.backends.extend(plan.backends);
+        self.slots.extend(plan.slots);
+        self.maglev.extend(plan.maglev);
+        for (place, frontend) in plan.frontends {
+            self.write_frontend(place, frontend);
+        }
+        let kept: HashSet<_> = plan.port.frontends.iter().collect();
+        for place in former
+            .frontends
+            .iter()
+            .filter(|place| !kept.contains(place))
+        {
+            self.remove_frontend(number, place);
+        }
+        let backends = plan.backends_gone.iter().copied().map(Extent::backend);
+        self.retired.extend(backends);
+        self.retired.extend(plan.retired);
+        self.backends_gone.extend(plan.backends_gone);
+        self.tables.ports.insert(number, plan.port);
+    }
+
+    fn write_frontend(&mut self, place: Place, frontend: Frontend) {
+        let tables = &mut *self.tables;
+        let known = tables.frontends.insert(place, frontend);
+        if known.is_none() {
+            tables.frontend_counts[family(&place)] += 1;
+            // Else another port has just left it.
+            if !self.frontends_gone.remove(&place) {
+                self.frontends_new.insert(place);
+            }
+        }
+        if known != Some(frontend) {
+            self.frontends.insert(place, frontend);
+        }
+    }
+
+    /// Unless another port has it by now.
+    fn remove_frontend(&mut self, number: u32, place: &Place) {
+        let tables = &mut *self.tables;
+        if !tables.owns(number, place) {
+            return;
+        }
+        tables.frontends.remove(place);
+        tables.frontend_counts[family(place)] -= 1;
+        self.frontends.remove(place);
+        if !self.frontends_new.remove(place) {
+            self.frontends_gone.insert(*place);
+        }
+    }
+
+    /// Writes all of it. After an error some is written, and the tables must be [read](ServiceTables::read).
+    pub fn commit(mut self) -> Result<Written, ServicesError> {
+        let retired = std::mem::take(&mut self.retired);
+        // Also what stays in use after an error: reading finds that out.
+        self.tables.arrays.retire(retired, self.now_ns);
+        let written = self.write()?;
+        self.tables.snapshot = None;
+        self.tables.is_current = true;
+        self.tables.arrays.reclaim(self.now_ns)?;
+        Ok(written)
+    }
+
+    fn write(&self) -> Result<Written, ServicesError> {
+        let maps = &self.tables.maps;
+        let writing = |map| move |(_, source)| ServicesError::kernel("write to", map, source);
+        maps.backends
+            .write(&self.backends)
+            .map_err(writing(layout::BACKENDS.name))?;
+        maps.slots
+            .write(&self.slots)
+            .map_err(writing(layout::SLOTS.name))?;
+        maps.maglev
+            .write(&self.maglev)
+            .map_err(writing(layout::MAGLEV.name))?;
+        self.write_source_ranges()?;
+        self.write_frontends()?;
+        let gone = self
+            .backends_gone
+            .iter()
+            .map(|index| (*index, Backend::default()));
+        let gone = maps.backends.write(&gone.collect::<Vec<_>>());
+        gone.map_err(writing(layout::BACKENDS.name))?;
+        let removed = maps.source_ranges.delete(&self.source_ranges_gone);
+        removed.map_err(|source| {
+            ServicesError::kernel("remove from", layout::SOURCE_RANGES.name, source)
+        })?;
+        Ok(Written {
+            frontends: self.frontends.len(),
+            frontends_removed: self.frontends_gone.len(),
+            backends: self.backends.len(),
+            backends_removed: self.backends_gone.len(),
+            places: self.slots.len() + self.maglev.len(),
+            source_ranges: self.source_ranges.len() + self.source_ranges_gone.len(),
+        })
+    }
+
+    fn write_source_ranges(&self) -> Result<(), ServicesError> {
+        let map = layout::SOURCE_RANGES.name;
+        let trie = &self.tables.maps.source_ranges;
+        // Room comes first where both would not fit.
+        if self.before.1 as usize + self.source_ranges.len()
+            > self.tables.sizes.source_ranges as usize
+        {
+            let removed = trie.delete(&self.source_ranges_gone);
+            removed.map_err(|source| ServicesError::kernel("remove from", map, source))?;
+        }
+        let ranges = self.source_ranges.iter().map(|prefix| (*prefix, ALLOWED));
+        let written = trie.write(&ranges.collect::<Vec<_>>());
+        written.map_err(|(_, source)| ServicesError::kernel("write to", map, source))
+    }
+
+    fn write_frontends(&self) -> Result<(), ServicesError> {
+        let maps = &self.tables.maps;
+        let new4 = self
+            .frontends_new
+            .iter()
+            .filter(|place| place.addr.is_v4())
+            .count();
+        let new = [new4, self.frontends_new.len() - new4];
+        let (is_tight, rest): (Vec<usize>, Vec<usize>) = [0, 1].into_iter().partition(|family| {
+            self.before.0[*family] as usize + new[*family]
+                > self.tables.sizes.frontends[*family] as usize
+        });
+        // As with source ranges.
+        for family in is_tight {
+            self.delete_frontends(family)?;
+        }
+        let frontends = self.frontends.iter();
+        let frontends4: Vec<_> = frontends
+            .filter_map(|(place, frontend)| Some((place.key4()?, *frontend)))
+            .collect();
+        let frontends = self.frontends.iter();
+        let frontends6: Vec<_> = frontends
+            .filter_map(|(place, frontend)| Some((place.key6()?, *frontend)))
+            .collect();
+        let first = write_all(&maps.frontends4, &frontends4, 0);
+        let second = write_all(&maps.frontends6, &frontends6, 1);
+        first.and(second)?;
+        for family in rest {
+            self.delete_frontends(family)?;
+        }
+        Ok(())
+    }
+
+    fn delete_frontends(&self, family: usize) -> Result<(), ServicesError> {
+        let maps = &self.tables.maps;
+        let gone = self.frontends_gone.iter();
+        let deleted = if family == 0 {
+            maps.frontends4
+                .delete(&gone.filter_map(Place::key4).collect::<Vec<_>>())
+        } else {
+            maps.frontends6
+                .delete(&gone.filter_map(Place::key6).collect::<Vec<_>>())
+        };
+        deleted.map_err(|source| ServicesError::kernel("remove from", frontend_map(family), source))
+    }
+}
+
+impl ServiceTables {
+    /// Whether a place is that of a port.
+    fn owns(&self, number: u32, place: &Place) -> bool {
+        let frontend = self.frontends.get(place);
+        frontend.is_some_and(|frontend| frontend.service == number)
+    }
+}
+
+/// Writes frontends; one that the kernel refuses does not keep it from the others. Returns the first error.
+fn write_all<K: aya::Pod + Into<Place>>(
+    map: &crate::table::Table<K, Frontend>,
+    entries: &[(K, Frontend)],
+    family: usize,
+) -> Result<(), ServicesError> {
+    let mut result = Ok(());
+    let mut rest = entries;
+    while let Err((done, source)) = map.write(rest) {
+        let Some((key, _)) = rest.get(done) else {
+            break;
+        };
+        let place: Place = (*key).into();
+        result = result.and(Err(ServicesError::Kernel {
+            what: "write to",
+            map: frontend_map(family),
+            of: format!(" the frontend {}", place.address()),
+            source,
+        }));
+        rest = &rest[done + 1..];
+    }
+    result
+}
+
+fn key(&(at, _): &(Socket, u32)) -> Socket {
+    at
+}
+
+fn pool_of(target: Target, cluster: Pool, local: Pool) -> Pool {
+    match target {
+        Target::Cluster => cluster,
+        Target::Local => local,
+        Target::Drop | Target::Reject => Pool::default(),
+    }
+}
+
+fn flags(frontend: &FrontendSpec, is_weighted: bool) -> u16 {
+    let mut flags = frontend.flags & (FRONTEND_RESTRICTED | FRONTEND_KEEPS_SOURCE);
+    let drops_inside = frontend.inside == Target::Drop;
+    let drops_outside = frontend.outside == Target::Drop;
+    for (is_set, flag) in [
+        (is_weighted, FRONTEND_WEIGHTED),
+        (drops_inside, FRONTEND_DROPS_INSIDE),
+        (drops_outside, FRONTEND_DROPS_OUTSIDE),
+    ] {
+        flags |= if is_set { flag } else { 0 };
+    }
+    flags
+}

@@ -1,0 +1,147 @@
+//! Places of the arrays that are free, and those that will be.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+
+use super::ServicesError;
+use super::ranges::Ranges;
+use crate::layout;
+use crate::sys;
+
+/// How long places stay unused that programs, or flows that they wrote down, may still name.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Which array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Store {
+    Backends,
+    Slots,
+    Maglev,
+}
+
+impl Store {
+    pub(super) fn map(self) -> &'static str {
+        match self {
+            Self::Backends => layout::BACKENDS.name,
+            Self::Slots => layout::SLOTS.name,
+            Self::Maglev => layout::MAGLEV.name,
+        }
+    }
+}
+
+/// Places of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Extent {
+    pub(super) store: Store,
+    pub(super) at: u32,
+    pub(super) len: u32,
+}
+
+impl Extent {
+    pub(super) fn backend(index: u32) -> Self {
+        Self {
+            store: Store::Backends,
+            at: index,
+            len: 1,
+        }
+    }
+}
+
+/// Which places of the arrays are taken.
+#[derive(Debug)]
+pub(super) struct Arrays {
+    ranges: [Ranges; 3],
+    /// Places that are not used any more, with the time from which they are free.
+    retired: VecDeque<(u64, Extent)>,
+}
+
+impl Default for Arrays {
+    fn default() -> Self {
+        Self {
+            ranges: [(); 3].map(|()| Ranges::new(0)),
+            retired: VecDeque::new(),
+        }
+    }
+}
+
+impl Arrays {
+    /// Nothing is taken but what was given back a short while ago, and the first backend.
+    pub(super) fn clear(&mut self, [backends, slots, maglev]: [u32; 3]) {
+        self.ranges = [backends, slots, maglev].map(Ranges::new);
+        self.ranges[Store::Backends as usize].take(0, 1);
+    }
+
+    /// Takes what was given back a short while ago, but for what has turned out to be in use.
+    pub(super) fn take_retired(&mut self) {
+        let ranges = &mut self.ranges;
+        self.retired
+            .retain(|(_, extent)| ranges[extent.store as usize].take(extent.at, extent.len));
+    }
+
+    /// Takes these places, if all are free.
+    pub(super) fn take(&mut self, extent: Extent) -> bool {
+        self.ranges[extent.store as usize].take(extent.at, extent.len)
+    }
+
+    /// Takes places in a row.
+    pub(super) fn allocate(
+        &mut self,
+        store: Store,
+        len: u32,
+        now_ns: u64,
+    ) -> Result<Extent, ServicesError> {
+        let mut at = self.ranges[store as usize].allocate(len);
+        if at.is_none() {
+            self.reclaim(now_ns)?;
+            at = self.ranges[store as usize].allocate(len);
+        }
+        at.map(|at| Extent { store, at, len })
+            .ok_or_else(|| self.full(store, len))
+    }
+
+    /// That so many do not fit.
+    pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
+        let ranges = &self.ranges[store as usize];
+        ServicesError::Full {
+            map: store.map(),
+            wanted,
+            used: ranges.taken(),
+            size: ranges.size(),
+            longest: ranges.longest(),
+        }
+    }
+
+    /// Gives back places that no program has ever been led to.
+    pub(super) fn release(&mut self, extent: Extent) {
+        self.ranges[extent.store as usize].release(extent.at, extent.len);
+    }
+
+    /// Gives back places, to be free in a while.
+    pub(super) fn retire(&mut self, extents: impl IntoIterator<Item = Extent>, now_ns: u64) {
+        let free_at = now_ns.saturating_add(GRACE.as_nanos() as u64);
+        let extents = extents.into_iter();
+        self.retired.extend(extents.map(|extent| (free_at, extent)));
+    }
+
+    /// Frees what was given back a while ago, once no program that runs can have read of it.
+    pub(super) fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
+        let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
+        if due == 0 {
+            return Ok(());
+        }
+        sys::wait_for_programs().map_err(waiting)?;
+        for (_, extent) in self.retired.drain(..due) {
+            self.ranges[extent.store as usize].release(extent.at, extent.len);
+        }
+        Ok(())
+    }
+}
+
+fn waiting(source: io::Error) -> ServicesError {
+    ServicesError::kernel(
+        "wait for the programs that read",
+        "the maps of services",
+        source,
+    )
+}

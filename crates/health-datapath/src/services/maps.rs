@@ -1,0 +1,210 @@
+//! The maps of services.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+
+use aya::Pod;
+use aya::maps::{MapData, MapError};
+use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::service::{
+    Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
+    DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
+    REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
+};
+
+use super::{Place, ServicesError};
+use crate::kernel_rtt::map_io;
+use crate::layout::{self, MapLayout};
+use crate::sys;
+use crate::table::Table;
+use crate::trie::Trie;
+
+/// Opened maps of services.
+#[derive(Debug)]
+pub struct ServiceMaps {
+    pub(super) frontends4: Table<FrontendKey4, Frontend>,
+    pub(super) frontends6: Table<FrontendKey6, Frontend>,
+    pub(super) backends: Table<u32, Backend>,
+    pub(super) slots: Table<u32, u32>,
+    pub(super) maglev: Table<u32, u32>,
+    pub(super) source_ranges: Trie<SourceRange, u32>,
+    pub(super) affinity: Table<AffinityKey, Affinity>,
+    pub(super) flows4: [Table<Tuple4, ServiceFlow4>; 2],
+    pub(super) flows6: [Table<Tuple6, ServiceFlow6>; 2],
+}
+
+/// Most entries of the maps of services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceMapSizes {
+    /// Of `HEALTH_SVC4` and `HEALTH_SVC6` each.
+    pub frontends: u32,
+    /// Of `HEALTH_BACKENDS`, of which the first is not used.
+    pub backends: u32,
+    /// Of `HEALTH_SLOTS`.
+    pub slots: u32,
+    /// Of `HEALTH_MAGLEV`.
+    pub maglev: u32,
+    /// Of `HEALTH_SOURCE_RANGES`.
+    pub source_ranges: u32,
+    /// Of `HEALTH_AFFINITY`.
+    pub affinity: u32,
+    /// Of `HEALTH_REVNAT4` and `HEALTH_REVNAT6` each.
+    pub flows: u32,
+    /// Of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` each.
+    pub flows_any: u32,
+}
+
+impl Default for ServiceMapSizes {
+    fn default() -> Self {
+        Self {
+            frontends: DEFAULT_FRONTENDS,
+            backends: DEFAULT_BACKENDS,
+            slots: DEFAULT_SLOTS,
+            maglev: DEFAULT_MAGLEV,
+            source_ranges: DEFAULT_SOURCE_RANGES,
+            affinity: DEFAULT_AFFINITY,
+            flows: REVNAT_ENTRIES,
+            flows_any: REVNAT_ANY_ENTRIES,
+        }
+    }
+}
+
+impl ServiceMaps {
+    /// Those that are pinned in an instance's folder.
+    pub fn from_pins(pins: &Path) -> Result<Self, ServicesError> {
+        Self::open(|layout| {
+            let map = MapData::from_pin(pins.join(layout.name));
+            map.map_err(failed("open", layout.name))
+        })
+    }
+
+    /// New ones that no program reads, as tests and benchmarks use them.
+    pub fn unpinned(sizes: ServiceMapSizes) -> Result<Self, ServicesError> {
+        Self::open(|layout| {
+            let map = create(layout, sizes);
+            map.map_err(|source| ServicesError::kernel("make", layout.name, source))
+        })
+    }
+
+    /// Descriptors of their own for the same maps.
+    pub fn try_clone(&self) -> Result<Self, ServicesError> {
+        let clone = |name, map: io::Result<MapData>| {
+            map.map_err(|source| ServicesError::kernel("open", name, source))
+        };
+        Self::open(|layout| {
+            let name = layout.name;
+            match *layout {
+                layout::SVC4 => clone(name, self.frontends4.try_clone()),
+                layout::SVC6 => clone(name, self.frontends6.try_clone()),
+                layout::BACKENDS => clone(name, self.backends.try_clone()),
+                layout::SLOTS => clone(name, self.slots.try_clone()),
+                layout::MAGLEV => clone(name, self.maglev.try_clone()),
+                layout::SOURCE_RANGES => clone(name, self.source_ranges.try_clone()),
+                layout::AFFINITY => clone(name, self.affinity.try_clone()),
+                layout::REVNAT4 => clone(name, self.flows4[0].try_clone()),
+                layout::REVNAT_ANY4 => clone(name, self.flows4[1].try_clone()),
+                layout::REVNAT6 => clone(name, self.flows6[0].try_clone()),
+                _ => clone(name, self.flows6[1].try_clone()),
+            }
+        })
+    }
+
+    pub(crate) fn open<E>(
+        mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            frontends4: Table::new(open(&layout::SVC4)?),
+            frontends6: Table::new(open(&layout::SVC6)?),
+            backends: Table::new(open(&layout::BACKENDS)?),
+            slots: Table::new(open(&layout::SLOTS)?),
+            maglev: Table::new(open(&layout::MAGLEV)?),
+            source_ranges: Trie::new(open(&layout::SOURCE_RANGES)?),
+            affinity: Table::new(open(&layout::AFFINITY)?),
+            flows4: [
+                Table::new(open(&layout::REVNAT4)?),
+                Table::new(open(&layout::REVNAT_ANY4)?),
+            ],
+            flows6: [
+                Table::new(open(&layout::REVNAT6)?),
+                Table::new(open(&layout::REVNAT_ANY6)?),
+            ],
+        })
+    }
+
+    /// Calls `each` with every frontend.
+    pub(super) fn for_each_frontend(
+        &self,
+        mut each: impl FnMut(Place, Frontend),
+    ) -> Result<(), ServicesError> {
+        let fours = self
+            .frontends4
+            .for_each(|key, value| each(key.into(), value));
+        fours.map_err(|source| ServicesError::kernel("read", layout::SVC4.name, source))?;
+        let sixes = self
+            .frontends6
+            .for_each(|key, value| each(key.into(), value));
+        sixes.map_err(|source| ServicesError::kernel("read", layout::SVC6.name, source))
+    }
+
+    /// The numbers of ports that anything names.
+    pub(super) fn named_numbers(&self) -> io::Result<HashSet<u32>> {
+        let mut named = HashSet::new();
+        self.frontends4
+            .for_each(|_, frontend| named.extend([frontend.service]))?;
+        self.frontends6
+            .for_each(|_, frontend| named.extend([frontend.service]))?;
+        self.backends
+            .for_each(|_, backend| named.extend([backend.service]))?;
+        self.affinity
+            .for_each(|client, _| named.extend([client.service]))?;
+        for flows in &self.flows4 {
+            flows.for_each(|_, flow| named.extend([flow.service]))?;
+        }
+        for flows in &self.flows6 {
+            flows.for_each(|_, flow| named.extend([flow.service]))?;
+        }
+        let ranges = self.source_ranges.entries()?.into_iter();
+        named.extend(ranges.map(|((_, range), _)| u32::from_be(range.service_be)));
+        Ok(named)
+    }
+}
+
+fn failed(what: &'static str, map: &'static str) -> impl FnOnce(MapError) -> ServicesError {
+    move |error| ServicesError::kernel(what, map, map_io(error))
+}
+
+fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
+    use bpf_map_type::{
+        BPF_MAP_TYPE_ARRAY as ARRAY, BPF_MAP_TYPE_HASH as HASH, BPF_MAP_TYPE_LPM_TRIE as LPM_TRIE,
+        BPF_MAP_TYPE_LRU_HASH as LRU_HASH,
+    };
+    let (kind, max_entries) = match *layout {
+        layout::SVC4 | layout::SVC6 => (HASH, sizes.frontends),
+        layout::BACKENDS => (ARRAY, sizes.backends),
+        layout::SLOTS => (ARRAY, sizes.slots),
+        layout::MAGLEV => (ARRAY, sizes.maglev),
+        layout::SOURCE_RANGES => (LPM_TRIE, sizes.source_ranges),
+        layout::AFFINITY => (LRU_HASH, sizes.affinity),
+        layout::REVNAT4 | layout::REVNAT6 => (LRU_HASH, sizes.flows),
+        _ => (LRU_HASH, sizes.flows_any),
+    };
+    let is_sparse = matches!(kind, HASH | LPM_TRIE);
+    let map = sys::create_map(sys::CreateAttr {
+        kind: kind as u32,
+        key_size: layout.key_size,
+        value_size: layout.value_size,
+        max_entries,
+        flags: if is_sparse { BPF_F_NO_PREALLOC } else { 0 },
+        ..sys::CreateAttr::default()
+    })?;
+    MapData::from_fd(map).map_err(map_io)
+}
+
+/// The values of an array by index.
+pub(super) fn values<V: Pod>(array: &Table<u32, V>) -> io::Result<Vec<V>> {
+    let mut values = Vec::with_capacity(array.max_entries()? as usize);
+    array.for_each(|_, value| values.push(value))?;
+    Ok(values)
+}

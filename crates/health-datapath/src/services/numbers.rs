@@ -1,0 +1,56 @@
+//! Numbers of the ports of services.
+
+use std::collections::HashSet;
+use std::io;
+
+/// Gives out numbers from 1, each after the one before: what flows and clients still name is never given out before all
+/// other numbers have been.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    last: u32,
+    /// What was named when the numbers last began from 1 again.
+    named: HashSet<u32>,
+}
+
+impl Numbers {
+    /// Numbers after `last`.
+    pub(super) fn after(last: u32) -> Self {
+        Self {
+            last,
+            named: HashSet::new(),
+        }
+    }
+
+    /// A number that nothing has. `named` tells, when numbers begin from 1 again, which ones something names.
+    pub(super) fn allocate(
+        &mut self,
+        is_taken: impl Fn(u32) -> bool,
+        named: impl Fn() -> io::Result<HashSet<u32>>,
+    ) -> io::Result<u32> {
+        loop {
+            self.last = match self.last.checked_add(1) {
+                Some(next) => next,
+                None => {
+                    self.named = named()?;
+                    1
+                }
+            };
+            if !self.named.contains(&self.last) && !is_taken(self.last) {
+                return Ok(self.last);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_begin_from_1_again_leave_out_what_is_named() {
+        let mut numbers = Numbers::after(u32::MAX - 1);
+        let named = || Ok(HashSet::from([1, 3]));
+        let mut next = || numbers.allocate(|number| number == 4, named).unwrap();
+        assert_eq!([next(), next(), next()], [u32::MAX, 2, 5]);
+    }
+}

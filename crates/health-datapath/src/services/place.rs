@@ -1,0 +1,82 @@
+//! Keys of frontends, of both families.
+
+use std::net::SocketAddr;
+
+use health_common::addr::Addr;
+use health_common::service::{FrontendKey4, FrontendKey6};
+
+/// Where an endpoint listens: address, and port in network byte order.
+pub(super) type Socket = (Addr, u16);
+
+/// Address and port as maps hold them.
+pub(super) fn socket(address: SocketAddr) -> Socket {
+    (address.ip().into(), address.port().to_be())
+}
+
+/// The same in the standard library's form.
+pub(super) fn socket_addr((addr, port_be): Socket) -> SocketAddr {
+    SocketAddr::new(addr.to_ip(), u16::from_be(port_be))
+}
+
+/// Where a service is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) addr: Addr,
+    pub(super) port_be: u16,
+    pub(super) protocol: u8,
+}
+
+impl Place {
+    pub(super) fn new(address: SocketAddr, protocol: u8) -> Self {
+        let (addr, port_be) = socket(address);
+        Self {
+            addr,
+            port_be,
+            protocol,
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        socket_addr((self.addr, self.port_be))
+    }
+
+    /// Its key in `HEALTH_SVC4`; none if it is of IPv6.
+    pub(super) fn key4(&self) -> Option<FrontendKey4> {
+        self.addr.is_v4().then(|| FrontendKey4 {
+            addr_be: self.addr.words_be[3],
+            port_be: self.port_be,
+            protocol: self.protocol,
+            pad: 0,
+        })
+    }
+
+    /// Its key in `HEALTH_SVC6`; none if it is of IPv4.
+    pub(super) fn key6(&self) -> Option<FrontendKey6> {
+        (!self.addr.is_v4()).then(|| FrontendKey6 {
+            addr_be: self.addr.words_be,
+            port_be: self.port_be,
+            protocol: self.protocol,
+            pad: 0,
+        })
+    }
+}
+
+impl From<FrontendKey4> for Place {
+    fn from(key: FrontendKey4) -> Self {
+        Self {
+            addr: Addr::v4(key.addr_be),
+            port_be: key.port_be,
+            protocol: key.protocol,
+        }
+    }
+}
+
+impl From<FrontendKey6> for Place {
+    fn from(key: FrontendKey6) -> Self {
+        Self {
+            addr: Addr::v6(key.addr_be),
+            port_be: key.port_be,
+            protocol: key.protocol,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Maps of one type, read and written many entries at a time.
+
+use std::marker::PhantomData;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::{fmt, io};
+
+use aya::Pod;
+use aya::maps::MapData;
+
+use super::kernel_rtt::map_io;
+use super::sys;
+use super::walk::{EntrySize, walk};
+
+/// Entries that are written or deleted by one call.
+const BATCH: usize = 1_024;
+
+/// A map with keys and values of one type each.
+pub(super) struct Table<K, V> {
+    map: MapData,
+    types: PhantomData<(K, V)>,
+}
+
+impl<K, V> fmt::Debug for Table<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.map.fmt(f)
+    }
+}
+
+impl<K: Pod, V: Pod> Table<K, V> {
+    /// `map` must be of these types.
+    pub(super) fn new(map: MapData) -> Self {
+        Self {
+            map,
+            types: PhantomData,
+        }
+    }
+
+    /// A descriptor of its own for the same map.
+    pub(super) fn try_clone(&self) -> io::Result<MapData> {
+        MapData::from_fd(self.fd().try_clone_to_owned()?).map_err(map_io)
+    }
+
+    /// Most entries that it holds.
+    pub(super) fn max_entries(&self) -> io::Result<u32> {
+        Ok(sys::map_info(self.fd())?.max_entries)
+    }
+
+    /// Calls `each` with every entry, in no order unless it is an array.
+    pub(super) fn for_each(&self, mut each: impl FnMut(K, V)) -> io::Result<()> {
+        let size = EntrySize {
+            key: size_of::<K>(),
+            value: size_of::<V>(),
+        };
+        walk(self.fd(), size, &mut |key, value| {
+            if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
+                each(key, value);
+            }
+        })
+    }
+
+    /// The value of a key.
+    pub(super) fn get(&self, key: &K) -> io::Result<Option<V>> {
+        let mut value = vec![0; size_of::<V>()];
+        let is_there = sys::lookup(self.fd(), sys::bytes_of(key), &mut value)?;
+        Ok(is_there.then(|| sys::read(&value)).flatten())
+    }
+
+    /// Writes entries in this order. Fails at the first that the kernel refuses, and tells how many were written.
+    pub(super) fn write(&self, entries: &[(K, V)]) -> Result<(), (usize, io::Error)> {
+        let mut written = 0;
+        for batch in entries.chunks(BATCH) {
+            let keys = bytes(batch.iter().map(|(key, _)| *key));
+            let values = bytes(batch.iter().map(|(_, value)| *value));
+            sys::update_batch(self.fd(), &keys, &values, batch.len() as u32)
+                .map_err(|(done, error)| (written + done as usize, error))?;
+            written += batch.len();
+        }
+        Ok(())
+    }
+
+    /// Deletes entries; those that are not there are left out.
+    pub(super) fn delete(&self, keys: &[K]) -> io::Result<()> {
+        for batch in keys.chunks(BATCH) {
+            let mut rest = batch;
+            while !rest.is_empty() {
+                let keys = bytes(rest.iter().copied());
+                match sys::delete_batch(self.fd(), &keys, rest.len() as u32) {
+                    Ok(()) => break,
+                    Err((done, error)) if error.raw_os_error() == Some(libc::ENOENT) => {
+                        rest = rest.get(done as usize + 1..).unwrap_or_default();
+                    }
+                    Err((_, error)) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.map.fd().as_fd()
+    }
+}
+
+fn bytes<T: Pod>(values: impl Iterator<Item = T>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    values.for_each(|value| bytes.extend_from_slice(sys::bytes_of(&value)));
+    bytes
+}

@@ -1,0 +1,274 @@
+//! Documents under a prefix in etcd, one at each key, as people and programs write them; the agent only reads them.
+//!
+//! `view` holds what the keys say, and the task here follows the store.
+
+mod view;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use self::view::View;
+use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, FeedStart, Source, Store, StoreError};
+use crate::config::RegistrySpec;
+use crate::nodes::Staleness;
+use crate::nodes::backoff::Backoff;
+
+/// Changes that come within this time are told together.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// What the services of a cluster have in front of their keys in etcd: `services/NAMESPACE/NAME` and
+/// `endpointslices/NAMESPACE/NAME` come behind it.
+pub fn services_prefix(cluster: &str) -> String {
+    format!("/health-agent/services/v1/{cluster}/")
+}
+
+/// Documents.
+#[derive(Debug, PartialEq)]
+pub struct DocumentTable<T> {
+    /// What was made of each, by its key without the prefix.
+    pub documents: BTreeMap<String, Arc<T>>,
+    /// Since when they may no longer be right, and why; they are as they were then.
+    pub stale: Option<Staleness>,
+    /// Whether they were listed once: a document that is not in it is not there.
+    pub is_complete: bool,
+}
+
+impl<T> Clone for DocumentTable<T> {
+    fn clone(&self) -> Self {
+        Self {
+            documents: self.documents.clone(),
+            stale: self.stale.clone(),
+            is_complete: self.is_complete,
+        }
+    }
+}
+
+/// What stands at a key: its bytes, or why they are not read.
+pub type Text<'a> = Result<&'a [u8], String>;
+
+/// Why documents cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentsError {
+    /// The settings name something else.
+    #[error("cannot read documents from {0}: it is no etcd")]
+    NoEtcd(RegistrySpec),
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Config(#[from] EtcdConfigError),
+}
+
+/// Follows documents. Dropping it ends the connection.
+#[derive(Debug)]
+pub struct DocumentWatch<T> {
+    table: watch::Receiver<Arc<DocumentTable<T>>>,
+    task: JoinHandle<()>,
+}
+
+impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
+    /// Begins to follow the documents under a prefix, which ends with a slash. `read` makes of the text at a key, which
+    /// it gets without the prefix, what is kept of it; it gets what was made of the one there before.
+    ///
+    /// Fails only when the settings cannot be used: a store that does not answer is waited for. Must be called in a
+    /// tokio runtime.
+    pub fn open(
+        spec: &RegistrySpec,
+        prefix: &str,
+        read: impl FnMut(&str, Text<'_>, Option<&T>) -> T + Send + 'static,
+    ) -> Result<Self, DocumentsError> {
+        let source = Source::of(spec).ok_or_else(|| DocumentsError::NoEtcd(spec.clone()))?;
+        source.access()?;
+        let cursor = Cursor::default();
+        let table = DocumentTable {
+            documents: BTreeMap::new(),
+            stale: Some(Staleness {
+                since: cursor.heard.time(),
+                reason: "not connected yet".to_owned(),
+            }),
+            is_complete: false,
+        };
+        let (sender, receiver) = watch::channel(Arc::new(table.clone()));
+        let follower = Follower {
+            source,
+            shown: spec.to_string(),
+            view: View::new(prefix, read),
+            cursor,
+            outage: table.stale,
+            sender,
+            started: Instant::now(),
+        };
+        Ok(Self {
+            table: receiver,
+            task: tokio::spawn(follower.run()),
+        })
+    }
+
+    /// The documents, now and whenever they change.
+    pub fn table(&self) -> watch::Receiver<Arc<DocumentTable<T>>> {
+        self.table.clone()
+    }
+}
+
+impl<T> Drop for DocumentWatch<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The task that follows the store.
+struct Follower<T, R> {
+    source: Source,
+    /// The store, as the settings write it.
+    shown: String,
+    view: View<T, R>,
+    /// How far the view is.
+    cursor: Cursor,
+    /// Since when the store is away, and why.
+    outage: Option<Staleness>,
+    sender: watch::Sender<Arc<DocumentTable<T>>>,
+    started: Instant,
+}
+
+impl<T, R> Follower<T, R>
+where
+    T: PartialEq + Send + Sync,
+    R: FnMut(&str, Text<'_>, Option<&T>) -> T + Send,
+{
+    async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        // Members are taken in turn, each agent beginning with another one.
+        let mut turn = usize::from(rand::random::<u16>());
+        loop {
+            let error = self.connected(turn, &mut backoff).await;
+            turn = turn.wrapping_add(1);
+            self.lost(&error);
+            tokio::time::sleep(backoff.pause(rand::random())).await;
+        }
+    }
+
+    /// Follows the store through one member until that fails; the reason.
+    async fn connected(&mut self, turn: usize, backoff: &mut Backoff) -> StoreError {
+        let access = match self.source.access() {
+            Ok(access) => access,
+            Err(error) => return StoreError::new("use the settings", error.to_string()),
+        };
+        let endpoint = &access.endpoints[turn % access.endpoints.len()];
+        let mut store = match Store::connect(&access, endpoint, self.view.prefix()).await {
+            Ok(store) => store,
+            Err(error) => return error,
+        };
+        loop {
+            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
+                Ok((feed, begun)) => {
+                    let now = self.started.elapsed();
+                    if let FeedStart::Listed(pairs) = begun {
+                        self.view.replace(pairs, now);
+                    }
+                    self.view.resume(now);
+                    feed
+                }
+                Err(error) => return error,
+            };
+            backoff.reset();
+            self.found(endpoint);
+            match self.follow(feed).await {
+                FeedEnd::HistoryGone(reason) => info!(reason, "listing the documents again"),
+                FeedEnd::Failed(error) => return error,
+            }
+        }
+    }
+
+    async fn follow(&mut self, mut feed: Feed) -> FeedEnd {
+        let mut tell_at: Option<Instant> = None;
+        loop {
+            let expiry_at = self.view.next_expiry().map(|at| self.started + at);
+            let wake_at = [tell_at, expiry_at].into_iter().flatten().min();
+            tokio::select! {
+                changes = feed.next(&mut self.cursor) => {
+                    let changes = match changes {
+                        Ok(changes) => changes,
+                        // What was gathered is told with what comes of it.
+                        Err(ended) => return ended,
+                    };
+                    let now = self.started.elapsed();
+                    for change in changes {
+                        match change {
+                            Change::Put(pair) => self.view.put(&pair, now),
+                            Change::Delete(key) => self.view.delete(&key),
+                        }
+                    }
+                    tell_at.get_or_insert_with(|| Instant::now() + GATHER);
+                }
+                () = at(wake_at) => {
+                    let has_expired = self.view.expire(self.started.elapsed());
+                    if has_expired || tell_at.is_some_and(|at| Instant::now() >= at) {
+                        tell_at = None;
+                        self.tell();
+                    }
+                }
+            }
+        }
+    }
+
+    fn found(&mut self, endpoint: &str) {
+        let was_away = self.outage.take().is_some();
+        self.tell();
+        if was_away {
+            let documents = self.view.documents().len();
+            info!(endpoint, documents, "connected to etcd");
+        }
+    }
+
+    fn lost(&mut self, error: &StoreError) {
+        let stale = Staleness {
+            since: self.cursor.heard.time(),
+            reason: error.to_string(),
+        };
+        let known = self.outage.as_ref();
+        if known.is_none_or(|known| known.reason != stale.reason) {
+            warn!(store = self.shown, %error, "etcd is away; its documents stay as they were");
+        }
+        self.outage = Some(stale);
+        self.tell();
+    }
+
+    /// Hands out the documents, if they are others.
+    fn tell(&self) {
+        let emptied = || {
+            let reason = self.view.distrust()?;
+            Some(Staleness {
+                since: self.cursor.heard.time(),
+                reason: reason.to_owned(),
+            })
+        };
+        let known = self.sender.borrow().clone();
+        let mut stale = self.outage.clone().or_else(emptied);
+        // Since the first time that it was so.
+        if let (Some(stale), Some(known)) = (&mut stale, &known.stale)
+            && stale.reason == known.reason
+        {
+            stale.since = known.since;
+        }
+        let table = DocumentTable {
+            documents: self.view.documents().clone(),
+            stale,
+            is_complete: self.view.is_complete(),
+        };
+        if *known != table {
+            self.sender.send_replace(Arc::new(table));
+        }
+    }
+}
+
+/// Never, where there is no time.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

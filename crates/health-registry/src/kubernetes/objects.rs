@@ -1,0 +1,237 @@
+//! The objects of one kind, as their cluster's API server has them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject};
+use kube::runtime::watcher;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::access::Access;
+use super::follow::{Follower, Kept, unheard};
+use crate::nodes::{LastHeard, Staleness};
+
+/// The objects of a kind.
+#[derive(Debug, PartialEq)]
+pub struct ObjectTable<T> {
+    /// What was made of each, by `NAMESPACE/NAME`.
+    pub objects: BTreeMap<String, Arc<T>>,
+    /// Since when they may no longer be right, and why; they are as they were then.
+    pub stale: Option<Staleness>,
+    /// Whether there was a complete list: an object that is not in it is not there.
+    pub is_complete: bool,
+}
+
+impl<T> Clone for ObjectTable<T> {
+    fn clone(&self) -> Self {
+        Self {
+            objects: self.objects.clone(),
+            stale: self.stale.clone(),
+            is_complete: self.is_complete,
+        }
+    }
+}
+
+/// Which objects are followed.
+pub(super) struct Scope {
+    /// What the API calls them all: `pods`.
+    pub(super) resource: &'static str,
+    /// Kind and version.
+    pub(super) kind: ApiResource,
+    /// Labels that they must have, or must not.
+    pub(super) labels: Option<String>,
+    /// Values that their fields must have.
+    pub(super) fields: Option<String>,
+    /// Whether there can be none where there were some.
+    pub(super) may_become_empty: bool,
+}
+
+/// Follows the objects of a kind. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct ObjectWatch<T> {
+    table: watch::Receiver<Arc<ObjectTable<T>>>,
+    task: JoinHandle<()>,
+}
+
+impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
+    /// `read` makes of an object what is kept of it; it gets what was made of the one of that name before.
+    pub(super) fn start(
+        access: Access,
+        scope: Scope,
+        read: impl FnMut(Value, Option<&T>) -> T + Send + 'static,
+    ) -> Self {
+        let heard = LastHeard::now();
+        let table = ObjectTable {
+            objects: BTreeMap::new(),
+            stale: Some(unheard(&heard)),
+            is_complete: false,
+        };
+        let (sender, receiver) = watch::channel(Arc::new(table.clone()));
+        let kept = KeptObjects {
+            scope,
+            read,
+            table,
+            listed: BTreeMap::new(),
+            is_told: false,
+            sender,
+        };
+        let follower = Follower::new(access, heard, kept);
+        Self {
+            table: receiver,
+            task: tokio::spawn(follower.run()),
+        }
+    }
+
+    /// The objects, now and whenever they change.
+    pub fn table(&self) -> watch::Receiver<Arc<ObjectTable<T>>> {
+        self.table.clone()
+    }
+}
+
+impl<T> Drop for ObjectWatch<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct KeptObjects<T, R> {
+    scope: Scope,
+    read: R,
+    table: ObjectTable<T>,
+    /// Those of a list that is not complete yet.
+    listed: BTreeMap<String, Arc<T>>,
+    /// Whether the log says that the objects are not up to date.
+    is_told: bool,
+    sender: watch::Sender<Arc<ObjectTable<T>>>,
+}
+
+impl<T, R: FnMut(Value, Option<&T>) -> T> KeptObjects<T, R> {
+    fn read(&mut self, object: DynamicObject) -> (String, T) {
+        let key = key(&object);
+        let before = self.table.objects.get(&key).map(Arc::as_ref);
+        let read = (self.read)(value(object, &self.scope.kind), before);
+        (key, read)
+    }
+}
+
+impl<T, R> Kept for KeptObjects<T, R>
+where
+    T: PartialEq + Send + Sync,
+    R: FnMut(Value, Option<&T>) -> T + Send,
+{
+    type Object = DynamicObject;
+
+    fn resource(&self) -> &'static str {
+        self.scope.resource
+    }
+
+    fn api(&self, client: Client) -> Api<DynamicObject> {
+        Api::all_with(client, &self.scope.kind)
+    }
+
+    fn select(&self, mut config: watcher::Config) -> watcher::Config {
+        if let Some(labels) = &self.scope.labels {
+            config = config.labels(labels);
+        }
+        if let Some(fields) = &self.scope.fields {
+            config = config.fields(fields);
+        }
+        config
+    }
+
+    fn begin_list(&mut self) {
+        self.listed.clear();
+    }
+
+    fn list(&mut self, object: DynamicObject) {
+        let (key, read) = self.read(object);
+        self.listed.insert(key, Arc::new(read));
+    }
+
+    fn end_list(&mut self) -> Result<(), String> {
+        let is_emptied = self.listed.is_empty() && !self.table.objects.is_empty();
+        if is_emptied && !self.scope.may_become_empty {
+            let resource = self.scope.resource;
+            return Err(format!(
+                "the API server lists no {resource}; its store may have been lost"
+            ));
+        }
+        self.table.objects = std::mem::take(&mut self.listed);
+        self.table.is_complete = true;
+        Ok(())
+    }
+
+    fn apply(&mut self, object: DynamicObject) -> bool {
+        let (key, read) = self.read(object);
+        let known = self.table.objects.get(&key);
+        if known.is_some_and(|before| **before == read) {
+            return false;
+        }
+        self.table.objects.insert(key, Arc::new(read));
+        true
+    }
+
+    fn delete(&mut self, object: DynamicObject) -> bool {
+        self.table.objects.remove(&key(&object)).is_some()
+    }
+
+    fn publish(&mut self) {
+        let next = Arc::new(self.table.clone());
+        self.sender.send_if_modified(|table| {
+            let differs = **table != *next;
+            if differs {
+                *table = next;
+            }
+            differs
+        });
+    }
+
+    fn set_stale(&mut self, stale: Option<Staleness>) {
+        let resource = self.scope.resource;
+        match &stale {
+            Some(stale) if !self.is_told => {
+                self.is_told = true;
+                tracing::warn!(
+                    reason = stale.reason,
+                    "{resource} of Kubernetes are not up to date; they stay as they were"
+                );
+            }
+            Some(_) => {}
+            None => {
+                self.is_told = false;
+                let count = self.table.objects.len();
+                tracing::info!(count, "{resource} of Kubernetes are up to date");
+            }
+        }
+        self.table.stale = stale;
+        self.publish();
+    }
+}
+
+fn key(object: &DynamicObject) -> String {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    let metadata = &object.metadata;
+    format!("{}/{}", part(&metadata.namespace), part(&metadata.name))
+}
+
+/// The object as the API has it, without what of its metadata only the API itself needs.
+fn value(object: DynamicObject, kind: &ApiResource) -> Value {
+    let DynamicObject {
+        metadata, mut data, ..
+    } = object;
+    data["apiVersion"] = kind.api_version.as_str().into();
+    data["kind"] = kind.kind.as_str().into();
+    data["metadata"] = json!({
+        "name": metadata.name,
+        "namespace": metadata.namespace,
+        "uid": metadata.uid,
+        "labels": metadata.labels,
+        "annotations": metadata.annotations,
+        "creationTimestamp": metadata.creation_timestamp,
+        "deletionTimestamp": metadata.deletion_timestamp,
+    });
+    data
+}

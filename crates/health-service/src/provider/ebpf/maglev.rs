@@ -1,0 +1,24 @@
+//! Maglev tables of indexes in the maps.
+
+use health_datapath::services::{FillMaglev, MaglevBackend};
+
+use crate::maglev::{Entry, Maglev, hash};
+
+/// Fills Maglev tables.
+#[derive(Debug)]
+pub(super) struct Tables(pub(super) Maglev);
+
+impl FillMaglev for Tables {
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+
+    fn fill(&mut self, backends: &[MaglevBackend], table: &mut [u32]) {
+        let entries = backends.iter().map(|backend| Entry {
+            id: backend.index,
+            hash: hash(backend.address),
+            weight: backend.weight,
+        });
+        self.0.fill(&entries.collect::<Vec<_>>(), table);
+    }
+}

@@ -1,0 +1,3 @@
+//! What brings a state into the kernel.
+
+pub mod ebpf;

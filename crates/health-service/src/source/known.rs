@@ -1,0 +1,493 @@
+//! One object of a source that keeps objects by themselves: what is known of it, and what is wrong with it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use health_model::api::ServiceProblem;
+use health_model::manifest::{ObjectKinds, Problem, objects};
+use serde_json::Value;
+use tracing::warn;
+
+use super::folder::{SERVICE, SLICE};
+use super::object::{Readable, Unreadable, read, read_leniently};
+use super::{ServiceSet, Sourced};
+use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
+
+/// What [`Sourced::source`] says of objects of the API.
+const API: &str = "kubernetes";
+
+/// What is known of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known<N, T> {
+    /// It, if it could be read once; in the form in which that was so last.
+    good: Option<(N, Sourced<T>)>,
+    /// What the API tells one object from another of the same name by.
+    uid: Option<String>,
+    /// What is wrong with it now.
+    problems: Vec<ServiceProblem>,
+}
+
+/// What is known of a service.
+pub type KnownService = Known<ServiceName, Service>;
+/// What is known of an endpoint slice.
+pub type KnownSlice = Known<SliceName, EndpointSlice>;
+
+impl KnownService {
+    /// Reads an object of kind `Service` of the API, `before` being what was known of the one of this name before. A
+    /// field with an error is left out, as kube-proxy does: the rest of the object holds. Of an object that has nothing
+    /// to serve left, the last good form stays.
+    pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
+        of_api::<Service>(object, before, selection)
+    }
+
+    /// Reads the manifest of a service of this `NAMESPACE/NAME`, `before` being what was known from there before. Of one
+    /// with any error, the last good form stays.
+    pub fn of_manifest(
+        name: &str,
+        text: Result<&[u8], String>,
+        source: &str,
+        before: Option<&Self>,
+        selection: &Selection,
+    ) -> Self {
+        let kinds = ObjectKinds {
+            kinds: &[SERVICE],
+            names: &[SERVICE.name],
+            item_names: &[SERVICE.name],
+            noun: "service",
+        };
+        of_manifest::<Service>(name, text, source, &kinds, before, selection)
+    }
+}
+
+impl KnownSlice {
+    /// As [`KnownService::of_api`], of an object of kind `EndpointSlice`.
+    pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
+        of_api::<EndpointSlice>(object, before, selection)
+    }
+
+    /// As [`KnownService::of_manifest`], of an endpoint slice.
+    pub fn of_manifest(
+        name: &str,
+        text: Result<&[u8], String>,
+        source: &str,
+        before: Option<&Self>,
+        selection: &Selection,
+    ) -> Self {
+        let kinds = ObjectKinds {
+            kinds: &[SLICE],
+            names: &[SLICE.name],
+            item_names: &[SLICE.name],
+            noun: "endpoint slice",
+        };
+        of_manifest::<EndpointSlice>(name, text, source, &kinds, before, selection)
+    }
+}
+
+impl<N, T> Known<N, T> {
+    /// What is wrong with it.
+    pub fn problems(&self) -> &[ServiceProblem] {
+        &self.problems
+    }
+
+    /// Tells the log what is wrong, unless that was so before.
+    fn told(self, before: Option<&Self>) -> Self {
+        let is_new =
+            |one: &&ServiceProblem| before.is_none_or(|before| !before.problems.contains(one));
+        for ServiceProblem { subject, problem } in self.problems.iter().filter(is_new) {
+            warn!(
+                source = subject,
+                problem, "an object of services has an error"
+            );
+        }
+        self
+    }
+}
+
+type KnownOf<T> = Known<<T as Readable>::Name, T>;
+
+fn of_api<T: Readable>(
+    object: Value,
+    before: Option<&KnownOf<T>>,
+    selection: &Selection,
+) -> KnownOf<T> {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+    let uid = uid.map(str::to_owned);
+    let read = read_leniently::<T>(object, selection);
+    let is_whole = read.errors.is_empty();
+    let good = match read.reading {
+        Some(reading) if is_whole || (read.is_typed && reading.object.is_ok()) => {
+            let sourced = Sourced {
+                object: reading.object.ok().map(Arc::new),
+                trigger_time: reading.trigger_time,
+                source: API.into(),
+            };
+            Some((reading.name, sourced))
+        }
+        _ => {
+            let before = before.filter(|before| before.uid == uid);
+            before.and_then(|before| before.good.clone())
+        }
+    };
+    Known {
+        good,
+        uid,
+        problems: problems(API, read.errors.iter()),
+    }
+    .told(before)
+}
+
+fn of_manifest<T: Readable>(
+    name: &str,
+    text: Result<&[u8], String>,
+    source: &str,
+    kinds: &ObjectKinds,
+    before: Option<&KnownOf<T>>,
+    selection: &Selection,
+) -> KnownOf<T> {
+    let (good, problems) = match read_manifest::<T>(name, text, source, kinds, selection) {
+        Ok(good) => (Some(good), Vec::new()),
+        Err(wrong) => {
+            let before = before.and_then(|before| before.good.clone());
+            (before, problems(source, wrong.iter()))
+        }
+    };
+    Known {
+        good,
+        uid: None,
+        problems,
+    }
+    .told(before)
+}
+
+fn read_manifest<T: Readable>(
+    name: &str,
+    text: Result<&[u8], String>,
+    source: &str,
+    kinds: &ObjectKinds,
+    selection: &Selection,
+) -> Result<(T::Name, Sourced<T>), Vec<String>> {
+    let wrong = |path: &str, problem: Problem| {
+        let error = SpecError {
+            kind: T::KIND,
+            object: name.to_owned(),
+            path: path.to_owned(),
+            problem,
+        };
+        vec![error.to_string()]
+    };
+    let text = text.map_err(|error| vec![error])?;
+    let text = std::str::from_utf8(text).map_err(|error| vec![error.to_string()])?;
+    let mut found = objects(text, kinds);
+    let object = match (found.pop(), found.is_empty()) {
+        (Some(Ok(object)), true) if object.prefix.is_empty() => object,
+        (Some(Err(none)), true) => {
+            return Err(match &*none.path {
+                "" => vec![none.problem.to_string()],
+                path => wrong(path, none.problem),
+            });
+        }
+        _ => {
+            let noun = kinds.noun;
+            return Err(vec![format!("must be one {noun} and nothing else")]);
+        }
+    };
+    let reading = match read::<T>(object, selection) {
+        Ok(reading) => reading,
+        Err(Unreadable { errors, .. }) => {
+            return Err(errors.iter().map(ToString::to_string).collect());
+        }
+    };
+    if reading.name.to_string() != name {
+        let detail = format!("must be of {name}, as its key");
+        let problem = Problem::invalid(&reading.name.to_string(), detail);
+        return Err(wrong("metadata", problem));
+    }
+    let sourced = Sourced {
+        object: reading.object.ok().map(Arc::new),
+        trigger_time: reading.trigger_time,
+        source: source.into(),
+    };
+    Ok((reading.name, sourced))
+}
+
+fn problems<E: fmt::Display>(
+    subject: &str,
+    errors: impl Iterator<Item = E>,
+) -> Vec<ServiceProblem> {
+    let problem = |error: E| ServiceProblem {
+        subject: subject.to_owned(),
+        problem: error.to_string(),
+    };
+    errors.map(problem).collect()
+}
+
+impl ServiceSet {
+    /// All objects that are known, with what is wrong with them. The caller knows what of [`Synced`](super::Synced) it
+    /// read.
+    pub fn of<'a>(
+        services: impl IntoIterator<Item = &'a KnownService>,
+        slices: impl IntoIterator<Item = &'a KnownSlice>,
+    ) -> Self {
+        let mut set = Self::default();
+        for known in services {
+            set.problems.extend_from_slice(&known.problems);
+            if let Some((name, sourced)) = known.good.clone() {
+                set.services.insert(name, sourced);
+            }
+        }
+        for known in slices {
+            set.problems.extend_from_slice(&known.problems);
+            if let Some((name, sourced)) = known.good.clone() {
+                set.slices.insert(name, sourced);
+            }
+        }
+        set
+    }
+}
+
+/// What stands at a key of a store whose keys are `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
+/// manifest of one object each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServiceDocument {
+    /// A service.
+    Service(KnownService),
+    /// An endpoint slice.
+    Slice(KnownSlice),
+    /// A key of nothing of them.
+    Other(ServiceProblem),
+}
+
+impl ServiceDocument {
+    /// Reads what stands at a key, or why that could not be had; `source` is where that is, and `before` what was known
+    /// from there before.
+    pub fn read(
+        key: &str,
+        text: Result<&[u8], String>,
+        source: &str,
+        before: Option<&Self>,
+        selection: &Selection,
+    ) -> Self {
+        let is_full_name = |name: &&str| name.split('/').count() == 2;
+        let of = |folder: &str| key.strip_prefix(folder).filter(is_full_name);
+        if let Some(name) = of("services/") {
+            let before = match before {
+                Some(Self::Service(before)) => Some(before),
+                _ => None,
+            };
+            let known = KnownService::of_manifest(name, text, source, before, selection);
+            return Self::Service(known);
+        }
+        if let Some(name) = of("endpointslices/") {
+            let before = match before {
+                Some(Self::Slice(before)) => Some(before),
+                _ => None,
+            };
+            let known = KnownSlice::of_manifest(name, text, source, before, selection);
+            return Self::Slice(known);
+        }
+        Self::Other(ServiceProblem {
+            subject: source.to_owned(),
+            problem: "the key must be services/NAMESPACE/NAME or endpointslices/NAMESPACE/NAME"
+                .to_owned(),
+        })
+    }
+
+    /// All objects of these documents, with what is wrong with them.
+    pub fn set<'a>(documents: impl Iterator<Item = &'a Self> + Clone) -> ServiceSet {
+        let services = documents.clone().filter_map(|document| match document {
+            Self::Service(known) => Some(known),
+            _ => None,
+        });
+        let slices = documents.clone().filter_map(|document| match document {
+            Self::Slice(known) => Some(known),
+            _ => None,
+        });
+        let mut set = ServiceSet::of(services, slices);
+        set.problems
+            .extend(documents.filter_map(|document| match document {
+                Self::Other(problem) => Some(problem.clone()),
+                _ => None,
+            }));
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const ALL: Selection = Selection { proxy_name: None };
+
+    fn service(ip: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "namespace": "shop", "name": "web", "uid": "u-1" },
+            "spec": { "clusterIP": ip, "ports": [{ "port": 80 }] },
+        })
+    }
+
+    fn slice(endpoint: &str) -> Value {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "shop", "name": "web-1", "uid": "u-2",
+                "labels": { "kubernetes.io/service-name": "web" },
+            },
+            "addressType": "IPv4", "ports": [{ "name": "", "port": 8080 }],
+            "endpoints": [{ "addresses": [endpoint] }],
+        })
+    }
+
+    /// The first ClusterIP of the service, if it is served.
+    fn ip(known: &KnownService) -> Option<String> {
+        let (_, sourced) = known.good.as_ref()?;
+        let service = sourced.object.as_ref()?;
+        Some(service.common.cluster_ips[0].to_string())
+    }
+
+    fn told(problems: &[ServiceProblem]) -> Vec<String> {
+        let line = |one: &ServiceProblem| format!("{}: {}", one.subject, one.problem);
+        problems.iter().map(line).collect()
+    }
+
+    #[test]
+    fn of_an_object_of_the_api_a_field_with_an_error_is_left_out_and_the_rest_holds() {
+        let mut object = slice("10.1.0.1");
+        object["metadata"]["annotations"] = json!({ "service.health-agent.io/weight": "much" });
+        let first = KnownSlice::of_api(slice("10.1.0.9"), None, &ALL);
+        assert_eq!(first.problems(), []);
+        let known = KnownSlice::of_api(object, Some(&first), &ALL);
+        let set = ServiceSet::of([], [&known]);
+        let read = set.slices[&SliceName::new("shop", "web-1")].object.as_ref();
+        let read = read.expect("a slice");
+        assert_eq!(read.endpoints[0].address.to_string(), "10.1.0.1");
+        assert_eq!(read.weight, 1);
+        let told = told(&set.problems);
+        assert_eq!(told.len(), 1);
+        assert!(
+            told[0].starts_with("kubernetes: endpoint slice shop/web-1: metadata.annotations"),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn of_an_object_of_the_api_that_cannot_be_read_the_last_good_form_stays() {
+        let first = KnownService::of_api(service("10.96.0.1"), None, &ALL);
+        let mut wrong_type = service("10.96.0.2");
+        wrong_type["spec"]["ports"] = json!("http");
+        for bad in [wrong_type.clone(), service("10.96.0.999")] {
+            let kept = KnownService::of_api(bad, Some(&first), &ALL);
+            assert_eq!(ip(&kept).as_deref(), Some("10.96.0.1"));
+            assert!(!kept.problems().is_empty());
+        }
+        // Another object of that name is not what it was.
+        wrong_type["metadata"]["uid"] = "u-3".into();
+        let other = KnownService::of_api(wrong_type, Some(&first), &ALL);
+        assert_eq!(ip(&other), None);
+    }
+
+    #[test]
+    fn a_service_of_the_api_without_an_address_is_no_error() {
+        let mut object = service("");
+        let known = KnownService::of_api(object.clone(), None, &ALL);
+        assert_eq!((ip(&known), known.problems()), (None, &[][..]));
+        object["spec"]["clusterIP"] = "None".into();
+        let known = KnownService::of_api(object, None, &ALL);
+        assert_eq!((ip(&known), known.problems()), (None, &[][..]));
+    }
+
+    fn document(key: &str, text: &str, before: Option<&ServiceDocument>) -> ServiceDocument {
+        ServiceDocument::read(
+            key,
+            Ok(text.as_bytes()),
+            &format!("etcd:{key}"),
+            before,
+            &ALL,
+        )
+    }
+
+    #[test]
+    fn a_broken_document_is_named_by_its_key_and_keeps_its_last_good_form() {
+        const KEY: &str = "services/shop/web";
+        let good = document(KEY, &service("10.96.0.1").to_string(), None);
+        let list = json!({ "kind": "List", "apiVersion": "v1", "items": [service("10.96.0.2")] });
+        let mut unknown_type = service("10.96.0.2");
+        unknown_type["spec"]["type"] = "Magic".into();
+        for (text, expected) in [
+            ("{".to_owned(), "etcd:services/shop/web: "),
+            (String::new(), "there is no service in it"),
+            (
+                slice("10.1.0.1").to_string(),
+                r#"kind: Unsupported value: "EndpointSlice": supported values: "Service""#,
+            ),
+            (list.to_string(), "must be one service and nothing else"),
+            (
+                service("10.96.0.2").to_string().replace("shop", "other"),
+                r#"metadata: Invalid value: "other/web": must be of shop/web"#,
+            ),
+            (service("").to_string(), "spec.clusterIP: Required value"),
+            (
+                unknown_type.to_string(),
+                r#"spec.type: Unsupported value: "Magic""#,
+            ),
+        ] {
+            let kept = document(KEY, &text, Some(&good));
+            let set = ServiceDocument::set([&kept].into_iter());
+            let read = &set.services[&ServiceName::new("shop", "web")];
+            assert_eq!(&*read.source, "etcd:services/shop/web");
+            let told = told(&set.problems);
+            assert!(told[0].contains(expected), "{told:?} for {text}");
+            assert!(told[0].starts_with("etcd:services/shop/web: "), "{told:?}");
+            let again = document(KEY, &service("10.96.0.3").to_string(), Some(&kept));
+            let ServiceDocument::Service(again) = again else {
+                panic!("{again:?}")
+            };
+            assert_eq!(ip(&again).as_deref(), Some("10.96.0.3"));
+        }
+        let unread =
+            ServiceDocument::read(KEY, Err("too large".to_owned()), "etcd", Some(&good), &ALL);
+        let set = ServiceDocument::set([&unread].into_iter());
+        assert_eq!(
+            (set.services.len(), told(&set.problems)),
+            (1, vec!["etcd: too large".to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_document_may_be_yaml_and_has_fewer_fields_than_the_api_gives() {
+        let text = "\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.244.1.7], nodeName: hnode1}
+- {addresses: [10.244.2.9], nodeName: hnode2}
+";
+        let known = document("endpointslices/shop/web-1", text, None);
+        let set = ServiceDocument::set([&known].into_iter());
+        let slice = set.slices[&SliceName::new("shop", "web-1")].object.as_ref();
+        assert_eq!(slice.expect("a slice").endpoints.len(), 2);
+        assert_eq!(set.problems, []);
+    }
+
+    #[test]
+    fn a_key_of_something_else_is_named_and_the_others_are_there() {
+        let slice = document(
+            "endpointslices/shop/web-1",
+            &slice("10.1.0.1").to_string(),
+            None,
+        );
+        let others = ["services/web", "services/a/b/c", "pods/shop/web", ""];
+        let others = others.map(|key| document(key, "{}", None));
+        let set = ServiceDocument::set(others.iter().chain([&slice]));
+        assert_eq!(
+            (set.services.len(), set.slices.len(), set.problems.len()),
+            (0, 1, 4)
+        );
+        assert!(set.problems[0].problem.contains("services/NAMESPACE/NAME"));
+    }
+}

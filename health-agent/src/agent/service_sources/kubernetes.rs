@@ -1,0 +1,101 @@
+//! The services of a Kubernetes cluster, as its API server has them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
+use health_service::source::{KnownService, KnownSlice, ServiceSet, Synced};
+use health_service::spec::Selection;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::{outage, tell};
+
+/// What problems of the whole source are about.
+const SUBJECT: &str = "kubernetes";
+
+/// Follows the services of a cluster. Dropping it ends that.
+#[derive(Debug)]
+pub struct KubernetesServices {
+    services: watch::Receiver<Arc<ServiceSet>>,
+    _watch: ServiceWatch<KnownService, KnownSlice>,
+    task: JoinHandle<()>,
+}
+
+impl KubernetesServices {
+    /// Begins to follow the selected services of a cluster: by the kubeconfig at a path, or with the service account of
+    /// the pod that this process is in, or with the kubeconfig of the environment.
+    ///
+    /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+    pub fn open(kubeconfig: Option<&Path>, selection: Selection) -> Result<Self, AccessError> {
+        let scope = ServiceScope {
+            label_selector: selection.label_selector(),
+            // The service of the cluster itself has no such label.
+            may_become_empty: selection.proxy_name.is_some(),
+        };
+        let of_slices = selection.clone();
+        let watch = ServiceWatch::open(
+            kubeconfig,
+            &scope,
+            move |object, before| KnownService::of_api(object, before, &selection),
+            move |object, before| KnownSlice::of_api(object, before, &of_slices),
+        )?;
+        let (mut services, mut slices) = (watch.services.table(), watch.slices.table());
+        let (sender, receiver) = watch::channel(Arc::default());
+        let task = tokio::spawn(async move {
+            loop {
+                // Nobody waits for the set to be made.
+                let known = services.borrow_and_update().clone();
+                let known_slices = slices.borrow_and_update().clone();
+                tell(&sender, set(&known, &known_slices));
+                let changed = tokio::select! {
+                    changed = services.changed() => changed,
+                    changed = slices.changed() => changed,
+                };
+                if changed.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            services: receiver,
+            _watch: watch,
+            task,
+        })
+    }
+
+    /// The services and endpoint slices, now and whenever they change. Which endpoints are ready is what a controller of
+    /// the cluster says.
+    pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
+        self.services.clone()
+    }
+}
+
+impl Drop for KubernetesServices {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn set(services: &ObjectTable<KnownService>, slices: &ObjectTable<KnownSlice>) -> ServiceSet {
+    let objects = ServiceSet::of(
+        services.objects.values().map(Arc::as_ref),
+        slices.objects.values().map(Arc::as_ref),
+    );
+    let outages = [
+        outage(SUBJECT, "services", services.stale.as_ref()),
+        outage(SUBJECT, "endpoint slices", slices.stale.as_ref()),
+    ];
+    ServiceSet {
+        problems: outages
+            .into_iter()
+            .flatten()
+            .chain(objects.problems)
+            .collect(),
+        synced: Synced {
+            services: services.is_complete,
+            slices: slices.is_complete,
+        },
+        ..objects
+    }
+}
