@@ -177,7 +177,7 @@ fn fresh<T: Version>(request: &Request<T>, frontend: &Frontend) -> Option<u32> {
     for _ in 1..TRIES {
         let to = address::<T>(index, frontend.service)?;
         let translated = flow.with_destination(to);
-        let is_taken = match T::flows().tcp.get_ptr(&translated) {
+        let is_taken = match T::flows().tcp.get_ptr(translated) {
             // SAFETY: a value of that map.
             Some(tracked) => unsafe {
                 !(*tracked).has_expired(coarse_now_secs()) && !(*tracked).state().is_closed()

@@ -101,7 +101,7 @@ fn may_reopen<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> boo
         return false;
     }
     let translated = flow.with_destination(parts.to);
-    match T::flows().tcp.get_ptr(&translated) {
+    match T::flows().tcp.get_ptr(translated) {
         // SAFETY: a value of that map.
         Some(tracked) => unsafe { !(*tracked).state().is_closed() },
         None => true,

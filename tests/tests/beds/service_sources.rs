@@ -203,8 +203,11 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
         (Behaviour::Unauthorized, "(401)"),
         (Behaviour::Forbidden, "services is forbidden"),
         (Behaviour::BadGateway, "answers 502"),
-        (Behaviour::Rubbish("[]".to_owned()), "cannot be understood"),
-        (Behaviour::RubbishInWatches, "cannot watch services"),
+        (
+            Behaviour::Rubbish("{\"items\": 7}".to_owned()),
+            "cannot watch services: ",
+        ),
+        (Behaviour::RubbishInWatches, "cannot watch services: "),
         (
             Behaviour::LostStore,
             "lists no services; its store may have been lost",

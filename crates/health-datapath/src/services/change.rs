@@ -18,7 +18,7 @@ use crate::layout;
 use crate::trie::Prefix;
 
 /// Bits of a source range in front of its address.
-const SERVICE_BITS: u32 = u32::BITS;
+pub(super) const SERVICE_BITS: u32 = u32::BITS;
 /// Value of all source ranges.
 const ALLOWED: u32 = 1;
 
@@ -239,7 +239,7 @@ impl<'a> Change<'a> {
             maglev: Vec::new(),
             retired: Vec::new(),
             port: Port {
-                frontends: places.iter().map(|(place, _)| *place).collect(),
+                frontends: places.keys().copied().collect(),
                 backends,
                 ranges: Vec::new(),
                 source_ranges,

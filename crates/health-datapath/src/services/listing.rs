@@ -6,11 +6,13 @@ use std::net::SocketAddr;
 use health_common::service::{
     ALGORITHM_MAGLEV, Affinity, AffinityKey, Backend, FRONTEND_WEIGHTED, Frontend, Pool,
 };
+use ipnet::IpNet;
 
+use super::change::SERVICE_BITS;
 use super::maps::values;
 use super::place::{Place, socket_addr};
 use super::{ServiceMaps, ServicesError};
-use crate::layout;
+use crate::{ipcache, layout};
 
 /// A frontend and where it leads.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +83,21 @@ impl ServiceMaps {
         });
         read.map_err(|source| ServicesError::kernel("read", layout::BACKENDS.name, source))?;
         Ok(backends)
+    }
+
+    /// Who may use the ports that not all may use, by number.
+    pub fn source_ranges(&self) -> Result<BTreeMap<u32, Vec<IpNet>>, ServicesError> {
+        let entries = self.source_ranges.entries();
+        let entries = entries
+            .map_err(|source| ServicesError::kernel("read", layout::SOURCE_RANGES.name, source))?;
+        let mut ranges: BTreeMap<u32, Vec<IpNet>> = BTreeMap::new();
+        for ((len, range), _) in entries {
+            let net = ipcache::net(&(len.saturating_sub(SERVICE_BITS), range.addr));
+            let of_port = ranges.entry(u32::from_be(range.service_be)).or_default();
+            of_port.extend(net);
+        }
+        ranges.values_mut().for_each(|nets| nets.sort_unstable());
+        Ok(ranges)
     }
 
     /// All clients that stay with a backend.

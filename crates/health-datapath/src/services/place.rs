@@ -52,7 +52,7 @@ impl Place {
 
     /// Its key in `HEALTH_SVC6`; none if it is of IPv4.
     pub(super) fn key6(&self) -> Option<FrontendKey6> {
-        (!self.addr.is_v4()).then(|| FrontendKey6 {
+        (!self.addr.is_v4()).then_some(FrontendKey6 {
             addr_be: self.addr.words_be,
             port_be: self.port_be,
             protocol: self.protocol,

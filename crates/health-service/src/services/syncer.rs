@@ -1,6 +1,8 @@
 //! From what the sources say to what the provider does.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,24 +158,42 @@ impl<P: Provider> Job for Syncer<P> {
             self.health.updated();
         }
         let error = result.as_ref().err().map(ToString::to_string);
-        view::update(&self.view, |view| view.error = error);
+        if self.view.borrow().error != error {
+            view::update(&self.view, |view| view.error = error);
+        }
         result
     }
 }
 
-/// What two maps of objects differ in: name, and what each has of it.
+/// The name of an object, and what each of two maps has of it.
+type Difference<'a, N, T> = (&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>);
+
+/// What two maps of objects differ in, those that are gone first. Looks at each object
+/// once, since both maps are sorted.
 fn differences<'a, N: Ord, T>(
     before: &'a BTreeMap<N, Sourced<T>>,
     now: &'a BTreeMap<N, Sourced<T>>,
-) -> impl Iterator<Item = (&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>)> {
-    let gone = before.iter().filter(|(name, _)| !now.contains_key(name));
-    let gone = gone.map(|(name, sourced)| (name, Some(sourced), None));
-    let changed = now.iter().filter_map(|(name, sourced)| {
-        let known = before.get(name);
-        let is_known = known.is_some_and(|known| is_one(known, sourced));
-        (!is_known).then_some((name, known, Some(sourced)))
+) -> Vec<Difference<'a, N, T>> {
+    let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
+    let pairs = iter::from_fn(move || {
+        let first = match (before.peek(), now.peek()) {
+            (Some((known, _)), Some((name, _))) => known.cmp(name),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return None,
+        };
+        let known = before.next_if(|_| first.is_le());
+        let found = now.next_if(|_| first.is_ge());
+        let (name, _) = known.or(found)?;
+        Some((name, known.map(|(_, one)| one), found.map(|(_, one)| one)))
     });
-    gone.chain(changed)
+    let different = pairs.filter(|(_, known, found)| match (known, found) {
+        (Some(known), Some(found)) => !is_one(known, found),
+        _ => true,
+    });
+    let mut different: Vec<_> = different.collect();
+    different.sort_by_key(|(.., found)| found.is_some());
+    different
 }
 
 /// Whether both are one object in memory, of one source.

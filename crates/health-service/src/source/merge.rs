@@ -13,14 +13,19 @@ use crate::spec::{EndpointSlice, Kind, Service, ServiceName, SliceName, SpecErro
 
 /// All objects of these sets, each once: one that two sets have is that of the first, and the other is a problem.
 pub fn merge(sets: &[Arc<ServiceSet>]) -> ServiceSet {
-    let mut merged = ServiceSet {
-        synced: Synced {
-            services: sets.iter().all(|set| set.synced.services),
-            slices: sets.iter().all(|set| set.synced.slices),
-        },
-        ..ServiceSet::default()
+    let Some((first, others)) = sets.split_first() else {
+        return ServiceSet {
+            synced: Synced {
+                services: true,
+                slices: true,
+            },
+            ..ServiceSet::default()
+        };
     };
-    for set in sets {
+    let mut merged = ServiceSet::clone(first);
+    for set in others {
+        merged.synced.services &= set.synced.services;
+        merged.synced.slices &= set.synced.slices;
         merged.problems.extend(set.problems.iter().cloned());
         merged.add(&set.services, &set.slices);
     }

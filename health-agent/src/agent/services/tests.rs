@@ -5,6 +5,7 @@ use health_probe::source::Folder as Pods;
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, SupervisorOptions};
 use health_probe::worker::Limits;
+use health_service::services::Work;
 use health_service::state::{Changes, State};
 
 use super::*;
@@ -94,7 +95,7 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         metrics: Vec::new(),
     };
     let sources = Sources::of_folder(services);
-    serve(&settings, topology, sources, ports, pods, Unprogrammed).unwrap()
+    serve(&settings, topology, sources, ports, pods, Moody(always())).unwrap()
 }
 
 /// The backends that new flows go to, and those that probes tell of.
@@ -189,6 +190,11 @@ impl Provider for Moody {
     async fn sync(&mut self, _: Work<'_>) -> Result<(), &'static str> {
         self.0.borrow().then_some(()).ok_or("no room")
     }
+}
+
+/// The mood of one that always works.
+fn always() -> watch::Receiver<bool> {
+    watch::channel(true).1
 }
 
 #[tokio::test]

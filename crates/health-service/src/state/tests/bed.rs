@@ -11,31 +11,31 @@ use crate::spec::{
     SlicePort, SourceRanges, TrafficPolicy,
 };
 
-pub(super) const READY: Conditions = Conditions {
+pub(crate) const READY: Conditions = Conditions {
     ready: true,
     serving: true,
     terminating: false,
 };
-pub(super) const ENDING: Conditions = Conditions {
+pub(crate) const ENDING: Conditions = Conditions {
     ready: false,
     serving: true,
     terminating: true,
 };
-pub(super) const ILL: Conditions = Conditions {
+pub(crate) const ILL: Conditions = Conditions {
     ready: false,
     serving: false,
     terminating: false,
 };
 
 /// The node `here` in zone `z1`.
-pub(super) struct Bed {
-    pub(super) state: State,
-    pub(super) services: ServiceChangeTracker,
-    pub(super) endpoints: EndpointsChangeTracker,
+pub(crate) struct Bed {
+    pub(crate) state: State,
+    pub(crate) services: ServiceChangeTracker,
+    pub(crate) endpoints: EndpointsChangeTracker,
 }
 
 impl Bed {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: State::new(topology("z1")),
             services: ServiceChangeTracker::default(),
@@ -43,41 +43,41 @@ impl Bed {
         }
     }
 
-    pub(super) fn set(&mut self, service: Service) {
+    pub(crate) fn set(&mut self, service: Service) {
         let name = service.common.name.clone();
         self.services.update(&name, Some(Arc::new(service)));
     }
 
-    pub(super) fn unset(&mut self, name: &str) {
+    pub(crate) fn unset(&mut self, name: &str) {
         self.services.update(&ServiceName::new("shop", name), None);
     }
 
-    pub(super) fn slice(&mut self, slice: EndpointSlice) {
+    pub(crate) fn slice(&mut self, slice: EndpointSlice) {
         self.endpoints.update(Arc::new(slice), None);
     }
 
     /// What the sync changed, as text.
-    pub(super) fn sync(&mut self) -> Vec<String> {
+    pub(crate) fn sync(&mut self) -> Vec<String> {
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         changes.ports.iter().map(ToString::to_string).collect()
     }
 
     /// The port `http` of a service, in IPv4.
-    pub(super) fn port(&self, service: &str) -> &PortState {
+    pub(crate) fn port(&self, service: &str) -> &PortState {
         self.state
             .port(&key(service))
             .expect("a port that is served")
     }
 }
 
-pub(super) fn topology(zone: &str) -> Topology {
+pub(crate) fn topology(zone: &str) -> Topology {
     Topology {
         node: "here".into(),
         zone: Some(zone.into()),
     }
 }
 
-pub(super) fn key(service: &str) -> PortKey {
+pub(crate) fn key(service: &str) -> PortKey {
     PortKey {
         name: ServicePortName {
             service: ServiceName::new("shop", service),
@@ -89,7 +89,7 @@ pub(super) fn key(service: &str) -> PortKey {
 }
 
 /// A service with a port `http` of 80, made at this second.
-pub(super) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
+pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
     let last = name.bytes().last().unwrap_or_default();
     let mut common = Common {
         name: ServiceName::new("shop", name),
@@ -113,7 +113,7 @@ pub(super) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)
     }
 }
 
-pub(super) fn port(
+pub(crate) fn port(
     service: &Arc<Common>,
     name: &str,
     protocol: Protocol,
@@ -130,13 +130,13 @@ pub(super) fn port(
 }
 
 /// A service whose port is at a port of the node too.
-pub(super) fn at_node_port(mut service: Service, number: u16) -> Service {
+pub(crate) fn at_node_port(mut service: Service, number: u16) -> Service {
     service.ports[0].node_port = Some(number);
     service
 }
 
 /// A slice of a service, with a port `http` of 8080: last byte of the address, conditions, node.
-pub(super) fn slice(service: &str, endpoints: &[(u8, Conditions, &str)]) -> EndpointSlice {
+pub(crate) fn slice(service: &str, endpoints: &[(u8, Conditions, &str)]) -> EndpointSlice {
     let endpoint = |&(last, conditions, node): &(u8, Conditions, &str)| SliceEndpoint {
         address: [10, 1, 0, last].into(),
         conditions,

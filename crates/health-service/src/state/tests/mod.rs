@@ -1,3 +1,4 @@
-mod bed;
+pub(crate) mod bed;
+pub(crate) mod events;
 mod model;
 mod scenarios;
