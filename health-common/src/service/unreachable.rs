@@ -4,38 +4,48 @@
 use crate::checksum::{fold64, sum32};
 use crate::echo::{EchoHeader, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 
-/// The packet that an IPv4 error is about: its header without options, and eight bytes.
-pub type Quoted4 = [u32; 7];
-/// The packet that an IPv6 error is about: its header, and eight bytes.
-pub type Quoted6 = [u32; 12];
+/// The packet that an IPv4 error is about: its header without options, and [`SHORT`] or [`LONG`] words.
+pub type Quoted4<const WORDS: usize> = [u32; WORDS];
+/// The packet that an IPv6 error is about: its header, and [`SHORT`] or [`LONG`] words.
+pub type Quoted6<const WORDS: usize> = [u32; WORDS];
+
+/// Words behind the header that are quoted at least (RFC 792).
+pub const SHORT: usize = 2;
+/// Words behind the header that are quoted where there are so many: a header of TCP. The kernel cuts no packet before the
+/// end of a checksum that is still to be computed.
+pub const LONG: usize = 5;
+/// Words of an IPv4 header.
+pub const HEADER4: usize = 5;
+/// Words of an IPv6 header.
+pub const HEADER6: usize = 10;
 
 /// An IPv4 error.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unreachable4 {
+pub struct Unreachable4<const WORDS: usize> {
     /// Its header.
     pub ip: Ipv4Header,
     /// Type and code; the rest is unused.
     pub icmp: EchoHeader,
     /// What it is about.
-    pub quoted: Quoted4,
+    pub quoted: Quoted4<WORDS>,
 }
 
 /// An IPv6 error.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unreachable6 {
+pub struct Unreachable6<const WORDS: usize> {
     /// Its header.
     pub ip: Ipv6Header,
     /// Type and code; the rest is unused.
     pub icmp: EchoHeader,
     /// What it is about.
-    pub quoted: Quoted6,
+    pub quoted: Quoted6<WORDS>,
 }
 
 const _: () = {
-    assert!(size_of::<Unreachable4>() == 56);
-    assert!(size_of::<Unreachable6>() == 96);
+    assert!(size_of::<Unreachable4<{ HEADER4 + SHORT }>>() == 56);
+    assert!(size_of::<Unreachable6<{ HEADER6 + LONG }>>() == 108);
 };
 
 const TTL: u8 = 64;
@@ -46,11 +56,12 @@ const PORT6: u8 = 4;
 /// Precedence of what routers say (RFC 1812 section 4.3.2.5).
 const TOS: u8 = 0xc0;
 
-impl Unreachable4 {
+impl<const WORDS: usize> Unreachable4<WORDS> {
     /// The error about a packet, in the name of where it was going.
     #[inline(always)]
-    pub fn about(quoted: Quoted4) -> Self {
-        let [.., saddr_be, daddr_be, _, _] = quoted;
+    pub fn about(quoted: Quoted4<WORDS>) -> Self {
+        const { assert!(WORDS > HEADER4) };
+        let (saddr_be, daddr_be) = (quoted[3], quoted[4]);
         let mut ip = Ipv4Header {
             version_ihl: 0x45,
             tos: TOS,
@@ -75,12 +86,14 @@ impl Unreachable4 {
     }
 }
 
-impl Unreachable6 {
+impl<const WORDS: usize> Unreachable6<WORDS> {
     /// As [`Unreachable4::about`].
     #[inline(always)]
-    pub fn about(quoted: Quoted6) -> Self {
-        let [_, _, s0, s1, s2, s3, d0, d1, d2, d3, _, _] = quoted;
-        let len = (size_of::<EchoHeader>() + size_of::<Quoted6>()) as u16;
+    pub fn about(quoted: Quoted6<WORDS>) -> Self {
+        const { assert!(WORDS > HEADER6) };
+        let [s0, s1, s2, s3] = [quoted[2], quoted[3], quoted[4], quoted[5]];
+        let [d0, d1, d2, d3] = [quoted[6], quoted[7], quoted[8], quoted[9]];
+        let len = (size_of::<EchoHeader>() + size_of::<Quoted6<WORDS>>()) as u16;
         let ip = Ipv6Header {
             version_class_flow_be: 0x6000_0000_u32.to_be(),
             payload_len_be: len.to_be(),
@@ -144,13 +157,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn errors_have_right_checksums_and_go_back(four: Quoted4, six: Quoted6) {
+        fn errors_have_right_checksums_and_go_back(
+            four: Quoted4<{ HEADER4 + LONG }>,
+            six: Quoted6<{ HEADER6 + SHORT }>,
+        ) {
             let error = Unreachable4::about(four);
             prop_assert_eq!(sum(&icmp(error.icmp, &four)), 0xffff);
             let ip = error.ip;
             let check = ip.check.to_ne_bytes();
             let header = [
-                [0x45, 0xc0, 0, 56, 0, 0, 0, 0, 64, 1, check[0], check[1]].to_vec(),
+                [0x45, 0xc0, 0, 68, 0, 0, 0, 0, 64, 1, check[0], check[1]].to_vec(),
                 bytes(&[ip.saddr_be, ip.daddr_be]),
             ].concat();
             prop_assert_eq!(sum(&header), 0xffff);

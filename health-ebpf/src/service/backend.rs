@@ -201,8 +201,9 @@ fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option
         }
         ALGORITHM_ROUND_ROBIN if frontend.flags & FRONTEND_WEIGHTED == 0 => {
             let turn = HEALTH_SLOTS.get_ptr_mut(pool.at)?;
-            // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
-            let turn = unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(turn, 1) };
+            // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`; relaxed, LLVM would have
+            // it add without telling what was there.
+            let turn = unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(turn, 1) };
             slot(pool, turn.checked_rem(pool.len)?)
         }
         ALGORITHM_LEAST_CONNECTION => {

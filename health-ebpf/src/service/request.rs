@@ -82,8 +82,10 @@ fn known<T: Version>(
         return Some(parts.to);
     }
     let now = coarse_now_secs();
-    let is_over = now >= parts.expires;
-    if is_over || protocol == IP_PROTOCOL_UDP && !is_serving::<T>(&parts) {
+    // What an endpoint that is its own backend answers goes to the client, whoever serves.
+    let is_answer = gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
+    let must_serve = protocol == IP_PROTOCOL_UDP && !is_answer;
+    if now >= parts.expires || must_serve && !is_serving::<T>(&parts) {
         return None;
     }
     let expires = now + lifetime(protocol, CtState::default(), &config.timeouts);

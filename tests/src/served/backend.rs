@@ -57,7 +57,7 @@ impl Backend {
         for target in backend.addresses() {
             let connect = || std::net::TcpStream::connect(target);
             wait_for("a web server to listen", PATIENCE, || {
-                Ok(Some(backend.member.netns.run_in(connect)??))
+                Ok(Some(node.run_in(connect)??))
             })
             .with_context(|| format!("{name} at {target}"))?;
         }

@@ -128,6 +128,7 @@ fn spoofed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     let [other, liar] = &stand.clients;
     let node = stand.node_of(liar);
+    ip(&liar.name, "link set lo up")?;
     for target in targets(&service) {
         wait_answered_by(&other.name, target, &["web-1", "web-2", "web-3"])?;
         let own = target.ip();
