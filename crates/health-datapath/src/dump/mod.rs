@@ -6,6 +6,7 @@ mod map;
 mod objects;
 mod raw;
 mod rtt_rows;
+mod services;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -41,6 +42,7 @@ pub use flush::FlushedMap;
 pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
+pub use services::{ServiceClient, ServiceFlow};
 
 /// Why a dump could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -19,8 +19,6 @@ use crate::trie::Prefix;
 
 /// Bits of a source range in front of its address.
 pub(super) const SERVICE_BITS: u32 = u32::BITS;
-/// Value of all source ranges.
-const ALLOWED: u32 = 1;
 
 /// How many entries were written or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,23 +40,23 @@ pub struct Written {
 /// Changes of ports. Dropping it changes nothing in the maps, and leaves the tables to be [read](ServiceTables::read).
 #[derive(Debug)]
 pub struct Change<'a> {
-    tables: &'a mut ServiceTables,
-    now_ns: u64,
+    pub(super) tables: &'a mut ServiceTables,
+    pub(super) now_ns: u64,
     /// How many frontends of each family the maps have, and how many source ranges.
-    before: ([u32; 2], u32),
+    pub(super) before: ([u32; 2], u32),
     /// Ports that were set, or could not be.
-    seen: HashSet<u32>,
-    backends: Vec<(u32, Backend)>,
-    slots: Vec<(u32, u32)>,
-    maglev: Vec<(u32, u32)>,
-    source_ranges: Vec<Prefix<SourceRange>>,
-    source_ranges_gone: Vec<Prefix<SourceRange>>,
-    frontends: BTreeMap<Place, Frontend>,
+    pub(super) seen: HashSet<u32>,
+    pub(super) backends: Vec<(u32, Backend)>,
+    pub(super) slots: Vec<(u32, u32)>,
+    pub(super) maglev: Vec<(u32, u32)>,
+    pub(super) source_ranges: Vec<Prefix<SourceRange>>,
+    pub(super) source_ranges_gone: Vec<Prefix<SourceRange>>,
+    pub(super) frontends: BTreeMap<Place, Frontend>,
     /// Those of them that the maps do not have.
-    frontends_new: BTreeSet<Place>,
-    frontends_gone: BTreeSet<Place>,
-    backends_gone: Vec<u32>,
-    retired: Vec<Extent>,
+    pub(super) frontends_new: BTreeSet<Place>,
+    pub(super) frontends_gone: BTreeSet<Place>,
+    pub(super) backends_gone: Vec<u32>,
+    pub(super) retired: Vec<Extent>,
 }
 
 /// A port as it is to be, with what must be written for that.
@@ -522,113 +520,6 @@ impl<'a> Change<'a> {
             self.frontends_gone.insert(*place);
         }
     }
-
-    /// Writes all of it. After an error some is written, and the tables must be [read](ServiceTables::read).
-    pub fn commit(mut self) -> Result<Written, ServicesError> {
-        let retired = std::mem::take(&mut self.retired);
-        // Also what stays in use after an error: reading finds that out.
-        self.tables.arrays.retire(retired, self.now_ns);
-        let written = self.write()?;
-        self.tables.snapshot = None;
-        self.tables.is_current = true;
-        self.tables.arrays.reclaim(self.now_ns)?;
-        Ok(written)
-    }
-
-    fn write(&self) -> Result<Written, ServicesError> {
-        let maps = &self.tables.maps;
-        let writing = |map| move |(_, source)| ServicesError::kernel("write to", map, source);
-        maps.backends
-            .write(&self.backends)
-            .map_err(writing(layout::BACKENDS.name))?;
-        maps.slots
-            .write(&self.slots)
-            .map_err(writing(layout::SLOTS.name))?;
-        maps.maglev
-            .write(&self.maglev)
-            .map_err(writing(layout::MAGLEV.name))?;
-        self.write_source_ranges()?;
-        self.write_frontends()?;
-        let gone = self
-            .backends_gone
-            .iter()
-            .map(|index| (*index, Backend::default()));
-        let gone = maps.backends.write(&gone.collect::<Vec<_>>());
-        gone.map_err(writing(layout::BACKENDS.name))?;
-        let removed = maps.source_ranges.delete(&self.source_ranges_gone);
-        removed.map_err(|source| {
-            ServicesError::kernel("remove from", layout::SOURCE_RANGES.name, source)
-        })?;
-        Ok(Written {
-            frontends: self.frontends.len(),
-            frontends_removed: self.frontends_gone.len(),
-            backends: self.backends.len(),
-            backends_removed: self.backends_gone.len(),
-            places: self.slots.len() + self.maglev.len(),
-            source_ranges: self.source_ranges.len() + self.source_ranges_gone.len(),
-        })
-    }
-
-    fn write_source_ranges(&self) -> Result<(), ServicesError> {
-        let map = layout::SOURCE_RANGES.name;
-        let trie = &self.tables.maps.source_ranges;
-        // Room comes first where both would not fit.
-        if self.before.1 as usize + self.source_ranges.len()
-            > self.tables.sizes.source_ranges as usize
-        {
-            let removed = trie.delete(&self.source_ranges_gone);
-            removed.map_err(|source| ServicesError::kernel("remove from", map, source))?;
-        }
-        let ranges = self.source_ranges.iter().map(|prefix| (*prefix, ALLOWED));
-        let written = trie.write(&ranges.collect::<Vec<_>>());
-        written.map_err(|(_, source)| ServicesError::kernel("write to", map, source))
-    }
-
-    fn write_frontends(&self) -> Result<(), ServicesError> {
-        let maps = &self.tables.maps;
-        let new4 = self
-            .frontends_new
-            .iter()
-            .filter(|place| place.addr.is_v4())
-            .count();
-        let new = [new4, self.frontends_new.len() - new4];
-        let (is_tight, rest): (Vec<usize>, Vec<usize>) = [0, 1].into_iter().partition(|family| {
-            self.before.0[*family] as usize + new[*family]
-                > self.tables.sizes.frontends[*family] as usize
-        });
-        // As with source ranges.
-        for family in is_tight {
-            self.delete_frontends(family)?;
-        }
-        let frontends = self.frontends.iter();
-        let frontends4: Vec<_> = frontends
-            .filter_map(|(place, frontend)| Some((place.key4()?, *frontend)))
-            .collect();
-        let frontends = self.frontends.iter();
-        let frontends6: Vec<_> = frontends
-            .filter_map(|(place, frontend)| Some((place.key6()?, *frontend)))
-            .collect();
-        let first = write_all(&maps.frontends4, &frontends4, 0);
-        let second = write_all(&maps.frontends6, &frontends6, 1);
-        first.and(second)?;
-        for family in rest {
-            self.delete_frontends(family)?;
-        }
-        Ok(())
-    }
-
-    fn delete_frontends(&self, family: usize) -> Result<(), ServicesError> {
-        let maps = &self.tables.maps;
-        let gone = self.frontends_gone.iter();
-        let deleted = if family == 0 {
-            maps.frontends4
-                .delete(&gone.filter_map(Place::key4).collect::<Vec<_>>())
-        } else {
-            maps.frontends6
-                .delete(&gone.filter_map(Place::key6).collect::<Vec<_>>())
-        };
-        deleted.map_err(|source| ServicesError::kernel("remove from", frontend_map(family), source))
-    }
 }
 
 impl ServiceTables {
@@ -637,30 +528,6 @@ impl ServiceTables {
         let frontend = self.frontends.get(place);
         frontend.is_some_and(|frontend| frontend.service == number)
     }
-}
-
-/// Writes frontends; one that the kernel refuses does not keep it from the others. Returns the first error.
-fn write_all<K: aya::Pod + Into<Place>>(
-    map: &crate::table::Table<K, Frontend>,
-    entries: &[(K, Frontend)],
-    family: usize,
-) -> Result<(), ServicesError> {
-    let mut result = Ok(());
-    let mut rest = entries;
-    while let Err((done, source)) = map.write(rest) {
-        let Some((key, _)) = rest.get(done) else {
-            break;
-        };
-        let place: Place = (*key).into();
-        result = result.and(Err(ServicesError::Kernel {
-            what: "write to",
-            map: frontend_map(family),
-            of: format!(" the frontend {}", place.address()),
-            source,
-        }));
-        rest = &rest[done + 1..];
-    }
-    result
 }
 
 fn key(&(at, _): &(Socket, u32)) -> Socket {

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-use health_common::service::{
-    ALGORITHM_MAGLEV, Affinity, AffinityKey, Backend, FRONTEND_WEIGHTED, Frontend, Pool,
-};
+use health_common::service::{ALGORITHM_MAGLEV, Backend, FRONTEND_WEIGHTED, Frontend, Pool};
 use ipnet::IpNet;
 
 use super::change::SERVICE_BITS;
@@ -100,17 +98,7 @@ impl ServiceMaps {
         Ok(ranges)
     }
 
-    /// All clients that stay with a backend.
-    pub fn clients(&self) -> Result<Vec<(AffinityKey, Affinity)>, ServicesError> {
-        let mut clients = Vec::new();
-        let read = self
-            .affinity
-            .for_each(|key, value| clients.push((key, value)));
-        read.map_err(|source| ServicesError::kernel("read", layout::AFFINITY.name, source))?;
-        Ok(clients)
-    }
-
-    /// Where the ports of these numbers are reached, the first address of each.
+    /// An address at which the port of each number is reached: its ClusterIP, if it has one.
     pub fn addresses(&self) -> Result<HashMap<u32, (SocketAddr, u8)>, ServicesError> {
         let mut first: HashMap<u32, (u8, Place)> = HashMap::new();
         self.for_each_frontend(|place, frontend| {

@@ -20,6 +20,7 @@ mod ranges;
 mod read;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -73,7 +73,7 @@ impl Services {
         let watcher = Watcher {
             sources: sources.clone(),
             topology: topology.clone(),
-            trigger,
+            trigger: trigger.clone(),
             health: health.clone(),
             view: sender.clone(),
         };
@@ -94,7 +94,11 @@ impl Services {
             }
         });
         Ok(Self {
-            handle: Handle { view, health },
+            handle: Handle {
+                view,
+                health,
+                trigger,
+            },
             stop: Some(stop),
             task,
         })
@@ -124,6 +128,7 @@ impl Drop for Services {
 pub struct Handle {
     view: watch::Receiver<Arc<View>>,
     health: Arc<Health>,
+    trigger: Trigger,
 }
 
 impl Handle {
@@ -147,6 +152,12 @@ impl Handle {
     pub fn livez(&self) -> HealthAnswer {
         let (now, wall) = (self.health.now(), (self.health.clock)());
         self.health.with(|health| health.livez(now, wall))
+    }
+
+    /// Asks for a sync, as when something else has changed that the provider goes by. Does nothing once nobody serves.
+    pub fn sync(&self) {
+        // Whoever has ended has nothing to do.
+        let _ = self.trigger.trigger();
     }
 
     /// How many changes there were, and how many wait.

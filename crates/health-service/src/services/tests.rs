@@ -155,6 +155,19 @@ fn backends(view: &View, service: &str) -> Vec<(String, bool)> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_asks_gets_a_sync_though_nothing_has_changed() {
+    let mut bed = Bed::new(&[]);
+    bed.services.handle().sync();
+    assert!(timeout(s(100), bed.done()).await.is_err());
+    bed.set(&[web()]);
+    let first = bed.done().await;
+    assert!(first.is_full);
+    bed.services.handle().sync();
+    let second = bed.done().await;
+    assert_eq!((second.at - first.at, second.is_full), (s(1), false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_done_before_both_kinds_are_read_but_problems_are_shown() {
     let mut bed = Bed::new(&[]);
     let mut set = service_set("test", &[web()]);

@@ -89,6 +89,14 @@ pub(super) async fn start(
     let settings = &config.services;
     let mut served = serve(settings, topology, sources, ports, pods, provider)
         .context("cannot serve services")?;
+    let handle = served.book.handle.clone();
+    let mut changes = node_addresses.addresses();
+    // Ends with them.
+    tokio::spawn(async move {
+        while changes.changed().await.is_ok() {
+            handle.sync();
+        }
+    });
     served._node_addresses = Some(node_addresses);
     Ok(served)
 }

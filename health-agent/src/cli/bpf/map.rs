@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, ipcache,
+    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, ipcache, lb,
     masquerade, metrics, nat, policy, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
@@ -115,6 +115,11 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const EVENTS: &str = layout::EVENTS.name;
     const MONITOR: &str = layout::MONITOR.name;
     const CONFIG: &str = layout::CONFIG.name;
+    const AFFINITY: &str = layout::AFFINITY.name;
+    const REVNAT4: &str = layout::REVNAT4.name;
+    const REVNAT6: &str = layout::REVNAT6.name;
+    const REVNAT_ANY4: &str = layout::REVNAT_ANY4.name;
+    const REVNAT_ANY6: &str = layout::REVNAT_ANY6.name;
 
     match name {
         CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
@@ -180,6 +185,16 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         ),
         MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),
         CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
+        AFFINITY => lb::print_clients(pinned, format),
+        REVNAT4 | REVNAT6 | REVNAT_ANY4 | REVNAT_ANY6 => {
+            let maps = pinned.service_flow_rows()?;
+            let rows = maps
+                .into_iter()
+                .zip([REVNAT4, REVNAT6, REVNAT_ANY4, REVNAT_ANY6])
+                .filter_map(|(rows, map)| (map == name).then_some(rows));
+            let rows: Vec<_> = rows.collect();
+            stream::print(format, &rows, |row| Some(lb::flow_entry(row)))
+        }
         _ => dump_by_types(pinned.map(name)?, format),
     }
 }

@@ -15,6 +15,7 @@ mod flush;
 mod fragments;
 mod inflight;
 mod ipcache;
+mod lb;
 mod map;
 mod masquerade;
 mod metrics;
@@ -51,6 +52,9 @@ pub enum BpfCommand {
     /// Show or reset round-trip times
     #[command(subcommand)]
     Rtt(rtt::RttCommand),
+    /// Show services in the datapath
+    #[command(subcommand)]
+    Lb(lb::LbCommand),
     /// Show the endpoints in the datapath
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
@@ -78,6 +82,7 @@ impl BpfCommand {
             Self::Ct(command) => command.execute(&pinned()?),
             Self::Nat(command) => command.execute(&pinned()?),
             Self::Rtt(command) => command.execute(client, &pinned()?).await,
+            Self::Lb(command) => command.execute(&pinned()?),
             Self::Endpoint(command) => command.execute(&pinned()?),
             Self::Policy(command) => command.execute(&pinned()?),
             Self::Ipcache(command) => command.execute(&pinned()?),

@@ -1,0 +1,96 @@
+//! Services: their maps, and the flows and clients that they know.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
+
+use aya::Pod;
+use aya::maps::MapData;
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::service::{Affinity, AffinityKey};
+
+use super::flow::Version;
+use super::map::decode;
+use super::{DumpError, Flow, OpenMap, Pinned, Rows};
+use crate::kernel_rtt::map_io;
+use crate::layout;
+use crate::services::ServiceMaps;
+
+/// One way of a flow through a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceFlow {
+    /// The backend for a tuple of direction out, the frontend for one of direction in.
+    pub to: SocketAddr,
+    /// Index of the backend in `HEALTH_BACKENDS`.
+    pub backend: u32,
+    /// Number of the service's port.
+    pub service: u32,
+    /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    pub expires: u32,
+}
+
+/// A client that stays with its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceClient {
+    /// Its address.
+    pub client: IpAddr,
+    /// Number of the service's port.
+    pub service: u32,
+    /// Index of the backend in `HEALTH_BACKENDS`.
+    pub backend: u32,
+    /// When a packet went there last: seconds of `CLOCK_MONOTONIC`.
+    pub last_used: u32,
+}
+
+impl Pinned {
+    /// The maps of services.
+    pub fn services(&self) -> Result<ServiceMaps, DumpError> {
+        ServiceMaps::open(|layout| {
+            let open = OpenMap::open_as(&self.dir, layout)?;
+            let copy = || -> io::Result<MapData> {
+                MapData::from_fd(open.fd().as_fd().try_clone_to_owned()?).map_err(map_io)
+            };
+            copy().map_err(|source| DumpError::Kernel {
+                what: "open",
+                path: open.pin().to_owned(),
+                source,
+            })
+        })
+    }
+
+    /// Flows through services: of TCP by IPv4 and by IPv6, then those of other protocols.
+    pub fn service_flow_rows(&self) -> Result<[Rows<(Flow, ServiceFlow)>; 4], DumpError> {
+        Ok([
+            self.rows(&layout::REVNAT4, flow::<Tuple4>)?,
+            self.rows(&layout::REVNAT6, flow::<Tuple6>)?,
+            self.rows(&layout::REVNAT_ANY4, flow::<Tuple4>)?,
+            self.rows(&layout::REVNAT_ANY6, flow::<Tuple6>)?,
+        ])
+    }
+
+    /// Clients that stay with their backends.
+    pub fn service_client_rows(&self) -> Result<Rows<ServiceClient>, DumpError> {
+        self.rows(&layout::AFFINITY, |key, value| {
+            let (key, affinity): (AffinityKey, Affinity) = decode(key, value)?;
+            Some(ServiceClient {
+                client: key.client.to_ip(),
+                service: key.service,
+                backend: affinity.backend,
+                last_used: affinity.last_used,
+            })
+        })
+    }
+}
+
+fn flow<T: Version<ServiceFlow: Pod>>(key: &[u8], value: &[u8]) -> Option<(Flow, ServiceFlow)> {
+    let (tuple, flow) = decode::<T, T::ServiceFlow>(key, value)?;
+    let parts = T::service_flow_parts(&flow);
+    let (address, port_be) = parts.to;
+    let flow = ServiceFlow {
+        to: SocketAddr::new(T::ip(address), u16::from_be(port_be)),
+        backend: parts.backend,
+        service: parts.service,
+        expires: parts.expires,
+    };
+    Some((Flow::of(&tuple), flow))
+}

@@ -1,0 +1,101 @@
+//! Flows that were sent to a backend.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use health_common::tcp::IP_PROTOCOL_TCP;
+use health_datapath::dump::{Flow, Pinned, ServiceFlow};
+use serde::Serialize;
+
+use crate::cli::bpf::entry::{Entry, Row};
+use crate::cli::bpf::flow::{Direction, FlowKey};
+use crate::cli::bpf::stream;
+use crate::cli::output::Format;
+
+/// Where the packets of a tuple are sent to, or seem to come from.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(in crate::cli::bpf) struct FlowValue {
+    // The key tells it.
+    #[serde(skip)]
+    direction: Direction,
+    to: SocketAddr,
+    backend: u32,
+    service: u32,
+    /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries end with their connections.
+    expires: Option<u32>,
+}
+
+impl fmt::Display for FlowValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rewritten = match self.direction {
+            Direction::Out => "XLATE_DST",
+            Direction::In => "XLATE_SRC",
+        };
+        let Self {
+            to,
+            backend,
+            service,
+            ..
+        } = self;
+        write!(f, "{rewritten} {to} backend={backend} service={service}")?;
+        self.expires
+            .map_or(Ok(()), |expires| write!(f, " expires={expires}"))
+    }
+}
+
+pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+    let maps = pinned.service_flow_rows()?;
+    stream::print(format, &maps, |row| Some(Row::from(entry(row))))
+}
+
+/// An entry as it is shown.
+pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowKey, FlowValue> {
+    let key = FlowKey::from(&flow);
+    let is_tcp = flow.protocol == IP_PROTOCOL_TCP;
+    let value = FlowValue {
+        direction: key.direction,
+        to: to.to,
+        backend: to.backend,
+        service: to.service,
+        expires: (!is_tcp).then_some(to.expires),
+    };
+    Entry { key, value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_of_a_flow_are_shown() {
+        let flow = |inbound, protocol, source: &str, destination: &str| {
+            let source: SocketAddr = source.parse().unwrap();
+            let destination: SocketAddr = destination.parse().unwrap();
+            Flow {
+                protocol,
+                inbound,
+                source: source.ip(),
+                source_port: source.port(),
+                destination: destination.ip(),
+                destination_port: destination.port(),
+            }
+        };
+        let to = |to: &str| ServiceFlow {
+            to: to.parse().unwrap(),
+            backend: 4,
+            service: 3,
+            expires: 99,
+        };
+        let out = flow(false, 6, "10.1.0.9:4000", "10.96.0.1:80");
+        assert_eq!(
+            Row::from(entry((out, to("10.1.0.1:8080")))).to_string(),
+            "TCP OUT 10.1.0.9:4000 -> 10.96.0.1:80 XLATE_DST 10.1.0.1:8080 backend=4 service=3"
+        );
+        let back = flow(true, 17, "[fd00:1::1]:53", "[fd00:1::9]:4000");
+        assert_eq!(
+            Row::from(entry((back, to("[fd00:96::1]:53")))).to_string(),
+            "UDP IN [fd00:1::1]:53 -> [fd00:1::9]:4000 XLATE_SRC [fd00:96::1]:53 backend=4 service=3 expires=99"
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! Frontends with their backends.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use health_common::service::{
+    ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
+    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT,
+};
+use health_datapath::dump::Pinned;
+use health_datapath::services::{ListedBackend, ListedFrontend};
+use health_model::flow::IpProtocol;
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::cli::output::{Format, NONE, comma_separated, table};
+
+/// Names what a number stands for; the number itself if nothing does.
+fn named(number: u8, names: [(u8, &'static str); 4]) -> String {
+    let mut names = names.into_iter();
+    let name = names.find_map(|(known, name)| (known == number).then_some(name));
+    name.map_or_else(|| number.to_string(), str::to_owned)
+}
+
+fn kind(kind: u8) -> String {
+    named(
+        kind,
+        [
+            (KIND_CLUSTER_IP, "ClusterIP"),
+            (KIND_LOAD_BALANCER, "LoadBalancer"),
+            (KIND_EXTERNAL_IP, "ExternalIP"),
+            (KIND_NODE_PORT, "NodePort"),
+        ],
+    )
+}
+
+fn algorithm(algorithm: u8) -> String {
+    named(
+        algorithm,
+        [
+            (ALGORITHM_RANDOM, "random"),
+            (ALGORITHM_ROUND_ROBIN, "round-robin"),
+            (ALGORITHM_MAGLEV, "maglev"),
+            (ALGORITHM_LEAST_CONNECTION, "least-connection"),
+        ],
+    )
+}
+
+/// A frontend as JSON shows it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct FrontendRow {
+    address: IpAddr,
+    port: u16,
+    protocol: IpProtocol,
+    kind: String,
+    service: u32,
+    algorithm: String,
+    affinity_seconds: u32,
+    keeps_source: bool,
+    /// `null` where anybody may use it.
+    source_ranges: Option<Vec<IpNet>>,
+    inside: PoolView,
+    outside: PoolView,
+}
+
+/// What becomes of new flows.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct PoolView {
+    backends: Vec<BackendView>,
+    /// What becomes of them without backends.
+    otherwise: &'static str,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct BackendView {
+    index: u32,
+    address: IpAddr,
+    port: u16,
+    share: f64,
+    flows: u32,
+}
+
+pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+    let maps = pinned.services()?;
+    let listed = maps.list()?;
+    let ranges = maps.source_ranges()?;
+    let rows: Vec<_> = listed
+        .into_iter()
+        .map(|frontend| row(frontend, &ranges))
+        .collect();
+    format.print_rows(&rows, frontends_table)
+}
+
+fn row(frontend: ListedFrontend, ranges: &BTreeMap<u32, Vec<IpNet>>) -> FrontendRow {
+    let entry = frontend.entry;
+    let is_set = |flag| entry.flags & flag != 0;
+    let of_service = || ranges.get(&entry.service).cloned().unwrap_or_default();
+    let pool = |backends: &[ListedBackend], drops| PoolView {
+        backends: backends.iter().map(backend).collect(),
+        otherwise: if is_set(drops) { "drop" } else { "reject" },
+    };
+    FrontendRow {
+        address: frontend.address.ip(),
+        port: frontend.address.port(),
+        protocol: IpProtocol(frontend.protocol),
+        kind: kind(entry.kind),
+        service: entry.service,
+        algorithm: algorithm(entry.algorithm),
+        affinity_seconds: entry.affinity_secs,
+        keeps_source: is_set(FRONTEND_KEEPS_SOURCE),
+        source_ranges: is_set(FRONTEND_RESTRICTED).then(of_service),
+        inside: pool(&frontend.inside, FRONTEND_DROPS_INSIDE),
+        outside: pool(&frontend.outside, FRONTEND_DROPS_OUTSIDE),
+    }
+}
+
+fn backend(backend: &ListedBackend) -> BackendView {
+    let address = backend.address();
+    BackendView {
+        index: backend.index,
+        address: address.ip(),
+        port: address.port(),
+        share: backend.share,
+        flows: backend.entry.flows,
+    }
+}
+
+fn frontends_table(rows: &[FrontendRow]) -> String {
+    let rows = rows.iter().map(|row| {
+        let address = std::net::SocketAddr::new(row.address, row.port);
+        [
+            format!("{address}/{}", row.protocol),
+            row.kind.clone(),
+            row.service.to_string(),
+            row.algorithm.clone(),
+            settings(row),
+            pool_cell(&row.inside),
+            if row.outside == row.inside {
+                "=".to_owned()
+            } else {
+                pool_cell(&row.outside)
+            },
+        ]
+    });
+    let header = [
+        "FRONTEND", "TYPE", "NUMBER", "CHOICE", "SETTINGS", "INSIDE", "OUTSIDE",
+    ];
+    table(header, rows)
+}
+
+/// What not all frontends have.
+fn settings(row: &FrontendRow) -> String {
+    let mut settings = Vec::new();
+    if row.affinity_seconds > 0 {
+        settings.push(format!("affinity={}s", row.affinity_seconds));
+    }
+    if row.keeps_source {
+        settings.push("keeps-source".to_owned());
+    }
+    if let Some(ranges) = &row.source_ranges {
+        settings.push(format!("from={}", comma_separated(ranges)));
+    }
+    if settings.is_empty() {
+        return NONE.to_owned();
+    }
+    settings.join("\n")
+}
+
+fn pool_cell(pool: &PoolView) -> String {
+    let lines = pool.backends.iter().map(|backend| {
+        let address = std::net::SocketAddr::new(backend.address, backend.port);
+        let percent = backend.share * 100.0;
+        format!("{address} {percent:.1}% flows={}", backend.flows)
+    });
+    let lines: Vec<_> = lines.collect();
+    if lines.is_empty() {
+        return pool.otherwise.to_owned();
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use health_common::service::{Backend, Frontend};
+
+    use super::*;
+
+    fn listed(address: &str, backends: &[&str]) -> ListedFrontend {
+        let backends = (1..).zip(backends).map(|(index, address)| {
+            let address: std::net::SocketAddr = address.parse().unwrap();
+            ListedBackend {
+                index,
+                entry: Backend {
+                    addr: address.ip().into(),
+                    port_be: address.port().to_be(),
+                    service: 3,
+                    flows: 7,
+                    ..Backend::default()
+                },
+                share: 0.5,
+            }
+        });
+        let backends: Vec<_> = backends.collect();
+        ListedFrontend {
+            address: address.parse().unwrap(),
+            protocol: 6,
+            entry: Frontend {
+                service: 3,
+                kind: KIND_CLUSTER_IP,
+                ..Frontend::default()
+            },
+            inside: backends.clone(),
+            outside: backends,
+        }
+    }
+
+    #[test]
+    fn frontends_are_listed_with_their_backends() {
+        let mut local = listed("[fd00::1]:30080", &["[fd00:1::1]:80"]);
+        local.entry.kind = KIND_NODE_PORT;
+        local.entry.flags = FRONTEND_KEEPS_SOURCE | FRONTEND_DROPS_OUTSIDE | FRONTEND_RESTRICTED;
+        local.entry.affinity_secs = 60;
+        local.entry.algorithm = ALGORITHM_MAGLEV;
+        local.outside.clear();
+        let ranges = BTreeMap::from([(3, vec!["192.0.2.0/24".parse().unwrap()])]);
+        let cluster = listed("10.96.0.1:80", &["10.1.0.1:80", "10.1.0.2:80"]);
+        let rows = [cluster, local].map(|frontend| row(frontend, &ranges));
+        assert_eq!(
+            frontends_table(&rows),
+            "\
+FRONTEND              TYPE        NUMBER   CHOICE   SETTINGS            INSIDE                          OUTSIDE
+10.96.0.1:80/TCP      ClusterIP   3        random   -                   10.1.0.1:80 50.0% flows=7       =
+                                                                        10.1.0.2:80 50.0% flows=7
+[fd00::1]:30080/TCP   NodePort    3        maglev   affinity=60s        [fd00:1::1]:80 50.0% flows=7   drop
+                                                    keeps-source
+                                                    from=192.0.2.0/24
+"
+        );
+        let json = serde_json::to_value(&rows[1]).unwrap();
+        assert_eq!(
+            json["outside"],
+            serde_json::json!({"backends": [], "otherwise": "drop"})
+        );
+        assert_eq!(json["inside"]["backends"][0]["address"], "fd00:1::1");
+        assert_eq!(json["source-ranges"][0], "192.0.2.0/24");
+    }
+}

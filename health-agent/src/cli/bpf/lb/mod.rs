@@ -1,0 +1,75 @@
+//! `health-agent bpf lb`: services as the programs know them.
+
+mod clients;
+mod flows;
+mod frontends;
+mod maglev;
+
+use clap::{ArgGroup, Args, Subcommand};
+use health_datapath::dump::Pinned;
+
+use crate::cli::output::OutputArgs;
+
+pub(super) use clients::print as print_clients;
+pub(super) use flows::entry as flow_entry;
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent bpf lb list
+  health-agent bpf lb list --flows";
+
+const LIST_EXAMPLES: &str = "\
+Output:
+  A frontend leads new flows from this node and its endpoints to the backends under INSIDE, and all others
+  to those under OUTSIDE (= for the same): how many of them each gets, and how many flows it has, as far as
+  is known. NUMBER is that of the service's port, as clients, tables and flows have it. Flows and clients
+  are listed while they are read, unordered
+
+Examples:
+  health-agent bpf lb list
+  health-agent bpf lb list -o json | jq '.[] | select(.inside.backends == [])'
+  health-agent bpf lb list --maglev
+  health-agent bpf lb list --affinity
+  health-agent bpf lb list --flows -o jsonl";
+
+/// Commands of `bpf lb`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXAMPLES)]
+pub enum LbCommand {
+    /// List the frontends of services with their backends
+    #[command(after_help = LIST_EXAMPLES)]
+    List(ListArgs),
+}
+
+/// Flags of `bpf lb list`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("what").args(["affinity", "maglev", "flows"]))]
+pub struct ListArgs {
+    /// The clients that stay with a backend
+    #[arg(long)]
+    affinity: bool,
+    /// The Maglev tables
+    #[arg(long)]
+    maglev: bool,
+    /// The flows that were sent to a backend, two entries for each
+    #[arg(long)]
+    flows: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl LbCommand {
+    pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
+        let Self::List(args) = self;
+        let format = args.output.output;
+        if args.flows {
+            flows::print(pinned, format)
+        } else if args.affinity {
+            clients::print(pinned, format)
+        } else if args.maglev {
+            maglev::print(pinned, format)
+        } else {
+            frontends::print(pinned, format)
+        }
+    }
+}
