@@ -144,7 +144,7 @@ impl Bed {
             clock: Timestamp::now,
         };
         let folder = Folder::watch(self.manifests.path(), Selection::default());
-        let sources = vec![folder.services()];
+        let sources = vec![folder.services().unprobed()];
         let topology = self.topology.subscribe();
         self.services = Some(Services::start(settings, topology, sources, provider)?);
         self.folder = Some(folder);
@@ -169,7 +169,7 @@ impl Bed {
 
     fn error(&self) -> Option<String> {
         let services = self.services.as_ref()?;
-        services.view().borrow().error.clone()
+        services.handle().view().borrow().error.clone()
     }
 
     /// Waits until a listing is so.
