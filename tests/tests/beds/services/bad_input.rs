@@ -1,18 +1,22 @@
 //! Services that cannot be served as they are written: each is named, and its neighbours are served.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
-use tests::served::{ServiceManifest, ServicePort, SliceEndpoint, cluster_ips};
+use tests::served::{PORT, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
 use super::{Stand, targets, wait_answered_by};
 
-/// Waits until the agent says all these words of its services.
-fn wait_told(node: &Node, words: &[&str]) -> anyhow::Result<()> {
+/// Waits until the agent says all these words in a line about its services, or about this one.
+fn wait_told(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
+    let ask = match service {
+        Some(name) => format!("service get {name}"),
+        None => "service list".to_owned(),
+    };
     wait_for("the agent to tell what is wrong", PATIENCE, || {
-        let ran = node.cli("service list")?;
+        let ran = node.cli(&ask)?;
         let said = format!("{}{}", ran.stdout, ran.stderr);
         let is_told = said
             .lines()
@@ -20,7 +24,7 @@ fn wait_told(node: &Node, words: &[&str]) -> anyhow::Result<()> {
         ensure!(is_told, "{said}");
         Ok(Some(()))
     })
-    .with_context(|| format!("wanted {words:?}"))
+    .with_context(|| format!("{ask}, wanted {words:?}"))
 }
 
 #[test]
@@ -49,13 +53,18 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     stand.write(&taken)?;
     wait_told(
         node,
+        Some("taken"),
         &["default/taken", "default/neighbour", "10.96.0.1:80"],
     )?;
     is_served("another one with its ClusterIP")?;
     let mut taken = ServiceManifest::new("taken", 2).of(&stand.backends[..1]);
     taken.ports[0].node_port = Some(30_080);
     stand.write(&taken)?;
-    wait_told(node, &["default/taken", "default/neighbour", "30080"])?;
+    wait_told(
+        node,
+        Some("taken"),
+        &["default/taken", "default/neighbour", "30080"],
+    )?;
     is_served("another one with its node port")?;
     for target in targets(&taken) {
         // What of it is nobody else's is served.
@@ -68,15 +77,19 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         ..ServicePort::http(81)
     });
     stand.write(&unnamed)?;
-    wait_told(node, &["default/unnamed", "spec.ports[2].name"])?;
+    wait_told(
+        node,
+        Some("unnamed"),
+        &["default/unnamed", "spec.ports[2].name"],
+    )?;
     let mut wrong = stand
         .service("wrong", 4)
         .spec(json!({ "externalIPs": ["fd00::77"] }));
     wrong.cluster_ips.truncate(1);
     stand.write(&wrong)?;
-    wait_told(node, &["default/wrong", "fd00::77"])?;
+    wait_told(node, Some("wrong"), &["default/wrong", "fd00::77"])?;
     stand.manifests.write_file("broken", "{")?;
-    wait_told(node, &["broken.json"])?;
+    wait_told(node, None, &["broken.json"])?;
     is_served("beside bad ones")?;
     Ok(())
 }
@@ -93,27 +106,35 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     let neighbour = stand.service("neighbour", 1);
     stand.write(&neighbour)?;
     let names = ["web-1", "web-2", "web-3"];
-    let mut crowded = ServiceManifest::new("crowded", 2).of(&stand.backends);
-    crowded.endpoints.extend((0..TOO_MANY).map(|number| {
-        let v4: IpAddr = Ipv4Addr::from_bits(0x0ac8_0000 + number).into();
-        let v6: IpAddr = Ipv6Addr::from_bits((0xfd00_0200 << 96) + u128::from(number)).into();
-        SliceEndpoint::new(vec![v4, v6], "hnode3")
-    }));
+    let crowded = stand.service("crowded", 2);
     stand.write(&crowded)?;
-    wait_told(node, &["default/crowded"])?;
+    for target in targets(&crowded) {
+        wait_answered_by(&client.name, target, &names)?;
+    }
+    let addresses = (0..TOO_MANY).map(|number| Ipv4Addr::from_bits(0x0ac8_0000 + number));
+    let endpoints: Vec<_> = addresses.map(|ip| json!({ "addresses": [ip] })).collect();
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": { "name": "crowd", "labels": { "kubernetes.io/service-name": "crowded" } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "protocol": "TCP", "port": PORT }],
+        "endpoints": endpoints,
+    });
+    stand.manifests.write_file("crowd", &slice.to_string())?;
+    wait_told(node, None, &["default/crowded"])?;
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
     // Later ones are served, and itself is when it has become smaller.
     let later = stand.service("later", 3);
     stand.write(&later)?;
-    let crowded = stand.service("crowded", 2);
     for target in targets(&later) {
         wait_answered_by(&client.name, target, &names)?;
     }
-    stand.write(&crowded)?;
-    for ip in cluster_ips(2) {
-        wait_answered_by(&client.name, (ip, 80).into(), &names)?;
+    stand.manifests.remove("crowd")?;
+    for target in targets(&crowded) {
+        wait_answered_by(&client.name, target, &names)?;
     }
     Ok(())
 }
