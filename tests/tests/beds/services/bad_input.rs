@@ -122,7 +122,11 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
         "endpoints": endpoints,
     });
     stand.manifests.write_file("crowd", &slice.to_string())?;
-    wait_told(node, None, &["default/crowded"])?;
+    wait_told(
+        node,
+        None,
+        &["cannot serve default/crowded:http/TCP IPv4", "has no room"],
+    )?;
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
