@@ -20,6 +20,9 @@ use tokio::time::Instant;
 use super::store::{Gone, Selector};
 use super::{Behaviour, Kind, Shared};
 
+/// What the server does, since a request came in.
+type Behaviours = tokio::sync::watch::Receiver<Behaviour>;
+
 /// Of lists and watches.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -114,12 +117,19 @@ fn not_found(name: &str) -> Response {
 }
 
 /// Notes the request, and does to it what was ordered.
-async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn misbehave(
+    State(shared): State<Arc<Shared>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let uri = request.uri().clone();
     shared
         .requests()
         .push(format!("{} {uri}", request.method()));
-    let behaviour = shared.behaviour.borrow().clone();
+    let mut behaviours = shared.behaviour.subscribe();
+    let behaviour = behaviours.borrow_and_update().clone();
+    // So that a watch misses no change since now.
+    request.extensions_mut().insert(behaviours);
     match behaviour {
         Behaviour::Serve | Behaviour::RubbishInWatches | Behaviour::LostStore => {
             next.run(request).await
@@ -166,12 +176,13 @@ fn channel_body() -> (mpsc::Sender<Piece>, Body) {
 async fn list(
     State(shared): State<Arc<Shared>>,
     Extension(kind): Extension<Kind>,
+    Extension(behaviours): Extension<Behaviours>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
     let selector = Selector::parse(&parameters.label_selector, &parameters.field_selector);
     let name = format!("{}List", kind.name());
     if matches!(parameters.watch.as_deref(), Some("true" | "1")) {
-        return watch(shared, kind, parameters, selector);
+        return watch(shared, kind, parameters, selector, behaviours);
     }
     if *shared.behaviour.borrow() == Behaviour::LostStore {
         return answer(
@@ -205,14 +216,20 @@ async fn list(
     }
 }
 
-fn watch(shared: Arc<Shared>, kind: Kind, parameters: Parameters, selector: Selector) -> Response {
+fn watch(
+    shared: Arc<Shared>,
+    kind: Kind,
+    parameters: Parameters,
+    selector: Selector,
+    behaviours: Behaviours,
+) -> Response {
     if *shared.behaviour.borrow() == Behaviour::RubbishInWatches {
         return broken_off("{\"type\":\"ADDED\",\"object\":7}\n{\"type\":");
     }
     let (sender, body) = channel_body();
     tokio::spawn(async move {
         // Whoever asked went away.
-        let _ = feed(&shared, kind, &parameters, &selector, &sender).await;
+        let _ = feed(&shared, kind, &parameters, &selector, behaviours, &sender).await;
     });
     Response::new(body)
 }
@@ -223,6 +240,7 @@ async fn feed(
     kind: Kind,
     parameters: &Parameters,
     selector: &Selector,
+    mut behaviours: Behaviours,
     sender: &mpsc::Sender<Piece>,
 ) -> Result<(), mpsc::error::SendError<Piece>> {
     let line = |event: &Value| Ok(Bytes::from(format!("{event}\n")));
@@ -230,7 +248,6 @@ async fn feed(
     let end = Instant::now() + lifetime;
     let mut revisions = shared.revision.subscribe();
     let mut bookmarks = shared.bookmarks.subscribe();
-    let mut behaviours = shared.behaviour.subscribe();
     let present = shared.store(kind).revision();
     let mut sent = parameters.resource_version.unwrap_or(present);
     loop {

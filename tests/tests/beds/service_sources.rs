@@ -208,13 +208,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
             "cannot watch services: ",
         ),
         (Behaviour::RubbishInWatches, "cannot watch services: "),
-        (
-            Behaviour::LostStore,
-            "lists no services; its store may have been lost",
-        ),
     ] {
-        // Else a watch goes on from where it was.
-        api.server.compact();
         api.server.behave(behaviour.clone());
         let told = until(&mut api.sets, &format!("{behaviour:?} to be told"), |set| {
             has_problem(set, "kubernetes: services stay as they were at ")
@@ -227,6 +221,23 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
         api.server.behave(Behaviour::Serve);
         until_shown(&mut api.sets, &well).await?;
     }
+
+    // Another store, in which there is nothing, and no history to go on from.
+    api.server.stop();
+    for object in web {
+        api.server.put(object);
+    }
+    api.server.compact();
+    api.server.behave(Behaviour::LostStore);
+    api.server.resume()?;
+    let told = until(&mut api.sets, "the loss of its store to be told", |set| {
+        let lost = |resource| format!("the API server lists no {resource}; its store may");
+        has_problem(set, &lost("services")) && has_problem(set, &lost("endpointslices"))
+    })
+    .await?;
+    assert_eq!(shown(&told), well);
+    api.server.behave(Behaviour::Serve);
+    until_shown(&mut api.sets, &well).await?;
 
     // What changes while it is away is there when it is back, also if it no longer knows what has changed.
     api.server.stop();
