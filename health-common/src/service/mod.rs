@@ -130,14 +130,17 @@ pub struct Backend {
     pub service: u32,
     /// Where it listens.
     pub port_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
+    /// [`BACKEND_LINGERS`] or 0.
+    pub flags: u16,
     /// Flows that were sent to it and are not over, as far as is known: counted by the programs, and set now and then by
     /// the agent.
     pub flows: u32,
     /// Explicit padding, zero.
     pub pad2: u32,
 }
+
+/// Flag: it gets no new flows, not even from clients that stay with it; those that it has go on.
+pub const BACKEND_LINGERS: u16 = 1;
 
 /// A client that stays with its backend.
 #[repr(C)]

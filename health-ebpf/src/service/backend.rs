@@ -10,8 +10,8 @@ use health_common::metrics::Reason;
 use health_common::service::choice::{flow_hash, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
-    SourceRange,
+    BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED,
+    Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
@@ -163,7 +163,8 @@ fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32
     let affinity = unsafe { HEALTH_AFFINITY.get(key) }?;
     let is_fresh = coarse_now_secs().wrapping_sub(affinity.last_used) < frontend.affinity_secs;
     let backend = HEALTH_BACKENDS.get(affinity.backend)?;
-    (is_fresh && backend.service == frontend.service).then_some(affinity.backend)
+    let gets_flows = backend.service == frontend.service && backend.flags & BACKEND_LINGERS == 0;
+    (is_fresh && gets_flows).then_some(affinity.backend)
 }
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.

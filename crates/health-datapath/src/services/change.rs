@@ -1,17 +1,17 @@
 //! Changes of ports: planned one by one, written together.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use health_common::service::{
-    ALGORITHM_ROUND_ROBIN, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
+    ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
     FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 
 use super::free::{Extent, Store};
 use super::pool::{self, Contents, Range};
 use super::{
-    BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, Place, Port, PortSpec, ServiceTables,
-    ServicesError, Socket, Target, family, frontend_map, socket,
+    BackendSpec, FillMaglev, FrontendSpec, Known, MaglevBackend, Place, Port, PortSpec,
+    ServiceTables, ServicesError, Socket, Target, family, frontend_map, socket,
 };
 use crate::ipcache;
 use crate::layout;
@@ -132,9 +132,9 @@ impl<'a> Change<'a> {
         for place in &port.frontends {
             self.remove_frontend(number, place);
         }
-        for (_, index) in port.backends {
-            self.backends_gone.push(index);
-            self.retired.push(Extent::backend(index));
+        for backend in port.backends {
+            self.backends_gone.push(backend.index);
+            self.retired.push(Extent::backend(backend.index));
         }
         self.retired
             .extend(port.ranges.iter().map(|range| range.extent));
@@ -208,37 +208,21 @@ impl<'a> Change<'a> {
         let places = self.places(former, number, spec)?;
         let source_ranges = self.source_ranges(number, former, spec)?;
 
-        let indexes = self.indexes(former, spec, allocated)?;
-        let mut backends: Vec<_> = indexes.iter().map(|(at, index)| (*at, *index)).collect();
-        backends.sort_unstable();
-        let is_new =
-            |(at, _): &&(Socket, u32)| former.backends.binary_search_by_key(at, key).is_err();
-        let written = backends
-            .iter()
-            .filter(is_new)
-            .map(|&((addr, port_be), index)| {
-                let backend = Backend {
-                    addr,
-                    service: number,
-                    port_be,
-                    ..Backend::default()
-                };
-                (index, backend)
-            });
+        let backends = self.backends(former, spec, allocated)?;
         let gone = former
             .backends
             .iter()
-            .filter(|(at, _)| !indexes.contains_key(at));
+            .filter(|backend| find(&backends, backend.at).is_none());
         let mut plan = Plan {
             frontends: Vec::new(),
-            backends: written.collect(),
-            backends_gone: gone.map(|(_, index)| *index).collect(),
+            backends: self.entries(number, former, &backends)?,
+            backends_gone: gone.map(|backend| backend.index).collect(),
             slots: Vec::new(),
             maglev: Vec::new(),
             retired: Vec::new(),
             port: Port {
                 frontends: places.keys().copied().collect(),
-                backends,
+                backends: backends.clone(),
                 ranges: Vec::new(),
                 source_ranges,
             },
@@ -250,12 +234,14 @@ impl<'a> Change<'a> {
         };
         let members = |target, list: &[BackendSpec]| -> Vec<MaglevBackend> {
             let list = list.iter().filter(|_| is_used(target));
-            list.map(|backend| MaglevBackend {
-                index: indexes[&socket(backend.address)],
-                address: backend.address,
-                weight: backend.weight.max(1),
-            })
-            .collect()
+            let member = |backend: &BackendSpec| {
+                Some(MaglevBackend {
+                    index: find(&backends, socket(backend.address))?.index,
+                    address: backend.address,
+                    weight: backend.weight.max(1),
+                })
+            };
+            list.filter_map(member).collect()
         };
         let lists = [
             members(Target::Cluster, &spec.cluster),
@@ -363,45 +349,77 @@ impl<'a> Change<'a> {
         Ok(ranges.into_iter().collect())
     }
 
-    /// The indexes of all backends that a port is to have.
-    fn indexes(
+    /// The backends that a port is to have, sorted.
+    fn backends(
         &mut self,
         former: &Port,
         spec: &PortSpec,
         allocated: &mut Vec<Extent>,
-    ) -> Result<HashMap<Socket, u32>, ServicesError> {
-        let known = |at: &Socket| {
-            let found = former.backends.binary_search_by_key(at, key).ok()?;
-            Some(former.backends[found].1)
-        };
-        let mut indexes = HashMap::new();
-        for address in &spec.lingering {
-            let at = socket(*address);
-            indexes.extend(known(&at).map(|index| (at, index)));
+    ) -> Result<Vec<Known>, ServicesError> {
+        let lingering = spec.lingering.iter().map(|address| socket(*address));
+        let lingering = lingering.filter(|at| find(&former.backends, *at).is_some());
+        let mut wanted: BTreeMap<Socket, bool> = lingering.map(|at| (at, true)).collect();
+        let used = spec.cluster.iter().chain(&spec.local);
+        wanted.extend(used.map(|backend| (socket(backend.address), false)));
+        let is_new = |at: &&Socket| find(&former.backends, **at).is_none();
+        let new = wanted.keys().filter(is_new).count() as u32;
+        let mut backends = Vec::with_capacity(wanted.len());
+        for (at, lingers) in wanted {
+            let index = match find(&former.backends, at) {
+                Some(known) => known.index,
+                None => self.new_index(new, allocated)?,
+            };
+            backends.push(Known { at, index, lingers });
         }
-        let mut new = BTreeSet::new();
-        for backend in spec.cluster.iter().chain(&spec.local) {
-            let at = socket(backend.address);
-            let index = known(&at);
-            indexes.extend(index.map(|index| (at, index)));
-            new.extend(index.is_none().then_some(at));
+        Ok(backends)
+    }
+
+    /// An index for one of so many new backends.
+    fn new_index(&mut self, new: u32, allocated: &mut Vec<Extent>) -> Result<u32, ServicesError> {
+        let arrays = &mut self.tables.arrays;
+        let extent = arrays.allocate(Store::Backends, 1, self.now_ns);
+        let extent = extent.map_err(|error| match error {
+            ServicesError::Full { .. } => {
+                allocated
+                    .drain(..)
+                    .for_each(|extent| arrays.release(extent));
+                arrays.full(Store::Backends, new)
+            }
+            other => other,
+        })?;
+        allocated.push(extent);
+        Ok(extent.at)
+    }
+
+    /// What must be written of backends. Those that only begin or cease to linger go on counting their flows.
+    fn entries(
+        &self,
+        number: u32,
+        former: &Port,
+        backends: &[Known],
+    ) -> Result<Vec<(u32, Backend)>, ServicesError> {
+        let mut entries = Vec::new();
+        for backend in backends {
+            let known = find(&former.backends, backend.at);
+            if known == Some(backend) {
+                continue;
+            }
+            let map = &self.tables.maps.backends;
+            let entry = known.map(|known| map.get(&known.index)).transpose();
+            let entry = entry
+                .map_err(|source| ServicesError::kernel("read", layout::BACKENDS.name, source))?;
+            let (addr, port_be) = backend.at;
+            let entry = Backend {
+                addr,
+                service: number,
+                port_be,
+                flags: if backend.lingers { BACKEND_LINGERS } else { 0 },
+                flows: entry.flatten().map_or(0, |entry| entry.flows),
+                pad2: 0,
+            };
+            entries.push((backend.index, entry));
         }
-        for at in &new {
-            let arrays = &mut self.tables.arrays;
-            let extent = arrays.allocate(Store::Backends, 1, self.now_ns);
-            let extent = extent.map_err(|error| match error {
-                ServicesError::Full { .. } => {
-                    allocated
-                        .drain(..)
-                        .for_each(|extent| arrays.release(extent));
-                    arrays.full(Store::Backends, new.len() as u32)
-                }
-                other => other,
-            })?;
-            allocated.push(extent);
-            indexes.insert(*at, extent.at);
-        }
-        Ok(indexes)
+        Ok(entries)
     }
 
     /// A pool with these in it: one that the port has, or a new one.
@@ -530,8 +548,10 @@ impl ServiceTables {
     }
 }
 
-fn key(&(at, _): &(Socket, u32)) -> Socket {
-    at
+/// One of sorted backends.
+fn find(backends: &[Known], at: Socket) -> Option<&Known> {
+    let found = backends.binary_search_by_key(&at, |backend| backend.at);
+    Some(&backends[found.ok()?])
 }
 
 fn pool_of(target: Target, cluster: Pool, local: Pool) -> Pool {

@@ -184,10 +184,19 @@ struct Port {
     /// Those whose entry has its number, and former ones.
     frontends: Vec<Place>,
     /// Sorted.
-    backends: Vec<(Socket, u32)>,
+    backends: Vec<Known>,
     ranges: Vec<Range>,
     /// Sorted.
     source_ranges: Vec<Prefix<SourceRange>>,
+}
+
+/// A backend in the maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Known {
+    at: Socket,
+    index: u32,
+    /// Whether it gets no new flows.
+    lingers: bool,
 }
 
 /// Arrays as they were read.

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use health_common::service::Backend;
+use health_common::service::{BACKEND_LINGERS, Backend};
 
 use super::free::{Extent, Store};
 use super::maps::values;
 use super::pool::Range;
-use super::{ServiceTables, ServicesError, Sizes, Snapshot, family};
+use super::{Known, ServiceTables, ServicesError, Sizes, Snapshot, family};
 use crate::layout;
 
 impl ServiceTables {
@@ -69,23 +69,27 @@ impl ServiceTables {
 
     fn read_backends(&mut self) -> Result<(), ServicesError> {
         self.strays.clear();
-        let mut backends: HashMap<u32, Vec<_>> = HashMap::new();
+        let mut backends: HashMap<u32, Vec<Known>> = HashMap::new();
         let read = self.maps.backends.for_each(|index, backend: Backend| {
             if backend.service != 0 && index != 0 {
                 let of_port = backends.entry(backend.service).or_default();
-                of_port.push(((backend.addr, backend.port_be), index));
+                of_port.push(Known {
+                    at: (backend.addr, backend.port_be),
+                    index,
+                    lingers: backend.flags & BACKEND_LINGERS != 0,
+                });
             }
         });
         read.map_err(|source| ServicesError::kernel("read", layout::BACKENDS.name, source))?;
         for (number, mut backends) in backends {
             backends.sort_unstable();
-            for (_, index) in &backends {
-                self.arrays.take(Extent::backend(*index));
+            for backend in &backends {
+                self.arrays.take(Extent::backend(backend.index));
             }
             let mut strays = Vec::new();
-            backends.dedup_by(|(socket, index), (kept, _)| {
-                let is_stray = socket == kept;
-                strays.extend(is_stray.then_some(*index));
+            backends.dedup_by(|backend, kept| {
+                let is_stray = backend.at == kept.at;
+                strays.extend(is_stray.then_some(backend.index));
                 is_stray
             });
             self.strays.append(&mut strays);

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use health_common::service::{
-    ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN, KIND_CLUSTER_IP,
+    ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, KIND_CLUSTER_IP,
 };
 
 use super::*;
@@ -169,9 +169,16 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     let (number, _) = set(&mut tables, None, &spec("10.96.0.1", &[1, 1, 1]), 0).unwrap();
     let mut less = spec("10.96.0.1", &[1]);
     less.lingering = vec![at("10.1.0.2"), at("10.1.0.9")];
-    let before = tables.maps().backends().unwrap();
+    let mut before = tables.maps().backends().unwrap();
+    // Two flows went to each.
+    before.values_mut().for_each(|backend| backend.flows = 2);
+    let entries: Vec<_> = before
+        .iter()
+        .map(|(index, entry)| (*index, *entry))
+        .collect();
+    tables.maps.backends.write(&entries).unwrap();
     let (_, written) = set(&mut tables, Some(number), &less, 1).unwrap();
-    assert_eq!((written.backends, written.backends_removed), (0, 1));
+    assert_eq!((written.backends, written.backends_removed), (1, 1));
     let now = tables.maps().backends().unwrap();
     let gone: Vec<_> = before
         .keys()
@@ -179,7 +186,21 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
         .collect();
     assert_eq!(gone.len(), 1);
     assert_eq!(before[gone[0]].addr.to_ip(), at("10.1.0.3").ip());
+    let lingering = now
+        .values()
+        .filter(|backend| backend.flags == BACKEND_LINGERS);
+    let lingering: Vec<_> = lingering.map(|backend| backend.addr.to_ip()).collect();
+    assert_eq!(lingering, [at("10.1.0.2").ip()]);
+    assert!(now.values().all(|backend| backend.flows == 2), "{now:?}");
     assert_eq!(led(&tables, "10.96.0.1").len(), 1);
+
+    let mut tables = again(&tables);
+    let mut more = spec("10.96.0.1", &[1, 1]);
+    more.lingering.clear();
+    let (_, written) = set(&mut tables, None, &more, 2).unwrap();
+    assert_eq!((written.backends, written.backends_removed), (1, 0));
+    let now = tables.maps().backends().unwrap();
+    assert!(now.values().all(|backend| backend.flags == 0), "{now:?}");
 }
 
 #[test]

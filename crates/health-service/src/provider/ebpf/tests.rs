@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use health_common::service::{
-    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE,
+    BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE,
     FRONTEND_RESTRICTED, Frontend,
 };
 use health_datapath::services::{ListedBackend, ListedFrontend, ServiceMapSizes, ServiceMaps};
@@ -291,12 +291,19 @@ fn check_backends(
     let now = backends(node);
     prop_assert_eq!(now.len(), node.maps.backends().unwrap().len());
     let mut wanted = BTreeSet::new();
+    let mut lingers = BTreeSet::new();
     for (key, number) in numbers {
         let port = state.port(key).unwrap();
         let used = port.cluster.iter().chain(&port.local);
         wanted.extend(used.map(|backend| (*number, backend.address)));
         let lingering = port.lingering.iter().map(|address| (*number, *address));
-        wanted.extend(lingering.filter(|backend| before.contains_key(backend)));
+        lingers.extend(lingering.filter(|backend| before.contains_key(backend)));
+    }
+    wanted.extend(lingers.iter().copied());
+    let entries = node.maps.backends().unwrap();
+    for (backend, index) in &now {
+        let is_flagged = entries[index].flags == BACKEND_LINGERS;
+        prop_assert_eq!(is_flagged, lingers.contains(backend), "{:?}", backend);
     }
     prop_assert_eq!(now.keys().copied().collect::<BTreeSet<_>>(), wanted);
     for (backend, index) in before {

@@ -232,8 +232,8 @@ mod tests {
         assert_eq!(
             frontends_table(&rows),
             "\
-FRONTEND              TYPE        NUMBER   CHOICE   SETTINGS            INSIDE                          OUTSIDE
-10.96.0.1:80/TCP      ClusterIP   3        random   -                   10.1.0.1:80 50.0% flows=7       =
+FRONTEND              TYPE        NUMBER   CHOICE   SETTINGS            INSIDE                         OUTSIDE
+10.96.0.1:80/TCP      ClusterIP   3        random   -                   10.1.0.1:80 50.0% flows=7      =
                                                                         10.1.0.2:80 50.0% flows=7
 [fd00::1]:30080/TCP   NodePort    3        maglev   affinity=60s        [fd00:1::1]:80 50.0% flows=7   drop
                                                     keeps-source
