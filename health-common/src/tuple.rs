@@ -25,6 +25,8 @@ pub trait Tuple: Copy + Default + PartialEq {
     type FrontendKey;
     /// The value of the maps of services' flows.
     type ServiceFlow: Copy + Default;
+    /// Where that says when it is over, bytes.
+    const SERVICE_FLOW_EXPIRES_AT: usize;
     /// 4 or 6.
     const IP_VERSION: u32;
     /// Protocol number of this version's ICMP.
@@ -140,6 +142,7 @@ macro_rules! tuple {
             type FragmentKey = $key;
             type FrontendKey = $frontend;
             type ServiceFlow = $service_flow;
+            const SERVICE_FLOW_EXPIRES_AT: usize = core::mem::offset_of!($service_flow, expires);
             const IP_VERSION: u32 = $ip_version;
             const ICMP: u8 = $icmp;
             const ECHO_REQUEST: u8 = $echo_request;

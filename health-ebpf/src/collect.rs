@@ -16,6 +16,7 @@ use crate::bounds::forgotten;
 use crate::clock::{coarse_now_ns, seconds};
 use crate::frame::Frame;
 use crate::ip_version::Version;
+use crate::service;
 
 /// What became of a key. Those of a whole request are added up, and none overflows into the next.
 const REFRESHED: u32 = 1;
@@ -146,6 +147,9 @@ impl<T: Version> Maps<T> {
         // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
         // orphan then.
         if key.direction() == TUPLE_OUT {
+            if !self.is_tracked(key) {
+                service::forget(key);
+            }
             FLOW_REMOVED + self.release(key)
         } else {
             FLOW_REMOVED

@@ -53,7 +53,7 @@ impl State for Stateless {
 #[inline(always)]
 pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
     // What the endpoint sent to itself through a service, or is told of its own packet.
-    if frame.mark() == MARK_ANSWERED {
+    if frame.mark() == MARK_ANSWERED && frame.came_by() == frame.ifindex() {
         frame.set_mark(0);
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
@@ -361,12 +361,17 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
         };
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
-        if service::is_on()
-            && let Some(verdict) = service::send::<T>(frame, endpoint)
-        {
-            return verdict;
+        let mut is_new = false;
+        if service::is_on() {
+            match service::send::<T>(frame, endpoint) {
+                Ok(of_new_flow) => is_new = of_new_flow,
+                Err(verdict) => return verdict,
+            }
         }
         let tracked = track::<T>(frame, TUPLE_OUT, Some(endpoint));
+        if is_new && tracked.is_err() {
+            service::withdraw::<T>(frame);
+        }
         return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
     }
     debug!(

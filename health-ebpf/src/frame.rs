@@ -25,8 +25,8 @@ pub const L4_AT4: usize = IP_AT + 20;
 /// Where what follows the IPv6 header begins.
 pub const L4_AT6: usize = IP_AT + 40;
 
-/// Mark of a packet that `to_endpoint` turned round, seen once by `from_endpoint` and cleared there.
-/// Marks do not cross namespaces, so nobody else can set it on an endpoint's device.
+/// Mark of a packet that one of an endpoint's programs turned round, seen once by the other and cleared there. Marks do
+/// not cross namespaces, so no endpoint can set it; what else this host marks so came by another device, or by none.
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
 /// A packet at a tc hook.
@@ -64,6 +64,13 @@ impl<'a> Frame<'a> {
     pub fn ifindex(&self) -> u32 {
         // SAFETY: the context pointer is valid for the program's run.
         unsafe { (*self.skb()).ifindex }
+    }
+
+    /// The device by which the packet came into this namespace; 0 for one that was made here.
+    #[inline(always)]
+    pub fn came_by(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).ingress_ifindex }
     }
 
     /// When the kernel took the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while nobody on the

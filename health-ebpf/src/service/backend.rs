@@ -7,6 +7,7 @@ use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::ct::{CtState, Timeouts, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
+use health_common::nat::can_change_port;
 use health_common::service::choice::{flow_hash, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
@@ -16,7 +17,7 @@ use health_common::service::{
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{gateway, opens};
+use super::request::{answer_key, opens};
 use super::step::{Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
@@ -63,6 +64,9 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
     else {
         return StepResult::dropped(Reason::ServiceNoBackend);
     };
+    if to.1 != flow.destination().1 && !can_change_port(flow.protocol()) {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
     request.set_backend(to);
     if frontend.affinity_secs != 0 {
         let key = AffinityKey {
@@ -90,15 +94,7 @@ fn enter<T: Version>(
 ) -> StepResult {
     let expires = coarse_now_secs() + lifetime(flow.protocol(), CtState::default(), timeouts);
     let back = T::service_flow(flow.destination(), index, service, expires);
-    let answer = match gateway::<T>() {
-        // Of itself, an endpoint gets the packet from the gateway, and answers there.
-        Some(gateway) if to.0 == flow.source().0 => flow
-            .with_destination((gateway, flow.source().1))
-            .reply()
-            .with_destination(to)
-            .reply(),
-        _ => flow.with_destination(to).reply(),
-    };
+    let answer = answer_key(flow, to);
     if T::service_flows()
         .insert(&answer, &back, u64::from(BPF_ANY))
         .is_err()
@@ -119,6 +115,37 @@ fn enter<T: Version>(
         };
     }
     StepResult::FOUND
+}
+
+/// Removes what is known of a flow whose packets went to a backend by this tuple, which is of direction out.
+#[inline(always)]
+pub(crate) fn forget<T: Version>(sent: T) {
+    let answer = sent.reply();
+    let Some(back) = T::service_flows().get_ptr(&answer) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let back = T::service_flow_parts(unsafe { &*back });
+    let flow = sent.with_destination(back.to);
+    if let Some(out) = T::service_flows().get_ptr(&flow)
+        // SAFETY: as above.
+        && T::service_flow_parts(unsafe { &*out }).to == sent.destination()
+    {
+        let _ = T::service_flows().remove(&flow);
+    }
+    if T::service_flows().remove(&answer).is_ok()
+        && let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(back.backend)
+        // SAFETY: aligned words of a map value.
+        && unsafe { (*backend).service == back.service && (*backend).flows > 0 }
+    {
+        // SAFETY: as above; adds -1.
+        unsafe {
+            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(
+                &raw mut (*backend).flows,
+                u32::MAX,
+            )
+        };
+    }
 }
 
 /// Whether a flow's backend still serves its service.

@@ -18,6 +18,7 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use network_types::eth::EthHdr;
 
+pub(crate) use backend::forget;
 pub use step::Steps;
 use step::{Request, StepResult};
 
@@ -29,13 +30,15 @@ pub fn is_on() -> bool {
         .is_some_and(|config| config.flags & SERVICES != 0)
 }
 
-/// Sends a packet of an endpoint on to a backend if it is for a service. `None`: it goes its way, to the backend or,
-/// untouched, to where it was going.
+/// Sends a packet of an endpoint on to a backend if it is for a service. `Ok`: it goes its way, to the backend or,
+/// untouched, to where it was going; and whether it was entered as a new flow.
 #[inline(always)]
-pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Option<Verdict> {
+pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Verdict> {
     let skb = frame.skb();
     let mut request = Request::<T>::new();
-    let result = match T::find(skb, &mut request) {
+    let found = T::find(skb, &mut request);
+    let is_new = found == StepResult::IS_NEW;
+    let result = match found {
         StepResult::IS_NEW => T::choose(skb, &mut request),
         result => result,
     };
@@ -45,10 +48,19 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Option<Verdict>
         result => result,
     };
     match result {
-        StepResult::TURNED => Some(turn_round(frame, endpoint)),
-        StepResult::REJECTED => Some(reject(frame, endpoint, T::reject(skb, &mut request))),
-        result => dropped(frame, result, Direction::Ingress),
+        StepResult::TURNED => Err(turn_round(frame, endpoint)),
+        StepResult::REJECTED => Err(reject(frame, endpoint, T::reject(skb, &mut request))),
+        result => match dropped(frame, result, Direction::Ingress) {
+            Some(verdict) => Err(verdict),
+            None => Ok(is_new),
+        },
     }
+}
+
+/// Forgets the new flow of a packet that policy refuses: it would take the places of others.
+#[inline(always)]
+pub fn withdraw<T: Steps>(frame: &Frame) {
+    let _ = T::withdraw(frame.skb(), &mut Request::<T>::new());
 }
 
 /// Gives a backend's answer to an endpoint the frontend's address.

@@ -9,7 +9,7 @@ use health_common::packet::Kind;
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
-use super::backend::is_serving;
+use super::backend::{forget, is_serving};
 use super::step::{Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, keep};
@@ -56,8 +56,9 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
         keep(&packet, &config.timeouts);
         return StepResult::IS_NEW;
     }
-    // A connection without a service between the ports of one with it: its answers are nobody else's.
+    // A connection without a service between the ports of one with it: its segments and answers are nobody else's.
     if opens(request) {
+        let _ = T::service_flows().remove(&flow);
         let _ = T::service_flows().remove(&flow.reply());
     }
     StepResult::PASSED
@@ -90,8 +91,13 @@ fn known<T: Version>(
     }
     let expires = now + lifetime(protocol, CtState::default(), &config.timeouts);
     if expires != parts.expires {
-        // SAFETY: as above; a value is replaced by itself but for the time.
-        unsafe { *entry = T::service_flow(parts.to, parts.backend, parts.service, expires) };
+        extend::<T>(entry, expires);
+        // The answers of an endpoint to itself have no other end that makes them last.
+        if !is_answer
+            && let Some(back) = T::service_flows().get_ptr_mut(&answer_key(flow, parts.to))
+        {
+            extend::<T>(back, expires);
+        }
     }
     Some(parts.to)
 }
@@ -102,11 +108,44 @@ fn may_reopen<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> boo
     if !is_serving::<T>(parts) {
         return false;
     }
+    // Evicted, or taken by a connection of the client's without a service.
+    if T::service_flows()
+        .get_ptr(&answer_key(flow, parts.to))
+        .is_none()
+    {
+        return false;
+    }
     let translated = flow.with_destination(parts.to);
     match T::flows().tcp.get_ptr(translated) {
         // SAFETY: a value of that map.
-        Some(tracked) => unsafe { !(*tracked).state().is_closed() },
+        Some(tracked) => unsafe {
+            !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs())
+        },
         None => true,
+    }
+}
+
+/// The key of what a backend answers.
+#[inline(always)]
+pub(super) fn answer_key<T: Version>(flow: &T, to: (T::Address, u16)) -> T {
+    match gateway::<T>() {
+        // Of itself, an endpoint gets the packet from the gateway, and answers there.
+        Some(gateway) if to.0 == flow.source().0 => flow
+            .with_destination((gateway, flow.source().1))
+            .reply()
+            .with_destination(to)
+            .reply(),
+        _ => flow.with_destination(to).reply(),
+    }
+}
+
+/// Has a flow last. Nothing else is written: the entry may be another flow's by now.
+#[inline(always)]
+pub(super) fn extend<T: Version>(entry: *mut T::ServiceFlow, expires: u32) {
+    // SAFETY: a value of that map, valid memory for the program's run; an aligned word in it.
+    unsafe {
+        let word = entry.cast::<u8>().add(T::SERVICE_FLOW_EXPIRES_AT);
+        word.cast::<u32>().write_volatile(expires);
     }
 }
 
@@ -197,11 +236,22 @@ pub(super) fn gateway<T: Version>() -> Option<T::Address> {
     (!gateway.is_unset()).then(|| T::Address::of_addr(gateway))
 }
 
+/// Forgets the flow of a packet that was rewritten.
+#[inline(always)]
+pub(super) fn withdraw<T: Version>(frame: &Frame, _request: &mut Request<T>) -> StepResult {
+    if let Some(ParsedPacket { packet, .. }) = T::read(frame, IP_AT, TUPLE_OUT)
+        && !packet.is_later()
+    {
+        forget(packet.tuple);
+    }
+    StepResult::PASSED
+}
+
 /// Sends an ICMP error about what a service answered to the backend that did.
 #[inline(always)]
 pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let error_at = request.content_at;
-    let Some((_, destination)) = T::addresses(frame, IP_AT) else {
+    let Some((source, destination)) = T::addresses(frame, IP_AT) else {
         return StepResult::PASSED;
     };
     let Some(inner) = T::read_inner(frame, IP_AT, error_at, TUPLE_OUT) else {
@@ -214,7 +264,9 @@ pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) ->
     };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
-    if destination != flow.destination().0 || parts.to.0 == flow.source().0 {
+    // Of another endpoint's flow nobody tells.
+    let is_between = source == flow.source().0 && destination == flow.destination().0;
+    if !is_between || parts.to.0 == flow.source().0 {
         return StepResult::PASSED;
     }
     let inside = Ends::<T> {

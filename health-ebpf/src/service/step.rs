@@ -8,7 +8,7 @@ use health_common::metrics::Reason;
 use super::answer::answer;
 use super::backend::choose;
 use super::reject::{Unreachable, reject};
-use super::request::{find, rewrite, send_error};
+use super::request::{find, rewrite, send_error, withdraw};
 use crate::bounds::forgotten;
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -114,6 +114,8 @@ pub trait Steps: Version<Address: Default> + Unreachable {
     fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`reject`].
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`withdraw`].
+    fn withdraw(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
 }
 
 macro_rules! steps {
@@ -146,7 +148,8 @@ steps!(
     rewrite as service4_rewrite,
     send_error as service4_send_error,
     answer as service4_answer,
-    reject as service4_reject
+    reject as service4_reject,
+    withdraw as service4_withdraw
 );
 steps!(
     Tuple6,
@@ -155,5 +158,6 @@ steps!(
     rewrite as service6_rewrite,
     send_error as service6_send_error,
     answer as service6_answer,
-    reject as service6_reject
+    reject as service6_reject,
+    withdraw as service6_withdraw
 );

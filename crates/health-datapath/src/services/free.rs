@@ -96,6 +96,10 @@ impl Arrays {
             self.reclaim(now_ns)?;
             at = self.ranges[store as usize].allocate(len);
         }
+        if at.is_none() && store != Store::Backends {
+            self.reclaim_early(store)?;
+            at = self.ranges[store as usize].allocate(len);
+        }
         at.map(|at| Extent { store, at, len })
             .ok_or_else(|| self.full(store, len))
     }
@@ -134,6 +138,26 @@ impl Arrays {
         for (_, extent) in self.retired.drain(..due) {
             self.ranges[extent.store as usize].release(extent.at, extent.len);
         }
+        Ok(())
+    }
+}
+
+impl Arrays {
+    /// As [`Arrays::reclaim`], of all places of pools however lately they were given back: flows write down no such
+    /// place, so only programs that run can name one.
+    fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
+        if !self.retired.iter().any(|(_, extent)| extent.store == store) {
+            return Ok(());
+        }
+        sys::wait_for_programs().map_err(waiting)?;
+        let ranges = &mut self.ranges[store as usize];
+        self.retired.retain(|(_, extent)| {
+            let is_other = extent.store != store;
+            if !is_other {
+                ranges.release(extent.at, extent.len);
+            }
+            is_other
+        });
         Ok(())
     }
 }
