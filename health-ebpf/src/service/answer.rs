@@ -1,18 +1,17 @@
 //! Packets from a backend to a client.
 
-use health_common::ct::{CtState, TUPLE_IN, lifetime};
+use health_common::ct::TUPLE_IN;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::request::{error, extend};
+use super::request::error;
 use super::step::{Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::find;
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
-use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::{self, Ends};
 
@@ -63,24 +62,12 @@ fn frontend<T: Version>(key: &T) -> Option<(T::Address, u16)> {
     if key.protocol() == IP_PROTOCOL_TCP {
         return Some(frontend);
     }
+    // Only what the client sends makes a flow last.
     let flow = key.reply().with_destination(frontend);
-    let out = T::service_flows().get_ptr_mut(&flow)?;
+    let out = T::service_flows().get_ptr(&flow)?;
     // SAFETY: as above.
-    let parts = T::service_flow_parts(unsafe { &*out });
-    let now = coarse_now_secs();
-    if now >= parts.expires {
-        return None;
-    }
-    // A backend that sends keeps its flow, as conntrack does; one that the flow has left does not.
-    if parts.to == key.source()
-        && let Some(config) = HEALTH_CONFIG.get(0)
-    {
-        let expires = now + lifetime(key.protocol(), CtState::default(), &config.timeouts);
-        if expires != parts.expires {
-            extend::<T>(out, expires);
-        }
-    }
-    Some(frontend)
+    let expires = T::service_flow_parts(unsafe { &*out }).expires;
+    (coarse_now_secs() < expires).then_some(frontend)
 }
 
 /// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
