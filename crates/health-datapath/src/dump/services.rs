@@ -6,14 +6,17 @@ use std::os::fd::AsFd as _;
 
 use aya::Pod;
 use aya::maps::MapData;
+use aya::maps::lpm_trie::Key;
 use health_common::ct::{Tuple4, Tuple6};
-use health_common::service::{Affinity, AffinityKey};
+use health_common::service::{
+    Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, SourceRange,
+};
 
 use super::flow::Version;
 use super::map::decode;
 use super::{DumpError, Flow, OpenMap, Pinned, Rows};
 use crate::kernel_rtt::map_io;
-use crate::layout;
+use crate::layout::{self, MapLayout};
 use crate::services::ServiceMaps;
 
 /// One way of a flow through a service.
@@ -66,6 +69,38 @@ impl Pinned {
             self.rows(&layout::REVNAT_ANY4, flow::<Tuple4>)?,
             self.rows(&layout::REVNAT_ANY6, flow::<Tuple6>)?,
         ])
+    }
+
+    /// Frontends of services by IPv4.
+    pub fn frontend4_rows(&self) -> Result<Rows<(FrontendKey4, Frontend)>, DumpError> {
+        self.rows(&layout::SVC4, decode)
+    }
+
+    /// Frontends of services by IPv6.
+    pub fn frontend6_rows(&self) -> Result<Rows<(FrontendKey6, Frontend)>, DumpError> {
+        self.rows(&layout::SVC6, decode)
+    }
+
+    /// Backends by index, without the places where none is.
+    pub fn backend_rows(&self) -> Result<Rows<(u32, Backend)>, DumpError> {
+        self.rows(&layout::BACKENDS, |key, value| {
+            decode(key, value).filter(|(_, backend): &(u32, Backend)| backend.service != 0)
+        })
+    }
+
+    /// The places of `HEALTH_SLOTS` or `HEALTH_MAGLEV`, without those that are 0.
+    pub fn place_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
+        self.rows(map, |key, value| {
+            decode(key, value).filter(|(_, place): &(u32, u32)| *place != 0)
+        })
+    }
+
+    /// Who may use a service, with the length of the prefix in bits.
+    pub fn source_range_rows(&self) -> Result<Rows<(u32, SourceRange)>, DumpError> {
+        self.rows(&layout::SOURCE_RANGES, |key, value| {
+            let (key, _): (Key<SourceRange>, u32) = decode(key, value)?;
+            Some((key.prefix_len(), key.data()))
+        })
     }
 
     /// Clients that stay with their backends.

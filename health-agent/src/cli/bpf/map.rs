@@ -115,6 +115,12 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const EVENTS: &str = layout::EVENTS.name;
     const MONITOR: &str = layout::MONITOR.name;
     const CONFIG: &str = layout::CONFIG.name;
+    const SVC4: &str = layout::SVC4.name;
+    const SVC6: &str = layout::SVC6.name;
+    const SLOTS: &str = layout::SLOTS.name;
+    const MAGLEV: &str = layout::MAGLEV.name;
+    const BACKENDS: &str = layout::BACKENDS.name;
+    const SOURCE_RANGES: &str = layout::SOURCE_RANGES.name;
     const AFFINITY: &str = layout::AFFINITY.name;
     const REVNAT4: &str = layout::REVNAT4.name;
     const REVNAT6: &str = layout::REVNAT6.name;
@@ -185,6 +191,24 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         ),
         MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),
         CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
+        SVC4 => stream::print(format, &[pinned.frontend4_rows()?], |row| {
+            Some(lb::entries::frontend4(row))
+        }),
+        SVC6 => stream::print(format, &[pinned.frontend6_rows()?], |row| {
+            Some(lb::entries::frontend6(row))
+        }),
+        SLOTS => stream::print(format, &[pinned.place_rows(&layout::SLOTS)?], |row| {
+            Some(lb::entries::place(row))
+        }),
+        MAGLEV => stream::print(format, &[pinned.place_rows(&layout::MAGLEV)?], |row| {
+            Some(lb::entries::place(row))
+        }),
+        BACKENDS => stream::print(format, &[pinned.backend_rows()?], |row| {
+            Some(lb::entries::backend(row))
+        }),
+        SOURCE_RANGES => stream::print(format, &[pinned.source_range_rows()?], |row| {
+            Some(lb::entries::source_range(row))
+        }),
         AFFINITY => lb::print_clients(pinned, format),
         REVNAT4 | REVNAT6 | REVNAT_ANY4 | REVNAT_ANY6 => {
             let maps = pinned.service_flow_rows()?;

@@ -1,6 +1,7 @@
 //! `health-agent bpf lb`: services as the programs know them.
 
 mod clients;
+pub(super) mod entries;
 mod flows;
 mod frontends;
 mod maglev;
