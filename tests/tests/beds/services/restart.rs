@@ -7,6 +7,7 @@ use std::thread;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use tests::served::{Connection, Datagrams, curl};
+use tests::upgrade::with_other_programs;
 use tests::{PATIENCE, wait_for};
 
 use super::{Stand, targets, wait_answered_by};
@@ -57,8 +58,11 @@ impl Load<'_> {
 
 #[test]
 #[ignore = "needs root"]
-fn no_request_fails_while_agents_are_killed_and_started_again() -> anyhow::Result<()> {
+fn no_request_fails_while_agents_are_killed_restarted_and_upgraded() -> anyhow::Result<()> {
     let stand = Stand::start()?;
+    let folder = tempfile::tempdir()?;
+    let other = folder.path().join("health-agent");
+    with_other_programs(&other)?;
     let service = stand.service("busy", 1);
     stand.write(&service)?;
     let targets = targets(&service);
@@ -88,11 +92,15 @@ fn no_request_fails_while_agents_are_killed_and_started_again() -> anyhow::Resul
             })
         };
         let disturb = || -> anyhow::Result<()> {
-            for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+            for (signal, binary) in [
+                (Signal::SIGKILL, None),
+                (Signal::SIGTERM, Some(other.as_path())),
+                (Signal::SIGKILL, None),
+            ] {
                 for node in stand.bed.nodes() {
                     node.kill_agent(signal)?;
                     answered().with_context(|| format!("without {}", node.name()))?;
-                    node.take_over(None)?;
+                    node.take_over(binary)?;
                     answered().with_context(|| format!("{} is back", node.name()))?;
                 }
             }
