@@ -3,8 +3,10 @@
 
 mod bad_input;
 mod choice;
+mod drain;
 mod errors;
 mod flows;
+mod load;
 mod policy;
 mod reach;
 mod restart;

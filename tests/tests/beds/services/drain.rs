@@ -1,0 +1,84 @@
+//! Backends that are drained and replaced while they are used.
+
+use anyhow::ensure;
+use tests::bed::command_in;
+use tests::process::run;
+use tests::served::{Backend, PORT, ServiceManifest};
+use tests::{PATIENCE, wait_for};
+
+use super::load::Load;
+use super::{Stand, targets, wait_answered_by};
+
+/// The kernel's view of the backend's side: how many connections are open.
+fn connections(backend: &Backend) -> anyhow::Result<usize> {
+    let mut ss = command_in(&backend.member.name, "ss");
+    ss.args([
+        "-Htn",
+        "state",
+        "established",
+        "sport",
+        "=",
+        &format!(":{PORT}"),
+    ]);
+    Ok(run(&mut ss)?.success()?.lines().count())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Result<()> {
+    let Stand {
+        mut backends,
+        clients,
+        manifests,
+        bed,
+    } = Stand::start()?;
+    let mut service = ServiceManifest::new("rolling", 1).of(&backends);
+    manifests.write(&service)?;
+    let targets = targets(&service);
+    let answered_by = |names: &[&str]| -> anyhow::Result<()> {
+        for client in &clients {
+            for target in &targets {
+                wait_answered_by(&client.name, *target, names)?;
+            }
+        }
+        Ok(())
+    };
+    answered_by(&["web-1", "web-2", "web-3"])?;
+    let uses = [Load::connect, Load::keep_alive];
+    let done = Load::while_doing(&clients, &targets, &uses, |load| {
+        for index in 0..backends.len() {
+            // As a pod ends: no new connections, those that there are go on.
+            let ending = &mut service.endpoints[index];
+            (ending.ready, ending.terminating) = (false, true);
+            manifests.write(&service)?;
+            let names: Vec<_> = backends.iter().map(|one| one.name.clone()).collect();
+            let mut others: Vec<_> = names.iter().map(String::as_str).collect();
+            others.remove(index);
+            answered_by(&others)?;
+            wait_for("the last connection to be closed", PATIENCE, || {
+                let open = connections(&backends[index])?;
+                ensure!(open == 0, "{open} connections to {}", names[index]);
+                Ok(Some(()))
+            })?;
+            service.endpoints.remove(index);
+            manifests.write(&service)?;
+            answered_by(&others)?;
+            let node = bed
+                .nodes()
+                .iter()
+                .find(|node| node.name() == backends[index].node);
+            let node = node.expect("it was started there");
+            // Another name: namespaces are called so.
+            let new = Backend::start(node, &format!("{}-new", names[index]), "")?;
+            service.endpoints.insert(index, new.slice_endpoint());
+            drop(std::mem::replace(&mut backends[index], new));
+            manifests.write(&service)?;
+            let names: Vec<_> = backends.iter().map(|one| one.name.as_str()).collect();
+            answered_by(&names)?;
+            load.wait_answered()?;
+        }
+        Ok(())
+    })?;
+    println!("{done} requests");
+    Ok(())
+}
