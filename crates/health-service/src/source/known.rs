@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use health_model::api::ServiceProblem;
-use health_model::manifest::{ObjectKinds, Problem, objects};
+use health_model::manifest::{Problem, objects};
 use serde_json::Value;
 use tracing::warn;
 
-use super::folder::{SERVICE, SLICE};
 use super::object::{Readable, Unreadable, read, read_leniently};
 use super::{ServiceSet, Sourced};
 use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
@@ -32,15 +31,38 @@ pub type KnownService = Known<ServiceName, Service>;
 /// What is known of an endpoint slice.
 pub type KnownSlice = Known<SliceName, EndpointSlice>;
 
-impl KnownService {
-    /// Reads an object of kind `Service` of the API, `before` being what was known of the one of this name before. A
-    /// field with an error is left out, as kube-proxy does: the rest of the object holds. Of an object that has nothing
-    /// to serve left, the last good form stays.
+impl<T: Readable> Known<T::Name, T> {
+    /// Reads an object of the API, `before` being what was known of the one of this name before. A field with an error
+    /// is left out, as kube-proxy does: the rest of the object holds. Of an object that has nothing to serve left, the
+    /// last good form stays.
     pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
-        of_api::<Service>(object, before, selection)
+        let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+        let uid = uid.map(str::to_owned);
+        let read = read_leniently::<T>(object, selection);
+        let is_whole = read.errors.is_empty();
+        let good = match read.reading {
+            Some(reading) if is_whole || (read.is_typed && reading.object.is_ok()) => {
+                let sourced = Sourced {
+                    object: reading.object.ok().map(Arc::new),
+                    trigger_time: reading.trigger_time,
+                    source: API.into(),
+                };
+                Some((reading.name, sourced))
+            }
+            _ => {
+                let before = before.filter(|before| before.uid == uid);
+                before.and_then(|before| before.good.clone())
+            }
+        };
+        Self {
+            good,
+            uid,
+            problems: problems(API, read.errors.iter()),
+        }
+        .told(before)
     }
 
-    /// Reads the manifest of a service of this `NAMESPACE/NAME`, `before` being what was known from there before. Of one
+    /// Reads the manifest of an object of this `NAMESPACE/NAME`, `before` being what was known from there before. Of one
     /// with any error, the last good form stays.
     pub fn of_manifest(
         name: &str,
@@ -49,37 +71,19 @@ impl KnownService {
         before: Option<&Self>,
         selection: &Selection,
     ) -> Self {
-        let kinds = ObjectKinds {
-            kinds: &[SERVICE],
-            names: &[SERVICE.name],
-            item_names: &[SERVICE.name],
-            noun: "service",
+        let (good, problems) = match read_manifest::<T>(name, text, source, selection) {
+            Ok(good) => (Some(good), Vec::new()),
+            Err(wrong) => {
+                let before = before.and_then(|before| before.good.clone());
+                (before, problems(source, wrong.iter()))
+            }
         };
-        of_manifest::<Service>(name, text, source, &kinds, before, selection)
-    }
-}
-
-impl KnownSlice {
-    /// As [`KnownService::of_api`], of an object of kind `EndpointSlice`.
-    pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
-        of_api::<EndpointSlice>(object, before, selection)
-    }
-
-    /// As [`KnownService::of_manifest`], of an endpoint slice.
-    pub fn of_manifest(
-        name: &str,
-        text: Result<&[u8], String>,
-        source: &str,
-        before: Option<&Self>,
-        selection: &Selection,
-    ) -> Self {
-        let kinds = ObjectKinds {
-            kinds: &[SLICE],
-            names: &[SLICE.name],
-            item_names: &[SLICE.name],
-            noun: "endpoint slice",
-        };
-        of_manifest::<EndpointSlice>(name, text, source, &kinds, before, selection)
+        Self {
+            good,
+            uid: None,
+            problems,
+        }
+        .told(before)
     }
 }
 
@@ -103,67 +107,10 @@ impl<N, T> Known<N, T> {
     }
 }
 
-type KnownOf<T> = Known<<T as Readable>::Name, T>;
-
-fn of_api<T: Readable>(
-    object: Value,
-    before: Option<&KnownOf<T>>,
-    selection: &Selection,
-) -> KnownOf<T> {
-    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
-    let uid = uid.map(str::to_owned);
-    let read = read_leniently::<T>(object, selection);
-    let is_whole = read.errors.is_empty();
-    let good = match read.reading {
-        Some(reading) if is_whole || (read.is_typed && reading.object.is_ok()) => {
-            let sourced = Sourced {
-                object: reading.object.ok().map(Arc::new),
-                trigger_time: reading.trigger_time,
-                source: API.into(),
-            };
-            Some((reading.name, sourced))
-        }
-        _ => {
-            let before = before.filter(|before| before.uid == uid);
-            before.and_then(|before| before.good.clone())
-        }
-    };
-    Known {
-        good,
-        uid,
-        problems: problems(API, read.errors.iter()),
-    }
-    .told(before)
-}
-
-fn of_manifest<T: Readable>(
-    name: &str,
-    text: Result<&[u8], String>,
-    source: &str,
-    kinds: &ObjectKinds,
-    before: Option<&KnownOf<T>>,
-    selection: &Selection,
-) -> KnownOf<T> {
-    let (good, problems) = match read_manifest::<T>(name, text, source, kinds, selection) {
-        Ok(good) => (Some(good), Vec::new()),
-        Err(wrong) => {
-            let before = before.and_then(|before| before.good.clone());
-            (before, problems(source, wrong.iter()))
-        }
-    };
-    Known {
-        good,
-        uid: None,
-        problems,
-    }
-    .told(before)
-}
-
 fn read_manifest<T: Readable>(
     name: &str,
     text: Result<&[u8], String>,
     source: &str,
-    kinds: &ObjectKinds,
     selection: &Selection,
 ) -> Result<(T::Name, Sourced<T>), Vec<String>> {
     let wrong = |path: &str, problem: Problem| {
@@ -177,7 +124,7 @@ fn read_manifest<T: Readable>(
     };
     let text = text.map_err(|error| vec![error])?;
     let text = std::str::from_utf8(text).map_err(|error| vec![error.to_string()])?;
-    let mut found = objects(text, kinds);
+    let mut found = objects(text, &T::KINDS);
     let object = match (found.pop(), found.is_empty()) {
         (Some(Ok(object)), true) if object.prefix.is_empty() => object,
         (Some(Err(none)), true) => {
@@ -187,7 +134,7 @@ fn read_manifest<T: Readable>(
             });
         }
         _ => {
-            let noun = kinds.noun;
+            let noun = T::KINDS.noun;
             return Err(vec![format!("must be one {noun} and nothing else")]);
         }
     };

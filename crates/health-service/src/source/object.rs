@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use health_model::manifest::{NAMESPACE, Object, Problem, typed};
+use health_model::manifest::{NAMESPACE, Object, ObjectKinds, Problem, typed};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
@@ -13,24 +13,27 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::folder::{SERVICE, SLICE};
 use crate::spec::{
     EndpointSlice, Kind, Selection, Service, ServiceName, Skip, SliceName, SpecError, read_service,
     read_slice,
 };
 
 /// An object that can be read.
-pub(super) trait Readable: Sized {
+pub trait Readable: Sized {
     type Name: Ord + Clone + fmt::Display;
     /// The fields that matter.
     type Fields: DeserializeOwned;
     const KIND: Kind;
+    /// What a text with one of them alone may hold.
+    const KINDS: ObjectKinds;
 
     /// An error if it cannot be told from others.
     fn read(fields: Self::Fields, selection: &Selection) -> Result<Reading<Self>, SpecError>;
 }
 
 /// What was read of an object.
-pub(super) struct Reading<T: Readable> {
+pub struct Reading<T: Readable> {
     pub(super) name: T::Name,
     /// It, or why it is not to be served.
     pub(super) object: Result<T, Skip>,
@@ -143,6 +146,12 @@ impl Readable for Service {
     type Name = ServiceName;
     type Fields = ServiceFields;
     const KIND: Kind = Kind::Service;
+    const KINDS: ObjectKinds = ObjectKinds {
+        kinds: &[SERVICE],
+        names: &[SERVICE.name],
+        item_names: &[SERVICE.name],
+        noun: "service",
+    };
 
     fn read(fields: ServiceFields, selection: &Selection) -> Result<Reading<Self>, SpecError> {
         let reading = read_service(&fields.into(), selection)?;
@@ -159,6 +168,12 @@ impl Readable for EndpointSlice {
     type Name = SliceName;
     type Fields = SliceFields;
     const KIND: Kind = Kind::Slice;
+    const KINDS: ObjectKinds = ObjectKinds {
+        kinds: &[SLICE],
+        names: &[SLICE.name],
+        item_names: &[SLICE.name],
+        noun: "endpoint slice",
+    };
 
     fn read(fields: SliceFields, selection: &Selection) -> Result<Reading<Self>, SpecError> {
         let reading = read_slice(&fields.into(), selection)?;
@@ -184,7 +199,7 @@ struct Metadata {
 /// A service.
 #[derive(Deserialize)]
 #[serde(expecting = "a Service")]
-pub(super) struct ServiceFields {
+pub struct ServiceFields {
     metadata: Option<Metadata>,
     spec: Option<ServiceSpec>,
     status: Option<ServiceStatus>,
@@ -254,7 +269,7 @@ struct Ingress {
 /// A slice.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an EndpointSlice")]
-pub(super) struct SliceFields {
+pub struct SliceFields {
     metadata: Option<Metadata>,
     address_type: Option<String>,
     ports: Option<Vec<SlicePort>>,
