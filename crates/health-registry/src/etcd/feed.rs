@@ -41,6 +41,14 @@ pub(crate) struct Feed {
     question_at: Instant,
 }
 
+/// What is made of the keys. Times count from any fixed moment.
+pub(crate) trait Mirror {
+    /// Takes all that the store has.
+    fn replace(&mut self, pairs: Vec<Pair>, now: Duration);
+    /// The store is back after an interruption.
+    fn resume(&mut self, now: Duration);
+}
+
 /// How a feed began.
 pub(crate) enum FeedStart {
     /// Where the last one ended.
@@ -49,12 +57,35 @@ pub(crate) enum FeedStart {
     Listed(Vec<Pair>),
 }
 
+impl FeedStart {
+    /// Tells what is made of the keys.
+    pub(crate) fn take_up(self, mirror: &mut impl Mirror, now: Duration) {
+        if let Self::Listed(pairs) = self {
+            mirror.replace(pairs, now);
+        }
+        mirror.resume(now);
+    }
+}
+
 /// Why a feed ended.
 pub(crate) enum FeedEnd {
     /// All has to be listed again, which the same connection may do.
     HistoryGone(&'static str),
     /// The connection is of no more use.
     Failed(StoreError),
+}
+
+impl FeedEnd {
+    /// Whether the same connection may begin another feed.
+    pub(crate) fn or_again(self) -> Result<(), StoreError> {
+        match self {
+            Self::HistoryGone(reason) => {
+                info!(reason, "listing the keys again");
+                Ok(())
+            }
+            Self::Failed(error) => Err(error),
+        }
+    }
 }
 
 impl Feed {

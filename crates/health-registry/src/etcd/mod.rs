@@ -10,5 +10,5 @@ pub use self::config::EtcdConfigError;
 pub use self::documents::{DocumentTable, DocumentWatch, DocumentsError, Text, services_prefix};
 
 pub(crate) use self::config::Source;
-pub(crate) use self::feed::{Cursor, Feed, FeedEnd, FeedStart};
+pub(crate) use self::feed::{Cursor, Feed, FeedEnd, Mirror};
 pub(crate) use self::store::{Change, LeaseHold, Pair, Store, StoreError, Value};

@@ -9,7 +9,7 @@ use etcd_client::{
 };
 use tokio::time::timeout;
 
-use super::config::Access;
+use super::config::{Access, Source};
 
 /// Longest wait for an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -120,6 +120,20 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Prepares to talk to a member, another one each turn; and its URL.
+    pub(crate) async fn of_turn(
+        source: &Source,
+        turn: usize,
+        prefix: &str,
+    ) -> Result<(Self, String), StoreError> {
+        let access = source
+            .access()
+            .map_err(|error| StoreError::new("use the settings", error.to_string()))?;
+        let endpoint = &access.endpoints[turn % access.endpoints.len()];
+        let store = Self::connect(&access, endpoint, prefix).await?;
+        Ok((store, endpoint.clone()))
+    }
+
     /// Prepares to talk to one of the members.
     pub(crate) async fn connect(
         access: &Access,

@@ -5,6 +5,7 @@
 mod view;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::view::View;
-use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, FeedStart, Source, Store, StoreError};
+use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError};
 use crate::config::RegistrySpec;
 use crate::nodes::Staleness;
 use crate::nodes::backoff::Backoff;
@@ -144,7 +145,7 @@ where
         // Members are taken in turn, each agent beginning with another one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
-            let error = self.connected(turn, &mut backoff).await;
+            let Err(error) = self.connected(turn, &mut backoff).await;
             turn = turn.wrapping_add(1);
             self.lost(&error);
             tokio::time::sleep(backoff.pause(rand::random())).await;
@@ -152,34 +153,19 @@ where
     }
 
     /// Follows the store through one member until that fails; the reason.
-    async fn connected(&mut self, turn: usize, backoff: &mut Backoff) -> StoreError {
-        let access = match self.source.access() {
-            Ok(access) => access,
-            Err(error) => return StoreError::new("use the settings", error.to_string()),
-        };
-        let endpoint = &access.endpoints[turn % access.endpoints.len()];
-        let mut store = match Store::connect(&access, endpoint, self.view.prefix()).await {
-            Ok(store) => store,
-            Err(error) => return error,
-        };
+    async fn connected(
+        &mut self,
+        turn: usize,
+        backoff: &mut Backoff,
+    ) -> Result<Infallible, StoreError> {
+        let prefix = self.view.prefix();
+        let (mut store, endpoint) = Store::of_turn(&self.source, turn, prefix).await?;
         loop {
-            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
-                Ok((feed, begun)) => {
-                    let now = self.started.elapsed();
-                    if let FeedStart::Listed(pairs) = begun {
-                        self.view.replace(pairs, now);
-                    }
-                    self.view.resume(now);
-                    feed
-                }
-                Err(error) => return error,
-            };
+            let (feed, begun) = Feed::begin(&mut store, &mut self.cursor).await?;
+            begun.take_up(&mut self.view, self.started.elapsed());
             backoff.reset();
-            self.found(endpoint);
-            match self.follow(feed).await {
-                FeedEnd::HistoryGone(reason) => info!(reason, "listing the documents again"),
-                FeedEnd::Failed(error) => return error,
-            }
+            self.found(&endpoint);
+            self.follow(feed).await.or_again()?;
         }
     }
 

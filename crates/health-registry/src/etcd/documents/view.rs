@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Text;
-use crate::etcd::Pair;
+use crate::etcd::{Mirror, Pair};
 
 /// Longest text, bytes: that of a slice with all the endpoints that Kubernetes allows takes a third.
 const MAX_TEXT_LEN: usize = 512 * 1024;
@@ -61,27 +61,6 @@ impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
             .then_some("it has no documents any more; its data may have been lost")
     }
 
-    /// Takes all that the store has.
-    pub(super) fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
-        let is_empty = pairs.is_empty();
-        self.missing = self.documents.keys().cloned().collect();
-        for pair in &pairs {
-            self.take(pair);
-        }
-        // The time does not begin anew with another list.
-        self.missing_until = match self.missing_until {
-            _ if is_empty || self.missing.is_empty() => None,
-            known => known.or(Some(now + SETTLE)),
-        };
-        self.is_complete = true;
-    }
-
-    /// The store is back after an interruption: its other writers may have been cut off too.
-    pub(super) fn resume(&mut self, now: Duration) {
-        let until = self.missing_until;
-        self.missing_until = until.map(|until| until.max(now + SETTLE_AGAIN));
-    }
-
     /// Takes a document that was written.
     pub(super) fn put(&mut self, pair: &Pair, now: Duration) {
         self.take(pair);
@@ -131,6 +110,28 @@ impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
     /// When [`expire`](Self::expire) will have something to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.missing_until
+    }
+}
+
+impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T, R> {
+    fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
+        let is_empty = pairs.is_empty();
+        self.missing = self.documents.keys().cloned().collect();
+        for pair in &pairs {
+            self.take(pair);
+        }
+        // The time does not begin anew with another list.
+        self.missing_until = match self.missing_until {
+            _ if is_empty || self.missing.is_empty() => None,
+            known => known.or(Some(now + SETTLE)),
+        };
+        self.is_complete = true;
+    }
+
+    /// The store is back after an interruption: its other writers may have been cut off too.
+    fn resume(&mut self, now: Duration) {
+        let until = self.missing_until;
+        self.missing_until = until.map(|until| until.max(now + SETTLE_AGAIN));
     }
 }
 

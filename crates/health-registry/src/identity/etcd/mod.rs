@@ -13,6 +13,7 @@ mod records;
 mod requests;
 mod transactions;
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use self::keeper::Keeper;
 use self::keys::Keys;
 use self::records::Records;
 use super::allocator::{Shared, Timing};
-use crate::etcd::{Cursor, Feed, FeedEnd, FeedStart, Source, Store, StoreError};
+use crate::etcd::{Cursor, Feed, FeedEnd, Source, Store, StoreError};
 use crate::nodes::backoff::Backoff;
 
 /// Changes that come within this time are told at once.
@@ -72,7 +73,7 @@ pub(super) fn run(
         // Members are taken in turn, each agent beginning with another one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
-            let error = follower
+            let Err(error) = follower
                 .connected(&source, keys.prefix(), turn, &mut keeper, &mut backoff)
                 .await;
             turn = turn.wrapping_add(1);
@@ -100,44 +101,19 @@ impl Follower {
         turn: usize,
         keeper: &mut Keeper,
         backoff: &mut Backoff,
-    ) -> StoreError {
-        let access = match source.access() {
-            Ok(access) => access,
-            Err(error) => return StoreError::new("use the settings", error.to_string()),
-        };
-        let endpoint = &access.endpoints[turn % access.endpoints.len()];
-        let mut store = match Store::connect(&access, endpoint, prefix).await {
-            Ok(store) => store,
-            Err(error) => return error,
-        };
+    ) -> Result<Infallible, StoreError> {
+        let (mut store, endpoint) = Store::of_turn(source, turn, prefix).await?;
         loop {
-            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
-                Ok((feed, begun)) => {
-                    self.take_up(begun);
-                    feed
-                }
-                Err(error) => return error,
-            };
+            let (feed, begun) = Feed::begin(&mut store, &mut self.cursor).await?;
+            begun.take_up(&mut *self.known.records(), self.known.now());
             backoff.reset();
-            self.found(endpoint);
+            self.found(&endpoint);
             let ended = tokio::select! {
                 ended = self.follow(feed) => ended,
                 never = keeper.keep(store.clone()) => match never {},
             };
-            match ended {
-                FeedEnd::HistoryGone(reason) => info!(reason, "listing the identities again"),
-                FeedEnd::Failed(error) => return error,
-            }
+            ended.or_again()?;
         }
-    }
-
-    fn take_up(&self, begun: FeedStart) {
-        let now = self.known.now();
-        let mut records = self.known.records();
-        if let FeedStart::Listed(pairs) = begun {
-            records.replace(pairs, now);
-        }
-        records.resume(now);
     }
 
     async fn follow(&mut self, mut feed: Feed) -> FeedEnd {

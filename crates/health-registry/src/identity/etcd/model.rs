@@ -23,7 +23,7 @@ use super::keeper::Keeper;
 use super::keys::{Key, Keys, digest_of, read_labels, read_number, read_text};
 use super::records::Records;
 use super::requests::Holder;
-use crate::etcd::Change;
+use crate::etcd::{Change, Mirror as _};
 
 const NODES: usize = 3;
 const SETS: u8 = 5;

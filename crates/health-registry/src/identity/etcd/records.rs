@@ -13,7 +13,7 @@ use health_model::labels::LabelSet;
 use super::super::view::{MOST_REJECTED, Settle, View};
 use super::super::wants::Announce;
 use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number, read_text};
-use crate::etcd::{Change, Pair};
+use crate::etcd::{Change, Mirror, Pair};
 use crate::nodes::UnusableEntry;
 
 /// Everything that stands in the store. Times count from any fixed moment.
@@ -80,35 +80,6 @@ impl Records {
             own_addresses: BTreeMap::new(),
             rejected: BTreeMap::new(),
         }
-    }
-
-    /// Takes all that the store has.
-    pub(super) fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
-        self.numbers.clear();
-        self.former.append(&mut self.digests);
-        self.freed.clear();
-        self.own_references.clear();
-        self.own_addresses.clear();
-        self.rejected.clear();
-        let (mut identities, mut addresses) = (BTreeSet::new(), BTreeSet::new());
-        for pair in &pairs {
-            match self.keys.read(&pair.key) {
-                Ok(Key::Number(identity)) => {
-                    identities.insert(identity);
-                }
-                Ok(Key::Address(node, ip)) => {
-                    addresses.insert((ip, node));
-                }
-                _ => {}
-            }
-        }
-        self.view.retain(&identities, &addresses, now);
-        for pair in pairs {
-            self.put(&pair, now);
-        }
-        let digests = &self.digests;
-        self.former
-            .retain(|digest, _| !digests.contains_key(digest));
     }
 
     /// Takes a change.
@@ -232,14 +203,6 @@ impl Records {
         has_expired
     }
 
-    /// The store is back after an interruption, in which others could not write either.
-    pub(super) fn resume(&mut self, now: Duration) {
-        self.view.resume(now);
-        for number in self.numbers.values_mut() {
-            number.unused_since = number.unused_since.map(|_| now);
-        }
-    }
-
     /// What cannot be used, and label sets whose number is another one's.
     pub(super) fn rejected(&self) -> Vec<UnusableEntry> {
         let unread = self
@@ -349,6 +312,44 @@ impl Records {
                     && !self.freed.contains(identity)
                     && !taken.contains(identity)
             })
+    }
+}
+
+impl Mirror for Records {
+    fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
+        self.numbers.clear();
+        self.former.append(&mut self.digests);
+        self.freed.clear();
+        self.own_references.clear();
+        self.own_addresses.clear();
+        self.rejected.clear();
+        let (mut identities, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+        for pair in &pairs {
+            match self.keys.read(&pair.key) {
+                Ok(Key::Number(identity)) => {
+                    identities.insert(identity);
+                }
+                Ok(Key::Address(node, ip)) => {
+                    addresses.insert((ip, node));
+                }
+                _ => {}
+            }
+        }
+        self.view.retain(&identities, &addresses, now);
+        for pair in pairs {
+            self.put(&pair, now);
+        }
+        let digests = &self.digests;
+        self.former
+            .retain(|digest, _| !digests.contains_key(digest));
+    }
+
+    /// The store is back after an interruption, in which others could not write either.
+    fn resume(&mut self, now: Duration) {
+        self.view.resume(now);
+        for number in self.numbers.values_mut() {
+            number.unused_since = number.unused_since.map(|_| now);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod registration;
 mod requests;
 mod view;
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use super::backoff::Backoff;
 use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
 use crate::config::RegistrySpec;
 use crate::etcd::{
-    Change, Cursor, EtcdConfigError, Feed, FeedEnd, FeedStart, Source, Store, StoreError, Value,
+    Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
 };
 
 /// Changes that come within this time become one new set.
@@ -173,7 +174,7 @@ impl Follower {
         // Members are taken in turn, each agent beginning with another one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
-            let error = self.connected(turn, &mut registration, &mut backoff).await;
+            let Err(error) = self.connected(turn, &mut registration, &mut backoff).await;
             turn = turn.wrapping_add(1);
             self.lost(error);
             let pause = tokio::time::sleep(backoff.pause(rand::random()));
@@ -193,41 +194,22 @@ impl Follower {
         turn: usize,
         registration: &mut Registration,
         backoff: &mut Backoff,
-    ) -> StoreError {
-        let access = match self.source.access() {
-            Ok(access) => access,
-            Err(error) => return StoreError::new("use the settings", error.to_string()),
-        };
-        let endpoint = &access.endpoints[turn % access.endpoints.len()];
-        let connected = Store::connect(&access, endpoint, self.keys.prefix()).await;
-        let mut store = match connected {
-            Ok(store) => store,
-            Err(error) => return error,
-        };
+    ) -> Result<Infallible, StoreError> {
+        let prefix = self.keys.prefix();
+        let (mut store, endpoint) = Store::of_turn(&self.source, turn, prefix).await?;
         loop {
-            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
-                Ok((feed, begun)) => {
-                    let now = self.now();
-                    if let FeedStart::Listed(pairs) = begun {
-                        self.view.replace(pairs, now);
-                    }
-                    self.view.resume(now);
-                    feed
-                }
-                Err(error) => return error,
-            };
+            let (feed, begun) = Feed::begin(&mut store, &mut self.cursor).await?;
+            let now = self.now();
+            begun.take_up(&mut self.view, now);
             backoff.reset();
-            self.found(endpoint);
+            self.found(&endpoint);
             let signs = registration.signs();
             let keep = registration.keep(store.clone());
             let ended = tokio::select! {
                 ended = self.follow(feed, &mut store, &signs) => ended,
                 never = keep => match never {},
             };
-            match ended {
-                FeedEnd::HistoryGone(reason) => info!(reason, "listing the nodes again"),
-                FeedEnd::Failed(error) => return error,
-            }
+            ended.or_again()?;
         }
     }
 

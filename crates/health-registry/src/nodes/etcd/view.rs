@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use crate::etcd::Pair;
+use crate::etcd::{Mirror, Pair};
 use crate::nodes::record::NodeRecord;
 use crate::nodes::validate::{Claims, Entry};
 use crate::nodes::{Node, UnusableEntry};
@@ -106,35 +106,6 @@ impl View {
     /// This node is known from its own agent, whatever the store says of it.
     pub(super) fn set_own(&mut self, own: Option<Node>) {
         self.own = own;
-    }
-
-    /// Takes all that the store has.
-    pub(super) fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
-        let listed: HashSet<String> = pairs.iter().map(|pair| pair.key.clone()).collect();
-        self.present.clear();
-        for stored in self.records.values_mut() {
-            stored.absent_since = None;
-        }
-        for (name, stored) in &mut self.records {
-            if !listed.contains(&self.keys.record(name)) {
-                stored.leaves_at.get_or_insert(now + SETTLE_UNSEEN);
-            }
-        }
-        for pair in pairs {
-            self.put(pair, now);
-        }
-        for (name, stored) in &mut self.records {
-            stored.absent_since = (!self.present.contains(name)).then_some(now);
-        }
-    }
-
-    /// The store is back after an interruption: agents get time again to mend what was deleted, as
-    /// they may have been cut off too.
-    pub(super) fn resume(&mut self, now: Duration) {
-        for stored in self.records.values_mut() {
-            stored.leaves_at = stored.leaves_at.map(|at| at.max(now + SETTLE));
-            stored.absent_since = stored.absent_since.map(|_| now);
-        }
     }
 
     /// Takes a key that was written.
@@ -285,6 +256,36 @@ impl View {
             ));
         }
         Ok(node)
+    }
+}
+
+impl Mirror for View {
+    fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
+        let listed: HashSet<String> = pairs.iter().map(|pair| pair.key.clone()).collect();
+        self.present.clear();
+        for stored in self.records.values_mut() {
+            stored.absent_since = None;
+        }
+        for (name, stored) in &mut self.records {
+            if !listed.contains(&self.keys.record(name)) {
+                stored.leaves_at.get_or_insert(now + SETTLE_UNSEEN);
+            }
+        }
+        for pair in pairs {
+            self.put(pair, now);
+        }
+        for (name, stored) in &mut self.records {
+            stored.absent_since = (!self.present.contains(name)).then_some(now);
+        }
+    }
+
+    /// The store is back after an interruption: agents get time again to mend what was deleted, as
+    /// they may have been cut off too.
+    fn resume(&mut self, now: Duration) {
+        for stored in self.records.values_mut() {
+            stored.leaves_at = stored.leaves_at.map(|at| at.max(now + SETTLE));
+            stored.absent_since = stored.absent_since.map(|_| now);
+        }
     }
 }
 
