@@ -11,13 +11,14 @@ use health_common::ct::{Tuple4, Tuple6};
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, SourceRange,
 };
+use ipnet::IpNet;
 
 use super::flow::Version;
 use super::map::decode;
 use super::{DumpError, Flow, OpenMap, Pinned, Rows};
 use crate::kernel_rtt::map_io;
 use crate::layout::{self, MapLayout};
-use crate::services::ServiceMaps;
+use crate::services::{ServiceMaps, read_source_range};
 
 /// One way of a flow through a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +96,11 @@ impl Pinned {
         })
     }
 
-    /// Who may use a service, with the length of the prefix in bits.
-    pub fn source_range_rows(&self) -> Result<Rows<(u32, SourceRange)>, DumpError> {
+    /// Who may use a service: the number of its port, and sources.
+    pub fn source_range_rows(&self) -> Result<Rows<(u32, IpNet)>, DumpError> {
         self.rows(&layout::SOURCE_RANGES, |key, value| {
             let (key, _): (Key<SourceRange>, u32) = decode(key, value)?;
-            Some((key.prefix_len(), key.data()))
+            read_source_range(&(key.prefix_len(), key.data()))
         })
     }
 

@@ -11,14 +11,10 @@ use super::free::{Extent, Store};
 use super::pool::{self, Contents, Range};
 use super::{
     BackendSpec, FillMaglev, FrontendSpec, Known, MaglevBackend, Place, Port, PortSpec,
-    ServiceTables, ServicesError, Socket, Target, family, frontend_map, socket,
+    ServiceTables, ServicesError, Socket, Target, family, frontend_map, socket, source_range,
 };
-use crate::ipcache;
 use crate::layout;
 use crate::trie::Prefix;
-
-/// Bits of a source range in front of its address.
-pub(super) const SERVICE_BITS: u32 = u32::BITS;
 
 /// How many entries were written or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -325,12 +321,8 @@ impl<'a> Change<'a> {
         former: &Port,
         spec: &PortSpec,
     ) -> Result<Vec<Prefix<SourceRange>>, ServicesError> {
-        let ranges = spec.source_ranges.iter().map(|net| {
-            let (len, addr) = ipcache::prefix(net.trunc());
-            let service_be = number.to_be();
-            (SERVICE_BITS + len, SourceRange { service_be, addr })
-        });
-        let ranges: BTreeSet<_> = ranges.collect();
+        let ranges = spec.source_ranges.iter();
+        let ranges: BTreeSet<_> = ranges.map(|net| source_range(number, *net)).collect();
         let (size, count) = (
             self.tables.sizes.source_ranges,
             self.tables.source_range_count,

@@ -6,11 +6,10 @@ use std::net::SocketAddr;
 use health_common::service::{ALGORITHM_MAGLEV, Backend, FRONTEND_WEIGHTED, Frontend, Pool};
 use ipnet::IpNet;
 
-use super::change::SERVICE_BITS;
 use super::maps::values;
-use super::place::{Place, socket_addr};
+use super::place::{Place, read_source_range, socket_addr};
 use super::{ServiceMaps, ServicesError};
-use crate::{ipcache, layout};
+use crate::layout;
 
 /// A frontend and where it leads.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,10 +88,8 @@ impl ServiceMaps {
         let entries = entries
             .map_err(|source| ServicesError::kernel("read", layout::SOURCE_RANGES.name, source))?;
         let mut ranges: BTreeMap<u32, Vec<IpNet>> = BTreeMap::new();
-        for ((len, range), _) in entries {
-            let net = ipcache::net(&(len.saturating_sub(SERVICE_BITS), range.addr));
-            let of_port = ranges.entry(u32::from_be(range.service_be)).or_default();
-            of_port.extend(net);
+        for (number, sources) in entries.iter().filter_map(|(key, _)| read_source_range(key)) {
+            ranges.entry(number).or_default().push(sources);
         }
         ranges.values_mut().for_each(|nets| nets.sort_unstable());
         Ok(ranges)

@@ -39,7 +39,8 @@ pub use pool::{FillMaglev, MaglevBackend};
 
 use free::Arrays;
 use numbers::Numbers;
-use place::{Place, Socket, socket};
+pub(crate) use place::read_source_range;
+use place::{Place, Socket, socket, source_range};
 use pool::Range;
 
 /// What a port of a service is to have, in one family.

@@ -1,9 +1,16 @@
-//! Keys of frontends, of both families.
+//! Keys of frontends and source ranges, of both families.
 
 use std::net::SocketAddr;
 
 use health_common::addr::Addr;
-use health_common::service::{FrontendKey4, FrontendKey6};
+use health_common::service::{FrontendKey4, FrontendKey6, SourceRange};
+use ipnet::IpNet;
+
+use crate::ipcache;
+use crate::trie::Prefix;
+
+/// Bits of a source range in front of its address.
+const SERVICE_BITS: u32 = u32::BITS;
 
 /// Where an endpoint listens: address, and port in network byte order.
 pub(super) type Socket = (Addr, u16);
@@ -79,4 +86,17 @@ impl From<FrontendKey6> for Place {
             protocol: key.protocol,
         }
     }
+}
+
+/// The key of sources that may use the port of a number.
+pub(super) fn source_range(number: u32, sources: IpNet) -> Prefix<SourceRange> {
+    let (len, addr) = ipcache::prefix(sources.trunc());
+    let service_be = number.to_be();
+    (SERVICE_BITS + len, SourceRange { service_be, addr })
+}
+
+/// The number and the sources of such a key; `None` for what is none.
+pub(crate) fn read_source_range((len, range): &Prefix<SourceRange>) -> Option<(u32, IpNet)> {
+    let sources = (len.checked_sub(SERVICE_BITS)?, range.addr);
+    Some((u32::from_be(range.service_be), ipcache::net(&sources)?))
 }

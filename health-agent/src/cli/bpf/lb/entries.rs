@@ -1,19 +1,15 @@
 //! Entries of the maps of services, as dumps show them.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use health_common::addr::Addr;
-use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6, Pool, SourceRange};
+use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6, Pool};
 use health_model::flow::IpProtocol;
+use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::cli::bpf::entry::Entry;
-
-/// Bits of a key of `HEALTH_SOURCE_RANGES` in front of its address.
-const SERVICE_BITS: u32 = u32::BITS;
-/// Those that an IPv4 address has in front of its own.
-const MAPPED_BITS: u32 = 96;
 
 /// A frontend's key.
 #[derive(Debug, Serialize)]
@@ -168,38 +164,21 @@ pub(in crate::cli::bpf) fn place((at, number): (u32, u32)) -> Entry<u32, u32> {
 #[serde(rename_all = "kebab-case")]
 pub(in crate::cli::bpf) struct SourceRangeKey {
     service: u32,
-    address: IpAddr,
-    prefix_length: u32,
+    sources: IpNet,
 }
 
 impl fmt::Display for SourceRangeKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            service,
-            address,
-            prefix_length,
-        } = self;
-        write!(f, "service={service} {address}/{prefix_length}")
+        write!(f, "service={} {}", self.service, self.sources)
     }
 }
 
 /// A source range as it is shown.
 pub(in crate::cli::bpf) fn source_range(
-    (prefix_len, range): (u32, SourceRange),
+    (service, sources): (u32, IpNet),
 ) -> Entry<SourceRangeKey, &'static str> {
-    let address = range.addr.to_ip();
-    let bits = prefix_len.saturating_sub(SERVICE_BITS);
-    let prefix_length = if address.is_ipv4() {
-        bits.saturating_sub(MAPPED_BITS)
-    } else {
-        bits
-    };
     Entry {
-        key: SourceRangeKey {
-            service: u32::from_be(range.service_be),
-            address,
-            prefix_length,
-        },
+        key: SourceRangeKey { service, sources },
         value: "allowed",
     }
 }
