@@ -7,7 +7,7 @@ use std::sync::Arc;
 use health_model::api::PodProblem;
 use health_probe::source::{Keeper, PodSet, SourcedPod};
 use health_probe::spec::{self, PodSpec};
-use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use tokio::sync::watch;
 
@@ -82,16 +82,4 @@ pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSe
         changes.changed().await.unwrap();
     }
     supervisor
-}
-
-struct NoEndpoints;
-
-impl Endpoints for NoEndpoints {
-    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
-        None
-    }
-    fn set_ready(&self, _: u16, _: Option<bool>) {}
-    fn changes(&self) -> watch::Receiver<u64> {
-        watch::channel(0).1
-    }
 }

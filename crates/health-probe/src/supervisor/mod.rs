@@ -87,6 +87,22 @@ pub trait Endpoints: Send + Sync {
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
+/// Of a node that has none.
+#[derive(Clone, Copy, Debug)]
+pub struct NoEndpoints;
+
+impl Endpoints for NoEndpoints {
+    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
+        None
+    }
+
+    fn set_ready(&self, _: u16, _: Option<bool>) {}
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+}
+
 /// An endpoint of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalEndpoint {

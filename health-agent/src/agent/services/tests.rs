@@ -2,8 +2,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
 use health_probe::source::Folder as Pods;
-use health_probe::spec::PodSpec;
-use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, SupervisorOptions};
+use health_probe::supervisor::{NoEndpoints, Restarts, SupervisorOptions};
 use health_probe::worker::Limits;
 use health_service::services::Work;
 use health_service::state::{Changes, State};
@@ -48,18 +47,6 @@ endpoints:
 - {{addresses: [{ip}], nodeName: here}}
 "
     )
-}
-
-struct NoEndpoints;
-
-impl Endpoints for NoEndpoints {
-    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
-        None
-    }
-    fn set_ready(&self, _: u16, _: Option<bool>) {}
-    fn changes(&self) -> watch::Receiver<u64> {
-        watch::channel(0).1
-    }
 }
 
 fn supervisor(pods: &Pods, state: &Path) -> Supervisor {

@@ -31,21 +31,6 @@ struct Stand {
     _clock: mpsc::Sender<()>,
 }
 
-/// A node without endpoints.
-struct NoEndpoints;
-
-impl Endpoints for NoEndpoints {
-    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
-        None
-    }
-
-    fn set_ready(&self, _: u16, _: Option<bool>) {}
-
-    fn changes(&self) -> watch::Receiver<u64> {
-        watch::channel(0).1
-    }
-}
-
 impl Stand {
     /// Starts a supervisor of pods, see [`pods`].
     fn start(runtime: FakeRuntime, restarts: Restarts, specs: &[(&str, &str)]) -> Self {
