@@ -43,6 +43,39 @@ pub(super) enum Format {
     Yaml,
 }
 
+/// The form of a listing whose table has more columns on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ListFormat {
+    /// For people
+    Table,
+    /// The same with more columns
+    Wide,
+    /// One JSON array
+    Json,
+    /// One JSON object a line
+    Jsonl,
+    /// One YAML document
+    Yaml,
+}
+
+impl ListFormat {
+    /// Whether the table has all its columns.
+    pub(super) fn is_wide(self) -> bool {
+        self == Self::Wide
+    }
+}
+
+impl From<ListFormat> for Format {
+    fn from(format: ListFormat) -> Self {
+        match format {
+            ListFormat::Table | ListFormat::Wide => Self::Table,
+            ListFormat::Json => Self::Json,
+            ListFormat::Jsonl => Self::Jsonl,
+            ListFormat::Yaml => Self::Yaml,
+        }
+    }
+}
+
 impl Format {
     /// Prints a listing: a table, an array or sequence, or an object a line.
     pub(super) fn print_rows<T: Serialize>(

@@ -1,13 +1,13 @@
 //! `health-agent probe list`: the probes of this node's containers.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use health_model::api::{ContainerProbe, ContainerProbeSummary, ProbeVerdict};
 use health_model::duration::{go_duration, short_duration};
 use jiff::Timestamp;
 
 use super::{Selection, watch};
 use crate::api::client::Client;
-use crate::cli::output::{Format, NONE, printable, table};
+use crate::cli::output::{Format, ListFormat, NONE, printable, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -58,29 +58,10 @@ pub struct ListArgs {
     output: ListFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ListFormat {
-    /// For people
-    Table,
-    /// The same with more columns
-    Wide,
-    /// One JSON array
-    Json,
-    /// One JSON object a line
-    Jsonl,
-    /// One YAML document
-    Yaml,
-}
-
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let path = self.selection.path(self.pod.as_deref(), self.watch);
-        let format = match self.output {
-            ListFormat::Table | ListFormat::Wide => Format::Table,
-            ListFormat::Json => Format::Json,
-            ListFormat::Jsonl => Format::Jsonl,
-            ListFormat::Yaml => Format::Yaml,
-        };
+        let format = Format::from(self.output);
         if self.watch {
             return watch::watch(client, &path, format).await;
         }
@@ -89,7 +70,7 @@ impl ListArgs {
         if self.failing {
             probes.retain(is_failing);
         }
-        let wide = self.output == ListFormat::Wide;
+        let wide = self.output.is_wide();
         format.print_rows(&probes, |probes| {
             probes_table(probes, wide, !self.no_headers, Timestamp::now())
         })

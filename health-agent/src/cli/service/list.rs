@@ -1,12 +1,12 @@
 //! `health-agent service list`: the services of this node.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use health_model::api::{ServiceConflict, ServiceEntry, ServicePortEntry, ServiceSummary};
 use health_model::duration::short_duration;
 
 use super::{conflicts_of, path, policy, port_title, refusal, warn};
 use crate::api::client::Client;
-use crate::cli::output::{Format, NONE, table};
+use crate::cli::output::{Format, ListFormat, NONE, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -47,33 +47,14 @@ pub struct ListArgs {
     output: ListFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ListFormat {
-    /// For people
-    Table,
-    /// The same with more columns
-    Wide,
-    /// One JSON array
-    Json,
-    /// One JSON object a line
-    Jsonl,
-    /// One YAML document
-    Yaml,
-}
-
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let path = path(None, self.namespace.as_deref());
         let services: Vec<ServiceEntry> = client.get(&path).await?;
         let summary: ServiceSummary = client.get("/v1/services/summary").await?;
         warn(&summary);
-        let format = match self.output {
-            ListFormat::Table | ListFormat::Wide => Format::Table,
-            ListFormat::Json => Format::Json,
-            ListFormat::Jsonl => Format::Jsonl,
-            ListFormat::Yaml => Format::Yaml,
-        };
-        let wide = self.output == ListFormat::Wide;
+        let format = Format::from(self.output);
+        let wide = self.output.is_wide();
         format.print_rows(&services, |services| {
             services_table(services, &summary.conflicts, wide, !self.no_headers)
         })

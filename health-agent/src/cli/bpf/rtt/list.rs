@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use health_datapath::dump::Pinned;
 
 use super::histogram;
@@ -15,7 +15,7 @@ use super::table::Columns;
 use crate::api::client::Client;
 use crate::api::rtt::RttEntry;
 use crate::cli::bpf::parallel::print_rows;
-use crate::cli::output::{Format, print};
+use crate::cli::output::{Format, ListFormat, print};
 use crate::cli::watch::{self, Pace};
 
 const EXAMPLES: &str = "\
@@ -93,20 +93,6 @@ pub struct ListArgs {
     output: ListFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ListFormat {
-    /// For people
-    Table,
-    /// The same with more columns
-    Wide,
-    /// One JSON array
-    Json,
-    /// One JSON object a line
-    Jsonl,
-    /// One YAML document
-    Yaml,
-}
-
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
         let Some(period) = self.watch else {
@@ -120,7 +106,7 @@ impl ListArgs {
         }
         let pace = Pace {
             period,
-            is_drawn: matches!(self.output, ListFormat::Table | ListFormat::Wide),
+            is_drawn: Format::from(self.output) == Format::Table,
             is_separated: !matches!(self.output, ListFormat::Json | ListFormat::Jsonl),
             // Of the first period there is nothing to tell before its end.
             is_first_awaited: self.delta,
@@ -179,7 +165,7 @@ impl ListArgs {
             ListFormat::Table | ListFormat::Wide => {
                 let columns = Columns {
                     names: !self.numeric,
-                    wide: self.output == ListFormat::Wide,
+                    wide: self.output.is_wide(),
                     delta: self.delta,
                 };
                 out.write_all(columns.table(listing.entries()).as_bytes())
