@@ -15,6 +15,14 @@ pub enum IpvsError {
         /// Why it could not be done.
         source: NetlinkError,
     },
+    /// The kernel lacks something, and could not load it.
+    #[error("this kernel has no {what}: load the module {module}, or use another proxy mode")]
+    Missing {
+        /// What it is called.
+        what: &'static str,
+        /// The kernel's module.
+        module: &'static str,
+    },
     /// A device, an address or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
