@@ -29,7 +29,7 @@ use tokio::sync::watch::{Receiver, channel};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-pub use self::cleanup::cleanup;
+pub use self::cleanup::{cleanup, cleanup_services};
 
 use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};

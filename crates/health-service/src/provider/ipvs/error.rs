@@ -23,6 +23,12 @@ pub enum IpvsError {
         /// The kernel's module.
         module: &'static str,
     },
+    /// Another agent serves by IPVS in this network namespace.
+    #[error("another agent serves by IPVS in this network namespace")]
+    InUse,
+    /// Whether one does cannot be told.
+    #[error("cannot tell whether another agent serves by IPVS: {0}")]
+    Lock(#[source] std::io::Error),
     /// A device, an address or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),

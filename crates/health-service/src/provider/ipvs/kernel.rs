@@ -295,7 +295,7 @@ pub(super) fn remove_rules_and_servers() -> Result<Vec<String>, IpvsError> {
             return Err(IpvsError::netlink(attempt(change))(refused));
         }
     }
-    removed.extend(ours.iter().map(|key| format!("virtual server {key}")));
+    removed.push(format!("virtual servers ({})", ours.len()));
     Ok(removed)
 }
 

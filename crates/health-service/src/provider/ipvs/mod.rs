@@ -17,6 +17,7 @@ pub mod diff;
 mod drain;
 mod error;
 mod kernel;
+mod lock;
 pub mod netlink;
 pub mod plan;
 pub mod rules;
@@ -36,6 +37,7 @@ use tokio::time::{Instant, sleep};
 use crate::services::{Provider, Work};
 use drain::drain;
 use kernel::Kernel;
+use lock::Lock;
 use plan::PlanSettings;
 use rules::RuleSettings;
 use worker::Worker;
@@ -81,12 +83,15 @@ pub struct Ipvs {
     worker: Arc<tokio::sync::Mutex<Worker>>,
     wake: Arc<tokio::sync::Notify>,
     drainer: JoinHandle<()>,
+    _lock: Lock,
 }
 
 impl Ipvs {
     /// Serves in the network namespace of the calling thread; nothing but settings of the kernel changes before the first
-    /// sync. An error if the kernel has no IPVS. Must be called in a tokio runtime.
+    /// sync. An error if the kernel has no IPVS, or another
+    /// agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
+        let lock = Lock::acquire()?;
         let kernel = Kernel::open()?;
         sysctl::apply(settings.strict_arp)?;
         let handle = health_net::netlink::open()?;
@@ -100,6 +105,7 @@ impl Ipvs {
             worker,
             wake,
             drainer,
+            _lock: lock,
         })
     }
 }
@@ -130,6 +136,11 @@ pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
 /// and then all of ours is removed. Something else must serve by then. In the network namespace that the handle and the
 /// calling thread are in; ends when nothing is left, and can be begun anew at any time.
 pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
+    let _lock = match Lock::acquire() {
+        // What another agent serves is none of ours.
+        Err(IpvsError::InUse) => return Ok(()),
+        lock => lock?,
+    };
     if !is_present(handle).await? {
         return Ok(());
     }
@@ -141,12 +152,17 @@ pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError
         sleep(interval).await;
         worker.reap().await?;
     }
-    cleanup(handle).await.map(drop)
+    remove(handle).await.map(drop)
 }
 
 /// Removes all of ours from the kernel, in the network namespace that the handle and the calling thread are in. Nothing
-/// may serve there any more. Returns what there was, in words.
+/// may serve there any more: an error if another agent does. Returns what there was, in words.
 pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
+    let _lock = Lock::acquire()?;
+    remove(handle).await
+}
+
+async fn remove(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     let mut removed = kernel::remove_rules_and_servers()?;
     let begin = Instant::now();
     let mut sets = 0;
@@ -164,7 +180,7 @@ pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
         sleep(REMOVE_INTERVAL).await;
     }
     if sets > 0 {
-        removed.push(format!("{sets} sets HEALTH-*"));
+        removed.push(format!("sets HEALTH-* ({sets})"));
     }
     // At last: by it the rest is found.
     if device::remove(handle).await? {
