@@ -76,7 +76,8 @@ fn remove_frontends(location: &Location) -> anyhow::Result<Vec<String>> {
     if !pins.exists() {
         return Ok(Vec::new());
     }
-    let written = ServiceTables::open(ServiceMaps::from_pins(&pins)?)?.remove_all(clock::now_ns())?;
+    let written =
+        ServiceTables::open(ServiceMaps::from_pins(&pins)?)?.remove_all(clock::now_ns())?;
     let counts = [
         (written.frontends_removed, "frontends"),
         (written.backends_removed, "backends"),

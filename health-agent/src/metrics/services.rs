@@ -216,11 +216,7 @@ impl Collector for Scrape {
                 "When a sync was last asked for",
                 &ConstGauge::new(last_queued),
             ),
-            (
-                &sync_failures,
-                "Syncs that failed",
-                failures,
-            ),
+            (&sync_failures, "Syncs that failed", failures),
             (
                 "sync_proxy_rules_service_changes",
                 "Changes of services",

@@ -138,7 +138,10 @@ pub(super) async fn start(
             let by = ebpf::Settings::new(clock::now_ns);
             let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
             let served = serve(settings, topology, sources, ports, pods, provider);
-            (served, Other::Ipvs(ipvs_settings(config, own), netlink.clone()))
+            (
+                served,
+                Other::Ipvs(ipvs_settings(config, own), netlink.clone()),
+            )
         }
     };
     let mut served = served.context("cannot serve services")?;

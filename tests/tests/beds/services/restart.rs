@@ -6,7 +6,7 @@ use std::thread;
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
-use tests::served::{Connection, Datagrams, curl};
+use tests::served::{Connection, Datagrams, curl, curl_soon};
 use tests::{PATIENCE, wait_for};
 
 use super::{Stand, targets, wait_answered_by};
@@ -15,13 +15,46 @@ use super::{Stand, targets, wait_answered_by};
 const REQUESTS: usize = 20;
 
 /// What users of a service do until it is over.
-struct Load<'a> {
-    is_over: &'a AtomicBool,
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    is_over: AtomicBool,
     /// Requests that were answered.
     done: AtomicUsize,
 }
 
-impl Load<'_> {
+/// What a client does at an address.
+type Use = fn(&Load, &str, SocketAddr) -> anyhow::Result<()>;
+
+impl Load {
+    /// Has clients do something until `work` is done. None of their requests may fail.
+    pub(crate) fn during<T>(
+        &self,
+        users: &[(Use, &str, SocketAddr)],
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        thread::scope(|scope| {
+            let users = users.iter();
+            let users: Vec<_> = users
+                .map(|(use_it, from, target)| scope.spawn(move || use_it(self, from, *target)))
+                .collect();
+            let done = work();
+            self.is_over.store(true, Ordering::Relaxed);
+            let users = users.into_iter();
+            let used: anyhow::Result<Vec<()>> =
+                users.map(|user| user.join().expect("no panic")).collect();
+            used.and(done)
+        })
+    }
+
+    /// Waits until requests were answered from now on.
+    pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
+        let before = self.done.load(Ordering::Relaxed);
+        wait_for("requests to be answered", PATIENCE, || {
+            let done = self.done.load(Ordering::Relaxed);
+            Ok((done >= before + 4 * REQUESTS).then_some(()))
+        })
+    }
+
     fn until_over(&self, mut work: impl FnMut() -> anyhow::Result<usize>) -> anyhow::Result<()> {
         while !self.is_over.load(Ordering::Relaxed) {
             self.done.fetch_add(work()?, Ordering::Relaxed);
@@ -30,7 +63,7 @@ impl Load<'_> {
     }
 
     /// On new connections.
-    fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
+    pub(crate) fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
             let answers = curl(from, target, REQUESTS)?;
             ensure!(answers.failed.is_empty(), "{from} to {target}: {answers}");
@@ -67,44 +100,24 @@ fn no_request_fails_while_agents_are_killed_and_started_again() -> anyhow::Resul
             wait_answered_by(&client.name, *target, &["web-1", "web-2", "web-3"])?;
         }
     }
-    let is_over = AtomicBool::new(false);
-    let load = Load {
-        is_over: &is_over,
-        done: AtomicUsize::new(0),
-    };
-    thread::scope(|scope| {
-        let mut users = Vec::new();
-        for (client, target) in stand.clients.iter().zip(&targets) {
-            let load = &load;
-            users.push(scope.spawn(move || load.connect(&client.name, *target)));
-            users.push(scope.spawn(move || load.stay(&client.name, *target)));
-        }
-        // Whatever happens, there is load in between.
-        let answered = || -> anyhow::Result<()> {
-            let before = load.done.load(Ordering::Relaxed);
-            wait_for("requests to be answered", PATIENCE, || {
-                let done = load.done.load(Ordering::Relaxed);
-                Ok((done >= before + 4 * REQUESTS).then_some(()))
-            })
-        };
-        let disturb = || -> anyhow::Result<()> {
-            for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-                for node in stand.bed.nodes() {
-                    node.kill_agent(signal)?;
-                    answered().with_context(|| format!("without {}", node.name()))?;
-                    node.take_over(None)?;
-                    answered().with_context(|| format!("{} is back", node.name()))?;
-                }
+    let load = Load::default();
+    let mut users: Vec<(Use, &str, SocketAddr)> = Vec::new();
+    for (client, target) in stand.clients.iter().zip(&targets) {
+        users.push((Load::connect, &client.name, *target));
+        users.push((Load::stay, &client.name, *target));
+    }
+    load.during(&users, || {
+        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+            for node in stand.bed.nodes() {
+                node.kill_agent(signal)?;
+                load.goes_on()
+                    .with_context(|| format!("without {}", node.name()))?;
+                node.take_over(None)?;
+                load.goes_on()
+                    .with_context(|| format!("{} is back", node.name()))?;
             }
-            Ok(())
-        };
-        let disturbed = disturb();
-        is_over.store(true, Ordering::Relaxed);
-        let used: anyhow::Result<Vec<()>> = users
-            .into_iter()
-            .map(|user| user.join().expect("no panic"))
-            .collect();
-        used.and(disturbed)
+        }
+        Ok(())
     })?;
     println!("{} requests", load.done.load(Ordering::Relaxed));
 
@@ -117,5 +130,28 @@ fn no_request_fails_while_agents_are_killed_and_started_again() -> anyhow::Resul
             wait_answered_by(&client.name, *target, &["web-2", "web-3"])?;
         }
     }
+
+    // Without an agent, all services go at once, and who is connected stays so.
+    let client = &stand.clients[0];
+    let node = stand.node_of(client);
+    let mut connection = Connection::open(&client.name, targets[0])?;
+    let backend = connection.ask()?.backend;
+    let refused = node.cli("cleanup --services ebpf")?;
+    ensure!(refused.code == Some(1), "an agent runs");
+    node.kill_agent(Signal::SIGTERM)?;
+    let removed = node.cli("cleanup --services all")?.success()?;
+    ensure!(
+        removed.contains("removed frontends of services (4)\n")
+            && removed.contains("removed backends of services ("),
+        "{removed}"
+    );
+    let again = node.cli("cleanup --services all -o json")?.success()?;
+    ensure!(again.trim() == "[]", "{again}");
+    let answers = curl_soon(&client.name, targets[0], 1)?;
+    ensure!(answers.backends.is_empty(), "{answers}");
+    ensure!(connection.ask()?.backend == backend);
+    node.take_over(None)?;
+    wait_answered_by(&client.name, targets[0], &["web-2", "web-3"])?;
+    ensure!(connection.ask()?.backend == backend);
     Ok(())
 }

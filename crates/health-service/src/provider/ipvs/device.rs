@@ -10,8 +10,7 @@ use ipnet::IpNet;
 use super::error::IpvsError;
 use super::plan::NodeAddresses;
 
-/// The name of the device.
-pub const DEVICE: &str = "health-ipvs0";
+pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 

@@ -535,7 +535,13 @@ fn an_address_of_an_excluded_network_is_left_to_others() {
             ..PlanSettings::default()
         };
         let (mut plan, node) = (Plan::default(), NodeAddresses::default());
-        plan.set_port(&key, Some(&state), &node, &settings, &mut Touched::default());
+        plan.set_port(
+            &key,
+            Some(&state),
+            &node,
+            &settings,
+            &mut Touched::default(),
+        );
         plan.touched()
     };
     assert_eq!(plan("10.9.0.0/16").servers.len(), 1);
