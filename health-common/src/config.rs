@@ -8,6 +8,9 @@ use crate::siphash::SipKey;
 pub const PASSIVE_RTT: u16 = 1;
 /// Flag: packets to services are sent to their backends.
 pub const SERVICES: u16 = 2;
+/// Flag: something else may have served services before. Segments of a TCP connection that is no known flow are left to
+/// the stack.
+pub const SERVICES_HANDOVER: u16 = 4;
 
 /// The one value of `HEALTH_CONFIG`, under index 0.
 #[repr(C)]
@@ -42,7 +45,7 @@ pub struct DatapathConfig {
     pub health6: Addr,
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
-    /// [`PASSIVE_RTT`] and [`SERVICES`].
+    /// [`PASSIVE_RTT`], [`SERVICES`] and [`SERVICES_HANDOVER`].
     pub flags: u16,
 }
 

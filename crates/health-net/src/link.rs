@@ -185,6 +185,9 @@ async fn list_addresses(
         .map_err(|source| KernelError::new("list", "addresses", source))
 }
 
+/// The device that carries the addresses of services where IPVS serves them: packets to them do not end on this host.
+pub const SERVICES_DEVICE: &str = "health-ipvs0";
+
 /// Lists all devices with their addresses.
 pub async fn list_with_addresses(
     handle: &Handle,

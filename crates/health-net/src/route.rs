@@ -1,5 +1,6 @@
 //! Routes of the main table, and what the local table says of this host.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,6 +14,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::KernelError;
+use super::link;
 use super::netlink::{Handle, os_error};
 
 /// The protocol number that marks a route as made by this program. It is in none of
@@ -135,7 +137,7 @@ pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
 }
 
 /// Where packets reach this host: its addresses, the broadcast and anycast addresses of their networks, and what else
-/// the local table has.
+/// the local table has, but for the addresses of services, behind which others are.
 pub async fn to_this_host(handle: &Handle) -> Result<Vec<IpNet>, KernelError> {
     let messages = list(handle, libc::RT_TABLE_LOCAL, RouteProtocol::Unspec).await?;
     let is_to_host = |message: &&RouteMessage| {
@@ -146,7 +148,14 @@ pub async fn to_this_host(handle: &Handle) -> Result<Vec<IpNet>, KernelError> {
             )
     };
     let routes = messages.iter().filter(is_to_host).filter_map(parse);
-    Ok(routes.map(|route| route.destination).collect())
+    let mut prefixes: Vec<_> = routes.map(|route| route.destination).collect();
+    if let Some(link) = link::by_name(handle, link::SERVICES_DEVICE).await? {
+        let of_services = link::addresses_of(handle, link.index).await?.into_iter();
+        let of_services = of_services.map(|carried| IpNet::from(carried.address));
+        let of_services: HashSet<_> = of_services.collect();
+        prefixes.retain(|prefix| !of_services.contains(prefix));
+    }
+    Ok(prefixes)
 }
 
 async fn list_main(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, KernelError> {

@@ -5,9 +5,13 @@ use std::{fs, io};
 
 use anyhow::Context as _;
 use health_datapath::loader;
+use health_datapath::services::{ServiceMaps, ServiceTables};
 use health_endpoint::{enforcement, health, workload};
 use health_model::settings::Location;
+use health_net::{clock, netlink};
+use health_registry::config::ServiceProxyMode;
 use health_registry::identity;
+use health_service::provider::ipvs::{self, IpvsError};
 use nix::unistd::Uid;
 
 use super::folders::NewFolders;
@@ -17,19 +21,9 @@ use crate::pidfile::PidFile;
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
 /// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
-    anyhow::ensure!(
-        Uid::effective().is_root(),
-        "cleanup needs root; run it as root or with sudo"
-    );
     let runtime_dir = &location.runtime_dir;
     let was_there = runtime_dir.exists();
-    let mut new_folders = NewFolders::default();
-    let removed = match new_folders.make(runtime_dir) {
-        Ok(()) => remove_all(location).await,
-        Err(error) => Err(error),
-    };
-    new_folders.remove();
-    let mut removed = removed?;
+    let mut removed = without_agent(location, remove_all).await?;
     // Others may keep something there.
     if was_there && fs::remove_dir(runtime_dir).is_ok() {
         removed.push(folder(runtime_dir));
@@ -37,16 +31,83 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     Ok(removed)
 }
 
-/// Removes all but the runtime folder. From the first step to the last no agent can start, which would lose what it
-/// has just made.
+/// As [`cleanup`], but only of what services are served by in these modes.
+pub async fn cleanup_services(
+    location: &Location,
+    modes: &[ServiceProxyMode],
+) -> anyhow::Result<Vec<String>> {
+    without_agent(location, async |location| {
+        let mut removed = Vec::new();
+        for mode in modes {
+            removed.extend(match mode {
+                ServiceProxyMode::Ebpf => remove_frontends(location)?,
+                ServiceProxyMode::Ipvs => remove_ipvs().await?,
+            });
+        }
+        Ok(removed)
+    })
+    .await
+}
+
+/// Removes something. From the first step to the last no agent can start, which would lose what it has just made.
+async fn without_agent(
+    location: &Location,
+    remove: impl AsyncFnOnce(&Location) -> anyhow::Result<Vec<String>>,
+) -> anyhow::Result<Vec<String>> {
+    anyhow::ensure!(
+        Uid::effective().is_root(),
+        "cleanup needs root; run it as root or with sudo"
+    );
+    let mut new_folders = NewFolders::default();
+    let removed = async {
+        new_folders.make(&location.runtime_dir)?;
+        let _pid_file = PidFile::acquire(&location.pid_file())?;
+        loader::require_unused(location)?;
+        remove(location).await
+    };
+    let removed = removed.await;
+    new_folders.remove();
+    removed
+}
+
+/// Removes all ports of services from the maps that are pinned.
+fn remove_frontends(location: &Location) -> anyhow::Result<Vec<String>> {
+    let pins = location.pins();
+    if !pins.exists() {
+        return Ok(Vec::new());
+    }
+    let written =
+        ServiceTables::open(ServiceMaps::from_pins(&pins)?)?.remove_all(clock::now_ns())?;
+    let counts = [
+        (written.frontends_removed, "frontends"),
+        (written.backends_removed, "backends"),
+        (written.source_ranges, "source ranges"),
+    ];
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    Ok(counts
+        .map(|(count, what)| format!("{what} of services ({count})"))
+        .collect())
+}
+
+/// Removes what IPVS serves in the namespace of the calling thread.
+async fn remove_ipvs() -> Result<Vec<String>, IpvsError> {
+    let handle = netlink::open()?;
+    ipvs::cleanup(&handle).await
+}
+
+/// Removes all but the runtime folder.
 async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
-    let _pid_file = PidFile::acquire(&location.pid_file())?;
-    loader::require_unused(location)?;
     let mut removed = Vec::new();
     let mut failed = Vec::new();
 
     match loader::remove(location) {
         Ok(parts) => removed.extend(parts),
+        Err(error) => failed.push(error.to_string()),
+    }
+    match remove_ipvs().await {
+        Ok(parts) => removed.extend(parts),
+        // They are another instance's.
+        Err(IpvsError::InUse) => {}
         Err(error) => failed.push(error.to_string()),
     }
     let (workloads, not_removed) = workload::cleanup(&location.instance, &location.state_dir).await;

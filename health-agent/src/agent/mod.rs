@@ -29,7 +29,7 @@ use tokio::sync::watch::{Receiver, channel};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-pub use self::cleanup::cleanup;
+pub use self::cleanup::{cleanup, cleanup_services};
 
 use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};
@@ -189,9 +189,7 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
-        let service_parts = services::Sources::open(config)?
-            .map(|sources| anyhow::Ok((sources, services::Ports::open(config)?)))
-            .transpose()?;
+        let service_parts = services::Parts::open(config, &own)?;
         let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let monitors = [
@@ -463,6 +461,11 @@ impl Agent {
                     }
                 }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
+                flags = service_flags(self.services.as_mut()) => {
+                    if let Err(error) = self.node.set_service_flags(flags) {
+                        warn!(%error, "cannot tell the programs about services");
+                    }
+                }
                 _ = ticks.tick() => {
                     let is_due = backoff.is_due();
                     let has_repaired = self.look(is_due, &mut backoff).await;
@@ -512,6 +515,14 @@ impl Agent {
         let addresses = self.health_addresses.borrow_and_update();
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
+    }
+}
+
+/// As [`ServedServices::flags`]; without services it never changes.
+async fn service_flags(services: Option<&mut ServedServices>) -> u16 {
+    match services {
+        Some(services) => services.flags().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,7 +1,8 @@
 //! `health-agent cleanup`: removes what an agent left on this machine.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use health_model::settings::Location;
+use health_registry::config::ServiceProxyMode;
 use serde::Serialize;
 
 use super::output::OutputArgs;
@@ -9,20 +10,49 @@ use super::output::OutputArgs;
 const EXAMPLES: &str = "\
 Examples:
   health-agent cleanup
+  health-agent cleanup --services ipvs
   health-agent cleanup --instance hnode1 --runtime-dir /run/health-agent/hnode1";
 
 /// Flags of `cleanup`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CleanupArgs {
+    /// Remove only the rules of services of this proxy mode; the agent must not run for this either. Connections that
+    /// the mode ebpf knows go on, those of ipvs end
+    #[arg(long, value_enum, value_name = "MODE")]
+    services: Option<ServiceRules>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
+/// Whose rules of services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ServiceRules {
+    /// Frontends, backends and source ranges in the maps
+    Ebpf,
+    /// Virtual servers, sets, rules and the device with the addresses of services
+    Ipvs,
+    /// Those of both
+    All,
+}
+
+impl ServiceRules {
+    const fn modes(self) -> &'static [ServiceProxyMode] {
+        match self {
+            Self::Ebpf => &[ServiceProxyMode::Ebpf],
+            Self::Ipvs => &[ServiceProxyMode::Ipvs],
+            Self::All => &[ServiceProxyMode::Ebpf, ServiceProxyMode::Ipvs],
+        }
+    }
+}
+
 impl CleanupArgs {
     pub(super) async fn execute(self, location: &Location) -> anyhow::Result<()> {
-        let removed: Vec<RemovedRow> = crate::agent::cleanup(location)
-            .await?
+        let removed = match self.services {
+            None => crate::agent::cleanup(location).await?,
+            Some(rules) => crate::agent::cleanup_services(location, rules.modes()).await?,
+        };
+        let removed: Vec<RemovedRow> = removed
             .into_iter()
             .map(|removed| RemovedRow { removed })
             .collect();

@@ -153,7 +153,7 @@ pub enum Command {
     Monitor(monitor::MonitorArgs),
     /// Show the settings of the agent, or what the kernel supports
     Config(config::ConfigArgs),
-    /// Remove everything that an agent left on this machine
+    /// Remove everything that an agent left on this machine, or its services alone
     Cleanup(cleanup::CleanupArgs),
     /// Print the completion script of a shell
     Completion(completion::CompletionArgs),

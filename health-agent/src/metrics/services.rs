@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use std::{fmt, io, iter};
 
+use health_registry::config::ServiceProxyMode;
 use health_service::services::{ChangeCounts, Work};
 use health_service::state::NoLocalEndpoints;
 use jiff::Timestamp;
@@ -36,6 +37,7 @@ type Seconds = Gauge<f64, AtomicU64>;
 /// What is counted and measured from the start on.
 #[derive(Debug)]
 pub struct ServiceMetrics {
+    mode: ServiceProxyMode,
     syncs: Histogram,
     full_syncs: Histogram,
     partial_syncs: Histogram,
@@ -47,11 +49,13 @@ pub struct ServiceMetrics {
     livez: Family<Code, Counter>,
 }
 
-impl Default for ServiceMetrics {
-    fn default() -> Self {
+impl ServiceMetrics {
+    /// Of services that are served in this mode.
+    pub fn new(mode: ServiceProxyMode) -> Self {
         // 1 ms to 16 s, as kube-proxy has them.
         let syncs = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         Self {
+            mode,
             syncs: syncs(),
             full_syncs: syncs(),
             partial_syncs: syncs(),
@@ -76,6 +80,11 @@ fn programming_buckets() -> impl Iterator<Item = f64> {
 }
 
 impl ServiceMetrics {
+    /// The mode in force.
+    pub(crate) fn mode(&self) -> ServiceProxyMode {
+        self.mode
+    }
+
     /// A sync took so long, and ended at this time.
     pub(crate) fn note_sync(
         &self,
@@ -155,6 +164,7 @@ struct Scrape {
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let ServiceMetrics {
+            mode,
             syncs,
             full_syncs,
             partial_syncs,
@@ -173,8 +183,9 @@ impl Collector for Scrape {
             last_queued,
         } = self.changes;
         let encoder = &mut encoder;
+        let sync_failures = format!("sync_proxy_rules_{mode}_sync_failures");
         let last_queued = last_queued.map(seconds_of).unwrap_or_default();
-        let all: [(_, _, &dyn EncodeMetric); 14] = [
+        let all: [(&str, _, &dyn EncodeMetric); 14] = [
             (
                 "sync_proxy_rules_duration_seconds",
                 "How long syncs took",
@@ -205,11 +216,7 @@ impl Collector for Scrape {
                 "When a sync was last asked for",
                 &ConstGauge::new(last_queued),
             ),
-            (
-                "sync_proxy_rules_ebpf_sync_failures",
-                "Syncs that failed",
-                failures,
-            ),
+            (&sync_failures, "Syncs that failed", failures),
             (
                 "sync_proxy_rules_service_changes",
                 "Changes of services",
@@ -280,7 +287,7 @@ mod tests {
 
     /// Metrics of a full sync that ended well after 3 ms, and of one of changes that failed.
     fn metrics() -> Arc<ServiceMetrics> {
-        let metrics = Arc::new(ServiceMetrics::default());
+        let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
         let state = State::new(Topology {
             node: "here".into(),
             zone: None,

@@ -1,6 +1,6 @@
 //! Packets from a client to a service.
 
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, SERVICES_HANDOVER};
 use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_OUT, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
@@ -53,6 +53,13 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
     }
     // SAFETY: entries are replaced as a whole.
     if unsafe { T::frontends().get(flow.frontend_key()) }.is_some() {
+        // Of a connection that began before: IPVS goes on with it.
+        if config.flags & SERVICES_HANDOVER != 0
+            && flow.protocol() == IP_PROTOCOL_TCP
+            && !opens(request)
+        {
+            return StepResult::PASSED;
+        }
         keep(&packet, &config.timeouts);
         return StepResult::IS_NEW;
     }

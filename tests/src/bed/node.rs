@@ -277,14 +277,39 @@ impl Node {
     /// As [`Node::start_agent`], until it has taken over what a former one left. By another agent's program that is
     /// an upgrade in place, or a step back.
     pub fn take_over(&self, binary: Option<&Path>) -> anyhow::Result<()> {
-        const UP: [&str; 1] = ["agent is up"];
-        let before = self.logged(&UP)?.len();
         let own = &self.spec.binary;
-        let spec = AgentSpec {
+        self.take_over_as(&AgentSpec {
             binary: binary.map_or_else(|| own.clone(), Path::to_owned),
             ..self.spec.clone()
-        };
-        self.spawn(&spec)?;
+        })
+    }
+
+    /// As [`Node::take_over`], with these flags beside those that the bed was built with, words separated by blanks. Of a
+    /// flag that is there twice, these count.
+    pub fn take_over_with(&self, words: &str) -> anyhow::Result<()> {
+        let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+        let flags: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();
+        let mut extra = Vec::new();
+        let mut is_replaced = false;
+        for word in &self.spec.extra {
+            if word.starts_with("--") {
+                is_replaced = flags.contains(&word);
+            }
+            if !is_replaced {
+                extra.push(word.clone());
+            }
+        }
+        extra.extend(words);
+        self.take_over_as(&AgentSpec {
+            extra,
+            ..self.spec.clone()
+        })
+    }
+
+    fn take_over_as(&self, spec: &AgentSpec) -> anyhow::Result<()> {
+        const UP: [&str; 1] = ["agent is up"];
+        let before = self.logged(&UP)?.len();
+        self.spawn(spec)?;
         wait_for("the agent to have taken over", PATIENCE, || {
             Ok((self.logged(&UP)?.len() > before).then_some(()))
         })

@@ -1,5 +1,7 @@
 //! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what goes gracefully.
 
+mod agents;
+mod modes;
 mod place;
 
 use std::fs;
@@ -264,8 +266,21 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         let _entered = bed.runtime.enter();
         health_net::netlink::open()?
     };
-    ensure!(bed.runtime.block_on(ipvs::cleanup(&handle))?);
-    ensure!(!bed.runtime.block_on(ipvs::cleanup(&handle))?);
+    let removed = bed.runtime.block_on(ipvs::cleanup(&handle))?;
+    for what in [
+        "ipv4 table",
+        "ipv6 table",
+        "virtual servers (",
+        "sets HEALTH-*",
+        "device health-ipvs0",
+    ] {
+        let is_told = removed
+            .iter()
+            .any(|removed| removed.to_lowercase().contains(&what.to_lowercase()));
+        ensure!(is_told, "{what}: {removed:?}");
+    }
+    let again = bed.runtime.block_on(ipvs::cleanup(&handle))?;
+    ensure!(again.is_empty(), "{again:?}");
     let left = command("ipvsadm -Ln")?;
     ensure!(
         left.contains("TCP  192.0.2.1:9 wlc") && left.contains("FWM  7 rr"),

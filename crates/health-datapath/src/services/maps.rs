@@ -133,6 +133,28 @@ impl ServiceMaps {
         })
     }
 
+    /// Whether any flow through a service is known.
+    pub fn has_flows(&self) -> Result<bool, ServicesError> {
+        let mut has_any = false;
+        for (flows, layout) in self
+            .flows4
+            .iter()
+            .zip([&layout::REVNAT4, &layout::REVNAT_ANY4])
+        {
+            let read = flows.for_each(|_, _| has_any = true);
+            read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
+        }
+        for (flows, layout) in self
+            .flows6
+            .iter()
+            .zip([&layout::REVNAT6, &layout::REVNAT_ANY6])
+        {
+            let read = flows.for_each(|_, _| has_any = true);
+            read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
+        }
+        Ok(has_any)
+    }
+
     /// Calls `each` with every frontend.
     pub(super) fn for_each_frontend(
         &self,

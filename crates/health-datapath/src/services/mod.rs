@@ -244,6 +244,18 @@ impl ServiceTables {
         Change::new(self, now_ns)
     }
 
+    /// Takes all ports away, whoever gave them. Flows that are known stay, and those of TCP go on until they end.
+    ///
+    /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
+    pub fn remove_all(&mut self, now_ns: u64) -> Result<Written, ServicesError> {
+        if !self.is_current {
+            self.read()?;
+        }
+        let mut change = self.change(now_ns);
+        change.remove_others();
+        change.commit()
+    }
+
     /// Where a port is reached, and was before it was last changed.
     pub fn addresses(&self, number: u32) -> impl Iterator<Item = SocketAddr> {
         let port = self.ports.get(&number).into_iter();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use health_model::duration::duration_text;
 use health_model::settings::InvalidSetting;
+use ipnet::IpNet;
 
 use super::{Config, GcInterval, ListenAddress, RegistrySpec, RemoteCluster};
 
@@ -83,13 +84,7 @@ impl Config {
             }
         }
         for cidr in &self.pod_cidrs {
-            if cidr.trunc() != *cidr {
-                return Err(InvalidSetting::new(
-                    "--pod-cidr",
-                    cidr,
-                    format!("has host bits set; write {}", cidr.trunc()),
-                ));
-            }
+            network("--pod-cidr", cidr)?;
         }
         within(
             "--ipam-cooling-time",
@@ -294,6 +289,14 @@ fn interface(value: &str) -> Result<(), InvalidSetting> {
             "is no interface name; `ip link` lists those there are",
         ))
     }
+}
+
+pub(super) fn network(flag: &'static str, value: &IpNet) -> Result<(), InvalidSetting> {
+    if value.trunc() == *value {
+        return Ok(());
+    }
+    let why = format!("has host bits set; write {}", value.trunc());
+    Err(InvalidSetting::new(flag, value, why))
 }
 
 pub(super) fn within(

@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod service_proxy;
 mod service_sources;
 mod services;
 
@@ -30,6 +31,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::service_proxy::{IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::ServiceSettings;
 
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 59] = [
+        let cases: [(&str, &str, Change); 65] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -244,6 +246,24 @@ mod tests {
             ("--service-sync-max", "1s", |c| {
                 c.services.service_sync_min = Duration::from_secs(2);
                 c.services.service_sync_max = Duration::from_secs(1);
+            }),
+            ("--service-node-port-cidr", "10.1.2.3/8", |c| {
+                c.services.service_node_port_cidrs = cidrs(&["10.1.2.3/8"]);
+            }),
+            ("--ipvs-scheduler", "", |c| {
+                c.services.ipvs.ipvs_scheduler.clear();
+            }),
+            ("--ipvs-scheduler", "round robin", |c| {
+                c.services.ipvs.ipvs_scheduler = "round robin".into();
+            }),
+            ("--ipvs-exclude-cidr", "fd00::1/64", |c| {
+                c.services.ipvs.ipvs_exclude_cidrs = cidrs(&["fd00::1/64"]);
+            }),
+            ("--ipvs-masquerade-bit", "32", |c| {
+                c.services.ipvs.ipvs_masquerade_bit = 32;
+            }),
+            ("--ipvs-drain-interval", "99ms", |c| {
+                c.services.ipvs.ipvs_drain_interval = Duration::from_millis(99);
             }),
             ("--service-health-listen", "0.0.0.0:0", |c| {
                 c.services.service_manifests = Some("/services".into());

@@ -6,10 +6,11 @@ use std::time::Duration;
 use clap::Args;
 use health_model::duration::{duration_text, parse_duration};
 use health_model::settings::InvalidSetting;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::check::within;
-use super::{Config, ListenAddress, ServiceSources};
+use super::check::{network, within};
+use super::{Config, IpvsSettings, ListenAddress, ServiceProxyMode, ServiceSources};
 
 /// Longest name of a zone, bytes: that of the value of a label.
 const MAX_ZONE_LEN: usize = 63;
@@ -29,6 +30,16 @@ pub struct ServiceSettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub sources: ServiceSources,
+    /// What serves services; after a change, established TCP connections go on by the former one until they end
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub service_proxy_mode: ServiceProxyMode,
+    /// What the mode `ipvs` goes by.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub ipvs: IpvsSettings,
+    /// Serve node ports at addresses of this network only (repeatable) [default: at all addresses of this node]
+    #[arg(long = "service-node-port-cidr", value_name = "CIDR")]
+    pub service_node_port_cidrs: Vec<IpNet>,
     /// Zone of this node, as endpoint slices name it in their hints
     #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
@@ -62,6 +73,9 @@ impl Default for ServiceSettings {
         Self {
             service_manifests: None,
             sources: ServiceSources::default(),
+            service_proxy_mode: ServiceProxyMode::default(),
+            ipvs: IpvsSettings::default(),
+            service_node_port_cidrs: Vec::new(),
             service_node_zone: None,
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),
@@ -89,6 +103,10 @@ impl ServiceSettings {
     /// Whether these can be used, but for where they listen.
     pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
         self.sources.check(config)?;
+        self.ipvs.check()?;
+        for cidr in &self.service_node_port_cidrs {
+            network("--service-node-port-cidr", cidr)?;
+        }
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {

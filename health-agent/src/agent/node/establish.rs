@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_common::config::{PASSIVE_RTT, SERVICES};
+use health_common::config::{PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -258,5 +258,7 @@ impl PreviousState {
 /// What the programs shall do.
 fn flags(config: &Config) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
-    flag(config.passive_rtt, PASSIVE_RTT) | flag(config.services.has_services(), SERVICES)
+    // Another mode may have served until now, whichever this one is.
+    let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
+    flag(config.passive_rtt, PASSIVE_RTT) | services
 }

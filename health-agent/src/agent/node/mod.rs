@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, SERVICES, SERVICES_HANDOVER};
 use health_common::ct::Timeouts;
 use health_datapath::{Datapath, Hook};
 use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -347,6 +347,12 @@ impl NodeDatapath {
             .flatten()
             .chain(self.uplinks.hooks(self.uplinks()))
             .collect()
+    }
+
+    /// Tells the programs what to do about services: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
+    pub(super) fn set_service_flags(&mut self, flags: u16) -> anyhow::Result<()> {
+        self.flags = self.flags & !(SERVICES | SERVICES_HANDOVER) | flags;
+        self.configure()
     }
 
     /// Tells the programs about the endpoint and the agent's own probes.

@@ -4,6 +4,7 @@ mod measured;
 mod node_addresses;
 mod readiness;
 mod sources;
+mod takeover;
 #[cfg(test)]
 mod tests;
 
@@ -17,10 +18,13 @@ use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::{Config, ServiceSettings};
+use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::Node;
 use health_service::choice::Topology;
-use health_service::provider::{self, ebpf::EbpfProvider};
+use health_service::provider::ebpf::{self, EbpfProvider};
+use health_service::provider::ipvs::plan::PlanSettings;
+use health_service::provider::ipvs::rules::RuleSettings;
+use health_service::provider::ipvs::{self, Ipvs};
 use health_service::runner::Intervals;
 use health_service::services::{Provider, Services, Settings};
 use jiff::Timestamp;
@@ -30,6 +34,7 @@ use self::measured::Measured;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
 pub(super) use self::sources::Sources;
+use self::takeover::{Other, Takeover};
 use crate::api::monitor::{self, Monitor};
 use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
 use crate::api::services::{ServiceBook, pages};
@@ -47,17 +52,50 @@ pub(super) struct ServedServices {
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _node_addresses: Option<NodeAddressWatch>,
+    /// Changed by each sync that succeeds.
+    in_force: watch::Receiver<Arc<HealthChecks>>,
+    takeover: Option<Takeover>,
+}
+
+/// What services are served from, at and by.
+pub(super) struct Parts {
+    sources: Sources,
+    ports: Ports,
+    /// In the mode `ipvs`.
+    ipvs: Option<Ipvs>,
+}
+
+impl Parts {
+    /// Makes sure that services can be served before anything else is made; `None` if this agent is to serve none. Must be
+    /// called in a tokio runtime.
+    pub(super) fn open(config: &Config, own: &Node) -> anyhow::Result<Option<Self>> {
+        let Some(sources) = Sources::open(config)? else {
+            return Ok(None);
+        };
+        let ipvs = match config.services.service_proxy_mode {
+            ServiceProxyMode::Ebpf => None,
+            ServiceProxyMode::Ipvs => {
+                let opened = Ipvs::open(ipvs_settings(config, own));
+                Some(opened.context("cannot serve services with --service-proxy-mode ipvs")?)
+            }
+        };
+        Ok(Some(Self {
+            sources,
+            ports: Ports::open(config)?,
+            ipvs,
+        }))
+    }
 }
 
 /// Where it is told how services do: nobody else has these ports.
-pub(super) struct Ports {
+struct Ports {
     health: Vec<TcpListener>,
     metrics: Vec<TcpListener>,
 }
 
 impl Ports {
     /// Listens there.
-    pub(super) fn open(config: &Config) -> Result<Self, monitor::BindError> {
+    fn open(config: &Config) -> Result<Self, monitor::BindError> {
         let settings = &config.services;
         Ok(Self {
             health: monitor::bind("--service-health-listen", &settings.service_health_listen)?,
@@ -70,7 +108,7 @@ impl Ports {
 pub(super) async fn start(
     config: &Config,
     own: &Node,
-    (sources, ports): (Sources, Ports),
+    parts: Parts,
     probes: Option<&Supervisor>,
     tables: ServiceTables,
     netlink: &Handle,
@@ -83,12 +121,31 @@ pub(super) async fn start(
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
     });
-    let node_addresses = NodeAddressWatch::follow(netlink.clone()).await?;
-    let by = provider::ebpf::Settings::new(clock::now_ns);
-    let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
     let settings = &config.services;
-    let mut served = serve(settings, topology, sources, ports, pods, provider)
-        .context("cannot serve services")?;
+    let networks = settings.service_node_port_cidrs.clone();
+    let node_addresses = NodeAddressWatch::follow(netlink.clone(), networks).await?;
+    let Parts {
+        sources,
+        ports,
+        ipvs,
+    } = parts;
+    let (served, other) = match ipvs {
+        Some(provider) => {
+            let served = serve(settings, topology, sources, ports, pods, provider);
+            (served, Other::Ebpf(Box::new(tables)))
+        }
+        None => {
+            let by = ebpf::Settings::new(clock::now_ns);
+            let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
+            let served = serve(settings, topology, sources, ports, pods, provider);
+            (
+                served,
+                Other::Ipvs(ipvs_settings(config, own), netlink.clone()),
+            )
+        }
+    };
+    let mut served = served.context("cannot serve services")?;
+    served.takeover = Some(Takeover::begin(other, served.in_force.clone()));
     let handle = served.book.handle.clone();
     let mut changes = node_addresses.addresses();
     // Ends with them.
@@ -99,6 +156,24 @@ pub(super) async fn start(
     });
     served._node_addresses = Some(node_addresses);
     Ok(served)
+}
+
+fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
+    let settings = &config.services.ipvs;
+    ipvs::Settings {
+        plan: PlanSettings {
+            scheduler: settings.ipvs_scheduler.as_str().into(),
+            excluded_networks: settings.ipvs_exclude_cidrs.clone(),
+        },
+        rules: RuleSettings {
+            pod_networks: own.pod_cidrs.clone(),
+            masquerade_all: settings.ipvs_masquerade_all,
+            masquerade_mark: 1 << settings.ipvs_masquerade_bit,
+        },
+        node_port_networks: config.services.service_node_port_cidrs.clone(),
+        strict_arp: settings.ipvs_strict_arp,
+        drain_interval: settings.ipvs_drain_interval,
+    }
 }
 
 fn serve(
@@ -114,7 +189,7 @@ fn serve(
         None => watch::channel(Arc::default()).1,
     };
     let sets = sources.services(&topology.node, &readiness);
-    let metrics = Arc::new(ServiceMetrics::default());
+    let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
     let (told, checks) = watch::channel(Arc::<HealthChecks>::default());
     let services = Services::start(
         Settings {
@@ -132,7 +207,7 @@ fn serve(
         Measured::new(provider, metrics.clone(), told),
     )?;
     let handle = services.handle();
-    let listeners = ServiceListeners::start(EVERYWHERE, checks, handle.clone());
+    let listeners = ServiceListeners::start(EVERYWHERE, checks.clone(), handle.clone());
     let book = ServiceBook {
         readiness,
         deaf: listeners.deaf(),
@@ -149,10 +224,20 @@ fn serve(
         _sources: (sources, pods),
         _listeners: listeners,
         _node_addresses: None,
+        in_force: checks,
+        takeover: None,
     })
 }
 
 impl ServedServices {
+    /// What the programs are to do about services from now on: waits until that is something else.
+    pub(super) async fn flags(&mut self) -> u16 {
+        match &mut self.takeover {
+            Some(takeover) => takeover.flags().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Ends after a sync that is under way, and when requests are answered. The kernel goes on.
     pub(super) async fn stop(self) {
         self.services.stop().await;

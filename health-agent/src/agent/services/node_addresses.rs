@@ -1,4 +1,5 @@
-//! The addresses at which NodePorts are served: all of this node but those of its loopback and of its links.
+//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its loopback
+//! and of its links.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,6 +10,8 @@ use health_net::changes::Changes;
 use health_net::link;
 use health_net::netlink::Handle;
 use health_service::provider::ebpf::NodeAddresses;
+use health_service::provider::ipvs;
+use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -26,14 +29,15 @@ pub(super) struct NodeAddressWatch {
 }
 
 impl NodeAddressWatch {
-    /// Must be called in a tokio runtime, by a thread in the host's namespace.
-    pub(super) async fn follow(netlink: Handle) -> anyhow::Result<Self> {
+    /// Follows those in `networks`, or all if there are none. Must be called in a tokio runtime, by a thread in the host's
+    /// namespace.
+    pub(super) async fn follow(netlink: Handle, networks: Vec<IpNet>) -> anyhow::Result<Self> {
         let mut changes = Changes::listen()?;
-        let (told, addresses) = watch::channel(Arc::new(usable(&netlink).await?));
+        let (told, addresses) = watch::channel(Arc::new(usable(&netlink, &networks).await?));
         let task = tokio::spawn(async move {
             while changes.next().await.is_ok() {
                 let found = loop {
-                    match usable(&netlink).await {
+                    match usable(&netlink, &networks).await {
                         Ok(found) => break found,
                         Err(error) => {
                             warn!(%error, "cannot list the addresses of NodePorts; they stay as they were");
@@ -65,10 +69,22 @@ impl Drop for NodeAddressWatch {
     }
 }
 
-async fn usable(netlink: &Handle) -> Result<BTreeSet<IpAddr>, health_net::KernelError> {
+async fn usable(
+    netlink: &Handle,
+    networks: &[IpNet],
+) -> Result<BTreeSet<IpAddr>, health_net::KernelError> {
+    // Where IPVS serves, or did, this device has the addresses of services.
+    let of_services = link::by_name(netlink, ipvs::DEVICE).await?;
+    let of_services = of_services.map(|link| link.index);
     let addresses = link::addresses(netlink).await?.into_iter();
+    let addresses = addresses.filter(|carried| Some(carried.index) != of_services);
     let addresses = addresses.map(|carried| carried.address);
-    Ok(addresses.filter(is_usable).collect())
+    let is_chosen = |address: &IpAddr| {
+        networks.is_empty() || networks.iter().any(|network| network.contains(address))
+    };
+    Ok(addresses
+        .filter(|address| is_usable(address) && is_chosen(address))
+        .collect())
 }
 
 fn is_usable(address: &IpAddr) -> bool {

@@ -7,6 +7,8 @@ use health_probe::worker::Limits;
 use health_service::services::Work;
 use health_service::state::{Changes, State};
 
+use health_registry::config::ServiceProxyMode;
+
 use super::*;
 
 /// A pod at this address, which is ready while somebody listens at `host`.
@@ -188,7 +190,7 @@ fn always() -> watch::Receiver<bool> {
 async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
     let (works, mood) = watch::channel(false);
     let (told, mut checks) = watch::channel(Arc::<HealthChecks>::default());
-    let metrics = Arc::new(ServiceMetrics::default());
+    let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
     let mut provider = Measured::new(Moody(mood), metrics, told);
     let (state, changes) = (
         State::new(Topology {

@@ -13,9 +13,6 @@ use crate::api::monitor::{Answer, Page};
 use crate::metrics::Format;
 use crate::metrics::services::ServiceMetrics;
 
-/// What `/proxyMode` says.
-const MODE: &str = "ebpf";
-
 /// `/healthz` and `/livez`.
 pub fn health(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 2] {
     let page = |path, ask: fn(&Handle) -> HealthAnswer, note: fn(&ServiceMetrics, u16)| {
@@ -38,6 +35,7 @@ pub fn health(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 2] {
 /// `/metrics`, `/healthz`, which only says that somebody answers, and `/proxyMode`.
 pub fn metrics(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 3] {
     let (handle, metrics) = (handle.clone(), metrics.clone());
+    let mode = metrics.mode().name();
     let scrape = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);
         let (changes, metrics) = (handle.changes(), metrics.clone());
@@ -54,7 +52,7 @@ pub fn metrics(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 3] {
             answer: Box::new(scrape),
         },
         plain("/healthz", "ok"),
-        plain("/proxyMode", MODE),
+        plain("/proxyMode", mode),
     ]
 }
 
@@ -96,6 +94,7 @@ fn failed(error: &dyn std::error::Error) -> Answer {
 mod tests {
     use std::net::TcpListener;
 
+    use health_registry::config::ServiceProxyMode;
     use serde_json::Value;
 
     use super::super::testing::{Bed, get};
@@ -114,7 +113,7 @@ mod tests {
         let mut bed = Bed::start(&[true, false]);
         bed.until(|view| view.is_synced && view.error.is_none())
             .await;
-        let metrics = Arc::default();
+        let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
         let (_monitor, address) = serve(health(&bed.handle, &metrics));
         bed.until_healthy(true).await;
         let (code, headers, body) = get(address, "/healthz").await;
@@ -144,7 +143,7 @@ mod tests {
     async fn metrics_and_the_mode_are_told() {
         let mut bed = Bed::start(&[true]);
         bed.until(|view| view.is_synced).await;
-        let counts = Arc::new(ServiceMetrics::default());
+        let counts = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ipvs));
         counts.note_livez(200);
         let (_monitor, address) = serve(metrics(&bed.handle, &counts));
         let (code, headers, text) = get(address, "/metrics").await;
@@ -152,7 +151,9 @@ mod tests {
         assert_eq!(headers["content-type"], Format::Classic.content_type());
         let line = "kubeproxy_proxy_livez_total{code=\"200\"} 1\n";
         assert!(text.contains(line), "{text}");
-        for (path, answer) in [("/healthz", "ok"), ("/proxyMode", "ebpf")] {
+        let line = "kubeproxy_sync_proxy_rules_ipvs_sync_failures_total 0\n";
+        assert!(text.contains(line), "{text}");
+        for (path, answer) in [("/healthz", "ok"), ("/proxyMode", "ipvs")] {
             let (code, headers, text) = get(address, path).await;
             assert_eq!((code, &*text), (200, answer), "{path}");
             assert_eq!(headers["content-type"], "text/plain; charset=utf-8");

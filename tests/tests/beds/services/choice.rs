@@ -13,7 +13,6 @@ use super::{EACH, Row, Stand, targets, wait_answered_by, wait_datagrams_answered
 pub(super) const ROWS: &[Row] = &[
     ("an_unready_endpoint_gets_no_new_flows", unready),
     ("a_client_stays_with_its_backend", affinity),
-    ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
     ("internal_policy_local_stays_on_the_node", internal_local),
     ("hints_keep_traffic_in_its_zone", zone_hints),
     ("hints_keep_traffic_on_its_node", node_hints),
@@ -29,6 +28,10 @@ pub(super) const ROWS: &[Row] = &[
         other_algorithms,
     ),
 ];
+
+/// By IPVS, a client stays as long as its connections are known, which are ended ones for minutes.
+pub(super) const EBPF_ROWS: &[Row] =
+    &[("a_client_may_go_elsewhere_after_the_timeout", affinity_ends)];
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 

@@ -6,7 +6,7 @@ use tests::process::run;
 use tests::served::{Backend, PORT, ServiceManifest};
 use tests::{PATIENCE, wait_for};
 
-use super::load::Load;
+use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
 /// The kernel's view of the backend's side: how many connections are open.
@@ -44,8 +44,9 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
         Ok(())
     };
     answered_by(&["web-1", "web-2", "web-3"])?;
-    let uses = [Load::connect, Load::keep_alive];
-    let done = Load::while_doing(&clients, &targets, &uses, |load| {
+    let load = Load::default();
+    let users = users(&clients, &targets, &[Load::connect, Load::keep_alive]);
+    load.during(&users, || {
         for index in 0..backends.len() {
             // As a pod ends: no new connections, those that there are go on.
             let ending = &mut service.endpoints[index];
@@ -75,10 +76,8 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
             manifests.write(&service)?;
             let names: Vec<_> = backends.iter().map(|one| one.name.as_str()).collect();
             answered_by(&names)?;
-            load.wait_answered()?;
+            load.goes_on()?;
         }
         Ok(())
-    })?;
-    println!("{done} requests");
-    Ok(())
+    })
 }

@@ -160,15 +160,14 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(&client.name, (*ip, 80).into(), &["web-2"])?;
         let listener = raw(&server.member, (*ip, 0).into())?;
         let sender = raw(client, (*ip, 0).into())?;
-        let [question, answer] = [b"INIT", b"ACKS"];
         let ports = [40_000 + u16::from(number), SCTP_PORT];
-        let packet = sctp_packet(ports, question);
+        let packet = sctp_packet(ports, INIT, 0);
         wait_for("a packet of SCTP to arrive", PATIENCE, || {
             sender.send_to(&packet, &SockAddr::from(SocketAddr::new(*ip, 0)))?;
             Ok(receive(&listener, &packet)?.then_some(()))
         })
         .with_context(|| ip.to_string())?;
-        let packet = sctp_packet([ports[1], ports[0]], answer);
+        let packet = sctp_packet([ports[1], ports[0]], INIT_ACK, INITIATE_TAG);
         sender.connect(&SockAddr::from(SocketAddr::new(*ip, 0)))?;
         // Only what comes from the service.
         wait_for("an answer by SCTP", PATIENCE, || {
@@ -207,15 +206,27 @@ fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
     }
 }
 
-/// A common header (RFC 9260 section 3.1), with a chunk of these bytes.
-fn sctp_packet([from, to]: [u16; 2], value: &[u8; 4]) -> Vec<u8> {
-    let chunk = [&[0xc0, 0, 0, 8], &value[..]].concat();
+/// Types of chunks (RFC 9260 section 3.2).
+const INIT: u8 = 1;
+const INIT_ACK: u8 = 2;
+/// By which the other side is known.
+const INITIATE_TAG: u32 = 0x0102_0304;
+
+/// A packet that begins an association, or answers one that does (RFC 9260 sections 3.3.2 and 3.3.3): whatever tracks
+/// associations takes no other for a first one.
+fn sctp_packet([from, to]: [u16; 2], chunk: u8, verification_tag: u32) -> Vec<u8> {
+    const LENGTH: u8 = 20;
     let mut packet = [
         &from.to_be_bytes()[..],
         &to.to_be_bytes(),
-        &[0, 0, 0, 1],
+        &verification_tag.to_be_bytes(),
         &[0; 4],
-        &chunk,
+        &[chunk, 0, 0, LENGTH],
+        &INITIATE_TAG.to_be_bytes(),
+        // Receiver window, streams out and in, first sequence number.
+        &65_536_u32.to_be_bytes(),
+        &[0, 1, 0, 1],
+        &u32::from(chunk).to_be_bytes(),
     ]
     .concat();
     let checksum = crc32c(&packet);

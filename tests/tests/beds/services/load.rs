@@ -14,44 +14,41 @@ const REQUESTS: usize = 20;
 const KEPT_ALIVE: usize = 50;
 
 /// What users of a service do until it is over.
-#[derive(Default)]
-pub(super) struct Load {
+#[derive(Debug, Default)]
+pub(crate) struct Load {
     is_over: AtomicBool,
     /// Requests that were answered.
     done: AtomicUsize,
 }
 
+/// What a client does at an address.
+pub(crate) type Use = fn(&Load, &str, SocketAddr) -> anyhow::Result<()>;
+
 impl Load {
-    /// Lets users work while something is done, one of `uses` for each client and target; fails if a request does. Returns
-    /// how many were answered.
-    pub(super) fn while_doing(
-        clients: &[Member],
-        targets: &[SocketAddr],
-        uses: &[fn(&Self, &str, SocketAddr) -> anyhow::Result<()>],
-        work: impl FnOnce(&Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<usize> {
-        let load = Self::default();
-        thread::scope(|scope| {
-            let mut users = Vec::new();
-            for (client, target) in clients.iter().zip(targets) {
-                for used in uses {
-                    let load = &load;
-                    users.push(scope.spawn(move || used(load, &client.name, *target)));
-                }
-            }
-            let worked = work(&load);
-            load.is_over.store(true, Ordering::Relaxed);
-            let used: anyhow::Result<Vec<()>> = users
-                .into_iter()
-                .map(|user| user.join().expect("no panic"))
+    /// Has clients do something until `work` is done. None of their requests may fail.
+    pub(crate) fn during<T>(
+        &self,
+        users: &[(Use, &str, SocketAddr)],
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let done = thread::scope(|scope| {
+            let users = users.iter();
+            let users: Vec<_> = users
+                .map(|(use_it, from, target)| scope.spawn(move || use_it(self, from, *target)))
                 .collect();
-            used.and(worked)
+            let done = work();
+            self.is_over.store(true, Ordering::Relaxed);
+            let users = users.into_iter();
+            let used: anyhow::Result<Vec<()>> =
+                users.map(|user| user.join().expect("no panic")).collect();
+            used.and(done)
         })?;
-        Ok(load.done.into_inner())
+        println!("{} requests", self.done.load(Ordering::Relaxed));
+        Ok(done)
     }
 
-    /// Waits until users had some answers more.
-    pub(super) fn wait_answered(&self) -> anyhow::Result<()> {
+    /// Waits until requests were answered from now on.
+    pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
         let before = self.done.load(Ordering::Relaxed);
         wait_for("requests to be answered", PATIENCE, || {
             let done = self.done.load(Ordering::Relaxed);
@@ -67,7 +64,7 @@ impl Load {
     }
 
     /// On new connections.
-    pub(super) fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
+    pub(crate) fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
             let answers = curl(from, target, REQUESTS)?;
             ensure!(answers.failed.is_empty(), "{from} to {target}: {answers}");
@@ -76,7 +73,7 @@ impl Load {
     }
 
     /// On connections that are used for a while, each with one backend.
-    pub(super) fn keep_alive(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
+    pub(crate) fn keep_alive(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
             let mut connection = Connection::open(from, target)?;
             let first = connection.ask()?;
@@ -89,7 +86,7 @@ impl Load {
     }
 
     /// On an open connection, and on a flow of UDP, with the same backends all the time.
-    pub(super) fn stay(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
+    pub(crate) fn stay(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         let mut connection = Connection::open(from, target)?;
         let mut flow = Datagrams::open(from, target)?;
         let mut ask = || -> anyhow::Result<_> {
@@ -103,4 +100,19 @@ impl Load {
             Ok(backends.len())
         })
     }
+}
+
+/// Each client does all of these at its target.
+pub(crate) fn users<'a>(
+    clients: &'a [Member],
+    targets: &[SocketAddr],
+    uses: &[Use],
+) -> Vec<(Use, &'a str, SocketAddr)> {
+    let pairs = clients.iter().zip(targets);
+    pairs
+        .flat_map(|(client, target)| {
+            let uses = uses.iter();
+            uses.map(move |used| (*used, client.name.as_str(), *target))
+        })
+        .collect()
 }

@@ -6,7 +6,7 @@ mod choice;
 mod drain;
 mod errors;
 mod flows;
-mod load;
+pub(crate) mod load;
 mod policy;
 mod reach;
 mod restart;
@@ -19,19 +19,37 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
 use tests::served::{Answers, Backend, Datagrams, Manifests, ServiceManifest, curl_soon};
-use tests::{Bed, Member, Node, PATIENCE, wait_for};
+use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
 /// How long an answer to a datagram is waited for before it is asked again.
-const SOON: Duration = Duration::from_secs(1);
+pub(crate) const SOON: Duration = Duration::from_secs(1);
 /// Requests for each backend that may answer: chance leaves none out.
-const EACH: usize = 15;
+pub(crate) const EACH: usize = 15;
+
+/// By what agents serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Ebpf,
+    Ipvs,
+}
+
+impl Mode {
+    /// The flags that ask for it.
+    pub(crate) const fn flags(self) -> &'static str {
+        match self {
+            Self::Ebpf => "--service-proxy-mode ebpf",
+            Self::Ipvs => "--service-proxy-mode ipvs --ipvs-drain-interval 500ms",
+        }
+    }
+}
 
 /// Two nodes: `web-1` and a client on the first, `web-2`, `web-3` and another client on the second.
-struct Stand {
-    backends: Vec<Backend>,
-    clients: [Member; 2],
-    manifests: Manifests,
-    bed: Bed,
+pub(crate) struct Stand {
+    pub(crate) backends: Vec<Backend>,
+    pub(crate) clients: [Member; 2],
+    pub(crate) manifests: Manifests,
+    pub(crate) mode: Mode,
+    pub(crate) bed: Bed,
 }
 
 /// Gives the node of this index a zone of its own.
@@ -44,17 +62,22 @@ fn zones(index: u8) -> String {
 
 impl Stand {
     fn start() -> anyhow::Result<Self> {
-        Self::start_with(["", ""], "")
+        Self::start_with(Mode::Ebpf, ["", ""], "")
     }
 
     /// With flags of the endpoints of backends and clients, and of the agents.
-    fn start_with([backend, client]: [&str; 2], agent: &str) -> anyhow::Result<Self> {
+    pub(crate) fn start_with(
+        mode: Mode,
+        [backend, client]: [&str; 2],
+        agent: &str,
+    ) -> anyhow::Result<Self> {
         let manifests = Manifests::new()?;
         let bed = Bed::builder()
             .nodes(2)
             .ipv6(true)
             .registry(zones)
             .agent_args(&manifests.agent_args())
+            .agent_args(mode.flags())
             .agent_args(agent)
             .start()?;
         bed.wait_all_reachable(PATIENCE)?;
@@ -68,27 +91,28 @@ impl Stand {
                 Member::on(there, "client-2", client)?,
             ],
             manifests,
+            mode,
             bed,
         })
     }
 
     /// A service of all backends.
-    fn service(&self, name: &str, number: u8) -> ServiceManifest {
+    pub(crate) fn service(&self, name: &str, number: u8) -> ServiceManifest {
         ServiceManifest::new(name, number).of(&self.backends)
     }
 
-    fn write(&self, service: &ServiceManifest) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, service: &ServiceManifest) -> anyhow::Result<()> {
         self.manifests.write(service)
     }
 
     /// The node with this client.
-    fn node_of(&self, client: &Member) -> &Node {
+    pub(crate) fn node_of(&self, client: &Member) -> &Node {
         self.bed
             .node(1 + usize::from(client.name == self.clients[1].name))
     }
 
     /// The backend with this name.
-    fn backend(&self, name: &str) -> anyhow::Result<&Backend> {
+    pub(crate) fn backend(&self, name: &str) -> anyhow::Result<&Backend> {
         let mut backends = self.backends.iter();
         let found = backends.find(|backend| backend.name == name);
         found.with_context(|| format!("no backend {name}"))
@@ -96,13 +120,17 @@ impl Stand {
 }
 
 /// Where a service's port 80 is, on each IP version.
-fn targets(service: &ServiceManifest) -> Vec<SocketAddr> {
+pub(crate) fn targets(service: &ServiceManifest) -> Vec<SocketAddr> {
     let addresses = service.cluster_ips.iter();
     addresses.map(|ip| (*ip, 80).into()).collect()
 }
 
 /// Waits until requests are answered by these and no others.
-fn wait_answered_by(from: &str, target: SocketAddr, names: &[&str]) -> anyhow::Result<Answers> {
+pub(crate) fn wait_answered_by(
+    from: &str,
+    target: SocketAddr,
+    names: &[&str],
+) -> anyhow::Result<Answers> {
     wait_for("requests to be answered by others", PATIENCE, || {
         let answers = curl_soon(from, target, EACH * names.len())?;
         ensure!(
@@ -115,7 +143,7 @@ fn wait_answered_by(from: &str, target: SocketAddr, names: &[&str]) -> anyhow::R
 }
 
 /// The same of datagrams, each of a flow of its own.
-fn wait_datagrams_answered_by(
+pub(crate) fn wait_datagrams_answered_by(
     from: &str,
     target: SocketAddr,
     names: &[&str],
@@ -136,7 +164,7 @@ fn wait_datagrams_answered_by(
 }
 
 /// Packets that a node counted for this reason.
-fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
+pub(crate) fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     let listed = node.listing("bpf metrics list")?;
     let rows = listed.as_array().context("the metrics are no list")?;
     let rows = rows.iter().filter(|row| row["reason"] == reason.text());
@@ -144,23 +172,38 @@ fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
 }
 
 /// A row of the specification: what it shows, and how. Each has a service's number of its own.
-type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
+pub(crate) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
 /// Rows that share a bed, side by side.
-const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
+pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
+/// Those of a mode alone.
+const EBPF_ROWS: &[&[Row]] = &[choice::EBPF_ROWS];
+/// How many rows are shown at a time on a machine that is slow: each waits for its own answers.
+const AT_ONCE_WHEN_SLOW: usize = 6;
 
-#[test]
-#[ignore = "needs root"]
-fn every_row_of_the_specification_comes_true() -> anyhow::Result<()> {
-    let stand = Stand::start()?;
-    let rows: Vec<Row> = ROWS.concat();
+/// Shows rows on a stand, and tells which failed.
+pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
     let names: BTreeSet<&str> = rows.iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), rows.len());
-    let failed: Vec<String> = thread::scope(|scope| {
-        let stand = &stand;
-        let shown: Vec<_> = (1..)
-            .zip(&rows)
-            .map(|(number, (name, show))| (name, scope.spawn(move || show(stand, number))))
+    let at_once = match slowness() {
+        1 => rows.len(),
+        _ => AT_ONCE_WHEN_SLOW,
+    };
+    let numbered: Vec<_> = (1_u8..).zip(rows).collect();
+    let mut failed = Vec::new();
+    for rows in numbered.chunks(at_once) {
+        failed.extend(show_at_once(stand, rows));
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
+}
+
+/// Those that failed, with why.
+fn show_at_once(stand: &Stand, rows: &[(u8, &Row)]) -> Vec<String> {
+    thread::scope(|scope| {
+        let shown: Vec<_> = rows
+            .iter()
+            .map(|(number, (name, show))| (name, scope.spawn(move || show(stand, *number))))
             .collect();
         let mut failed = Vec::new();
         for (name, thread) in shown {
@@ -171,7 +214,12 @@ fn every_row_of_the_specification_comes_true() -> anyhow::Result<()> {
             }
         }
         failed
-    });
-    ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn every_row_of_the_specification_comes_true() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    show(&stand, &[ROWS.concat(), EBPF_ROWS.concat()].concat())
 }

@@ -7,7 +7,7 @@ use health_common::metrics::Reason;
 use tests::served::{Datagrams, ServiceManifest, curl};
 use tests::{Member, Node, PATIENCE, wait_for};
 
-use super::{SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
+use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
 
 /// Only friends reach the backends, at their own port. Who is caged reaches nothing but other things, or the backends
 /// at the service's port, where none of them listens.
@@ -45,6 +45,7 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
     let folder = tempfile::tempdir()?;
     let store = folder.path().join("identities.json");
     let stand = Stand::start_with(
+        Mode::Ebpf,
         ["--label app=web", "--label role=friend"],
         &format!("--identity-store file:{}", store.display()),
     )?;

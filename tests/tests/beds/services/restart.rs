@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use tests::upgrade::with_other_programs;
 
-use super::load::Load;
+use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
 #[test]
@@ -22,8 +22,9 @@ fn no_request_fails_while_agents_are_killed_restarted_and_upgraded() -> anyhow::
             wait_answered_by(&client.name, *target, &["web-1", "web-2", "web-3"])?;
         }
     }
-    let uses = [Load::connect, Load::stay];
-    let done = Load::while_doing(&stand.clients, &targets, &uses, |load| {
+    let load = Load::default();
+    let users = users(&stand.clients, &targets, &[Load::connect, Load::stay]);
+    load.during(&users, || {
         for (signal, binary) in [
             (Signal::SIGKILL, None),
             (Signal::SIGTERM, Some(other.as_path())),
@@ -32,16 +33,15 @@ fn no_request_fails_while_agents_are_killed_restarted_and_upgraded() -> anyhow::
             for node in stand.bed.nodes() {
                 // Whatever happens, there is load in between.
                 node.kill_agent(signal)?;
-                load.wait_answered()
+                load.goes_on()
                     .with_context(|| format!("without {}", node.name()))?;
                 node.take_over(binary)?;
-                load.wait_answered()
+                load.goes_on()
                     .with_context(|| format!("{} is back", node.name()))?;
             }
         }
         Ok(())
     })?;
-    println!("{done} requests");
 
     // What is said to the new agents is done.
     let mut fewer = service;

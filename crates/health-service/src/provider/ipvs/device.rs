@@ -10,8 +10,7 @@ use ipnet::IpNet;
 use super::error::IpvsError;
 use super::plan::NodeAddresses;
 
-/// The name of the device.
-pub const DEVICE: &str = "health-ipvs0";
+pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 
@@ -33,9 +32,22 @@ async fn find(handle: &Handle) -> Result<Option<Link>, IpvsError> {
     }
 }
 
+/// Whether there is the device.
+pub(super) async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
+    Ok(ours(handle).await?.is_some())
+}
+
+/// The device; none if somebody else has its name.
+async fn ours(handle: &Handle) -> Result<Option<Link>, IpvsError> {
+    match find(handle).await {
+        Err(IpvsError::ForeignDevice(_)) => Ok(None),
+        found => found,
+    }
+}
+
 /// Removes the device with all its addresses. Returns whether there was one.
 pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
-    match find(handle).await? {
+    match ours(handle).await? {
         Some(link) => Ok(link::delete(handle, &link).await?),
         None => Ok(false),
     }

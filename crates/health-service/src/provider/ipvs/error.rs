@@ -15,6 +15,20 @@ pub enum IpvsError {
         /// Why it could not be done.
         source: NetlinkError,
     },
+    /// The kernel lacks something, and could not load it.
+    #[error("this kernel has no {what}: load the module {module}, or use another proxy mode")]
+    Missing {
+        /// What it is called.
+        what: &'static str,
+        /// The kernel's module.
+        module: &'static str,
+    },
+    /// Another agent serves by IPVS in this network namespace.
+    #[error("another agent serves by IPVS in this network namespace")]
+    InUse,
+    /// Whether one does cannot be told.
+    #[error("cannot tell whether another agent serves by IPVS: {0}")]
+    Lock(#[source] std::io::Error),
     /// A device, an address or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -31,11 +31,26 @@ pub(super) struct Outcome {
 
 impl Kernel {
     pub(super) fn open() -> Result<Self, IpvsError> {
-        Ok(Self {
+        let mut kernel = Self {
             servers: open_servers()?,
             sets: open_sets()?,
             rules: open_rules()?,
-        })
+        };
+        // Opening these two asks nothing of them.
+        let set = SetId {
+            family: Family::V4,
+            kind: SetKind::Servers,
+        };
+        match kernel.sets.index(&set.to_string()) {
+            Err(error) if is_subsystem_missing(&error) => Err(missing("ipset", "ip_set")),
+            Err(error) => Err(IpvsError::netlink("use ipset")(error)),
+            Ok(_) => match kernel.rules.rules(Family::V4, TABLE) {
+                Err(error) if is_subsystem_missing(&error) => {
+                    Err(missing("nf_tables", "nf_tables"))
+                }
+                _ => Ok(kernel),
+            },
+        }
     }
 
     /// Makes the sets that are missing, and puts the rules in place.
@@ -221,7 +236,23 @@ fn attempt(change: &Change) -> String {
 }
 
 fn open_servers() -> Result<server::Client, IpvsError> {
-    server::Client::open().map_err(IpvsError::netlink("use IPVS"))
+    server::Client::open().map_err(|error| match error {
+        error if error.is(libc::ENOENT) => missing("IPVS", "ip_vs"),
+        error => IpvsError::netlink("use IPVS")(error),
+    })
+}
+
+fn missing(what: &'static str, module: &'static str) -> IpvsError {
+    IpvsError::Missing { what, module }
+}
+
+/// Whether netfilter does not have what a request is for (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for
+/// batches), or is not there at all.
+fn is_subsystem_missing(error: &NetlinkError) -> bool {
+    match error {
+        NetlinkError::Socket(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
+        error => error.is(libc::EINVAL) || error.is(libc::EOPNOTSUPP),
+    }
 }
 
 fn open_sets() -> Result<ipset::Client, IpvsError> {
@@ -232,35 +263,31 @@ fn open_rules() -> Result<nft::Client, IpvsError> {
     nft::Client::open().map_err(IpvsError::netlink("use nf_tables"))
 }
 
-/// Removes our rules and virtual servers, where the kernel has any. Returns whether there was something.
-pub(super) fn remove_rules_and_servers() -> Result<bool, IpvsError> {
-    let mut rules = open_rules()?;
-    let mut sets = open_sets()?;
-    let mut removed = false;
+/// Removes our rules and virtual servers, where the kernel has any. Returns what there was, in words.
+pub(super) fn remove_rules_and_servers() -> Result<Vec<String>, IpvsError> {
+    let mut removed = Vec::new();
+    let mut rules = match nft::Client::open() {
+        Err(error) if is_subsystem_missing(&error) => return Ok(removed),
+        rules => rules.map_err(IpvsError::netlink("use nf_tables"))?,
+    };
     for family in Family::ALL {
         let attempt = format!("delete the {} table {TABLE}", family.name());
-        let deleted = rules.delete(family, TABLE);
-        removed |= deleted.map_err(IpvsError::netlink(attempt))?;
+        match rules.delete(family, TABLE) {
+            Ok(true) => removed.push(format!("{} table {TABLE}", family.name())),
+            Ok(false) => {}
+            Err(error) if is_subsystem_missing(&error) => {}
+            Err(error) => return Err(IpvsError::netlink(attempt)(error)),
+        }
     }
-    let mut ours = Vec::new();
-    for family in Family::ALL {
-        let set = SetId {
-            family,
-            kind: SetKind::Servers,
-        };
-        let failed = IpvsError::netlink(format!("list the set {set}"));
-        let entries = sets.entries(&set.to_string()).map_err(failed)?;
-        let marked = entries.into_iter().flatten();
-        let marked = marked.filter_map(|entry| super::diff::marked_server(&(set, entry)));
-        ours.extend(marked.map(|key| Change::DeleteServer(key.into())));
-    }
+    let ours = our_servers()?;
     if ours.is_empty() {
         return Ok(removed);
     }
-    let mut servers = open_servers()?;
-    let results = servers.change(&ours);
+    let changes = ours.iter().map(|key| Change::DeleteServer((*key).into()));
+    let changes: Vec<_> = changes.collect();
+    let results = open_servers()?.change(&changes);
     let results = results.map_err(IpvsError::netlink("delete virtual servers"))?;
-    for (change, result) in ours.iter().zip(results) {
+    for (change, result) in changes.iter().zip(results) {
         if let Err(refusal) = result
             && !is_done(change, &refusal)
         {
@@ -268,17 +295,41 @@ pub(super) fn remove_rules_and_servers() -> Result<bool, IpvsError> {
             return Err(IpvsError::netlink(attempt(change))(refused));
         }
     }
-    Ok(true)
+    removed.push(format!("virtual servers ({})", ours.len()));
+    Ok(removed)
 }
 
-/// Removes our sets. Returns those that rules still use, and whether there was one.
-pub(super) fn remove_sets() -> Result<(Vec<SetId>, bool), IpvsError> {
+/// The virtual servers that are marked as ours.
+fn our_servers() -> Result<BTreeSet<ServerKey>, IpvsError> {
     let mut sets = open_sets()?;
-    let (mut busy, mut removed) = (Vec::new(), false);
+    let mut ours = BTreeSet::new();
+    for family in Family::ALL {
+        let set = SetId {
+            family,
+            kind: SetKind::Servers,
+        };
+        let entries = match sets.entries(&set.to_string()) {
+            Err(error) if is_subsystem_missing(&error) => return Ok(ours),
+            entries => entries.map_err(IpvsError::netlink(format!("list the set {set}")))?,
+        };
+        let marked = entries.into_iter().flatten();
+        ours.extend(marked.filter_map(|entry| super::diff::marked_server(&(set, entry))));
+    }
+    Ok(ours)
+}
+
+/// Removes our sets. Returns those that rules still use, and how many are gone.
+pub(super) fn remove_sets() -> Result<(Vec<SetId>, usize), IpvsError> {
+    let mut sets = match ipset::Client::open() {
+        Err(error) if is_subsystem_missing(&error) => return Ok((Vec::new(), 0)),
+        sets => sets.map_err(IpvsError::netlink("use ipset"))?,
+    };
+    let (mut busy, mut removed) = (Vec::new(), 0);
     for set in SetId::all() {
         match sets.destroy(&set.to_string()) {
-            Ok(destroyed) => removed |= destroyed,
+            Ok(destroyed) => removed += usize::from(destroyed),
             Err(error) if error.is(ipset::ERROR_BUSY) => busy.push(set),
+            Err(error) if is_subsystem_missing(&error) => break,
             Err(error) => {
                 return Err(IpvsError::netlink(format!("destroy the set {set}"))(error));
             }

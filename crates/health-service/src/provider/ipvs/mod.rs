@@ -17,6 +17,7 @@ pub mod diff;
 mod drain;
 mod error;
 mod kernel;
+mod lock;
 pub mod netlink;
 pub mod plan;
 pub mod rules;
@@ -36,7 +37,8 @@ use tokio::time::{Instant, sleep};
 use crate::services::{Provider, Work};
 use drain::drain;
 use kernel::Kernel;
-use netlink::server::Scheduler;
+use lock::Lock;
+use plan::PlanSettings;
 use rules::RuleSettings;
 use worker::Worker;
 
@@ -51,8 +53,8 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// What services are served by.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How a virtual server chooses, if its service does not say.
-    pub scheduler: Scheduler,
+    /// What virtual servers go by.
+    pub plan: PlanSettings,
     /// What rules go by.
     pub rules: RuleSettings,
     /// Networks whose addresses of the node serve NodePorts; none for all of the node's addresses.
@@ -66,7 +68,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            scheduler: Scheduler::RoundRobin,
+            plan: PlanSettings::default(),
             rules: RuleSettings::default(),
             node_port_networks: Vec::new(),
             strict_arp: false,
@@ -81,12 +83,15 @@ pub struct Ipvs {
     worker: Arc<tokio::sync::Mutex<Worker>>,
     wake: Arc<tokio::sync::Notify>,
     drainer: JoinHandle<()>,
+    _lock: Lock,
 }
 
 impl Ipvs {
     /// Serves in the network namespace of the calling thread; nothing but settings of the kernel changes before the first
-    /// sync. An error if the kernel has no IPVS. Must be called in a tokio runtime.
+    /// sync. An error if the kernel has no IPVS, or another
+    /// agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
+        let lock = Lock::acquire()?;
         let kernel = Kernel::open()?;
         sysctl::apply(settings.strict_arp)?;
         let handle = health_net::netlink::open()?;
@@ -100,6 +105,7 @@ impl Ipvs {
             worker,
             wake,
             drainer,
+            _lock: lock,
         })
     }
 }
@@ -120,17 +126,51 @@ impl Provider for Ipvs {
     }
 }
 
+/// Whether there is something of ours in the network namespace of the handle.
+pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
+    // It is made first and goes last.
+    device::is_present(handle).await
+}
+
+/// Ends services that were served before and are no more: their connections of TCP go on until they end, without new ones,
+/// and then all of ours is removed. Something else must serve by then. In the network namespace that the handle and the
+/// calling thread are in; ends when nothing is left, and can be begun anew at any time.
+pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
+    let _lock = match Lock::acquire() {
+        // What another agent serves is none of ours.
+        Err(IpvsError::InUse) => return Ok(()),
+        lock => lock?,
+    };
+    if !is_present(handle).await? {
+        return Ok(());
+    }
+    let interval = settings.drain_interval;
+    let changes = Changes::listen()?;
+    let mut worker = Worker::new(settings, Kernel::open()?, handle.clone(), changes);
+    worker.end().await?;
+    while worker.is_draining() {
+        sleep(interval).await;
+        worker.reap().await?;
+    }
+    remove(handle).await.map(drop)
+}
+
 /// Removes all of ours from the kernel, in the network namespace that the handle and the calling thread are in. Nothing
-/// may serve there any more. Returns whether there was something.
-pub async fn cleanup(handle: &Handle) -> Result<bool, IpvsError> {
+/// may serve there any more: an error if another agent does. Returns what there was, in words.
+pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
+    let _lock = Lock::acquire()?;
+    remove(handle).await
+}
+
+async fn remove(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     let mut removed = kernel::remove_rules_and_servers()?;
-    removed |= device::remove(handle).await?;
     let begin = Instant::now();
+    let mut sets = 0;
     loop {
-        let (busy, some) = kernel::remove_sets()?;
-        removed |= some;
+        let (busy, gone) = kernel::remove_sets()?;
+        sets += gone;
         let Some(set) = busy.first() else {
-            return Ok(removed);
+            break;
         };
         if begin.elapsed() > REMOVE_TIMEOUT {
             let first = format!("cannot destroy the set {set}: rules of others use it");
@@ -139,4 +179,12 @@ pub async fn cleanup(handle: &Handle) -> Result<bool, IpvsError> {
         }
         sleep(REMOVE_INTERVAL).await;
     }
+    if sets > 0 {
+        removed.push(format!("sets HEALTH-* ({sets})"));
+    }
+    // At last: by it the rest is found.
+    if device::remove(handle).await? {
+        removed.push(format!("device {DEVICE}"));
+    }
+    Ok(removed)
 }

@@ -65,12 +65,12 @@ impl Worker {
         let device = device::ensure(&self.handle).await?;
         let must_read = work.is_full || self.present.is_none();
         let is_other_node = self.look_at_node(&device, must_read).await?;
-        let scheduler = &self.settings.scheduler;
+        let settings = &self.settings.plan;
         let touched = if must_read || is_other_node {
             // Whatever fails, the next one begins anew.
             self.present = None;
             let bound = device::bound(&self.handle, &device).await?;
-            self.plan = wanted(work.state, &self.node, scheduler);
+            self.plan = wanted(work.state, &self.node, settings);
             let present = self.read(bound).await?;
             let mut touched = self.plan.touched();
             touched.extend(present.touched());
@@ -78,12 +78,26 @@ impl Worker {
             touched
         } else {
             let ports = &work.changes.ports;
-            self.plan.update(work.state, ports, &self.node, scheduler)
+            self.plan.update(work.state, ports, &self.node, settings)
         };
         self.warn_of_foreign();
         let done = self.bring(&device, &touched).await;
         self.reap_on(&device).await?;
         done
+    }
+
+    /// Wants nothing any more: connections go on until they end, and there are no new ones. What is in the kernel is read
+    /// first, and rules stay as they are.
+    pub(super) async fn end(&mut self) -> Result<(), IpvsError> {
+        let device = device::ensure(&self.handle).await?;
+        self.present = None;
+        let bound = device::bound(&self.handle, &device).await?;
+        self.plan = Plan::default();
+        let present = self.blocking(move |kernel| kernel.read(bound)).await?;
+        let touched = present.touched();
+        self.present = Some(present);
+        self.bring(&device, &touched).await?;
+        self.reap_on(&device).await
     }
 
     /// Looks at the node's addresses if they may have changed, or must be. Returns whether they are others.

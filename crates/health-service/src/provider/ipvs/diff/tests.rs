@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::provider::ipvs::plan::NodeAddresses;
+use crate::provider::ipvs::plan::{NodeAddresses, PlanSettings};
 use crate::spec::{PortKey, ServiceName, ServicePortName, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
@@ -141,8 +141,8 @@ impl Provider {
     }
 
     fn set(&mut self, key: &PortKey, state: Option<&PortState>, touched: &mut Touched) {
-        let (node, scheduler) = (&self.node, Scheduler::RoundRobin);
-        self.plan.set_port(key, state, node, &scheduler, touched);
+        let (node, settings) = (&self.node, PlanSettings::default());
+        self.plan.set_port(key, state, node, &settings, touched);
     }
 
     fn all(&self) -> Touched {
@@ -524,4 +524,28 @@ fn a_leftover_of_weight_0_gets_connections_again_if_it_is_wanted() {
     let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
     provider.run(&mut kernel, &provider.all());
     assert_eq!(real_in(&mut kernel), 1);
+}
+
+#[test]
+fn an_address_of_an_excluded_network_is_left_to_others() {
+    let (key, state) = (key(0, Protocol::TCP, Family::V4), port(&[1]));
+    let plan = |network: &str| {
+        let settings = PlanSettings {
+            excluded_networks: vec![network.parse().unwrap()],
+            ..PlanSettings::default()
+        };
+        let (mut plan, node) = (Plan::default(), NodeAddresses::default());
+        plan.set_port(
+            &key,
+            Some(&state),
+            &node,
+            &settings,
+            &mut Touched::default(),
+        );
+        plan.touched()
+    };
+    assert_eq!(plan("10.9.0.0/16").servers.len(), 1);
+    let excluded = plan("10.0.0.0/16");
+    assert!(excluded.servers.is_empty() && excluded.addresses.is_empty());
+    assert!(excluded.entries.is_empty(), "{:?}", excluded.entries);
 }

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use health_model::ipam::Family;
+use ipnet::IpNet;
 
 use super::netlink::ipset::Entry;
 use super::netlink::server::{Flags, Scheduler, ServerKey};
@@ -25,6 +26,31 @@ pub struct NodeAddresses {
     pub all: BTreeSet<IpAddr>,
     /// Those that serve NodePorts.
     pub node_ports: BTreeSet<IpAddr>,
+}
+
+/// What a plan goes by, beside services and the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanSettings {
+    /// How a virtual server chooses, if its service does not say.
+    pub scheduler: Scheduler,
+    /// Networks whose addresses are left to others: none of them gets a virtual server.
+    pub excluded_networks: Vec<IpNet>,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        Self {
+            scheduler: Scheduler::RoundRobin,
+            excluded_networks: Vec::new(),
+        }
+    }
+}
+
+impl PlanSettings {
+    fn excludes(&self, address: IpAddr) -> bool {
+        let mut networks = self.excluded_networks.iter();
+        networks.any(|network| network.contains(&address))
+    }
 }
 
 /// A virtual server as it is to be.
@@ -69,10 +95,10 @@ pub struct Touched {
 }
 
 /// What is to be in the kernel for a state, on a node with these addresses.
-pub fn wanted(state: &State, node: &NodeAddresses, scheduler: &Scheduler) -> Plan {
+pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> Plan {
     let mut plan = Plan::default();
     let keys: BTreeSet<_> = state.ports().map(|(key, _)| key.clone()).collect();
-    plan.update(state, &keys, node, scheduler);
+    plan.update(state, &keys, node, settings);
     plan
 }
 
@@ -83,11 +109,11 @@ impl Plan {
         state: &State,
         keys: &BTreeSet<PortKey>,
         node: &NodeAddresses,
-        scheduler: &Scheduler,
+        settings: &PlanSettings,
     ) -> Touched {
         let mut touched = Touched::default();
         for key in keys {
-            self.set_port(key, state.port(key), node, scheduler, &mut touched);
+            self.set_port(key, state.port(key), node, settings, &mut touched);
         }
         let checks = Family::ALL.into_iter().flat_map(|family| {
             let checks = state.health_checks(family).into_values();
@@ -107,7 +133,7 @@ impl Plan {
         key: &PortKey,
         state: Option<&PortState>,
         node: &NodeAddresses,
-        scheduler: &Scheduler,
+        settings: &PlanSettings,
         touched: &mut Touched,
     ) {
         if let Some(before) = self.ports.remove(key) {
@@ -115,7 +141,7 @@ impl Plan {
             touched.note(&before);
         }
         if let Some(state) = state {
-            let plan = port::plan(key, state, node, scheduler);
+            let plan = port::plan(key, state, node, settings);
             touched.note(&plan);
             self.remember(key, &plan);
             self.ports.insert(key.clone(), plan);

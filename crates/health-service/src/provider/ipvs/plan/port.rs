@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::super::netlink::ipset::Entry;
 use super::super::netlink::server::{Flags, Scheduler, ServerKey};
 use super::super::sets::{SetId, SetKind};
-use super::{NodeAddresses, Server};
+use super::{NodeAddresses, PlanSettings, Server};
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
@@ -27,14 +27,15 @@ pub(super) fn plan(
     key: &PortKey,
     state: &PortState,
     node: &NodeAddresses,
-    scheduler: &Scheduler,
+    settings: &PlanSettings,
 ) -> PortPlan {
     let mut builder = Builder {
         key,
         node,
+        settings,
         plan: PortPlan::default(),
     };
-    let server = |backends: &[Backend]| Arc::new(server(state, backends, scheduler));
+    let server = |backends: &[Backend]| Arc::new(server(state, backends, &settings.scheduler));
     let (cluster, local, none) = (server(&state.cluster), server(&state.local), server(&[]));
     for frontend in &state.frontends {
         let server = match target(frontend) {
@@ -43,6 +44,9 @@ pub(super) fn plan(
             Target::Drop | Target::Reject => &none,
         };
         builder.add(frontend, server);
+    }
+    if builder.plan.servers.is_empty() {
+        return builder.plan;
     }
     for backend in state.cluster.iter().chain(&state.local) {
         if backend.is_local {
@@ -105,13 +109,14 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
 struct Builder<'a> {
     key: &'a PortKey,
     node: &'a NodeAddresses,
+    settings: &'a PlanSettings,
     plan: PortPlan,
 }
 
 impl Builder<'_> {
     fn add(&mut self, frontend: &Frontend, server: &Arc<Server>) {
         let protocol = self.key.name.protocol;
-        let (addresses, is_node_port): (Vec<_>, _) = match frontend.listen {
+        let (mut addresses, is_node_port): (Vec<_>, _) = match frontend.listen {
             Listen::Address(address) => (vec![address], false),
             Listen::NodePort(port) => {
                 let addresses = self.node.node_ports.iter();
@@ -120,6 +125,10 @@ impl Builder<'_> {
                 (addresses.collect(), true)
             }
         };
+        addresses.retain(|address| !self.settings.excludes(address.ip()));
+        if addresses.is_empty() {
+            return;
+        }
         let keeps_source = frontend.policy == TrafficPolicy::Local;
         match (frontend.kind, frontend.listen) {
             (FrontendKind::NodePort, Listen::NodePort(port)) => {

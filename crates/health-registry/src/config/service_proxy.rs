@@ -1,0 +1,115 @@
+//! By what services are served.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use health_model::duration::parse_duration;
+use health_model::settings::InvalidSetting;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::check::{network, within};
+
+/// Longest name of a scheduler, bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
+const MAX_SCHEDULER_LEN: usize = 15;
+const MIN_DRAIN_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
+
+/// By what services are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServiceProxyMode {
+    /// The agent's eBPF programs
+    #[default]
+    Ebpf,
+    /// The kernel's load balancer IPVS, with ipset and nf_tables
+    Ipvs,
+}
+
+impl ServiceProxyMode {
+    /// As in the flag and on `/proxyMode`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ebpf => "ebpf",
+            Self::Ipvs => "ipvs",
+        }
+    }
+}
+
+impl fmt::Display for ServiceProxyMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the mode `ipvs` goes by.
+#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct IpvsSettings {
+    /// Mode ipvs: scheduler of services that choose no algorithm, as ipvsadm names it
+    #[arg(long, value_name = "NAME", default_value = "rr")]
+    pub ipvs_scheduler: String,
+    /// Mode ipvs: addresses of services that get no virtual server (repeatable)
+    #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR")]
+    pub ipvs_exclude_cidrs: Vec<IpNet>,
+    /// Mode ipvs: answer ARP for an address only on the device that has it
+    #[arg(long)]
+    pub ipvs_strict_arp: bool,
+    /// Mode ipvs: masquerade all traffic to ClusterIPs, not only that from outside of this node's pod CIDRs
+    #[arg(long)]
+    pub ipvs_masquerade_all: bool,
+    /// Mode ipvs: bit of a packet's mark that says that it is to be masqueraded, 0 to 31
+    #[arg(long, value_name = "BIT", default_value_t = 14)]
+    pub ipvs_masquerade_bit: u8,
+    /// Mode ipvs: time between two looks for connections that have ended at backends that get no new ones, 100ms to 10m
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    #[serde(
+        rename = "ipvs-drain-interval-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
+    pub ipvs_drain_interval: Duration,
+}
+
+impl Default for IpvsSettings {
+    fn default() -> Self {
+        Self {
+            ipvs_scheduler: "rr".to_owned(),
+            ipvs_exclude_cidrs: Vec::new(),
+            ipvs_strict_arp: false,
+            ipvs_masquerade_all: false,
+            ipvs_masquerade_bit: 14,
+            ipvs_drain_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+impl IpvsSettings {
+    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+        let name = &self.ipvs_scheduler;
+        let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        if !(1..=MAX_SCHEDULER_LEN).contains(&name.len()) || !name.bytes().all(is_name) {
+            return Err(InvalidSetting::new(
+                "--ipvs-scheduler",
+                name.escape_default(),
+                format!("must be 1 to {MAX_SCHEDULER_LEN} letters, digits, '-' and '_'"),
+            ));
+        }
+        for cidr in &self.ipvs_exclude_cidrs {
+            network("--ipvs-exclude-cidr", cidr)?;
+        }
+        if self.ipvs_masquerade_bit > 31 {
+            return Err(InvalidSetting::new(
+                "--ipvs-masquerade-bit",
+                self.ipvs_masquerade_bit,
+                "must be 0 to 31",
+            ));
+        }
+        within(
+            "--ipvs-drain-interval",
+            self.ipvs_drain_interval,
+            MIN_DRAIN_INTERVAL,
+            MAX_DRAIN_INTERVAL,
+        )
+    }
+}

@@ -1,0 +1,381 @@
+//! Agents that serve by IPVS: the rows that the programs show too, and those of traffic from elsewhere.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_net::netns::NetNs;
+use serde_json::json;
+use tests::process::run;
+use tests::served::{Datagrams, ServiceManifest, cluster_ips, curl};
+use tests::{Node, PATIENCE, bed::command_in, outside, wait_for};
+
+use crate::services::{
+    Mode, ROWS, Row, SOON, Stand, show, targets, wait_answered_by, wait_datagrams_answered_by,
+};
+
+const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
+
+const IPVS_ROWS: &[Row] = &[
+    ("tools_list_what_was_asked_for", tools),
+    ("the_mode_is_told", mode_is_told),
+    ("a_node_reaches_services", from_node),
+    ("cluster_ips_are_reached_from_outside", from_outside),
+    ("node_ports_are_reached_from_everywhere", node_ports),
+    ("external_policy_local_keeps_the_source", external_local),
+    (
+        "external_policy_local_without_local_endpoints_drops",
+        external_local_without_local,
+    ),
+    ("external_addresses_are_served", external_ips),
+    ("only_source_ranges_reach_a_load_balancer", source_ranges),
+    ("load_balancers_learn_of_local_endpoints", health_check),
+    ("node_ports_without_endpoints_reject", rejected_node_port),
+    ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
+];
+
+#[test]
+#[ignore = "needs root"]
+fn every_row_of_the_specification_comes_true_by_ipvs() -> anyhow::Result<()> {
+    let stand = Stand::start_with(Mode::Ipvs, ["", ""], "")?;
+    outside::add(stand.bed.node(1))?;
+    show(&stand, &[ROWS.concat(), IPVS_ROWS.to_vec()].concat())
+}
+
+/// What a tool prints on a node, once it has all these lines, whatever blanks are in them.
+fn wait_listed(node: &Node, command: &str, lines: &[String]) -> anyhow::Result<String> {
+    wait_for("a tool to list what was asked for", PATIENCE, || {
+        let listed = node.exec(command)?;
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let all: Vec<_> = listed.lines().map(words).collect();
+        let missing: Vec<_> = lines.iter().filter(|line| !all.contains(line)).collect();
+        ensure!(missing.is_empty(), "{missing:?} not in\n{listed}");
+        Ok(Some(listed))
+    })
+    .with_context(|| command.to_owned())
+}
+
+/// Virtual and real servers, and the sets.
+fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("tools", number);
+    stand.write(&service)?;
+    let node = stand.bed.node(1);
+    for target in targets(&service) {
+        for protocol in ["TCP", "UDP"] {
+            let option = protocol.to_lowercase();
+            let mut lines = vec![format!("{protocol} {target} rr")];
+            for backend in &stand.backends {
+                let addresses = backend.addresses().into_iter();
+                let mut real = addresses.filter(|one| one.is_ipv4() == target.is_ipv4());
+                let real = real.next().context("no address")?;
+                lines.push(format!("-> {real} Masq 1 0 0"));
+            }
+            let option = &option[..1];
+            wait_listed(node, &format!("ipvsadm -Ln -{option} {target}"), &lines)?;
+        }
+        let prefix = if target.is_ipv6() {
+            "HEALTH-6-"
+        } else {
+            "HEALTH-"
+        };
+        let ip = target.ip();
+        let entries = ["tcp", "udp"].map(|protocol| format!("{ip},{protocol}:80"));
+        for set in ["CLUSTER-IP", "IPVS-SERVERS"] {
+            wait_listed(node, &format!("ipset list {prefix}{set}"), &entries)?;
+        }
+        wait_listed(
+            node,
+            &format!("ipset list {prefix}IPVS-IPS"),
+            &[ip.to_string()],
+        )?;
+    }
+    // Only who is on this node may reach itself.
+    for (own, backend) in stand.backends.iter().enumerate() {
+        for address in backend.addresses() {
+            let prefix = if address.is_ipv6() {
+                "HEALTH-6-"
+            } else {
+                "HEALTH-"
+            };
+            let ip = address.ip();
+            let entry = format!("{ip},tcp:{},{ip}", address.port());
+            let listed = node.exec(&format!("ipset list {prefix}LOOP-BACK"))?;
+            ensure!(listed.contains(&entry) == (own == 0), "{entry}: {listed}");
+        }
+    }
+    stand.manifests.remove(&service.name)?;
+    wait_for("nothing to be listed", PATIENCE, || {
+        let listed = node.exec("ipvsadm -Ln")?;
+        let mut left = targets(&service).into_iter();
+        let left = left.find(|target| listed.contains(&target.to_string()));
+        Ok(left.is_none().then_some(()))
+    })
+}
+
+fn mode_is_told(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("told", number);
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    wait_answered_by(&client.name, targets(&service)[0], &ALL)?;
+    let node = stand.bed.node(1);
+    let page = |path: &str| node.exec(&format!("curl -s http://127.0.0.1:10249/{path}"));
+    assert_eq!(page("proxyMode")?, "ipvs");
+    let metrics = page("metrics")?;
+    let failures = "kubeproxy_sync_proxy_rules_ipvs_sync_failures_total ";
+    ensure!(metrics.contains(failures), "{metrics}");
+    let listed = node.cli("service get told")?.success()?;
+    ensure!(
+        listed.contains(&targets(&service)[0].to_string()),
+        "{listed}"
+    );
+    Ok(())
+}
+
+/// To ClusterIPs.
+fn from_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("from-node", number);
+    stand.write(&service)?;
+    for node in stand.bed.nodes() {
+        for target in targets(&service) {
+            wait_answered_by(node.name(), target, &ALL)?;
+            wait_datagrams_answered_by(node.name(), target, &ALL)?;
+        }
+    }
+    Ok(())
+}
+
+/// The client outside, of this IP version.
+fn outsider(like: &IpAddr) -> anyhow::Result<IpAddr> {
+    let own = if like.is_ipv6() {
+        "fd00:77::5"
+    } else {
+        "192.168.77.5"
+    };
+    Ok(own.parse()?)
+}
+
+/// Masqueraded: endpoints know no way back.
+fn from_outside(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("from-outside", number);
+    stand.write(&service)?;
+    for target in targets(&service) {
+        let answers = wait_answered_by(outside::CLIENT, target, &ALL)?;
+        let own = outsider(&target.ip())?;
+        ensure!(!answers.clients.contains(&own), "{:?}", answers.clients);
+        wait_datagrams_answered_by(outside::CLIENT, target, &ALL)?;
+    }
+    Ok(())
+}
+
+/// A port of the nodes that is this row's alone.
+fn node_port(number: u8) -> u16 {
+    30_000 + u16::from(number)
+}
+
+fn with_node_port(mut service: ServiceManifest, number: u8) -> ServiceManifest {
+    for port in &mut service.ports {
+        port.node_port = Some(node_port(number));
+    }
+    service
+}
+
+/// Where the first node is reached from outside.
+fn node_targets(stand: &Stand, port: u16) -> Vec<SocketAddr> {
+    let addresses = stand.bed.node(1).addresses().into_iter();
+    addresses.map(|ip| (ip, port).into()).collect()
+}
+
+fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = with_node_port(stand.service("node-ports", number), number);
+    stand.write(&service)?;
+    let [here, there] = &stand.clients;
+    let node = stand.bed.node(1).name();
+    for target in node_targets(stand, node_port(number)) {
+        for from in [&here.name, &there.name, node, outside::CLIENT] {
+            wait_answered_by(from, target, &ALL)?;
+            wait_datagrams_answered_by(from, target, &ALL)?;
+        }
+        let answers = curl(outside::CLIENT, target, 10)?;
+        let own = outsider(&target.ip())?;
+        ensure!(!answers.clients.contains(&own), "{:?}", answers.clients);
+    }
+    Ok(())
+}
+
+fn external_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = with_node_port(stand.service("keeps-source", number), number)
+        .spec(json!({ "externalTrafficPolicy": "Local" }));
+    stand.write(&service)?;
+    for target in node_targets(stand, node_port(number)) {
+        let own = outsider(&target.ip())?;
+        let answers = wait_answered_by(outside::CLIENT, target, &ALL[..1])?;
+        ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
+        let answers = wait_datagrams_answered_by(outside::CLIENT, target, &ALL[..1])?;
+        ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
+    }
+    Ok(())
+}
+
+/// What comes from this node and its endpoints may go anywhere.
+fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
+    let service = with_node_port(service, number).spec(json!({ "externalTrafficPolicy": "Local" }));
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    for target in node_targets(stand, node_port(number)) {
+        wait_answered_by(&client.name, target, &ALL[1..])?;
+        ensure!(refusal(outside::CLIENT, target)? == ErrorKind::TimedOut);
+    }
+    Ok(())
+}
+
+/// How somebody is refused.
+fn refusal(from: &str, target: SocketAddr) -> anyhow::Result<ErrorKind> {
+    let connect = || TcpStream::connect_timeout(&target, SOON);
+    let connected = NetNs::open(from)?.run_in(connect)?;
+    let refused = connected
+        .err()
+        .with_context(|| format!("{target} lets {from} in"))?;
+    Ok(refused.kind())
+}
+
+/// Addresses that the first node is the way to, which no service has but this row's.
+fn external_addresses(number: u8) -> [IpAddr; 2] {
+    let host = u16::from(number);
+    [
+        [203, 0, 113, number].into(),
+        [0x2001, 0xdb8, 0x113, 0, 0, 0, 0, host].into(),
+    ]
+}
+
+fn external_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let addresses = external_addresses(number);
+    let service = stand
+        .service("external", number)
+        .spec(json!({ "externalIPs": addresses }));
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    for ip in addresses {
+        let node = stand.bed.node(1).name();
+        for from in [&client.name, node, outside::CLIENT] {
+            wait_answered_by(from, (ip, 80).into(), &ALL)?;
+            wait_datagrams_answered_by(from, (ip, 80).into(), &ALL)?;
+        }
+    }
+    Ok(())
+}
+
+/// A service with a load balancer of these addresses, as a cluster's controller writes it.
+fn write_balanced(stand: &Stand, service: &ServiceManifest, ips: &[IpAddr]) -> anyhow::Result<()> {
+    let mut manifest = service.json();
+    let ingress: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+    manifest["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+    stand
+        .manifests
+        .write_file(&service.name, &manifest.to_string())
+}
+
+/// Who is in a range is let in, and the node if one of its addresses is.
+fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let balancer = external_addresses(number);
+    let [client, _] = &stand.clients;
+    let node = stand.bed.node(1);
+    let single = |ip: IpAddr| format!("{ip}/{}", if ip.is_ipv6() { 128 } else { 32 });
+    let outsiders = outside::CLIENT_CIDRS.map(str::to_owned).to_vec();
+    let insiders = client.addresses().into_iter().chain(node.addresses());
+    let insiders: Vec<_> = insiders.map(single).collect();
+    for (ranges, is_outsider) in [(outsiders, true), (insiders, false)] {
+        let service = stand.service("restricted", number).spec(json!({
+            "type": "LoadBalancer",
+            "loadBalancerSourceRanges": ranges,
+        }));
+        write_balanced(stand, &service, &balancer)?;
+        for ip in balancer {
+            let target = (ip, 80).into();
+            let inside = [client.name.as_str(), node.name()];
+            let (let_in, kept_out) = match is_outsider {
+                true => (&[outside::CLIENT][..], &inside[..]),
+                false => (&inside[..], &[outside::CLIENT][..]),
+            };
+            for from in let_in {
+                wait_answered_by(from, target, &ALL)?;
+            }
+            for from in kept_out {
+                ensure!(refusal(from, target)? == ErrorKind::TimedOut, "{from}");
+            }
+        }
+    }
+    // The same endpoints are open to all at the ClusterIP.
+    for ip in cluster_ips(number) {
+        wait_answered_by(outside::CLIENT, (ip, 80).into(), &ALL)?;
+    }
+    Ok(())
+}
+
+fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let port = 31_000 + u16::from(number);
+    let mut service = stand.service("checked", number).spec(json!({
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": port,
+    }));
+    for (is_ready, code) in [(true, "200"), (false, "503")] {
+        service.endpoints[0].set_ready(is_ready);
+        write_balanced(stand, &service, &external_addresses(number))?;
+        for target in node_targets(stand, port) {
+            let body = format!("\"localEndpoints\":{}", u8::from(is_ready));
+            wait_for("the load balancer to be told", PATIENCE, || {
+                let mut curl = command_in(outside::CLIENT, "curl");
+                curl.args(["-s", "-m", "10", "-w", "%{http_code}"]);
+                let told = run(curl.arg(format!("http://{target}/")))?.success()?;
+                ensure!(told.ends_with(code) && told.contains(&body), "{told}");
+                Ok(Some(()))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn rejected_node_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = with_node_port(ServiceManifest::new("nobody", number), number);
+    stand.write(&service)?;
+    for target in node_targets(stand, node_port(number)) {
+        wait_for("connections to be refused", PATIENCE, || {
+            let kind = refusal(outside::CLIENT, target)?;
+            Ok((kind == ErrorKind::ConnectionRefused).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// Its connections count until they are forgotten, so these are made to be forgotten soon; on a node where no other row
+/// looks at flows of UDP.
+fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    const PAUSE: Duration = Duration::from_secs(4);
+    let service = stand.service("forgets", number).spec(json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 1 } },
+    }));
+    stand.write(&service)?;
+    let [_, client] = &stand.clients;
+    stand.node_of(client).exec("ipvsadm --set 0 0 1")?;
+    for target in targets(&service) {
+        let ask = || anyhow::Ok(Datagrams::open(&client.name, target)?.ask(SOON)?);
+        let first = wait_for("an answer", PATIENCE, ask)?;
+        for _ in 0..5 {
+            let answer = ask()?.context("no answer")?;
+            ensure!(
+                answer.backend == first.backend,
+                "{answer:?}, first {first:?}"
+            );
+        }
+        wait_for("another one to answer", PATIENCE, || {
+            thread::sleep(PAUSE);
+            let answer = ask()?;
+            Ok(answer.filter(|answer| answer.backend != first.backend))
+        })?;
+    }
+    Ok(())
+}
