@@ -1,0 +1,123 @@
+//! Endpoints of services that do as little as there can be done with a connection.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_net::netns::NetNs;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
+use crate::process::tell;
+
+const BACKLOG: i32 = 4096;
+/// Time between two looks whether to end, while nobody connects.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Accepts connections and datagrams, and sends back what comes by one connection at a time. Ends when it is dropped.
+pub(super) struct Server {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    /// Never read: what does not fit is dropped, without an ICMP error.
+    _datagrams: UdpSocket,
+}
+
+impl Server {
+    /// Serves in a namespace; connections are accepted on one processor and echoed on another.
+    pub(super) fn start(netns: &NetNs, accept_cpu: usize, echo_cpu: usize) -> anyhow::Result<Self> {
+        let open = || {
+            let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
+            io::Result::Ok((listen(BACKEND_PORT)?, listen(BACKEND_ECHO_PORT)?, datagrams))
+        };
+        let (accepting, echoing, datagrams) = netns.run_in(open)?.context("cannot listen")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |listener: TcpListener, cpu, serve: fn(TcpStream, &AtomicBool)| {
+            let stop = stop.clone();
+            thread::Builder::new()
+                .name("server".to_owned())
+                .spawn(move || {
+                    if let Err(error) = run_on(cpu).and_then(|()| accept(&listener, &stop, serve)) {
+                        tell(format_args!("bench: a server ends: {error:#}"));
+                    }
+                })
+        };
+        Ok(Self {
+            threads: vec![
+                start(accepting, accept_cpu, |stream, _| drop(stream))?,
+                start(echoing, echo_cpu, |stream, stop| {
+                    // The client's end of it.
+                    let _ = echo(stream, stop);
+                })?,
+            ],
+            stop,
+            _datagrams: datagrams,
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tell("bench: a server panicked");
+            }
+        }
+    }
+}
+
+/// Has the calling thread run on one processor.
+pub(super) fn run_on(cpu: usize) -> anyhow::Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    // A time-out of `accept`, too.
+    socket.set_read_timeout(Some(PAUSE))?;
+    socket.bind(&std::net::SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn accept(
+    listener: &TcpListener,
+    stop: &AtomicBool,
+    serve: fn(TcpStream, &AtomicBool),
+) -> anyhow::Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        match listener.accept() {
+            Ok((stream, _)) => serve(stream, stop),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::ConnectionAborted
+                ) => {}
+            Err(error) => return Err(error).context("cannot accept"),
+        }
+    }
+    Ok(())
+}
+
+fn echo(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<()> {
+    SockRef::from(&stream).set_tcp_nodelay(true)?;
+    stream.set_read_timeout(Some(PAUSE))?;
+    let mut buffer = [0; 64];
+    while !stop.load(Ordering::Relaxed) {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => stream.write_all(&buffer[..length])?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
