@@ -3,7 +3,7 @@
 
 use super::cluster::endpoint_count;
 use super::stand::{CPU, Place, Stand};
-use super::traffic::{Medians, Rates};
+use super::traffic::{Medians, Rates, Targets};
 use crate::bench::{Figure, Options, Target};
 use crate::process::tell;
 
@@ -69,15 +69,14 @@ fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Fou
     let direct = stand.bare.direct()?;
     for round in 0..=rounds {
         // The first one warms up.
-        let is_counted = round > 0;
-        targets.run(&stand.ours.client, CPU, is_counted.then_some(&mut ours))?;
+        let run = |targets: &Targets, place: &Place, rates: &mut Rates| {
+            let into = (round > 0).then_some(rates);
+            targets.run(&place.client, CPU, &place.servers, into)
+        };
+        run(&targets, &stand.ours, &mut ours)?;
         stand.forget()?;
-        targets.run(
-            &stand.nftables.client,
-            CPU,
-            is_counted.then_some(&mut nftables),
-        )?;
-        direct.run(&stand.bare.client, CPU, is_counted.then_some(&mut bare))?;
+        run(&targets, &stand.nftables, &mut nftables)?;
+        run(&direct, &stand.bare, &mut bare)?;
     }
     let found = Found {
         ours: ours.medians()?,
@@ -94,10 +93,13 @@ fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
     }
     let [mut ours, mut nftables] = [(); 2].map(|()| Rates::default());
     for round in 0..=rounds {
-        let is_counted = round > 0;
-        our_targets.run(&stand.outside, CPU, is_counted.then_some(&mut ours))?;
+        let run = |targets: &Targets, place: &Place, rates: &mut Rates| {
+            let into = (round > 0).then_some(rates);
+            targets.run(&stand.outside, CPU, &place.servers, into)
+        };
+        run(&our_targets, &stand.ours, &mut ours)?;
         stand.forget()?;
-        targets.run(&stand.outside, CPU, is_counted.then_some(&mut nftables))?;
+        run(&targets, &stand.nftables, &mut nftables)?;
     }
     Ok(Some(Found {
         ours: ours.medians()?,

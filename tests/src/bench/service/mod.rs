@@ -6,13 +6,31 @@ mod cost;
 mod flows;
 mod maglev;
 mod ruleset;
+mod scale;
 mod server;
 mod stand;
 mod tables;
 mod traffic;
 
+use health_datapath::layout;
+
 use super::parts::{self, Part};
 use super::{Options, Report};
+
+/// The maps of services.
+const MAPS: [&str; 11] = [
+    layout::SVC4.name,
+    layout::SVC6.name,
+    layout::BACKENDS.name,
+    layout::SLOTS.name,
+    layout::MAGLEV.name,
+    layout::SOURCE_RANGES.name,
+    layout::AFFINITY.name,
+    layout::REVNAT4.name,
+    layout::REVNAT6.name,
+    layout::REVNAT_ANY4.name,
+    layout::REVNAT_ANY6.name,
+];
 
 const PARTS: &[Part] = &[
     Part {
@@ -29,6 +47,11 @@ const PARTS: &[Part] = &[
         name: "maglev",
         about: "how evenly Maglev's tables spread flows, and how many move when a backend goes",
         measure: |_| maglev::figures(),
+    },
+    Part {
+        name: "scale",
+        about: "50,000 services: a change, a start and memory, beside nft",
+        measure: scale::figures,
     },
 ];
 

@@ -16,58 +16,68 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
 use crate::process::tell;
 
-const BACKLOG: i32 = 4096;
+/// Connections that may wait: the kernel allows no more unless told.
+pub(super) const BACKLOG: usize = 4096;
 /// Time between two looks whether to end, while nobody connects.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Accepts connections and datagrams, and sends back what comes by one connection at a time. Ends when it is dropped.
+/// Takes connections and datagrams, and sends back what comes by one connection at a time. Ends when it is dropped.
 pub(super) struct Server {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    /// Nobody waits for its connections: nobody is woken while they are measured.
+    waiting: TcpListener,
     /// Never read: what does not fit is dropped, without an ICMP error.
     _datagrams: UdpSocket,
+    stop: Arc<AtomicBool>,
+    echo: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves in a namespace; connections are accepted on one processor and echoed on another.
-    pub(super) fn start(netns: &NetNs, accept_cpu: usize, echo_cpu: usize) -> anyhow::Result<Self> {
+    /// Serves in a namespace, and sends back what comes on this processor.
+    pub(super) fn start(netns: &NetNs, cpu: usize) -> anyhow::Result<Self> {
         let open = || {
             let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
-            io::Result::Ok((listen(BACKEND_PORT)?, listen(BACKEND_ECHO_PORT)?, datagrams))
+            let waiting = listen(BACKEND_PORT)?;
+            waiting.set_nonblocking(true)?;
+            io::Result::Ok((waiting, listen(BACKEND_ECHO_PORT)?, datagrams))
         };
-        let (accepting, echoing, datagrams) = netns.run_in(open)?.context("cannot listen")?;
+        let (waiting, echoing, datagrams) = netns.run_in(open)?.context("cannot listen")?;
         let stop = Arc::new(AtomicBool::new(false));
-        let start = |listener: TcpListener, cpu, serve: fn(TcpStream, &AtomicBool)| {
+        let echo = thread::Builder::new().name("echo".to_owned()).spawn({
             let stop = stop.clone();
-            thread::Builder::new()
-                .name("server".to_owned())
-                .spawn(move || {
-                    if let Err(error) = run_on(cpu).and_then(|()| accept(&listener, &stop, serve)) {
-                        tell(format_args!("bench: a server ends: {error:#}"));
-                    }
-                })
-        };
+            move || {
+                if let Err(error) = run_on(cpu).and_then(|()| echo_all(&echoing, &stop)) {
+                    tell(format_args!("bench: a server ends: {error:#}"));
+                }
+            }
+        })?;
         Ok(Self {
-            threads: vec![
-                start(accepting, accept_cpu, |stream, _| drop(stream))?,
-                start(echoing, echo_cpu, |stream, stop| {
-                    // The client's end of it.
-                    let _ = echo(stream, stop);
-                })?,
-            ],
-            stop,
+            waiting,
             _datagrams: datagrams,
+            stop,
+            echo: Some(echo),
         })
+    }
+
+    /// Takes all connections that wait, of which there can be [`BACKLOG`], and drops them.
+    pub(super) fn drain(&self) -> anyhow::Result<()> {
+        loop {
+            match self.waiting.accept() {
+                Ok(stream) => drop(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error).context("cannot accept"),
+            }
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tell("bench: a server panicked");
-            }
+        if let Some(echo) = self.echo.take()
+            && echo.join().is_err()
+        {
+            tell("bench: a server panicked");
         }
     }
 }
@@ -84,18 +94,15 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     // A time-out of `accept`, too.
     socket.set_read_timeout(Some(PAUSE))?;
     socket.bind(&std::net::SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
-    socket.listen(BACKLOG)?;
+    socket.listen(BACKLOG as i32)?;
     Ok(socket.into())
 }
 
-fn accept(
-    listener: &TcpListener,
-    stop: &AtomicBool,
-    serve: fn(TcpStream, &AtomicBool),
-) -> anyhow::Result<()> {
+fn echo_all(listener: &TcpListener, stop: &AtomicBool) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
-            Ok((stream, _)) => serve(stream, stop),
+            // How it ends is the client's business.
+            Ok((stream, _)) => drop(echo(stream, stop)),
             Err(error)
                 if matches!(
                     error.kind(),

@@ -19,9 +19,8 @@ use crate::process::run_with_input;
 use crate::served::Manifests;
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Clients run on this processor, and so does who sends back what they send; others accept.
+/// Clients run on this processor, and so does who sends back what they send.
 pub(super) const CPU: usize = 1;
-const ACCEPT_CPU: usize = 0;
 /// Services that `nft` gets at a time: of more, the kernel takes ever longer for each.
 const BATCH: usize = 500;
 /// Longest time that the agent may take for all services.
@@ -32,7 +31,7 @@ pub(super) struct Place {
     pub(super) client: NetNs,
     pub(super) backends: Vec<Ipv4Addr>,
     pub(super) node: Ipv4Addr,
-    _servers: Vec<Server>,
+    pub(super) servers: Vec<Server>,
 }
 
 pub(super) struct Stand {
@@ -117,23 +116,12 @@ impl Stand {
     fn wait_served(&self, services: u32) -> anyhow::Result<()> {
         let wanted = cluster_ip_ports(services);
         wait_for("the agent to serve", LOAD_PATIENCE, || {
-            let frontends = self.pinned()?.frontend4_rows()?.collect()?;
+            let frontends = pinned(self.node())?.frontend4_rows()?.collect()?;
             if frontends.len() < wanted {
                 bail!("{} of {wanted} frontends", frontends.len());
             }
             Ok(Some(()))
         })
-    }
-
-    /// The agent's maps.
-    pub(super) fn pinned(&self) -> anyhow::Result<Pinned> {
-        let location = Location {
-            instance: self.node().name().to_owned(),
-            runtime_dir: "/nonexistent".into(),
-            state_dir: "/nonexistent".into(),
-            bpf_root: PathBuf::from(BPFFS),
-        };
-        Ok(Pinned::open(&location)?)
     }
 
     /// Has `nft` do what is in this text.
@@ -162,13 +150,13 @@ impl Place {
                 bail!("{} has an address of another version", member.name);
             };
             addresses.push(address);
-            servers.push(Server::start(&member.netns, ACCEPT_CPU, CPU)?);
+            servers.push(Server::start(&member.netns, CPU)?);
         }
         Ok(Self {
             client: NetNs::open(&client.name)?,
             backends: addresses,
             node: node.ipv4(),
-            _servers: servers,
+            servers,
         })
     }
 
@@ -198,14 +186,14 @@ impl Place {
                 client = Some(netns);
             } else {
                 addresses.push(address);
-                servers.push(Server::start(&netns, ACCEPT_CPU, CPU)?);
+                servers.push(Server::start(&netns, CPU)?);
             }
         }
         Ok(Self {
             client: client.context("no client")?,
             backends: addresses,
             node: node.ipv4(),
-            _servers: servers,
+            servers,
         })
     }
 
@@ -245,4 +233,15 @@ impl Place {
             echo: (self.node, cluster::ECHO_NODE_PORT).into(),
         }
     }
+}
+
+/// The maps of a node's agent.
+pub(super) fn pinned(node: &Node) -> anyhow::Result<Pinned> {
+    let location = Location {
+        instance: node.name().to_owned(),
+        runtime_dir: node.runtime_dir(),
+        state_dir: node.runtime_dir(),
+        bpf_root: PathBuf::from(BPFFS),
+    };
+    Ok(Pinned::open(&location)?)
 }

@@ -8,13 +8,15 @@ use anyhow::Context as _;
 use health_net::netns::NetNs;
 use socket2::SockRef;
 
-use super::server::run_on;
+use super::server::{BACKLOG, Server, run_on};
 use crate::PATIENCE;
 use crate::bench::parts::median;
 use crate::bench::requests::quantile;
 
-/// Connections of a round: fewer than a client has ports.
-const CONNECTIONS: u32 = 10_000;
+/// Connections of a round: fewer than a client has ports; and how many of them wait at a time to be taken.
+const CONNECTIONS: usize = 10_000;
+const WAITING: usize = 2_000;
+const _: () = assert!(WAITING < BACKLOG && CONNECTIONS.is_multiple_of(WAITING));
 /// Datagrams of one flow in a round.
 const DATAGRAMS: u32 = 100_000;
 /// Requests on one connection in a round.
@@ -49,17 +51,18 @@ impl Targets {
         Ok(connected.is_ok())
     }
 
-    /// One round of everything, from this namespace on this processor; without `into`, to warm up.
+    /// One round of everything, from this namespace on this processor to these servers; without `into`, to warm up.
     pub(super) fn run(
         &self,
         client: &NetNs,
         cpu: usize,
+        servers: &[Server],
         into: Option<&mut Rates>,
     ) -> anyhow::Result<()> {
         let mut round = Rates::default();
         client.run_in(|| {
             run_on(cpu)?;
-            self.connect(&mut round)?;
+            self.connect(servers, &mut round)?;
             self.send(&mut round)?;
             self.ask(&mut round)
         })??;
@@ -72,18 +75,25 @@ impl Targets {
         Ok(())
     }
 
-    fn connect(&self, round: &mut Rates) -> anyhow::Result<()> {
-        let targets = self.connect.iter().cycle();
-        let start = Instant::now();
-        for target in targets.take(CONNECTIONS as usize) {
-            let begun = Instant::now();
-            let stream = TcpStream::connect(target)
-                .with_context(|| format!("cannot connect to {target}"))?;
-            round.connects.push(begun.elapsed());
-            // Closed by a reset, so that no port waits for a minute.
-            SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+    fn connect(&self, servers: &[Server], round: &mut Rates) -> anyhow::Result<()> {
+        let mut targets = self.connect.iter().cycle();
+        let mut took = Duration::ZERO;
+        for _ in 0..CONNECTIONS / WAITING {
+            let start = Instant::now();
+            for target in targets.by_ref().take(WAITING) {
+                let begun = Instant::now();
+                let stream = TcpStream::connect(target)
+                    .with_context(|| format!("cannot connect to {target}"))?;
+                round.connects.push(begun.elapsed());
+                // Closed by a reset, so that no port waits for a minute.
+                SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+            }
+            took += start.elapsed();
+            servers.iter().try_for_each(Server::drain)?;
         }
-        round.connections.push(rate(CONNECTIONS, start));
+        round
+            .connections
+            .push(CONNECTIONS as f64 / took.as_secs_f64());
         Ok(())
     }
 
