@@ -33,7 +33,10 @@ pub(crate) struct Args {
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
-    /// Part of `ct`, `endpoints`, `probe` or `rtt` to run, all without; may be repeated
+    /// Rounds of each measurement of `service`
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
+    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run, all without; may be repeated
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }
@@ -72,6 +75,7 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         ("--minutes", args.minutes.map(u64::from)),
         ("--seconds", args.seconds.map(u64::from)),
         ("--probes", args.probes),
+        ("--rounds", args.rounds.map(u64::from)),
     ] {
         if let Some(value) = value {
             bench.arg(format!("{flag}={value}"));

@@ -19,6 +19,7 @@ mod requests;
 mod responder;
 mod rtt;
 mod sent;
+mod service;
 mod tap;
 mod told;
 mod usage;
@@ -52,8 +53,17 @@ pub struct Options {
     pub seconds: Option<u32>,
     /// Probes to account for; the benchmark's own choice without.
     pub probes: Option<u64>,
+    /// Rounds of each measurement; the benchmark's own choice without.
+    pub rounds: Option<u32>,
     /// Parts of the benchmark by name; all if empty.
     pub parts: Vec<String>,
+}
+
+impl Options {
+    /// Rounds of a measurement: those that were asked for, or these.
+    fn rounds_or(&self, usual: u32) -> u32 {
+        self.rounds.unwrap_or(usual)
+    }
 }
 
 /// All benchmarks.
@@ -97,6 +107,11 @@ pub const ALL: &[Benchmark] = &[
         name: "rtt",
         about: "Round trips stamped in the kernel: how right, how complete, at what cost",
         run: rtt::run,
+    },
+    Benchmark {
+        name: "service",
+        about: "Services beside kube-proxy's rules for nftables, and what they cost a packet",
+        run: service::run,
     },
     Benchmark {
         name: "told",

@@ -33,7 +33,10 @@ struct Cli {
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
-    /// Part of `ct`, `endpoints`, `probe` or `rtt` to run, all without; may be repeated
+    /// Rounds of each measurement of `service`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: Option<u32>,
+    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run, all without; may be repeated
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }
@@ -69,6 +72,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         minutes: cli.minutes,
         seconds: cli.seconds,
         probes: cli.probes,
+        rounds: cli.rounds,
         parts: cli.part.clone(),
     })?;
     if cli.json {

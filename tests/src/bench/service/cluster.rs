@@ -1,0 +1,129 @@
+//! The services of both sides: how many there are, where they are reached, and how many endpoints they have.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use crate::served::{Manifests, ServiceManifest, ServicePort, SliceEndpoint};
+
+/// Where a service is reached.
+pub(super) const PORT: u16 = 80;
+/// The first service has this one too: what is sent there comes back.
+pub(super) const ECHO_PORT: u16 = 81;
+/// The first service's node port, and that of its echo.
+pub(super) const NODE_PORT: u16 = 30_080;
+pub(super) const ECHO_NODE_PORT: u16 = 30_081;
+/// Where endpoints accept connections and datagrams, and where they send back what they get.
+pub(super) const BACKEND_PORT: u16 = 8080;
+pub(super) const BACKEND_ECHO_PORT: u16 = 8081;
+/// Endpoints that there are.
+pub(super) const BACKENDS: usize = 5;
+/// Services that have all of them; each other one has one. The agent's maps have room for 65,535 backends unless told.
+const FULL_SERVICES: u32 = 3_000;
+/// Ports of all services together, if there are so many services.
+const MORE_PORTS: u32 = 2;
+const FIRST_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+/// Where services and endpoints are.
+pub(super) const CLUSTER_IPS: &str = "10.96.0.0/16";
+pub(super) const POD_CIDRS: &str = "10.244.0.0/15";
+/// Services of one file.
+const FILE: usize = 1_000;
+
+/// The ports of the service with this number.
+pub(super) fn ports(number: u32) -> Vec<ServicePort> {
+    let port = ServicePort {
+        name: "http",
+        protocol: "TCP",
+        port: PORT,
+        target: BACKEND_PORT,
+        node_port: None,
+    };
+    if number > 0 {
+        return vec![port];
+    }
+    vec![
+        ServicePort {
+            node_port: Some(NODE_PORT),
+            ..port.clone()
+        },
+        ServicePort {
+            name: "datagrams",
+            protocol: "UDP",
+            node_port: Some(NODE_PORT),
+            ..port.clone()
+        },
+        ServicePort {
+            name: "echo",
+            port: ECHO_PORT,
+            target: BACKEND_ECHO_PORT,
+            node_port: Some(ECHO_NODE_PORT),
+            ..port
+        },
+    ]
+}
+
+/// ClusterIPs with a port that so many services have together.
+pub(super) fn cluster_ip_ports(services: u32) -> usize {
+    (services + MORE_PORTS) as usize
+}
+
+/// Where the service with this number is reached.
+pub(super) fn cluster_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(FIRST_IP.to_bits() + number)
+}
+
+/// Which of the endpoints the service with this number has.
+pub(super) fn endpoints(number: u32) -> Range<usize> {
+    if number < FULL_SERVICES {
+        return 0..BACKENDS;
+    }
+    let first = number as usize % BACKENDS;
+    first..first + 1
+}
+
+/// Endpoints of so many services' ports.
+pub(super) fn endpoint_count(services: u32) -> usize {
+    let counts = (0..services).map(|number| ports(number).len() * endpoints(number).len());
+    counts.sum()
+}
+
+/// A service as an agent reads it.
+pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> ServiceManifest {
+    let endpoints = backends.iter().map(|ip| {
+        let addresses = vec![IpAddr::from(*ip)];
+        SliceEndpoint::new(addresses, node)
+    });
+    ServiceManifest {
+        name: format!("service-{number}"),
+        cluster_ips: vec![cluster_ip(number).into()],
+        ports: ports(number),
+        spec: json!({}),
+        annotations: json!({}),
+        endpoints: endpoints.collect(),
+    }
+}
+
+/// Writes services of these numbers into the folder of an agent, many to a file.
+pub(super) fn write(
+    manifests: &Manifests,
+    numbers: Range<u32>,
+    backends: &[Ipv4Addr],
+    node: &str,
+) -> anyhow::Result<()> {
+    let numbers: Vec<u32> = numbers.collect();
+    for some in numbers.chunks(FILE) {
+        let mut items = Vec::new();
+        for number in some {
+            let backends = &backends[endpoints(*number)];
+            let mut list = manifest(*number, backends, node).json();
+            if let Some(Value::Array(own)) = list.get_mut("items").map(Value::take) {
+                items.extend(own);
+            }
+        }
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+        let first = some.first().copied().unwrap_or_default();
+        manifests.write_file(&format!("services-{first}"), &list.to_string())?;
+    }
+    Ok(())
+}

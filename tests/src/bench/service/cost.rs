@@ -1,0 +1,244 @@
+//! What a service costs a packet of an endpoint, by test runs: the same programs on the same kinds of packets with
+//! services and without.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context as _, ensure};
+use aya::programs::SchedClassifier;
+use health_common::LAYOUT_VERSION;
+use health_common::config::{DatapathConfig, SERVICES};
+use health_common::endpoint::EndpointInfo;
+use health_common::identity::CLUSTER_FIRST;
+
+use super::tables::{self, BACKEND_PORT, PORT, cluster_ip};
+use crate::bench::parts::median;
+use crate::bench::program_cost::{PACKETS, ProgramCost};
+use crate::bench::{Figure, Options, Target};
+use crate::packet::{Tcp, timestamps};
+use crate::testrun::{GO_ON, IFINDEX, TestRun};
+
+/// Rounds, each with ports of its own: as many as there are for new flows.
+const ROUNDS: u16 = 45;
+const ROUNDS_MAX: u16 = 60;
+const SERVICES_MANY: u32 = 50_000;
+/// What Katran took for a segment of a known flow and for a SYN on this kind of machine, nanoseconds net of an empty
+/// program.
+const KATRAN_KNOWN_NS: f64 = 65.0;
+const KATRAN_SYN_NS: f64 = 69.0;
+
+const CLIENT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);
+const CLIENT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 9);
+const BACKEND4: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 7);
+const BACKEND6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 2, 0, 0, 0, 7);
+
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+const EMPTY: &str = "bench_empty";
+const EMPTY_CODE: u32 = 0;
+const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
+
+/// What the packets of a round are, in their order.
+const STEPS: [&str; 4] = [
+    "SYN, a new flow (from_endpoint)",
+    "its answer (to_endpoint)",
+    "TCP segment of a known flow (from_endpoint)",
+    "its answer (to_endpoint)",
+];
+const SYN_STEP: usize = 0;
+const KNOWN_STEP: usize = 2;
+
+pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
+    let rounds = options.rounds_or(ROUNDS.into()).min(ROUNDS_MAX.into());
+    let rounds = u16::try_from(rounds)?;
+    let mut figures = Vec::new();
+    for is_v4 in [true, false] {
+        figures.extend(family_figures(is_v4, rounds)?);
+    }
+    Ok(figures)
+}
+
+/// Programs with so many services, or with none.
+struct Side {
+    bed: TestRun,
+    cost: ProgramCost,
+    programs: [SchedClassifier; 2],
+    services: u32,
+    is_v4: bool,
+    /// By step, a figure a round.
+    times: [Vec<f64>; STEPS.len()],
+}
+
+fn family_figures(is_v4: bool, rounds: u16) -> anyhow::Result<Vec<Figure>> {
+    let mut sides = [0, 1, SERVICES_MANY]
+        .into_iter()
+        .map(|services| Side::new(services, is_v4))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    for round in 0..=rounds {
+        for side in &mut sides {
+            side.run(round)?;
+        }
+    }
+    let [without, one, many] = <[Side; 3]>::try_from(sides)
+        .ok()
+        .context("sides are missing")?;
+    let without = without.medians()?;
+    let family = if is_v4 { "IPv4" } else { "IPv6" };
+    let mut figures = Vec::new();
+    for (services, times) in [(1, one.medians()?), (SERVICES_MANY, many.medians()?)] {
+        for (step, (time, without)) in times.into_iter().zip(without).enumerate() {
+            let name = format!("{services} services, {family}: {}", STEPS[step]);
+            let katran = match step {
+                KNOWN_STEP => Some((KATRAN_KNOWN_NS, Some(Target::RatioAtMost(1.0)))),
+                SYN_STEP => Some((KATRAN_SYN_NS, None)),
+                _ => None,
+            };
+            if let Some((other, target)) = katran {
+                figures.push(figure(
+                    format!("{name}, what the service adds (other: Katran's whole program)"),
+                    time - without,
+                    other,
+                    target,
+                ));
+                figures.push(figure(
+                    format!("{name}, net of an empty program (other: Katran's)"),
+                    time,
+                    other,
+                    target,
+                ));
+            }
+            figures.push(figure(
+                format!("{name}, net (other: without services)"),
+                time,
+                without,
+                None,
+            ));
+        }
+    }
+    Ok(figures)
+}
+
+fn figure(name: String, ours: f64, other: f64, target: Option<Target>) -> Figure {
+    Figure {
+        name,
+        unit: "ns",
+        ours,
+        other: Some(other),
+        target,
+    }
+}
+
+impl Side {
+    fn new(services: u32, is_v4: bool) -> anyhow::Result<Self> {
+        let mut bed = TestRun::load_alone();
+        bed.datapath.configure(DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            flags: if services > 0 { SERVICES } else { 0 },
+            ..DatapathConfig::default()
+        })?;
+        let info = EndpointInfo {
+            ifindex: IFINDEX,
+            identity: CLUSTER_FIRST,
+            id: 99,
+            ..EndpointInfo::default()
+        };
+        let endpoints = [(CLIENT4.into(), info), (CLIENT6.into(), info)];
+        bed.datapath.set_endpoints(&endpoints)?;
+        let backend = backend(is_v4);
+        let mut served = bed.datapath.services()?;
+        tables::serve(
+            &mut served,
+            (0..services).map(|number| tables::port(number, &[backend])),
+        )?;
+        let programs = ["from_endpoint", "to_endpoint"].map(|name| bed.program(name));
+        let first = Tcp::default().frame(client(is_v4), backend);
+        Ok(Self {
+            cost: ProgramCost::new(&bed, &[first])?,
+            bed,
+            programs,
+            services,
+            is_v4,
+            times: [const { Vec::new() }; STEPS.len()],
+        })
+    }
+
+    /// [`PACKETS`] flows that were never there: each step with one packet of each.
+    fn run(&mut self, round: u16) -> anyhow::Result<()> {
+        let steps = [(0, SYN), (1, SYN | ACK), (0, ACK), (1, ACK)];
+        for (step, (program, flags)) in steps.into_iter().enumerate() {
+            let packets: Vec<_> = (0..PACKETS)
+                .map(|flow| self.packet(round, flow, program == 0, flags))
+                .collect::<anyhow::Result<_>>()?;
+            self.cost.set_packets(&packets)?;
+            let floor = self.cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+            let program = &self.programs[program];
+            let time = self.cost.measure(program, PACKETS, GO_ON_CODE)? - floor;
+            // The first round warms up.
+            if round > 0 {
+                self.times[step].push(time);
+            }
+        }
+        Ok(())
+    }
+
+    /// A segment to a service, or without services to a backend; and what a backend sends.
+    fn packet(&self, round: u16, flow: u32, is_sent: bool, flags: u8) -> anyhow::Result<Vec<u8>> {
+        let (client, backend) = (client(self.is_v4), backend(self.is_v4));
+        let port = u16::try_from((u32::from(round) + 1) * PACKETS + flow)?;
+        let segment = |source, destination| Tcp {
+            source,
+            destination,
+            flags,
+            options: timestamps(7, 8),
+            ..Tcp::default()
+        };
+        Ok(if !is_sent {
+            segment(BACKEND_PORT, port).frame(backend, client)
+        } else if self.services == 0 {
+            segment(port, BACKEND_PORT).frame(client, backend)
+        } else {
+            // The flows are spread over all services.
+            let number = u64::from(flow) * u64::from(self.services) / u64::from(PACKETS);
+            let ip = cluster_ip(u32::try_from(number)?, self.is_v4);
+            segment(port, PORT).frame(client, ip)
+        })
+    }
+
+    /// Whether the flows went through services, if there are any.
+    fn check(&self) -> anyhow::Result<()> {
+        let mut flows = 0;
+        for rows in self.bed.maps().service_flow_rows()? {
+            flows += rows.collect()?.len();
+        }
+        ensure!(
+            (flows >= PACKETS as usize) == (self.services > 0),
+            "{flows} flows through {} services",
+            self.services
+        );
+        Ok(())
+    }
+
+    fn medians(self) -> anyhow::Result<[f64; STEPS.len()]> {
+        self.check()?;
+        let mut medians = [0.0; STEPS.len()];
+        for (median_of, times) in medians.iter_mut().zip(self.times) {
+            *median_of = median(times)?;
+        }
+        Ok(medians)
+    }
+}
+
+fn client(is_v4: bool) -> IpAddr {
+    if is_v4 {
+        CLIENT4.into()
+    } else {
+        CLIENT6.into()
+    }
+}
+
+fn backend(is_v4: bool) -> IpAddr {
+    if is_v4 {
+        BACKEND4.into()
+    } else {
+        BACKEND6.into()
+    }
+}

@@ -1,0 +1,60 @@
+//! Services: what they cost a packet and a connection, how soon a change is in force, and what they take, beside
+//! kube-proxy's rules for nftables.
+
+mod cluster;
+mod cost;
+mod flows;
+mod maglev;
+mod ruleset;
+mod scale;
+mod server;
+mod stand;
+mod tables;
+mod traffic;
+
+use health_datapath::layout;
+
+use super::parts::{self, Part};
+use super::{Options, Report};
+
+/// The maps of services.
+const MAPS: [&str; 11] = [
+    layout::SVC4.name,
+    layout::SVC6.name,
+    layout::BACKENDS.name,
+    layout::SLOTS.name,
+    layout::MAGLEV.name,
+    layout::SOURCE_RANGES.name,
+    layout::AFFINITY.name,
+    layout::REVNAT4.name,
+    layout::REVNAT6.name,
+    layout::REVNAT_ANY4.name,
+    layout::REVNAT_ANY6.name,
+];
+
+const PARTS: &[Part] = &[
+    Part {
+        name: "cost",
+        about: "what a service costs a packet, by test runs",
+        measure: cost::figures,
+    },
+    Part {
+        name: "flows",
+        about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables",
+        measure: flows::figures,
+    },
+    Part {
+        name: "maglev",
+        about: "how evenly Maglev's tables spread flows, and how many move when a backend goes",
+        measure: |_| maglev::figures(),
+    },
+    Part {
+        name: "scale",
+        about: "50,000 services: a change, a start and memory, beside nft",
+        measure: scale::figures,
+    },
+];
+
+pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
+    parts::run(PARTS, options)
+}

@@ -1,0 +1,130 @@
+//! Endpoints of services that do as little as there can be done with a connection.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_net::netns::NetNs;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
+use crate::process::tell;
+
+/// Connections that may wait: the kernel allows no more unless told.
+pub(super) const BACKLOG: usize = 4096;
+/// Time between two looks whether to end, while nobody connects.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Takes connections and datagrams, and sends back what comes by one connection at a time. Ends when it is dropped.
+pub(super) struct Server {
+    /// Nobody waits for its connections: nobody is woken while they are measured.
+    waiting: TcpListener,
+    /// Never read: what does not fit is dropped, without an ICMP error.
+    _datagrams: UdpSocket,
+    stop: Arc<AtomicBool>,
+    echo: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves in a namespace, and sends back what comes on this processor.
+    pub(super) fn start(netns: &NetNs, cpu: usize) -> anyhow::Result<Self> {
+        let open = || {
+            let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
+            let waiting = listen(BACKEND_PORT)?;
+            waiting.set_nonblocking(true)?;
+            io::Result::Ok((waiting, listen(BACKEND_ECHO_PORT)?, datagrams))
+        };
+        let (waiting, echoing, datagrams) = netns.run_in(open)?.context("cannot listen")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let echo = thread::Builder::new().name("echo".to_owned()).spawn({
+            let stop = stop.clone();
+            move || {
+                if let Err(error) = run_on(cpu).and_then(|()| echo_all(&echoing, &stop)) {
+                    tell(format_args!("bench: a server ends: {error:#}"));
+                }
+            }
+        })?;
+        Ok(Self {
+            waiting,
+            _datagrams: datagrams,
+            stop,
+            echo: Some(echo),
+        })
+    }
+
+    /// Takes all connections that wait, of which there can be [`BACKLOG`], and drops them.
+    pub(super) fn drain(&self) -> anyhow::Result<()> {
+        loop {
+            match self.waiting.accept() {
+                Ok(stream) => drop(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error).context("cannot accept"),
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(echo) = self.echo.take()
+            && echo.join().is_err()
+        {
+            tell("bench: a server panicked");
+        }
+    }
+}
+
+/// Has the calling thread run on one processor.
+pub(super) fn run_on(cpu: usize) -> anyhow::Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    // A time-out of `accept`, too.
+    socket.set_read_timeout(Some(PAUSE))?;
+    socket.bind(&std::net::SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
+    socket.listen(BACKLOG as i32)?;
+    Ok(socket.into())
+}
+
+fn echo_all(listener: &TcpListener, stop: &AtomicBool) -> anyhow::Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        match listener.accept() {
+            // How it ends is the client's business.
+            Ok((stream, _)) => drop(echo(stream, stop)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::ConnectionAborted
+                ) => {}
+            Err(error) => return Err(error).context("cannot accept"),
+        }
+    }
+    Ok(())
+}
+
+fn echo(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<()> {
+    SockRef::from(&stream).set_tcp_nodelay(true)?;
+    stream.set_read_timeout(Some(PAUSE))?;
+    let mut buffer = [0; 64];
+    while !stop.load(Ordering::Relaxed) {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => stream.write_all(&buffer[..length])?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
