@@ -31,6 +31,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
         clients,
         manifests,
         bed,
+        ..
     } = Stand::start()?;
     let mut service = ServiceManifest::new("rolling", 1).of(&backends);
     manifests.write(&service)?;
