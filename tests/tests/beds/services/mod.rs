@@ -10,6 +10,7 @@ mod load;
 mod policy;
 mod reach;
 mod restart;
+mod trace;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -147,7 +148,13 @@ fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
 type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
 /// Rows that share a bed, side by side.
-const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
+const ROWS: &[&[Row]] = &[
+    reach::ROWS,
+    choice::ROWS,
+    flows::ROWS,
+    errors::ROWS,
+    trace::ROWS,
+];
 
 #[test]
 #[ignore = "needs root"]
