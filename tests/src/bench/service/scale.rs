@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use super::cluster::{self, BACKENDS, endpoint_count};
 use super::ruleset::{self, Text};
+use super::stand::pinned;
 use crate::bench::endpoint::output;
 use crate::bench::requests::quantile;
 use crate::bench::usage::ResidentMemory;
@@ -152,6 +153,17 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
+/// Tells how long changes took, which are sorted.
+fn tell_changes(what: &str, times: &[Duration]) -> anyhow::Result<()> {
+    let ms = |part| anyhow::Ok(quantile(times, part)?.as_secs_f64() * 1e3);
+    tell(format_args!(
+        "  {what}: {:.1} ms, p99 {:.1} ms",
+        ms(0.5)?,
+        ms(0.99)?
+    ));
+    Ok(())
+}
+
 /// What the parts of the agent found that bring objects into maps.
 struct Found {
     start: Duration,
@@ -169,8 +181,8 @@ struct Objects {
 }
 
 impl Objects {
-    fn read(&mut self, number: u32, endpoints: usize) -> anyhow::Result<()> {
-        let [service, slice] = objects(number, endpoints)?;
+    /// Reads a service and its slice, as they come from the API.
+    fn read(&mut self, number: u32, [service, slice]: [Value; 2]) {
         let selection = Selection::default();
         let before = self.services.get(&number).map(Arc::as_ref);
         let service = KnownService::of_api(service, before, &selection);
@@ -178,7 +190,6 @@ impl Objects {
         let before = self.slices.get(&number).map(Arc::as_ref);
         let slice = KnownSlice::of_api(slice, before, &selection);
         self.slices.insert(number, Arc::new(slice));
-        Ok(())
     }
 
     /// All of them, as a source tells them.
@@ -255,14 +266,18 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
         vec![told],
         provider,
     )?;
-    let mut objects = Objects::default();
-    let start = Instant::now();
+    let mut known = Objects::default();
+    let mut start = Duration::ZERO;
     for number in 0..SERVICES {
-        objects.read(number, BACKENDS)?;
+        let objects = objects(number, BACKENDS)?;
+        let begun = Instant::now();
+        known.read(number, objects);
+        start += begun.elapsed();
     }
-    source.send_replace(objects.set());
+    let begun = Instant::now();
+    source.send_replace(known.set());
     is_done.changed().await?;
-    let start = start.elapsed();
+    start += begun.elapsed();
     let memory = ResidentMemory::of(Pid::this())?.now - before;
     tell(format_args!(
         "  all in the maps after {:.1} s",
@@ -273,15 +288,17 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     for change in 0..changes {
         tokio::time::sleep(PAUSE).await;
         let number = change * (SERVICES / changes);
+        let objects = objects(number, BACKENDS - 1)?;
         is_done.borrow_and_update();
         let start = Instant::now();
-        objects.read(number, BACKENDS - 1)?;
-        source.send_replace(objects.set());
+        known.read(number, objects);
+        source.send_replace(known.set());
         is_done.changed().await?;
         times.push(start.elapsed());
     }
     services.stop().await;
     times.sort_unstable();
+    tell_changes("a change", &times)?;
     Ok(Found {
         start,
         changes: times,
@@ -323,6 +340,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
         times.push(nft(&text.0)?);
     }
     times.sort_unstable();
+    tell_changes("a change by nft", &times)?;
     Ok((start, times))
 }
 
@@ -346,9 +364,8 @@ fn by_agent() -> anyhow::Result<AgentFound> {
     cluster::write(&manifests, 0..SERVICES, &backends, node.name())?;
     let begun = Instant::now();
     node.start_agent()?;
-    let pinned = super::stand::pinned(node)?;
     wait_for("the agent to serve", START_PATIENCE, || {
-        let frontends = pinned.frontend4_rows()?.collect()?;
+        let frontends = pinned(node)?.frontend4_rows()?.collect()?;
         let wanted = cluster::cluster_ip_ports(SERVICES);
         ensure!(
             frontends.len() >= wanted,
