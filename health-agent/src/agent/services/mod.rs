@@ -1,4 +1,5 @@
-//! Services: from manifests and what probes say into the kernel, and what load balancers are told.
+//! The service proxy of the agent: connects sources, probes, a provider, and the servers for load balancers,
+//! supervisors and metrics.
 
 mod measured;
 mod node_addresses;
@@ -40,15 +41,15 @@ use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners
 use crate::api::services::{ServiceBook, pages};
 use crate::metrics::services::ServiceMetrics;
 
-/// After a sync that failed, the next.
+/// Time from a failed sync to the next one.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Services that are served.
+/// The running service proxy.
 pub(super) struct ServedServices {
     services: Services,
     pub(super) book: ServiceBook,
     monitors: [Monitor; 2],
-    /// Those that end when they are dropped.
+    /// Kept only to be dropped with the proxy.
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _node_addresses: Option<NodeAddressWatch>,
@@ -104,7 +105,7 @@ impl Ports {
     }
 }
 
-/// Begins to serve services; readiness is that of the pods of `probes`.
+/// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(super) async fn start(
     config: &Config,
     own: &Node,
@@ -148,7 +149,7 @@ pub(super) async fn start(
     served.takeover = Some(Takeover::begin(other, served.in_force.clone()));
     let handle = served.book.handle.clone();
     let mut changes = node_addresses.addresses();
-    // Ends with them.
+    // Ends when the watch of addresses does.
     tokio::spawn(async move {
         while changes.changed().await.is_ok() {
             handle.sync();

@@ -1,13 +1,13 @@
-//! Why services could not be brought into the kernel.
+//! Errors of the IPVS provider.
 
 use health_net::KernelError;
 
 use super::netlink::NetlinkError;
 
-/// The kernel does not have what services want.
+/// Why services could not be written into the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum IpvsError {
-    /// A request to IPVS, ipset or nf_tables.
+    /// A request to IPVS, ipset or nf_tables failed.
     #[error("cannot {attempt}: {source}")]
     Netlink {
         /// What was attempted, on what.
@@ -32,8 +32,8 @@ pub enum IpvsError {
     /// A device, an address or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Somebody else has the name of our device.
-    #[error("{0} is no dummy device: addresses of services cannot be bound to it")]
+    /// Another device has the name of ours.
+    #[error("{0} is not a dummy device: addresses of services cannot be bound to it")]
     ForeignDevice(&'static str),
     /// Some steps failed; the others are done.
     #[error("{first} ({more} more)")]
