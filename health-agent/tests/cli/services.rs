@@ -24,7 +24,7 @@ shop/old   53/UDP        NodePort       10.96.0.2:53      0/0        Cluster    
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      -
                                         node port 30080
 shop/web   dns 53/UDP    LoadBalancer   10.96.0.1:53      0/0        Cluster/Local   3h0m0s     maglev      no backends: rejects
-                                                                                                            1 address belongs to another
+                                                                                                            address conflict
 test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster         -          -           no backends: rejects
 "
     );

@@ -133,8 +133,8 @@ fn problems(
     match (conflicts.len(), wide) {
         (0, _) => {}
         (_, true) => problems.extend(conflicts.iter().map(|one| one.problem.clone())),
-        (1, false) => problems.push("1 address belongs to another".to_owned()),
-        (many, false) => problems.push(format!("{many} addresses belong to others")),
+        (1, false) => problems.push("address conflict".to_owned()),
+        (many, false) => problems.push(format!("{many} address conflicts")),
     }
     or_none(problems.join("\n"))
 }
@@ -153,7 +153,7 @@ mod tests {
 SERVICE    PORT          TYPE           FRONTENDS         BACKENDS   POLICY          AFFINITY   ALGORITHM   PROBLEM
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      no local backends: drops
                                         node port 30080
-shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      1 address belongs to another
+shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      address conflict
 "
         );
         let without = services_table(&[web()], &[], false, false);
