@@ -58,17 +58,17 @@ pub(super) struct ServedServices {
     takeover: Option<Takeover>,
 }
 
-/// What services are served from, at and by.
+/// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
 pub(super) struct Parts {
     sources: Sources,
     ports: Ports,
-    /// In the mode `ipvs`.
+    /// Set in the mode `ipvs`.
     ipvs: Option<Ipvs>,
 }
 
 impl Parts {
-    /// Makes sure that services can be served before anything else is made; `None` if this agent is to serve none. Must be
-    /// called in a tokio runtime.
+    /// Opens all of it, so that an agent that cannot serve services fails before it changes anything. `None` if the settings
+    /// name no source. Must be called in a tokio runtime.
     pub(super) fn open(config: &Config, own: &Node) -> anyhow::Result<Option<Self>> {
         let Some(sources) = Sources::open(config)? else {
             return Ok(None);
