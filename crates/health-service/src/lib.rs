@@ -1,12 +1,12 @@
-//! Services of the node: what a kube-proxy knows and decides, and what brings it into the kernel.
+//! Services of the node: what kube-proxy knows and decides, and how that gets into the kernel.
 //!
-//! Objects of Kubernetes come from sources ([`source`]) and become our own types ([`spec`]), change trackers gather what
-//! has changed ([`tracker`]), a runner says when it is time to sync ([`runner`]), and a sync makes of it the state that a
-//! provider brings into the kernel ([`state`]): frontends, and the backends that topology and policy choose for them
-//! ([`choice`]). [`services`] is the task that does all of this. [`maglev`] computes tables for consistent choice;
-//! [`health_check`] says what load balancers and supervisors are told. [`provider`] has what brings a state into the kernel.
+//! Sources ([`source`]) deliver Kubernetes objects, which become our own types ([`spec`]). Change trackers collect what
+//! has changed ([`tracker`]), and a runner decides when to sync ([`runner`]). A sync turns the changes into the desired
+//! state ([`state`]): frontends, and the backends that topology and policy choose for them ([`choice`]). A provider
+//! writes that state into the kernel ([`provider`]). [`services`] is the task that connects all of this. [`maglev`]
+//! computes tables for consistent choice; [`health_check`] computes the answers for load balancers and supervisors.
 //!
-//! Nothing in here reads a clock, except the tasks; nothing but [`provider`] needs a kernel.
+//! Only the tasks read a clock, and only [`provider`] needs a kernel.
 
 #![forbid(unsafe_code)]
 

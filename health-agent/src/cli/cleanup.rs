@@ -17,22 +17,22 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CleanupArgs {
-    /// Remove only the rules of services of this proxy mode; the agent must not run for this either. Connections that
-    /// the mode ebpf knows go on, those of ipvs end
+    /// Remove only the services of this proxy mode, again while no agent runs. Existing connections of the mode ebpf
+    /// continue, those of ipvs end
     #[arg(long, value_enum, value_name = "MODE")]
     services: Option<ServiceRules>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// Whose rules of services.
+/// The proxy modes whose services are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ServiceRules {
     /// Frontends, backends and source ranges in the maps
     Ebpf,
     /// Virtual servers, sets, rules and the device with the addresses of services
     Ipvs,
-    /// Those of both
+    /// Both of these
     All,
 }
 

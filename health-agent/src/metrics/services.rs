@@ -1,4 +1,4 @@
-//! What services come to, with the names of kube-proxy: dashboards and alerts made for it go on.
+//! Metrics of services, with kube-proxy's names: its dashboards and alerts continue to work.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -34,7 +34,7 @@ struct Policy {
 
 type Seconds = Gauge<f64, AtomicU64>;
 
-/// What is counted and measured from the start on.
+/// Counters and measurements since the start.
 #[derive(Debug)]
 pub struct ServiceMetrics {
     mode: ServiceProxyMode,
@@ -69,7 +69,7 @@ impl ServiceMetrics {
     }
 }
 
-/// Seconds: quarters, then each of the first minute, and fewer up to five minutes.
+/// Bounds in seconds, as in kube-proxy: 0.25, 0.5, each second of the first minute, then wider steps up to five minutes.
 fn programming_buckets() -> impl Iterator<Item = f64> {
     let steps = |first: u16, last, by| (first..=last).step_by(by).map(f64::from);
     [0.25, 0.5]
@@ -107,7 +107,7 @@ impl ServiceMetrics {
         self.last_sync.set(seconds_of(end));
         for time in work.changes.trigger_times.values().flatten() {
             let waited = end.duration_since(*time).as_secs_f64();
-            // A clock that was set back says nothing.
+            // Negative if a clock was set back.
             if waited >= 0.0 {
                 self.programming.observe(waited);
             }
@@ -120,19 +120,19 @@ impl ServiceMetrics {
         }
     }
 
-    /// `GET /healthz` was answered with this status of HTTP.
+    /// Counts an answer of `GET /healthz` with this HTTP status.
     pub(crate) fn note_healthz(&self, code: u16) {
         self.healthz
             .get_or_create(&Code { code: code.into() })
             .inc();
     }
 
-    /// `GET /livez` was.
+    /// Counts an answer of `GET /livez` with this HTTP status.
     pub(crate) fn note_livez(&self, code: u16) {
         self.livez.get_or_create(&Code { code: code.into() }).inc();
     }
 
-    /// Writes all metrics, beside the changes that there were.
+    /// Writes all metrics, with these counts of changes.
     pub(crate) fn scrape(
         self: &Arc<Self>,
         changes: ChangeCounts,
@@ -154,7 +154,7 @@ fn seconds_of(time: Timestamp) -> f64 {
     time.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64()
 }
 
-/// What one scrape shows.
+/// The contents of one scrape.
 #[derive(Debug)]
 struct Scrape {
     metrics: Arc<ServiceMetrics>,
@@ -193,12 +193,12 @@ impl Collector for Scrape {
             ),
             (
                 "sync_full_proxy_rules_duration_seconds",
-                "How long syncs took that looked at all there is",
+                "How long full syncs took, which check the whole datapath",
                 full_syncs,
             ),
             (
                 "sync_partial_proxy_rules_duration_seconds",
-                "How long syncs took that looked at what had changed",
+                "How long partial syncs took, which only make changes",
                 partial_syncs,
             ),
             (
@@ -208,12 +208,12 @@ impl Collector for Scrape {
             ),
             (
                 "sync_proxy_rules_last_timestamp_seconds",
-                "When the last sync ended well",
+                "When the last successful sync ended, seconds since 1970",
                 last_sync,
             ),
             (
                 "sync_proxy_rules_last_queued_timestamp_seconds",
-                "When a sync was last asked for",
+                "When a change was last noticed, seconds since 1970",
                 &ConstGauge::new(last_queued),
             ),
             (&sync_failures, "Syncs that failed", failures),
@@ -224,7 +224,7 @@ impl Collector for Scrape {
             ),
             (
                 "sync_proxy_rules_service_changes_pending",
-                "Changes of services that are not in the kernel",
+                "Changes of services that are not in the kernel yet",
                 &ConstGauge::new(pending_services),
             ),
             (
@@ -234,24 +234,20 @@ impl Collector for Scrape {
             ),
             (
                 "sync_proxy_rules_endpoint_changes_pending",
-                "Changes of endpoint slices that are not in the kernel",
+                "Changes of endpoint slices that are not in the kernel yet",
                 &ConstGauge::new(pending_endpoints),
             ),
             (
                 "sync_proxy_rules_no_local_endpoints_total",
-                "Ports with endpoints, but none on this node for traffic that may use no other",
+                "Ports with endpoints, but none on this node, although some of their traffic must stay on it",
                 no_local_endpoints,
             ),
             (
                 "proxy_healthz",
-                "Answers of GET /healthz by status of HTTP",
+                "Answers of GET /healthz by HTTP status",
                 healthz,
             ),
-            (
-                "proxy_livez",
-                "Answers of GET /livez by status of HTTP",
-                livez,
-            ),
+            ("proxy_livez", "Answers of GET /livez by HTTP status", livez),
         ];
         for (name, help, metric) in all {
             let described = encoder.encode_descriptor(name, help, None, metric.metric_type())?;

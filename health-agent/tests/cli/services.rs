@@ -24,7 +24,7 @@ shop/old   53/UDP        NodePort       10.96.0.2:53      0/0        Cluster    
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      -
                                         node port 30080
 shop/web   dns 53/UDP    LoadBalancer   10.96.0.1:53      0/0        Cluster/Local   3h0m0s     maglev      no backends: rejects
-                                                                                                            an address is another's
+                                                                                                            address conflict
 test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster         -          -           no backends: rejects
 "
     );
@@ -47,7 +47,7 @@ test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster    
         "{wide}"
     );
     assert!(
-        wide.contains("is that of shop/old/UDP, which comes first"),
+        wide.contains("belongs to shop/old/UDP, which comes first"),
         "{wide}"
     );
     assert!(!wide.contains("test/web"), "{wide}");
@@ -61,7 +61,7 @@ test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster    
     assert_eq!(stdout(&output).lines().count(), 1, "{output:?}");
     assert_eq!(
         stderr(&output),
-        "warning: this agent serves no services; see run --service-manifests\n"
+        "warning: this agent serves no services; give `health-agent run` a source, such as --service-manifests\n"
     );
 }
 

@@ -1,18 +1,18 @@
-//! Choosing a backend: the arithmetic, without the maps.
+//! The choice of a backend: the arithmetic, without the maps.
 
-/// A number below `count`, from 32 random bits.
+/// Scales 32 random bits to a number below `count`.
 #[inline(always)]
 pub const fn scaled(random: u32, count: u32) -> u32 {
     ((random as u64 * count as u64) >> 32) as u32
 }
 
-/// Of a pool with weights, an index of it by Walker's alias method: `first` is the index that was chosen, `threshold` and
-/// `alias` stand at that index, `random` is fresh.
+/// Chooses an index of a weighted pool by Walker's alias method. `first`: an index that was chosen evenly; `threshold` and
+/// `alias`: the pool's entries at that index; `random`: another random number.
 ///
 /// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991.
 #[inline(always)]
 pub const fn weighted(first: u32, threshold: u32, alias: u32, random: u32) -> u32 {
-    // A threshold of all ones is a certainty, for which no number below it could stand.
+    // A threshold of all ones means certainty: 2^32 does not fit into 32 bits.
     if random < threshold || threshold == u32::MAX {
         first
     } else {
@@ -38,7 +38,7 @@ pub const fn ports_and_protocol(
 
 /// A hash of a flow, by which Maglev chooses: the same on all nodes.
 ///
-/// Words are multiplied and folded, as wyhash does it (Wang Yi); each bit of the result depends on each of the input.
+/// Words are multiplied and folded as in wyhash (Wang Yi); each bit of the result depends on each bit of the input.
 #[inline(always)]
 pub const fn flow_hash(
     source_be: &[u32; 4],
@@ -68,7 +68,7 @@ const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// Without multiplication of 128 bits, which BPF has none of.
+/// Uses no 128-bit multiplication, which BPF does not have.
 #[inline(always)]
 const fn mix(a: u64, b: u64) -> u64 {
     let product = (a ^ a >> 32).wrapping_mul(SECRET[0] | 1).wrapping_add(b);

@@ -2,8 +2,8 @@
 //! with what stands behind them, `HEALTH_AFFINITY`, `HEALTH_SOURCE_RANGES`, and the flows that were sent to a backend:
 //! `HEALTH_REVNAT4` and `HEALTH_REVNAT6` for TCP, `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` for all other protocols.
 //!
-//! A packet to a frontend takes three look-ups: the frontend, a slot of its pool, the backend of the slot. The agent
-//! writes a pool where none was, and then has the frontend name it; nothing is changed under a program that reads it.
+//! A new flow to a frontend takes three look-ups: the frontend, a slot of its pool, the backend of the slot. The agent
+//! writes a new pool to free places and then changes the frontend, so no program ever reads a pool that is being changed.
 
 pub mod choice;
 pub mod unreachable;
@@ -27,7 +27,7 @@ pub const REVNAT_ENTRIES: u32 = 131_072;
 /// As [`REVNAT_ENTRIES`], of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
 pub const REVNAT_ANY_ENTRIES: u32 = 65_536;
 
-/// Where an IPv4 service is reached.
+/// The key of an IPv4 frontend: where clients send to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey4 {
@@ -41,7 +41,7 @@ pub struct FrontendKey4 {
     pub pad: u8,
 }
 
-/// Where an IPv6 service is reached.
+/// The key of an IPv6 frontend: where clients send to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey6 {
@@ -55,7 +55,7 @@ pub struct FrontendKey6 {
     pub pad: u8,
 }
 
-/// Backends to choose from.
+/// A pool of backends to choose from.
 ///
 /// In `HEALTH_SLOTS`, at `at`: a counter for [`ALGORITHM_ROUND_ROBIN`], then `len` indexes of backends; if
 /// [`FRONTEND_WEIGHTED`], then `len` thresholds and `len` indexes of the pool, see [`choice::weighted`]. With
@@ -65,11 +65,11 @@ pub struct FrontendKey6 {
 pub struct Pool {
     /// Index of the first entry.
     pub at: u32,
-    /// How many backends, or places of a Maglev table. 0 for none: then it says in [`Frontend`] what becomes of a flow.
+    /// How many backends, or places of a Maglev table. With 0, the flags of the [`Frontend`] say what happens to new flows.
     pub len: u32,
 }
 
-/// What becomes of new flows to a frontend.
+/// A frontend: where its new flows go.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frontend {
@@ -77,9 +77,9 @@ pub struct Frontend {
     pub inside: Pool,
     /// For all others.
     pub outside: Pool,
-    /// Number of the service's port: its frontends and backends have it too. Never 0.
+    /// Number of the service's port, which all its frontends and backends have. Never 0.
     pub service: u32,
-    /// How long after a client's last packet its flows still go to the same backend, seconds; 0 for no affinity.
+    /// How long a client's new flows go to the same backend after it last opened one, seconds; 0 for no affinity.
     pub affinity_secs: u32,
     /// [`FRONTEND_RESTRICTED`] and the other bits.
     pub flags: u16,
@@ -104,31 +104,31 @@ pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
 
 /// Each backend with the same probability.
 pub const ALGORITHM_RANDOM: u8 = 0;
-/// One after the other.
+/// Each backend in turn.
 pub const ALGORITHM_ROUND_ROBIN: u8 = 1;
 /// By a hash of the flow, the same on all nodes.
 pub const ALGORITHM_MAGLEV: u8 = 2;
-/// Of two random ones the one with fewer flows.
+/// Of two random backends the one with fewer flows.
 pub const ALGORITHM_LEAST_CONNECTION: u8 = 3;
 
-/// The address that the cluster gave a service.
+/// The address that the cluster assigned to a service.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// An address of a service's load balancer.
 pub const KIND_LOAD_BALANCER: u8 = 2;
 /// An address that somebody routes to the nodes.
 pub const KIND_EXTERNAL_IP: u8 = 3;
-/// A port of the node's addresses.
+/// A port at the node's own addresses.
 pub const KIND_NODE_PORT: u8 = 4;
 
 /// An endpoint of a service's port. All zero: no backend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backend {
-    /// Where it listens.
+    /// The address where it listens.
     pub addr: Addr,
     /// Number of the service's port; an endpoint of two services is two backends.
     pub service: u32,
-    /// Where it listens.
+    /// The port where it listens.
     pub port_be: u16,
     /// [`BACKEND_LINGERS`] or 0.
     pub flags: u16,
@@ -150,23 +150,23 @@ impl Backend {
 /// Flag: it gets no new flows, not even from clients that stay with it; those that it has go on.
 pub const BACKEND_LINGERS: u16 = 1;
 
-/// A client that stays with its backend.
+/// The key of a client with affinity.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AffinityKey {
-    /// The client.
+    /// The client's address.
     pub client: Addr,
     /// Number of the service's port.
     pub service: u32,
 }
 
-/// Where a client stays.
+/// The backend that a client stays with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Affinity {
     /// Index in `HEALTH_BACKENDS`.
     pub backend: u32,
-    /// When a packet went there last: seconds of `CLOCK_MONOTONIC`.
+    /// When the client last opened a flow to it: seconds of `CLOCK_MONOTONIC`.
     pub last_used: u32,
 }
 
@@ -184,7 +184,7 @@ impl Affinity {
 pub struct SourceRange {
     /// Number of the service's port, network byte order.
     pub service_be: u32,
-    /// The source.
+    /// Address of the source.
     pub addr: Addr,
 }
 
@@ -207,7 +207,7 @@ pub struct ServiceFlow4 {
     pub expires: u32,
 }
 
-/// One way of an IPv6 flow through a service; as [`ServiceFlow4`].
+/// One direction of an IPv6 flow through a service; as [`ServiceFlow4`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlow6 {

@@ -1,5 +1,5 @@
-//! The ICMP error by which a client is told that a service has no backend: port unreachable (RFC 792, RFC 4443
-//! section 3.1), as Linux' `REJECT` sends it.
+//! The ICMP error that tells a client that a service has no backend: port unreachable (RFC 792, RFC 4443 section 3.1),
+//! as Linux' `REJECT` sends it.
 
 use crate::checksum::{fold64, sum32};
 use crate::echo::{EchoHeader, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
@@ -9,10 +9,10 @@ pub type Quoted4<const WORDS: usize> = [u32; WORDS];
 /// The packet that an IPv6 error is about: its header, and [`SHORT`] or [`LONG`] words.
 pub type Quoted6<const WORDS: usize> = [u32; WORDS];
 
-/// Words behind the header that are quoted at least (RFC 792).
+/// Quoted words behind the header, at least (RFC 792).
 pub const SHORT: usize = 2;
-/// Words behind the header that are quoted where there are so many: a header of TCP. The kernel cuts no packet before the
-/// end of a checksum that is still to be computed.
+/// Quoted words behind the header of packets that are long enough: a TCP header. The kernel refuses to cut a packet in
+/// front of the end of a checksum that is still to be computed.
 pub const LONG: usize = 5;
 /// Words of an IPv4 header.
 pub const HEADER4: usize = 5;
@@ -53,11 +53,11 @@ const UNREACHABLE4: u8 = 3;
 const PORT4: u8 = 3;
 const UNREACHABLE6: u8 = 1;
 const PORT6: u8 = 4;
-/// Precedence of what routers say (RFC 1812 section 4.3.2.5).
+/// Precedence 6, internetwork control, for ICMP errors (RFC 1812 section 4.3.2.5).
 const TOS: u8 = 0xc0;
 
 impl<const WORDS: usize> Unreachable4<WORDS> {
-    /// The error about a packet, in the name of where it was going.
+    /// The error about a packet, with the packet's destination as its source.
     #[inline(always)]
     pub fn about(quoted: Quoted4<WORDS>) -> Self {
         const { assert!(WORDS > HEADER4) };
@@ -108,7 +108,7 @@ impl<const WORDS: usize> Unreachable6<WORDS> {
             ..EchoHeader::default()
         };
         let start = u32::from_ne_bytes([UNREACHABLE6, PORT6, 0, 0]);
-        // The pseudo header has the addresses, which way round does not matter, the length and the protocol.
+        // The pseudo header contains the addresses, in either order, the length and the protocol.
         let pseudo = [
             s0,
             s1,

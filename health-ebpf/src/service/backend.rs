@@ -28,7 +28,7 @@ use crate::maps::{
     HEALTH_SOURCE_RANGES,
 };
 
-/// How many backends are tried whose ports to the client may be another connection's.
+/// How many backends are tried at most if the client already has a connection to one with the same ports.
 const TRIES: u32 = 3;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
@@ -117,7 +117,7 @@ fn enter<T: Version>(
     StepResult::FOUND
 }
 
-/// Removes what is known of a flow whose packets went to a backend by this tuple, which is of direction out.
+/// Removes both entries of a flow. `sent`: the tuple of its packets to the backend, direction out.
 #[inline(always)]
 pub(crate) fn forget<T: Version>(sent: T) {
     let answer = sent.reply();

@@ -12,12 +12,12 @@ use crate::bed::command_in;
 use crate::process::Running;
 use crate::{Member, Node, PATIENCE, wait_for};
 
-/// Where backends serve, by TCP and by UDP.
+/// The port that backends listen on, TCP and UDP.
 pub const PORT: u16 = 8080;
-/// In a backend's folder: it is ready as long as there is this file.
+/// The file in a backend's folder that makes it ready.
 const READY: &str = "ready";
 
-/// An endpoint with servers that tell its name and whom they take a client for.
+/// An endpoint with servers that answer with its name and the client's address.
 #[derive(Debug)]
 pub struct Backend {
     _nginx: Running,
@@ -32,7 +32,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Makes the endpoint, with flags of `endpoint create`, and starts its servers.
+    /// Creates the endpoint, with these flags of `endpoint create`, and starts its servers.
     pub fn start(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
         let member = Member::on(node, name, flags)?;
         let dir = tempfile::Builder::new().prefix("hweb-").tempdir();
@@ -43,7 +43,7 @@ impl Backend {
             fs::write(dir.path().join(READY), "ready\n")
         };
         write().with_context(|| format!("cannot write {}", file.display()))?;
-        // It must not outlive who it serves.
+        // The server must not outlive the test.
         let mut nginx = command_in(&member.name, "setpriv");
         nginx.args(["--pdeathsig", "KILL", "nginx", "-c"]).arg(file);
         let backend = Self {
@@ -64,18 +64,18 @@ impl Backend {
         Ok(backend)
     }
 
-    /// Where it serves.
+    /// The addresses and port of its servers.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let addresses = self.member.addresses().into_iter();
         addresses.map(|ip| (ip, PORT).into()).collect()
     }
 
-    /// `GET /ready` is answered with 200 as long as there is this file, and with 503 otherwise.
+    /// The file that decides about the answer of `GET /ready`: 200 if it exists, otherwise 503.
     pub fn ready_file(&self) -> PathBuf {
         self.dir.path().join(READY)
     }
 
-    /// Makes or removes [the file](Self::ready_file).
+    /// Creates or removes [the file](Self::ready_file).
     pub fn set_ready(&self, is_ready: bool) -> anyhow::Result<()> {
         let file = self.ready_file();
         let done = match is_ready {

@@ -1,4 +1,4 @@
-//! Clients of a service, and who answered them.
+//! Clients of a service, which count the answers of each backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::PATIENCE;
 use crate::bed::command_in;
 use crate::process::run;
 
-/// How long a request may take that is made again if it fails.
+/// Timeout of a request that is repeated if it fails.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Who answered, and whom it took the client for.
+/// A backend's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The backend's name.
@@ -27,7 +27,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads an answer, and returns what is behind it.
+    /// Parses an answer, and returns the bytes after it.
     pub(super) fn read(bytes: &[u8]) -> anyhow::Result<(Self, &[u8])> {
         let mut words = bytes.splitn(3, |byte| byte.is_ascii_whitespace());
         let mut word = || words.next().context("a word is missing");
@@ -40,7 +40,7 @@ impl Answer {
     }
 }
 
-/// What became of many requests.
+/// The results of many requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Answers {
     /// How many each backend answered.
@@ -57,7 +57,7 @@ impl Answers {
         self.backends.get(backend).copied().unwrap_or(0)
     }
 
-    /// The names of those who answered, if no request failed.
+    /// The names of the backends that answered; none if a request failed.
     pub fn all_from(&self) -> Option<Vec<&str>> {
         let names = self.backends.keys().map(String::as_str);
         self.failed.is_empty().then(|| names.collect())
@@ -80,13 +80,13 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Has curl send that many requests in a named namespace, each on a connection of its own, and counts who answered. It
-/// ends with the first that fails.
+/// Sends this many requests with curl from a named namespace, each on its own connection, and counts the answers. Stops at
+/// the first request that fails.
 pub fn curl(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
     curl_within(namespace, target, requests, PATIENCE)
 }
 
-/// As [`curl`], with little time for each request: for those who ask again and again.
+/// As [`curl`], with a short timeout for each request, for callers that retry.
 pub fn curl_soon(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
     curl_within(namespace, target, requests, SOON)
 }
@@ -145,12 +145,12 @@ impl Connection {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Asks who is there.
+    /// Sends a request without a body.
     pub fn ask(&mut self) -> anyhow::Result<Answer> {
         self.upload(0)
     }
 
-    /// The same with that many bytes.
+    /// Sends a request with a body of this many bytes.
     pub fn upload(&mut self, bytes: usize) -> anyhow::Result<Answer> {
         let stream = self.0.get_mut();
         write!(

@@ -1,4 +1,4 @@
-//! Datagrams that are answered by name.
+//! A UDP server that answers with its name, and its client.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -14,12 +14,12 @@ use super::backend::PORT;
 use super::client::Answer;
 use crate::process::tell;
 
-/// Most time between two looks whether to end.
+/// Longest time between two checks whether to stop.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest datagram.
 const LONGEST: usize = 1 << 16;
 
-/// A thread that answers datagrams to a port of all addresses of a namespace, until this is dropped.
+/// A thread that answers datagrams at all addresses of a namespace, until this is dropped.
 #[derive(Debug)]
 pub(super) struct DatagramServer {
     stop: Arc<AtomicBool>,
@@ -36,7 +36,9 @@ impl DatagramServer {
             let (stop, name) = (stop.clone(), name.to_owned());
             move || {
                 if let Err(error) = serve(&socket, &name, &stop) {
-                    tell(format_args!("{name} answers no more datagrams: {error}"));
+                    tell(format_args!(
+                        "{name} has stopped answering datagrams: {error}"
+                    ));
                 }
             }
         })?;
@@ -63,7 +65,7 @@ fn serve(socket: &UdpSocket, name: &str, stop: &AtomicBool) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match socket.recv_from(&mut buffer) {
             Ok((length, peer)) => {
-                // Whoever asked may be gone, or may not be answered.
+                // The client may be gone, or policy may drop the answer.
                 let _ = socket.send_to(&reply_to(&buffer[..length], name, peer), peer);
             }
             Err(error)
@@ -80,7 +82,7 @@ fn serve(socket: &UdpSocket, name: &str, stop: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
-/// What a backend of this name says to a datagram: name, the client's address, the datagram.
+/// The answer of a backend to a datagram: its name, the client's address, the datagram.
 pub fn reply_to(datagram: &[u8], name: &str, peer: SocketAddr) -> Vec<u8> {
     let ip = peer.ip().to_canonical();
     let mut reply = format!("{name} {ip} ").into_bytes();
@@ -92,7 +94,7 @@ pub fn reply_to(datagram: &[u8], name: &str, peer: SocketAddr) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Datagrams {
     socket: UdpSocket,
-    /// Makes each question another.
+    /// Makes each question unique.
     asked: u64,
 }
 
@@ -128,7 +130,7 @@ impl Datagrams {
         self.ask_with(question.as_bytes(), patience)
     }
 
-    /// As [`ask`](Self::ask), with this question, which the answer has to hold.
+    /// As [`ask`](Self::ask), with this question, which the answer must contain.
     pub fn ask_with(&mut self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
         self.socket.set_read_timeout(Some(patience))?;
         self.socket.send(question)?;
@@ -139,7 +141,7 @@ impl Datagrams {
                 received => received?,
             };
             let (answer, rest) = Answer::read(&buffer[..length]).map_err(io::Error::other)?;
-            // Not one to an earlier question that was given up.
+            // Skips late answers to earlier questions.
             if rest == question {
                 return Ok(Some(answer));
             }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::backend::{Backend, PORT};
 
-/// The ClusterIPs of the service with this number, the one of IPv4 first.
+/// The ClusterIPs of the service with this number, IPv4 first.
 pub fn cluster_ips(number: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(10, 96, 0, number).into(),
@@ -34,7 +34,7 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// The port of the backends' web server, and where it is reached.
+    /// A port for the backends' web server, with this number at the ClusterIPs.
     pub const fn http(port: u16) -> Self {
         Self {
             name: "http",
@@ -45,7 +45,7 @@ impl ServicePort {
         }
     }
 
-    /// The port where backends answer datagrams, and where it is reached.
+    /// A port for the backends' UDP server, with this number at the ClusterIPs.
     pub const fn datagrams(port: u16) -> Self {
         Self {
             name: "datagrams",
@@ -62,20 +62,20 @@ pub struct SliceEndpoint {
     pub addresses: Vec<IpAddr>,
     /// The node that it is on.
     pub node: String,
-    /// Whether it is to get new flows.
+    /// Whether it should get new flows.
     pub ready: bool,
     /// Whether it can serve.
     pub serving: bool,
-    /// Whether it is ending.
+    /// Whether it is terminating.
     pub terminating: bool,
-    /// The zones that it is for.
+    /// The zones in its hints.
     pub zones: Vec<&'static str>,
-    /// The nodes that it is for.
+    /// The nodes in its hints.
     pub nodes: Vec<&'static str>,
 }
 
 impl SliceEndpoint {
-    /// A ready one with these addresses on a node.
+    /// A ready endpoint with these addresses on this node.
     pub fn new(addresses: Vec<IpAddr>, node: &str) -> Self {
         Self {
             addresses,
@@ -88,7 +88,7 @@ impl SliceEndpoint {
         }
     }
 
-    /// Whether it is ready, and can serve.
+    /// Sets whether it is ready and can serve.
     pub fn set_ready(&mut self, is_ready: bool) {
         (self.ready, self.serving) = (is_ready, is_ready);
     }
@@ -119,7 +119,7 @@ pub struct ServiceManifest {
     pub cluster_ips: Vec<IpAddr>,
     /// Its ports.
     pub ports: Vec<ServicePort>,
-    /// What else is in its `spec`.
+    /// Other fields of its `spec`.
     pub spec: Value,
     /// Its annotations.
     pub annotations: Value,
@@ -128,7 +128,7 @@ pub struct ServiceManifest {
 }
 
 impl ServiceManifest {
-    /// A service with the ClusterIPs of this number, where the web server is at port 80 and datagrams are answered.
+    /// A service with the ClusterIPs of this number, and port 80 of TCP and UDP for the backends' servers.
     pub fn new(name: &str, number: u8) -> Self {
         Self {
             name: name.to_owned(),
@@ -140,7 +140,7 @@ impl ServiceManifest {
         }
     }
 
-    /// With these endpoints, all of them ready.
+    /// Sets the endpoints to these backends, all of them ready.
     #[must_use]
     pub fn of<'a>(mut self, backends: impl IntoIterator<Item = &'a Backend>) -> Self {
         let backends = backends.into_iter();
@@ -148,14 +148,14 @@ impl ServiceManifest {
         self
     }
 
-    /// With these fields more in its `spec`.
+    /// Adds these fields to its `spec`.
     #[must_use]
     pub fn spec(mut self, spec: Value) -> Self {
         self.spec = spec;
         self
     }
 
-    /// What is in its file.
+    /// The contents of its file.
     pub fn json(&self) -> Value {
         let ports = self.ports.iter().map(|port| {
             let mut shown = json!({
@@ -211,12 +211,12 @@ impl ServiceManifest {
     }
 }
 
-/// A folder of manifests that agents watch. It goes with this value.
+/// A folder of manifests that agents watch. Dropping it removes the folder.
 #[derive(Debug)]
 pub struct Manifests(TempDir);
 
 impl Manifests {
-    /// Makes the folder.
+    /// Creates the folder.
     pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("hservices-").tempdir();
         dir.map(Self).context("cannot make a folder for manifests")
@@ -227,29 +227,29 @@ impl Manifests {
         self.0.path()
     }
 
-    /// The flag of an agent that serves what is in it.
+    /// The flag of an agent that serves this folder.
     pub fn agent_args(&self) -> String {
         format!("--service-manifests {}", self.path().display())
     }
 
-    /// Puts a service there, or changes it.
+    /// Adds or changes a service.
     pub fn write(&self, service: &ServiceManifest) -> anyhow::Result<()> {
         self.write_file(&service.name, &service.json().to_string())
     }
 
-    /// As [`write`](Self::write), whatever the text is.
+    /// As [`write`](Self::write), with any text.
     pub fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(name);
         let new = path.with_extension("new");
         let write = || {
             fs::write(&new, text)?;
-            // Nobody reads half of it.
+            // An agent must not read half a file.
             fs::rename(&new, &path)
         };
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Takes a service away.
+    /// Removes a service.
     pub fn remove(&self, name: &str) -> anyhow::Result<()> {
         let path = self.file(name);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
@@ -261,7 +261,7 @@ impl Manifests {
 }
 
 impl Backend {
-    /// As a ready endpoint of a service.
+    /// The backend as a ready endpoint of a service.
     pub fn slice_endpoint(&self) -> SliceEndpoint {
         SliceEndpoint::new(self.member.addresses(), &self.node)
     }

@@ -1,4 +1,4 @@
-//! What `cargo xtask run --services` shows: who answers requests to a service while one of its backends is not ready.
+//! The demonstration of `cargo xtask run --services`: which backends answer while one of them is not ready.
 
 use std::fmt;
 use std::fs;
@@ -11,18 +11,18 @@ use tempfile::TempDir;
 use super::{Answers, Backend, Manifests, ServiceManifest, cluster_ips, curl, curl_soon};
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// The service's name, and that of its backends before their number.
+/// The service's name, and the prefix of its backends' names.
 const NAME: &str = "web";
 /// The last part of its ClusterIPs.
 const NUMBER: u8 = 80;
-/// Its port at them.
+/// Its port at the ClusterIPs.
 const PORT: u16 = 80;
 /// How many backends there are.
 const BACKENDS: usize = 3;
-/// Requests on each way: too many for chance to leave a backend out.
+/// Requests to each address: so many that no backend is left out by chance.
 const REQUESTS: usize = 100;
 
-/// The manifests of a service whose first backend is probed.
+/// Folders for the manifests of a service, and of the pod of its first backend.
 #[derive(Debug)]
 pub struct Folders {
     manifests: Manifests,
@@ -30,7 +30,7 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// Makes them.
+    /// Creates the folders.
     pub fn new() -> anyhow::Result<Self> {
         let pods = tempfile::Builder::new().prefix("hpods-").tempdir();
         Ok(Self {
@@ -44,7 +44,7 @@ impl Folders {
         self.manifests.agent_args()
     }
 
-    /// Those of the first one besides.
+    /// Additional flags of the first agent.
     pub fn first_agent_args(&self) -> String {
         format!("--pod-manifests {}", self.pods.path().display())
     }
@@ -60,7 +60,7 @@ pub struct Show {
 }
 
 impl Show {
-    /// Starts all of it.
+    /// Starts backends and client, and writes the manifests.
     pub fn start(folders: Folders, bed: &Bed) -> anyhow::Result<Self> {
         let nodes = bed.nodes();
         let mut backends = Vec::new();
@@ -85,8 +85,8 @@ impl Show {
         })
     }
 
-    /// Takes the first backend out by its readiness probe, and lets it come back. Fails if that takes forever, or
-    /// `is_stopped` says so.
+    /// Lets the first backend's readiness probe fail and succeed again, and counts answers in each state. Fails if the
+    /// backends do not change in time, or if `is_stopped` returns true.
     pub fn run(&self, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<Report> {
         let first = &self.backends[0];
         let mut round = |state: &str, is_ready: bool| -> anyhow::Result<Round> {
@@ -108,7 +108,7 @@ impl Show {
         })
     }
 
-    /// Waits until the first backend gets requests on all ways, or none on any.
+    /// Waits until the first backend gets requests to all addresses, or none to any.
     fn wait_until(
         &self,
         is_ready: bool,
@@ -162,9 +162,9 @@ impl Show {
         format!(
             "\nThe service runs as well. Try\n  \
              a request             nsenter --net=/run/netns/{client} curl {url}\n  \
-             who is ready          {cli} service get {NAME}\n  \
-             make one unready      rm {ready}\n  \
-             and ready again       touch {ready}\n  \
+             which are ready       {cli} service get {NAME}\n  \
+             fail a probe          rm {ready}\n  \
+             let it succeed        touch {ready}\n  \
              change the service    editor {manifests}/{NAME}.json",
             client = self.client.name,
             url = urls.join(" "),
@@ -175,14 +175,14 @@ impl Show {
     }
 }
 
-/// Who answered, in each state of the backends.
+/// The answers in each state of the backends.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// `NAMESPACE/NAME` of the service.
     pub service: String,
     /// Its backends.
     pub backends: Vec<Place>,
-    /// In the order of time.
+    /// In chronological order.
     pub rounds: Vec<Round>,
 }
 
@@ -207,16 +207,16 @@ impl Place {
     }
 }
 
-/// What became of requests while the backends did not change.
+/// The results of requests in one state of the backends.
 #[derive(Debug, Serialize)]
 pub struct Round {
-    /// Who was ready.
+    /// The state, as a sentence.
     pub state: String,
     /// By source and destination.
     pub ways: Vec<Way>,
 }
 
-/// What became of requests from one place to one address.
+/// The results of requests from one client to one address.
 #[derive(Debug, Serialize)]
 pub struct Way {
     /// The network namespace of the client.
@@ -225,7 +225,7 @@ pub struct Way {
     pub to: SocketAddr,
     /// How many requests there were.
     pub requests: usize,
-    /// Who answered.
+    /// The answers by backend.
     pub answers: Answers,
     /// Whether all ready backends answered, no other did, and no request failed.
     pub is_as_expected: bool,

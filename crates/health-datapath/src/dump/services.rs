@@ -1,4 +1,4 @@
-//! Services: their maps, and the flows and clients that they know.
+//! The maps of services, and rows of their flows and clients.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,10 +16,10 @@ use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, MapLayout};
 use crate::services::{ServiceMaps, read_source_range};
 
-/// One way of a flow through a service.
+/// One direction of a flow through a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceFlow {
-    /// The backend for a tuple of direction out, the frontend for one of direction in.
+    /// The new destination for a tuple of direction out, a backend; the new source for one of direction in, the frontend.
     pub to: SocketAddr,
     /// Index of the backend in `HEALTH_BACKENDS`.
     pub backend: u32,
@@ -38,7 +38,7 @@ pub struct ServiceClient {
     pub service: u32,
     /// Index of the backend in `HEALTH_BACKENDS`.
     pub backend: u32,
-    /// When a packet went there last: seconds of `CLOCK_MONOTONIC`.
+    /// When it last opened a flow to the backend: seconds of `CLOCK_MONOTONIC`.
     pub last_used: u32,
 }
 

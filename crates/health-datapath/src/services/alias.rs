@@ -1,14 +1,14 @@
-//! Thresholds and aliases of a pool with weights, for [`weighted`](health_common::service::choice::weighted).
+//! Thresholds and aliases of a weighted pool, for [`weighted`](health_common::service::choice::weighted).
 
-/// For each index of a pool, below which of 2^32 numbers it is kept, and which index is taken otherwise. The weights must
-/// not all be 0. Each index is chosen with the share of its weight, to within 2^-32.
+/// For each index of a pool: the threshold below which a random number of 32 bits keeps it, and the index that is taken
+/// otherwise. At least one weight must not be 0. Each index is chosen with the share of its weight, to within 2^-32.
 ///
-/// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991; in whole numbers, so that
-/// nothing but the thresholds is rounded.
+/// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991; in integers, so that only
+/// the thresholds are rounded.
 pub(super) fn table(weights: &[u16]) -> (Vec<u32>, Vec<u32>) {
     let count = weights.len() as u64;
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    // Shares of an index, of which each shall have `total`.
+    // The share of each index, in units in which an even share is `total`.
     let mut shares: Vec<u64> = weights
         .iter()
         .map(|weight| u64::from(*weight) * count)
@@ -31,7 +31,7 @@ pub(super) fn table(weights: &[u16]) -> (Vec<u32>, Vec<u32>) {
     (thresholds, aliases)
 }
 
-/// The nearest of 2^32 to a share; all ones is a certainty.
+/// A share in units of 2^-32, rounded; all ones means certainty.
 fn threshold(share: u64, total: u64) -> u32 {
     let (share, total) = (u128::from(share), u128::from(total));
     let scaled = ((share << 32) + total / 2) / total;

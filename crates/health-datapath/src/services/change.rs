@@ -16,7 +16,7 @@ use super::{
 use crate::layout;
 use crate::trie::Prefix;
 
-/// How many entries were written or removed.
+/// How many entries a change wrote and removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Frontends that were written.
@@ -33,14 +33,15 @@ pub struct Written {
     pub source_ranges: usize,
 }
 
-/// Changes of ports. Dropping it changes nothing in the maps, and leaves the tables to be [read](ServiceTables::read).
+/// A change of ports. If it is dropped, the maps stay as they are, and the tables must be
+/// [read](ServiceTables::read) again.
 #[derive(Debug)]
 pub struct Change<'a> {
     pub(super) tables: &'a mut ServiceTables,
     pub(super) now_ns: u64,
-    /// How many frontends of each family the maps have, and how many source ranges.
+    /// How many frontends of each family, and how many source ranges, were in the maps before.
     pub(super) before: ([u32; 2], u32),
-    /// Ports that were set, or could not be.
+    /// Ports that were set or kept, or whose change failed.
     pub(super) seen: HashSet<u32>,
     pub(super) backends: Vec<(u32, Backend)>,
     pub(super) slots: Vec<(u32, u32)>,
@@ -48,14 +49,14 @@ pub struct Change<'a> {
     pub(super) source_ranges: Vec<Prefix<SourceRange>>,
     pub(super) source_ranges_gone: Vec<Prefix<SourceRange>>,
     pub(super) frontends: BTreeMap<Place, Frontend>,
-    /// Those of them that the maps do not have.
+    /// Those of them that are not in the maps yet.
     pub(super) frontends_new: BTreeSet<Place>,
     pub(super) frontends_gone: BTreeSet<Place>,
     pub(super) backends_gone: Vec<u32>,
     pub(super) retired: Vec<Extent>,
 }
 
-/// A port as it is to be, with what must be written for that.
+/// The future entries of a port, and what must be written for them.
 struct Plan {
     port: Port,
     frontends: Vec<(Place, Frontend)>,
@@ -90,8 +91,8 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Gives a port what it is to have. Returns its number: `known`, if the owner has been told one, else the one by which
-    /// a former agent knew it, or a new one. After an error it keeps what it had.
+    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one, else the one that a former
+    /// agent gave it, or a new one. After an error the port keeps what it had.
     pub fn set(
         &mut self,
         known: Option<u32>,
@@ -114,12 +115,12 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Keeps what a port has.
+    /// Keeps the entries of a port.
     pub fn keep(&mut self, number: u32) {
         self.seen.insert(number);
     }
 
-    /// Takes a port away. The owner must not name its number any more.
+    /// Removes a port. Its number must not be used again.
     pub fn remove(&mut self, number: u32) {
         self.tables.claimed.remove(&number);
         let Some(port) = self.tables.ports.remove(&number) else {
@@ -138,7 +139,7 @@ impl<'a> Change<'a> {
         self.source_ranges_gone.extend(port.source_ranges);
     }
 
-    /// Takes all ports away that were neither set nor kept.
+    /// Removes all ports that were neither set nor kept.
     pub fn remove_others(&mut self) {
         let ports = self.tables.ports.keys();
         let others = ports.filter(|number| !self.seen.contains(number));
@@ -147,7 +148,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The number by which a port is known, or may be.
+    /// The number of a port: the known one, the one of a former agent, or a new one.
     fn number(&mut self, known: Option<u32>, spec: &PortSpec) -> Result<u32, ServicesError> {
         if let Some(known) = known {
             return Ok(known);
@@ -192,7 +193,7 @@ impl<'a> Change<'a> {
         plan
     }
 
-    /// What was allocated is in `allocated`, also after an error.
+    /// Adds each allocated extent to `allocated`, even if an error follows.
     fn try_plan(
         &mut self,
         number: u32,
@@ -275,7 +276,7 @@ impl<'a> Change<'a> {
         Ok(plan)
     }
 
-    /// Where a port is to be reached, sorted, if there is room for it.
+    /// The frontends of a port, sorted by place. Fails if there is no room for them.
     fn places<'s>(
         &self,
         former: &Port,
@@ -314,7 +315,7 @@ impl<'a> Change<'a> {
         Ok(places)
     }
 
-    /// Who may use a port, sorted, if there is room for it.
+    /// The source ranges of a port, sorted. Fails if there is no room for them.
     fn source_ranges(
         &self,
         number: u32,
@@ -341,7 +342,7 @@ impl<'a> Change<'a> {
         Ok(ranges.into_iter().collect())
     }
 
-    /// The backends that a port is to have, sorted.
+    /// The backends of a port, sorted. Allocates indexes for new ones.
     fn backends(
         &mut self,
         former: &Port,
@@ -366,7 +367,7 @@ impl<'a> Change<'a> {
         Ok(backends)
     }
 
-    /// An index for one of so many new backends.
+    /// Allocates an index for one of `new` backends.
     fn new_index(&mut self, new: u32, allocated: &mut Vec<Extent>) -> Result<u32, ServicesError> {
         let arrays = &mut self.tables.arrays;
         let extent = arrays.allocate(Store::Backends, 1, self.now_ns);
@@ -383,7 +384,7 @@ impl<'a> Change<'a> {
         Ok(extent.at)
     }
 
-    /// What must be written of backends. Those that only begin or cease to linger go on counting their flows.
+    /// The entries of backends that must be written. A backend whose flag alone changes keeps its count of flows.
     fn entries(
         &self,
         number: u32,
@@ -414,7 +415,7 @@ impl<'a> Change<'a> {
         Ok(entries)
     }
 
-    /// A pool with these in it: one that the port has, or a new one.
+    /// A pool with these contents: one that the port has already, or a new one.
     fn pool(
         &mut self,
         contents: Option<Contents>,
@@ -453,7 +454,8 @@ impl<'a> Change<'a> {
         Ok(pool)
     }
 
-    /// Where a port's round has come to: another pool goes on with it, lest the first backend gets more than its share.
+    /// The round-robin counter of a port's former pool. The new pool continues it: counters that start at 0 again and again
+    /// would favour the first backend.
     fn counter(&self, former: &Port, spec: &PortSpec) -> Result<u32, ServicesError> {
         let mut ranges = former.ranges.iter();
         let range = ranges.find(|range| range.extent.store == Store::Slots);
@@ -466,7 +468,7 @@ impl<'a> Change<'a> {
         Ok(counter.unwrap_or_default())
     }
 
-    /// Makes a plan part of the change.
+    /// Adds a plan to the change.
     fn take(&mut self, number: u32, former: Port, plan: Plan) {
         let kept = &plan.port.source_ranges;
         let source_ranges = kept
@@ -507,7 +509,7 @@ impl<'a> Change<'a> {
         let known = tables.frontends.insert(place, frontend);
         if known.is_none() {
             tables.frontend_counts[family(&place)] += 1;
-            // Else another port has just left it.
+            // Otherwise another port has just given it up.
             if !self.frontends_gone.remove(&place) {
                 self.frontends_new.insert(place);
             }
@@ -517,7 +519,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Unless another port has it by now.
+    /// Removes a frontend, unless another port owns its place by now.
     fn remove_frontend(&mut self, number: u32, place: &Place) {
         let tables = &mut *self.tables;
         if !tables.owns(number, place) {
@@ -533,14 +535,14 @@ impl<'a> Change<'a> {
 }
 
 impl ServiceTables {
-    /// Whether a place is that of a port.
+    /// Whether a port has a frontend at this place.
     fn owns(&self, number: u32, place: &Place) -> bool {
         let frontend = self.frontends.get(place);
         frontend.is_some_and(|frontend| frontend.service == number)
     }
 }
 
-/// One of sorted backends.
+/// Finds a backend in a sorted list.
 fn find(backends: &[Known], at: Socket) -> Option<&Known> {
     let found = backends.binary_search_by_key(&at, |backend| backend.at);
     Some(&backends[found.ok()?])

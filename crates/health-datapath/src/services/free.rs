@@ -1,4 +1,4 @@
-//! Places of the arrays that are free, and those that will be.
+//! The free places of the arrays, and those that will be free soon.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,10 +9,10 @@ use super::ranges::Ranges;
 use crate::layout;
 use crate::sys;
 
-/// How long places stay unused that programs, or flows that they wrote down, may still name.
+/// How long a place stays unused after it was given back: programs, or entries of flows, may still refer to it.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Which array.
+/// The arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Store {
     Backends,
@@ -30,7 +30,7 @@ impl Store {
     }
 }
 
-/// Places of an array.
+/// A range of places in an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Extent {
     pub(super) store: Store,
@@ -52,7 +52,7 @@ impl Extent {
 #[derive(Debug)]
 pub(super) struct Arrays {
     ranges: [Ranges; 3],
-    /// Places that are not used any more, with the time from which they are free.
+    /// Places that are no longer used, with the time from which they are free: nanoseconds of `CLOCK_MONOTONIC`.
     retired: VecDeque<(u64, Extent)>,
 }
 
@@ -66,13 +66,13 @@ impl Default for Arrays {
 }
 
 impl Arrays {
-    /// Nothing is taken but what was given back a short while ago, and the first backend.
+    /// Marks all places as free but the first backend. Retired places stay so.
     pub(super) fn clear(&mut self, [backends, slots, maglev]: [u32; 3]) {
         self.ranges = [backends, slots, maglev].map(Ranges::new);
         self.ranges[Store::Backends as usize].take(0, 1);
     }
 
-    /// Takes what was given back a short while ago, but for what has turned out to be in use.
+    /// Takes the retired places, except those that turned out to be in use.
     pub(super) fn take_retired(&mut self) {
         let ranges = &mut self.ranges;
         self.retired
@@ -84,7 +84,7 @@ impl Arrays {
         self.ranges[extent.store as usize].take(extent.at, extent.len)
     }
 
-    /// Takes places in a row.
+    /// Takes adjacent places.
     pub(super) fn allocate(
         &mut self,
         store: Store,
@@ -104,7 +104,7 @@ impl Arrays {
             .ok_or_else(|| self.full(store, len))
     }
 
-    /// That so many do not fit.
+    /// The error that `wanted` more places do not fit.
     pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
         let ranges = &self.ranges[store as usize];
         ServicesError::Full {
@@ -116,19 +116,19 @@ impl Arrays {
         }
     }
 
-    /// Gives back places that no program has ever been led to.
+    /// Frees places that no program could ever find.
     pub(super) fn release(&mut self, extent: Extent) {
         self.ranges[extent.store as usize].release(extent.at, extent.len);
     }
 
-    /// Gives back places, to be free in a while.
+    /// Gives back places; they are free after [`GRACE`].
     pub(super) fn retire(&mut self, extents: impl IntoIterator<Item = Extent>, now_ns: u64) {
         let free_at = now_ns.saturating_add(GRACE.as_nanos() as u64);
         let extents = extents.into_iter();
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
-    /// Frees what was given back a while ago, once no program that runs can have read of it.
+    /// Frees the retired places whose time has come, once all programs that may have read of them have ended.
     pub(super) fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
         if due == 0 {
@@ -143,8 +143,8 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// As [`Arrays::reclaim`], of all places of pools however lately they were given back: flows write down no such
-    /// place, so only programs that run can name one.
+    /// As [`Arrays::reclaim`], for all retired places of pools, whatever their time: entries of flows do not refer to
+    /// them, only running programs do.
     fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
         if !self.retired.iter().any(|(_, extent)| extent.store == store) {
             return Ok(());

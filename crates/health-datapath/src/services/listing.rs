@@ -1,4 +1,4 @@
-//! What is in the maps of services, for whoever looks.
+//! Lists the contents of the maps of services.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use super::place::{Place, read_source_range, socket_addr};
 use super::{ServiceMaps, ServicesError};
 use crate::layout;
 
-/// A frontend and where it leads.
+/// A frontend with its backends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListedFrontend {
     /// The address.
@@ -20,9 +20,9 @@ pub struct ListedFrontend {
     pub protocol: u8,
     /// Its entry.
     pub entry: Frontend,
-    /// Where flows from this node and its endpoints go.
+    /// The backends of flows from this node and its endpoints.
     pub inside: Vec<ListedBackend>,
-    /// Where all others go.
+    /// The backends of all other flows.
     pub outside: Vec<ListedBackend>,
 }
 
@@ -33,7 +33,7 @@ pub struct ListedBackend {
     pub index: u32,
     /// Its entry; all zero if none is there.
     pub entry: Backend,
-    /// How many of the new flows go there, from 0 to 1.
+    /// Its share of new flows, from 0 to 1.
     pub share: f64,
 }
 
@@ -44,7 +44,7 @@ impl ListedBackend {
     }
 }
 
-/// Arrays at one moment, more or less.
+/// The contents of the arrays, read within a short time.
 struct Arrays {
     backends: Vec<Backend>,
     slots: Vec<u32>,
@@ -52,9 +52,9 @@ struct Arrays {
 }
 
 impl ServiceMaps {
-    /// All frontends in order, each with where it leads. What is changed meanwhile is shown as it was at any moment.
+    /// All frontends in order, each with its backends. What changes during the listing is shown as it was at some moment.
     pub fn list(&self) -> Result<Vec<ListedFrontend>, ServicesError> {
-        // First the frontends: what they name stays for seconds after they name it no more.
+        // First the frontends: pools and backends stay for seconds after no frontend refers to them any more.
         let mut frontends = BTreeMap::new();
         self.for_each_frontend(|place, frontend| {
             frontends.insert(place, frontend);
@@ -82,7 +82,7 @@ impl ServiceMaps {
         Ok(backends)
     }
 
-    /// Who may use the ports that not all may use, by number.
+    /// The source ranges of restricted ports, by number.
     pub fn source_ranges(&self) -> Result<BTreeMap<u32, Vec<IpNet>>, ServicesError> {
         let entries = self.source_ranges.entries();
         let entries = entries
@@ -95,7 +95,7 @@ impl ServiceMaps {
         Ok(ranges)
     }
 
-    /// An address at which the port of each number is reached: its ClusterIP, if it has one.
+    /// One address and protocol of each port, by number: its ClusterIP, if it has one.
     pub fn addresses(&self) -> Result<HashMap<u32, (SocketAddr, u8)>, ServicesError> {
         let mut first: HashMap<u32, (u8, Place)> = HashMap::new();
         self.for_each_frontend(|place, frontend| {
@@ -139,7 +139,7 @@ impl ServiceMaps {
 }
 
 impl Arrays {
-    /// The backends of a pool in its order, those of a Maglev table by index.
+    /// The backends of a pool in the order of its slots; those of a Maglev table by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
         let (at, len) = (pool.at as usize, pool.len as usize);
         let slots = |part: usize| {

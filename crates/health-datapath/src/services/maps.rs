@@ -35,7 +35,7 @@ pub struct ServiceMaps {
     pub(super) flows6: [Table<Tuple6, ServiceFlow6>; 2],
 }
 
-/// Most entries of the maps of services.
+/// Maximum numbers of entries of the maps of services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceMapSizes {
     /// Of `HEALTH_SVC4` and `HEALTH_SVC6` each.
@@ -72,7 +72,7 @@ impl Default for ServiceMapSizes {
 }
 
 impl ServiceMaps {
-    /// Those that are pinned in an instance's folder.
+    /// Opens the maps that are pinned in an instance's folder.
     pub fn from_pins(pins: &Path) -> Result<Self, ServicesError> {
         Self::open(|layout| {
             let map = MapData::from_pin(pins.join(layout.name));
@@ -80,15 +80,15 @@ impl ServiceMaps {
         })
     }
 
-    /// New ones that no program reads, as tests and benchmarks use them.
+    /// Creates maps that no program reads, for tests and benchmarks.
     pub fn unpinned(sizes: ServiceMapSizes) -> Result<Self, ServicesError> {
         Self::open(|layout| {
             let map = create(layout, sizes);
-            map.map_err(|source| ServicesError::kernel("make", layout.name, source))
+            map.map_err(|source| ServicesError::kernel("create", layout.name, source))
         })
     }
 
-    /// Descriptors of their own for the same maps.
+    /// Duplicates the descriptors of the maps.
     pub fn try_clone(&self) -> Result<Self, ServicesError> {
         let clone = |name, map: io::Result<MapData>| {
             map.map_err(|source| ServicesError::kernel("open", name, source))
@@ -170,7 +170,7 @@ impl ServiceMaps {
         sixes.map_err(|source| ServicesError::kernel("read", layout::SVC6.name, source))
     }
 
-    /// The numbers of ports that anything names.
+    /// The numbers of ports that any entry refers to.
     pub(super) fn named_numbers(&self) -> io::Result<HashSet<u32>> {
         let mut named = HashSet::new();
         self.frontends4
@@ -224,7 +224,7 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
     MapData::from_fd(map).map_err(map_io)
 }
 
-/// The values of an array by index.
+/// The values of an array, in the order of their indexes.
 pub(super) fn values<V: Pod>(array: &Table<u32, V>) -> io::Result<Vec<V>> {
     let mut values = Vec::with_capacity(array.max_entries()? as usize);
     array.for_each(|_, value| values.push(value))?;

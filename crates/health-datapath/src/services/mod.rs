@@ -1,12 +1,11 @@
-//! What the programs know of services: frontends, and the backends that they lead to.
+//! The maps of services: frontends, and the backends behind them.
 //!
-//! [`ServiceTables`] has for each port of a service a number, by which its frontends, backends and source ranges are
-//! told from others'. A port is changed as a whole: backends first, then the pool of their slots, in places that no
-//! program reads, then the frontends, each at once; and what was left then is freed. It is used again only when no program
-//! can hold what it read there before.
+//! [`ServiceTables`] gives each port of a service a number, which identifies its frontends, backends and source ranges. A
+//! port is changed as a whole: first its backends are written, then a pool in places that no program reads, then each
+//! frontend atomically. Old entries are freed last, and reused only when no program can still hold what it read there.
 //!
-//! What a former agent left is taken over: ports that are reached where they were keep their numbers, and backends their
-//! indexes, by which flows know them.
+//! The tables take over what a former agent left: a port with a known address keeps its number, and backends keep the
+//! indexes by which flows refer to them.
 
 mod alias;
 mod change;
@@ -46,29 +45,29 @@ pub(crate) use place::read_source_range;
 use place::{Place, Socket, socket, source_range};
 use pool::Range;
 
-/// What a port of a service is to have, in one family.
+/// The desired entries of a service's port, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSpec {
     /// IP protocol number.
     pub protocol: u8,
-    /// Where it is reached. Of two at one address the first counts.
+    /// Its frontends. If two have the same address, the first counts.
     pub frontends: Vec<FrontendSpec>,
     /// The backends of [`Target::Cluster`], each once.
     pub cluster: Vec<BackendSpec>,
     /// The backends of [`Target::Local`], each once.
     pub local: Vec<BackendSpec>,
-    /// Backends that stay known, if they are, so that flows which were sent there may go on.
+    /// Backends that get no new flows. Those that are in the maps stay there, so that their flows go on.
     pub lingering: Vec<SocketAddr>,
-    /// Who may use frontends with
+    /// The networks that may use frontends with
     /// [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED).
     pub source_ranges: Vec<IpNet>,
-    /// How long a client stays with its backend after its last packet, seconds; 0 for no affinity.
+    /// How long a client stays with its backend after it last opened a flow, seconds; 0 for no affinity.
     pub affinity_secs: u32,
     /// [`ALGORITHM_RANDOM`](health_common::service::ALGORITHM_RANDOM) or another.
     pub algorithm: u8,
 }
 
-/// Where a port is reached.
+/// A frontend of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontendSpec {
     /// The address.
@@ -78,22 +77,22 @@ pub struct FrontendSpec {
     /// Any of [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED) and
     /// [`FRONTEND_KEEPS_SOURCE`](health_common::service::FRONTEND_KEEPS_SOURCE); other bits follow from the rest.
     pub flags: u16,
-    /// What becomes of new flows from this node and its endpoints.
+    /// Where new flows from this node and its endpoints go.
     pub inside: Target,
-    /// What becomes of all others.
+    /// Where all other new flows go.
     pub outside: Target,
 }
 
-/// What becomes of new flows.
+/// Where new flows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A backend of [`PortSpec::cluster`]; if that is empty, as [`Target::Reject`].
+    /// To a backend of [`PortSpec::cluster`]; if that is empty, as [`Target::Reject`].
     Cluster,
-    /// A backend of [`PortSpec::local`]; if that is empty, as [`Target::Reject`].
+    /// To a backend of [`PortSpec::local`]; if that is empty, as [`Target::Reject`].
     Local,
-    /// Nothing, silently.
+    /// They are dropped silently.
     Drop,
-    /// An ICMP error.
+    /// They are refused with an ICMP error.
     Reject,
 }
 
@@ -102,30 +101,30 @@ pub enum Target {
 pub struct BackendSpec {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of new flows relative to others of the list. At least 1.
+    /// Its share of new flows, relative to the others of the list. At least 1.
     pub weight: u16,
 }
 
-/// What can go wrong with the tables of services.
+/// Errors of the tables of services.
 #[derive(Debug, thiserror::Error)]
 pub enum ServicesError {
-    /// A map has no room. The port has what it had before.
+    /// A map has no room. The port keeps what it had.
     #[error(
         "{map} has no room for {wanted} more entries: {used} of {size} are taken, {longest} are free in a row"
     )]
     Full {
         /// The map.
         map: &'static str,
-        /// How many it would have to have room for.
+        /// How many more entries are needed.
         wanted: u32,
-        /// How many it has, or keeps a while until nothing can use them any more.
+        /// How many entries are in use, or wait until no program can use them any more.
         used: u32,
-        /// How many it has room for.
+        /// The maximum number of entries.
         size: u32,
-        /// The length of the longest range that is free.
+        /// The length of the longest free range.
         longest: u32,
     },
-    /// The kernel refused. Some changes are made; [`ServiceTables::read`] finds out which.
+    /// A system call failed. Some changes may have been made; [`ServiceTables::read`] finds out which.
     #[error("cannot {what} {map}{of}: {source}")]
     Kernel {
         /// What was attempted.
@@ -134,7 +133,7 @@ pub enum ServicesError {
         map: &'static str,
         /// ` (WHICH ENTRY)`, or empty.
         of: String,
-        /// The kernel's answer.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -151,28 +150,28 @@ impl ServicesError {
     }
 }
 
-/// The tables of services. Has one owner: it knows what it wrote.
+/// The tables of services. They have one owner, who remembers what it wrote.
 #[derive(Debug)]
 pub struct ServiceTables {
     maps: ServiceMaps,
-    /// Room for frontends of each family, and for source ranges.
+    /// Maximum numbers of frontends of each family, and of source ranges.
     sizes: Sizes,
     numbers: Numbers,
-    /// What is in the maps.
+    /// The frontends in the maps.
     frontends: HashMap<Place, Frontend>,
-    /// How many of them are of IPv4, and of IPv6.
+    /// How many of them are IPv4, and IPv6.
     frontend_counts: [u32; 2],
     source_range_count: u32,
     /// By number.
     ports: HashMap<u32, Port>,
-    /// Numbers that the owner knows.
+    /// Numbers of ports that were set.
     claimed: HashSet<u32>,
     arrays: Arrays,
-    /// Backends that are there twice.
+    /// Indexes of duplicate backends.
     strays: Vec<u32>,
-    /// The arrays as they were read; until all ports have been compared with them.
+    /// The arrays as they were read, kept until all ports have been compared with them.
     snapshot: Option<Snapshot>,
-    /// Whether all of this is so.
+    /// Whether these fields agree with the maps.
     is_current: bool,
 }
 
@@ -182,10 +181,10 @@ struct Sizes {
     source_ranges: u32,
 }
 
-/// What is in the maps for a port.
+/// The entries of a port in the maps.
 #[derive(Debug, Default)]
 struct Port {
-    /// Those whose entry has its number, and former ones.
+    /// Its frontends, and former ones that other ports may have now.
     frontends: Vec<Place>,
     /// Sorted.
     backends: Vec<Known>,
@@ -203,7 +202,7 @@ struct Known {
     lingers: bool,
 }
 
-/// Arrays as they were read.
+/// The contents of the arrays when they were read.
 #[derive(Debug)]
 struct Snapshot {
     slots: Vec<u32>,
@@ -211,7 +210,7 @@ struct Snapshot {
 }
 
 impl ServiceTables {
-    /// Reads what a former agent left, which must not be written by another one any more.
+    /// Opens the tables and reads what a former agent left. No other process may write the maps any more.
     pub fn open(maps: ServiceMaps) -> Result<Self, ServicesError> {
         let named = maps.named_numbers();
         let named = named
@@ -234,13 +233,13 @@ impl ServiceTables {
         Ok(tables)
     }
 
-    /// Whether what is known is what is in the maps, as far as only the owner writes them: not after an error of
-    /// [`Change::commit`], until [`ServiceTables::read`].
+    /// Whether the tables agree with the maps, provided that only the owner writes them. False after an error of
+    /// [`Change::commit`] until the next [`ServiceTables::read`].
     pub fn is_current(&self) -> bool {
         self.is_current
     }
 
-    /// Begins to change ports.
+    /// Begins a change of ports.
     ///
     /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
     pub fn change(&mut self, now_ns: u64) -> Change<'_> {
@@ -265,7 +264,7 @@ impl ServiceTables {
         port.flat_map(|port| port.frontends.iter().map(Place::address))
     }
 
-    /// The maps, to be read.
+    /// The maps, for reading.
     pub fn maps(&self) -> &ServiceMaps {
         &self.maps
     }

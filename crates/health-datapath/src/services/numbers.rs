@@ -1,14 +1,14 @@
-//! Numbers of the ports of services.
+//! The numbers that identify ports of services in the maps.
 
 use std::collections::HashSet;
 use std::io;
 
-/// Gives out numbers from 1, each after the one before: what flows and clients still name is never given out before all
-/// other numbers have been.
+/// Allocates ascending numbers from 1. A number that flows or clients may still refer to is not reused before all others
+/// have been used.
 #[derive(Debug)]
 pub(super) struct Numbers {
     last: u32,
-    /// What was named when the numbers last began from 1 again.
+    /// The numbers that entries referred to when the numbers last started again from 1.
     named: HashSet<u32>,
 }
 
@@ -21,7 +21,8 @@ impl Numbers {
         }
     }
 
-    /// A number that nothing has. `named` tells, when numbers begin from 1 again, which ones something names.
+    /// A number that is not in use. `named` returns the numbers that entries refer to; it is called when the numbers
+    /// start again from 1.
     pub(super) fn allocate(
         &mut self,
         is_taken: impl Fn(u32) -> bool,

@@ -15,17 +15,17 @@ const SERVICE_BITS: u32 = u32::BITS;
 /// Where an endpoint listens: address, and port in network byte order.
 pub(super) type Socket = (Addr, u16);
 
-/// Address and port as maps hold them.
+/// Converts an address to the form in the maps.
 pub(super) fn socket(address: SocketAddr) -> Socket {
     (address.ip().into(), address.port().to_be())
 }
 
-/// The same in the standard library's form.
+/// Converts an address from the form in the maps.
 pub(super) fn socket_addr((addr, port_be): Socket) -> SocketAddr {
     SocketAddr::new(addr.to_ip(), u16::from_be(port_be))
 }
 
-/// Where a service is reached.
+/// Where a service is reached: the key of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) addr: Addr,
@@ -47,7 +47,7 @@ impl Place {
         socket_addr((self.addr, self.port_be))
     }
 
-    /// Its key in `HEALTH_SVC4`; none if it is of IPv6.
+    /// Its key in `HEALTH_SVC4`; none if it is IPv6.
     pub(super) fn key4(&self) -> Option<FrontendKey4> {
         self.addr.is_v4().then(|| FrontendKey4 {
             addr_be: self.addr.words_be[3],
@@ -57,7 +57,7 @@ impl Place {
         })
     }
 
-    /// Its key in `HEALTH_SVC6`; none if it is of IPv4.
+    /// Its key in `HEALTH_SVC6`; none if it is IPv4.
     pub(super) fn key6(&self) -> Option<FrontendKey6> {
         (!self.addr.is_v4()).then_some(FrontendKey6 {
             addr_be: self.addr.words_be,

@@ -1,4 +1,4 @@
-//! Pools of backends as they lie in `HEALTH_SLOTS` and `HEALTH_MAGLEV`.
+//! Pools of backends, in `HEALTH_SLOTS` and `HEALTH_MAGLEV`.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,7 @@ pub trait FillMaglev {
     /// How many places a table has.
     fn size(&self) -> u32;
 
-    /// Writes the index of a backend to each place. The backends are never none, and the table has as many places as the
-    /// size says.
+    /// Writes the index of a backend to each place. There is at least one backend, and the length of `table` is the size.
     fn fill(&mut self, backends: &[MaglevBackend], table: &mut [u32]);
 }
 
@@ -24,17 +23,17 @@ pub struct MaglevBackend {
     pub index: u32,
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of the places relative to others.
+    /// Its share of the places, relative to the others.
     pub weight: u16,
 }
 
-/// A pool as it is to be.
+/// The desired contents of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) store: Store,
     /// Whether there are thresholds and aliases.
     pub(super) is_weighted: bool,
-    /// Never empty. Where all have one weight, it is 1.
+    /// Never empty. If all weights are equal, they are 1.
     pub(super) members: Vec<MaglevBackend>,
     /// [`Pool::len`].
     pub(super) len: u32,
@@ -48,12 +47,12 @@ pub(super) struct Range {
     pub(super) len: u32,
     /// Whether there are thresholds and aliases.
     is_weighted: bool,
-    /// What is in it; none while it is only known by a frontend.
+    /// The index and weight of each member; none if the pool was only found through a frontend.
     contents: Option<Box<[(u32, u16)]>>,
 }
 
 impl Contents {
-    /// As an algorithm wants it.
+    /// The pool that an algorithm needs for these members.
     pub(super) fn new(
         mut members: Vec<MaglevBackend>,
         algorithm: u8,
@@ -80,7 +79,7 @@ impl Contents {
         size(self.store, self.len, self.is_weighted).unwrap_or(u32::MAX)
     }
 
-    /// What is in its places, but for the counter in front.
+    /// The contents of its places, without the counter in front.
     pub(super) fn places(&self, maglev: &mut dyn FillMaglev) -> Vec<u32> {
         if self.store == Store::Maglev {
             let mut table = vec![0; self.len as usize];
@@ -97,7 +96,7 @@ impl Contents {
         places
     }
 
-    /// It at its place.
+    /// The pool at this place.
     pub(super) fn into_range(self, extent: Extent) -> Range {
         let contents = self.short();
         Range {
@@ -117,7 +116,7 @@ impl Contents {
 }
 
 impl Range {
-    /// Where a frontend says that a pool is; none if that is nowhere.
+    /// The pool that a frontend refers to; none if it is empty.
     pub(super) fn of_frontend(frontend: &Frontend, pool: Pool) -> Option<Self> {
         let (store, is_weighted) = match frontend.algorithm {
             ALGORITHM_MAGLEV => (Store::Maglev, false),
@@ -136,7 +135,7 @@ impl Range {
         })
     }
 
-    /// Whether these are in it.
+    /// Whether it has these contents.
     pub(super) fn has(
         &self,
         contents: &Contents,
@@ -155,7 +154,7 @@ impl Range {
         }
     }
 
-    /// It with what turned out to be in it.
+    /// The same pool, with known contents.
     pub(super) fn with(&self, contents: &Contents) -> Self {
         Self {
             contents: Some(contents.short()),
@@ -163,7 +162,7 @@ impl Range {
         }
     }
 
-    /// As a frontend names it.
+    /// The form that a frontend has of it.
     pub(super) fn pool(&self) -> Pool {
         Pool {
             at: self.extent.at,
@@ -171,7 +170,7 @@ impl Range {
         }
     }
 
-    /// What was read at its places, but for the counter in front.
+    /// What was read at its places, without the counter in front.
     fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
         let (array, counter) = match self.extent.store {
             Store::Maglev => (&snapshot.maglev, 0),
@@ -182,7 +181,7 @@ impl Range {
     }
 }
 
-/// Whether all have one weight.
+/// Whether all weights are equal.
 pub(super) fn are_equal(members: &[MaglevBackend]) -> bool {
     let mut weights = members.iter().map(|member| member.weight);
     weights
@@ -190,7 +189,7 @@ pub(super) fn are_equal(members: &[MaglevBackend]) -> bool {
         .is_none_or(|first| weights.all(|weight| weight == first))
 }
 
-/// How many places a pool takes; none if they could not be counted.
+/// How many places a pool takes; none if the number overflows.
 fn size(store: Store, len: u32, is_weighted: bool) -> Option<u32> {
     match store {
         Store::Maglev => Some(len),

@@ -1,21 +1,21 @@
-//! Which parts of an array are taken.
+//! Allocates ranges of an array.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The places of an array, in ranges. The smallest free range that is large enough is used, and neighbours that are free
-/// are one range.
+/// The free places of an array, as ranges. Allocation takes the smallest range that is large enough; adjacent free ranges
+/// are merged.
 #[derive(Clone, Debug)]
 pub(super) struct Ranges {
-    /// Lengths of the free ranges, by where they begin. No two touch.
+    /// The lengths of the free ranges, by their start. No two are adjacent.
     free: BTreeMap<u32, u32>,
-    /// The same, by length.
+    /// The same ranges, as length and start.
     by_len: BTreeSet<(u32, u32)>,
     size: u32,
     free_places: u32,
 }
 
 impl Ranges {
-    /// All places free.
+    /// An array of this size, with all places free.
     pub(super) fn new(size: u32) -> Self {
         let mut ranges = Self {
             free: BTreeMap::new(),
@@ -41,7 +41,7 @@ impl Ranges {
         self.by_len.last().map_or(0, |(len, _)| *len)
     }
 
-    /// Takes so many places in a row, at least one; none if there are not.
+    /// Takes `len` adjacent places, at least one, and returns the first; none if there is no such range.
     pub(super) fn allocate(&mut self, len: u32) -> Option<u32> {
         let &(_, at) = self.by_len.range((len, 0)..).next()?;
         self.take(at, len).then_some(at)

@@ -1,4 +1,4 @@
-//! Finding out what is in the maps.
+//! Reads the maps into the tables.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ use super::{Known, ServiceTables, ServicesError, Sizes, Snapshot, family};
 use crate::layout;
 
 impl ServiceTables {
-    /// Reads all that is in the maps, whoever wrote it, unless that was just done. Ports keep their numbers, and what is in the maps stays as it is;
-    /// whatever is not right there is changed when its port is next [set](super::Change::set), or removed by
+    /// Reads the maps, whoever wrote them, unless that was just done. Does not change them, and ports keep their numbers.
+    /// Wrong entries are corrected when their port is next [set](super::Change::set), or removed by
     /// [`Change::remove_others`](super::Change::remove_others).
     pub fn read(&mut self) -> Result<(), ServicesError> {
         if self.is_current && self.snapshot.is_some() {
@@ -119,7 +119,7 @@ impl ServiceTables {
                     continue;
                 };
                 let is_known = port.ranges.iter().any(|known| known.extent == range.extent);
-                // What overlaps another's is not read as it is meant, and is nobody's to free.
+                // A pool that overlaps another one is damaged, and must not be freed twice.
                 if !is_known && range.extent.store != Store::Backends && arrays.take(range.extent) {
                     port.ranges.push(range);
                 }

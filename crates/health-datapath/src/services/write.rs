@@ -1,4 +1,4 @@
-//! Writing a change.
+//! Writes a change into the maps.
 
 use health_common::service::{Backend, Frontend};
 
@@ -6,14 +6,14 @@ use super::{Change, Place, ServicesError, Written, frontend_map};
 use crate::layout;
 use crate::table::Table;
 
-/// Value of all source ranges.
+/// The value of all entries of `HEALTH_SOURCE_RANGES`.
 const ALLOWED: u32 = 1;
 
 impl Change<'_> {
-    /// Writes all of it. After an error some is written, and the tables must be [read](ServiceTables::read).
+    /// Writes the change. After an error a part of it is written, and the tables must be [read](ServiceTables::read) again.
     pub fn commit(mut self) -> Result<Written, ServicesError> {
         let retired = std::mem::take(&mut self.retired);
-        // Also what stays in use after an error: reading finds that out.
+        // After an error some of these stay in use: reading finds out which.
         self.tables.arrays.retire(retired, self.now_ns);
         let written = self.write()?;
         self.tables.snapshot = None;
@@ -59,7 +59,7 @@ impl Change<'_> {
     fn write_source_ranges(&self) -> Result<(), ServicesError> {
         let map = layout::SOURCE_RANGES.name;
         let trie = &self.tables.maps.source_ranges;
-        // Room comes first where both would not fit.
+        // If old and new entries do not fit together, the old ones are removed first.
         if self.before.1 as usize + self.source_ranges.len()
             > self.tables.sizes.source_ranges as usize
         {

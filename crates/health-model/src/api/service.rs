@@ -21,11 +21,11 @@ pub struct ServiceEntry {
     pub internal_policy: String,
     /// The same for traffic to all its other addresses.
     pub external_policy: String,
-    /// How long a client stays with its backend after its last packet; none for no affinity.
+    /// How long a client stays with its backend after it last opened a flow, nanoseconds; none for no affinity.
     pub affinity_ns: Option<u64>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<String>,
-    /// The port on which this node tells load balancers whether it has endpoints.
+    /// The port on which this node reports to load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
     /// Its ports, as in its manifest.
     pub ports: Vec<ServicePortEntry>,
@@ -100,10 +100,10 @@ pub struct ServiceFrontend {
     pub listen: String,
     /// The family: `IPv4` or `IPv6`.
     pub family: String,
-    /// What becomes of new flows of this node and its pods: they go to a backend of the `cluster` or on this node
-    /// (`local`), `drop` or `reject`.
+    /// Where new flows from this node and its pods go: to a backend of the `cluster`, to one on this node (`local`), or
+    /// nowhere (`drop`, `reject`).
     pub inside: String,
-    /// The same of all other new flows.
+    /// The same for all other new flows.
     pub outside: String,
 }
 
@@ -113,24 +113,24 @@ pub struct ServiceFrontend {
 pub struct ServiceBackend {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Whether it is meant to get new flows.
+    /// Whether it should get new flows.
     pub ready: bool,
-    /// Whether it can serve, ending or not.
+    /// Whether it can serve, even while it terminates.
     pub serving: bool,
-    /// Whether it is ending.
+    /// Whether it is terminating.
     pub terminating: bool,
     /// Whether it is on this node.
     pub local: bool,
-    /// Whether the probes of this node find that it can serve; none if they do not tell. Its conditions are what its
-    /// endpoint slice and these come to.
+    /// Whether this node's probes find it ready; none if they do not probe it. The conditions above combine its endpoint
+    /// slice and this result.
     pub probed: Option<bool>,
-    /// Whether new flows go to it that may use endpoints of the whole cluster.
+    /// Whether it gets new flows that may use endpoints of the whole cluster.
     pub in_cluster_list: bool,
-    /// Whether new flows go to it that may use endpoints of this node only.
+    /// Whether it gets new flows that may only use endpoints of this node.
     pub in_local_list: bool,
-    /// Whether it serves, but no new flows go to it: those that go there may stay.
+    /// Whether it still serves, keeps its flows and gets no new ones.
     pub lingering: bool,
-    /// Its share of new flows relative to others of the port.
+    /// Its share of new flows, relative to the others of the port.
     pub weight: u16,
     /// The node that it is on.
     pub node: Option<String>,
@@ -155,13 +155,13 @@ impl ServiceBackend {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceConflict {
-    /// The service without, `NAMESPACE/NAME`.
+    /// The service that lost the address, `NAMESPACE/NAME`.
     pub service: String,
     /// The name of its port; empty for the only one.
     pub port: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Which address, and who has it.
+    /// Which address it is, and which port owns it.
     pub problem: String,
 }
 
@@ -175,20 +175,20 @@ pub struct ServiceProblem {
     pub problem: String,
 }
 
-/// How the services of a node do as a whole.
+/// The state of a node's services as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceSummary {
-    /// Whether this agent serves any.
+    /// Whether this agent has a source of services.
     pub enabled: bool,
-    /// Whether all of them were read once: before that, none is known to be absent.
+    /// Whether all sources were read completely at least once. Before that, a service may be missing here.
     pub synced: bool,
-    /// How many there are.
+    /// How many services there are.
     pub services: u64,
-    /// Why what there was to do last could not be done; none if it could.
+    /// Why the last sync failed; none if it succeeded.
     pub error: Option<String>,
-    /// The ports that are not served at an address, since another port has it.
+    /// The ports that are not served at an address because another port owns it.
     pub conflicts: Vec<ServiceConflict>,
-    /// What keeps services from being served, and load balancers from hearing of them.
+    /// Why services are not served, or not reported to load balancers.
     pub problems: Vec<ServiceProblem>,
 }

@@ -1,4 +1,4 @@
-//! By what services are served.
+//! Settings of the proxy mode, which decides what in the kernel serves services.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const MAX_SCHEDULER_LEN: usize = 15;
 const MIN_DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
 
-/// By what services are served.
+/// What in the kernel serves services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceProxyMode {
@@ -28,7 +28,7 @@ pub enum ServiceProxyMode {
 }
 
 impl ServiceProxyMode {
-    /// As in the flag and on `/proxyMode`.
+    /// Its name in the flag and on `/proxyMode`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
@@ -43,7 +43,7 @@ impl fmt::Display for ServiceProxyMode {
     }
 }
 
-/// What the mode `ipvs` goes by.
+/// Settings of the mode `ipvs`.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IpvsSettings {
@@ -59,10 +59,10 @@ pub struct IpvsSettings {
     /// Mode ipvs: masquerade all traffic to ClusterIPs, not only that from outside of this node's pod CIDRs
     #[arg(long)]
     pub ipvs_masquerade_all: bool,
-    /// Mode ipvs: bit of a packet's mark that says that it is to be masqueraded, 0 to 31
+    /// Mode ipvs: bit of the packet mark that requests masquerading, 0 to 31
     #[arg(long, value_name = "BIT", default_value_t = 14)]
     pub ipvs_masquerade_bit: u8,
-    /// Mode ipvs: time between two looks for connections that have ended at backends that get no new ones, 100ms to 10m
+    /// Mode ipvs: time between two checks whether draining backends have lost their last connection, 100ms to 10m
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     #[serde(
         rename = "ipvs-drain-interval-ns",

@@ -1,4 +1,4 @@
-//! Where services come from, other than from a folder of manifests.
+//! Settings of the sources of services outside this node: Kubernetes and etcd.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use super::{ApiAccess, Config, RegistrySpec};
 /// Longest value of a label, bytes.
 const MAX_LABEL_LEN: usize = 63;
 
-/// Services that others keep.
+/// Sources of services outside this node.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceSources {
@@ -30,18 +30,18 @@ pub struct ServiceSources {
     pub service_proxy_name: Option<String>,
 }
 
-/// Which etcd is asked: `default`, URLs of its members, or the path of a file with the rest.
+/// Which etcd to use: `default`, the URLs of its members, or the path of a file with certificates and credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EtcdAccess {
-    /// That of the registry.
+    /// The etcd of the registry.
     Default,
     /// This one: [`RegistrySpec::Etcd`] or [`RegistrySpec::EtcdConfig`].
     Cluster(RegistrySpec),
 }
 
 impl EtcdAccess {
-    /// The cluster; none if the registry, whose it should be, is no etcd.
+    /// The cluster; none if it is that of the registry, and the registry is not in etcd.
     pub fn cluster<'a>(&'a self, registry: &'a RegistrySpec) -> Option<&'a RegistrySpec> {
         let cluster = match self {
             Self::Default => registry,
@@ -69,10 +69,10 @@ impl From<EtcdAccess> for String {
     }
 }
 
-/// The text is no [`EtcdAccess`].
+/// The text is not an [`EtcdAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no etcd; write URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or the flag without a \
+    "not an etcd; give URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or the flag without a \
      value"
 )]
 pub struct EtcdAccessError;
@@ -100,17 +100,17 @@ impl TryFrom<String> for EtcdAccess {
 }
 
 impl ServiceSources {
-    /// Whether there are any.
+    /// Whether any source is set.
     pub const fn has_any(&self) -> bool {
         self.services_from_kubernetes.is_some() || self.services_from_etcd.is_some()
     }
 
-    /// Whether these can be used.
+    /// Checks these settings.
     pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
         if let Some(access) = &self.services_from_etcd
             && access.cluster(&config.registry).is_none()
         {
-            let why = "--registry names no etcd; write URLs such as http://192.0.2.1:2379, or the absolute path of a \
+            let why = "--registry names no etcd; give URLs such as http://192.0.2.1:2379, or the absolute path of a \
                        configuration";
             return Err(InvalidSetting::new("--services-from-etcd", access, why));
         }

@@ -1,4 +1,4 @@
-//! Which services are served, and where that is told.
+//! Settings of services: where they come from, when they are synced, and where health and metrics are served.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,11 +22,11 @@ const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceSettings {
-    /// Serve the services whose manifests are in this folder, *.yaml, *.yml and *.json, with their endpoint slices; read
+    /// Serve the services and endpoint slices whose manifests are in this folder (*.yaml, *.yml, *.json); files are read
     /// again when they change
     #[arg(long, value_name = "DIR")]
     pub service_manifests: Option<PathBuf>,
-    /// Services that others keep.
+    /// Sources outside this node.
     #[command(flatten)]
     #[serde(flatten)]
     pub sources: ServiceSources,
@@ -62,7 +62,7 @@ pub struct ServiceSettings {
     /// (both IP versions) or off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
     pub service_health_listen: ListenAddress,
-    /// Where GET /metrics and /proxyMode are served as by kube-proxy: ADDRESS:PORT, localhost:PORT (both IP versions) or
+    /// Where to serve GET /metrics and /proxyMode, as kube-proxy does: ADDRESS:PORT, localhost:PORT (both IP versions) or
     /// off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
     pub service_metrics_listen: ListenAddress,
@@ -100,7 +100,7 @@ impl ServiceSettings {
         all.into_iter().filter(|_| self.has_services())
     }
 
-    /// Whether these can be used, but for where they listen.
+    /// Checks these settings, except the addresses to listen on.
     pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
         self.sources.check(config)?;
         self.ipvs.check()?;

@@ -1,4 +1,4 @@
-//! The services of all namespaces and their endpoint slices, as their cluster's API server has them.
+//! Follows the services and endpoint slices of all namespaces, from the API server of their cluster.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::access::{Access, AccessError};
 use super::objects::{ObjectWatch, Scope};
 
-/// Follows services and endpoint slices, each kind by itself. Dropping it ends that.
+/// Follows services and endpoint slices, with a watch for each kind. Dropping it stops them.
 #[derive(Debug)]
 pub struct ServiceWatch<S, E> {
     /// The services.
@@ -22,10 +22,10 @@ pub struct ServiceWatch<S, E> {
 /// Which services and endpoint slices are followed.
 #[derive(Clone, Debug)]
 pub struct ServiceScope {
-    /// Which labels both must have, or must not: the server leaves out the others.
+    /// The label selector for both kinds, which the server applies.
     pub label_selector: String,
-    /// Whether a cluster can have none of them. An empty list after one that was not is refused otherwise: a cluster has
-    /// a service of its own, so the server's store was lost.
+    /// Whether a cluster can have none of them. If not, an empty list after one with objects is refused: a cluster has a
+    /// service of its own, so the server has lost its store.
     pub may_become_empty: bool,
 }
 
@@ -34,11 +34,11 @@ where
     S: PartialEq + Send + Sync + 'static,
     E: PartialEq + Send + Sync + 'static,
 {
-    /// Begins to follow the services and endpoint slices of a cluster: by the kubeconfig at a path, or with the service
-    /// account of the pod that this process is in, or with the kubeconfig of the environment. The functions make of an
-    /// object what is kept of it; they get what was made of the one of that name before.
+    /// Starts to follow the services and endpoint slices of a cluster, with the kubeconfig at this path; without a path,
+    /// with the service account of this process's pod, or else the kubeconfig of the environment. The functions convert an
+    /// object to what is kept of it; they also get what was kept of the former object of that name.
     ///
-    /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+    /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
     pub fn open(
         kubeconfig: Option<&Path>,
         wanted: &ServiceScope,

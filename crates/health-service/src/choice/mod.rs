@@ -1,4 +1,4 @@
-//! Which endpoints get the traffic of a port (`pkg/proxy/topology.go` of Kubernetes).
+//! The choice of the endpoints that get the traffic of a port (`pkg/proxy/topology.go` of Kubernetes).
 
 #[cfg(test)]
 mod tests;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::spec::{Endpoint, Hints, ServicePort};
 
-/// Where this node is.
+/// This node's place in the topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// Its name.
@@ -17,14 +17,14 @@ pub struct Topology {
     pub zone: Option<Arc<str>>,
 }
 
-/// Whose endpoints are preferred, by their hints.
+/// Which endpoints the hints prefer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyMode {
-    /// Nobody's.
+    /// None: all are used.
     All,
-    /// Those for this node.
+    /// Those with a hint for this node.
     PreferSameNode,
-    /// Those for this zone.
+    /// Those with a hint for this zone.
     PreferSameZone,
 }
 
@@ -40,17 +40,17 @@ pub struct Preference {
 /// The endpoints of a port, in the order of its list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice<'a> {
-    /// Those that traffic under the policy `Cluster` may use.
+    /// For traffic under the policy `Cluster`.
     pub cluster: Vec<&'a Endpoint>,
-    /// Those that traffic under the policy `Local` may use.
+    /// For traffic under the policy `Local`.
     pub local: Vec<&'a Endpoint>,
-    /// Whether an endpoint exists anywhere that could serve: if none is in the list for some traffic, it is dropped, so
-    /// that a load balancer looks for another node; if there is none at all, it is rejected.
+    /// Whether any endpoint of the cluster could serve. If so, traffic whose list is empty is dropped, so that a load
+    /// balancer tries another node; otherwise it is rejected.
     pub has_any: bool,
 }
 
 impl<'a> Choice<'a> {
-    /// The endpoints of a port that its traffic may use on this node.
+    /// Chooses the endpoints that the traffic of a port may use on this node.
     pub fn of(endpoints: &'a [Endpoint], port: &ServicePort, topology: &Topology) -> Self {
         let mut choice = Self {
             has_any: endpoints
@@ -72,7 +72,7 @@ impl<'a> Choice<'a> {
         choice
     }
 
-    /// All that some traffic may use, each once: those of the cluster list, then what only the local one has.
+    /// The endpoints in either list, each once: the cluster list, then those that are only in the local list.
     pub fn reachable(&self) -> Vec<&'a Endpoint> {
         let mut seen = HashSet::new();
         let all = self.cluster.iter().chain(&self.local).copied();
@@ -81,12 +81,12 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// Whether an endpoint gets traffic when no other is ready: it is ending, but can still serve.
+/// Whether an endpoint gets traffic when no other is ready: it is terminating, but still serves.
 fn is_last_resort(endpoint: &Endpoint) -> bool {
     endpoint.conditions.serving && endpoint.conditions.terminating
 }
 
-/// The endpoints that pass the first of these tests which some pass.
+/// The endpoints that pass the first test, or, if there are none, those that pass the second.
 fn first_that_has<'a>(
     endpoints: &'a [Endpoint],
     tests: [&dyn Fn(&Endpoint) -> bool; 2],
@@ -140,8 +140,8 @@ impl Preference {
 }
 
 impl TopologyMode {
-    /// Hints count only if each ready endpoint has one, and one of them is for this node or zone: half a set of hints
-    /// would leave traffic with too few endpoints, or none.
+    /// Hints count only if every ready endpoint has one and at least one is for this node or zone: incomplete hints could
+    /// leave traffic with too few endpoints, or none.
     pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Self {
         let mut ready = endpoints
             .iter()

@@ -1,8 +1,8 @@
-//! What load balancers and supervisors are told (`pkg/proxy/healthcheck` of Kubernetes): the state and the answers of
-//! its HTTP servers, with their field names.
+//! Health checks for load balancers and supervisors (`pkg/proxy/healthcheck` of Kubernetes): the state behind its HTTP
+//! servers, and their answers with the same field names.
 //!
-//! [`ProxyHealth`] says whether changes reach the kernel in time (`/healthz`, `/livez`); [`ServiceHealth`] says on the
-//! health-check node port of a service whether this node has endpoints of it.
+//! [`ProxyHealth`] tells whether changes reach the kernel in time (`/healthz`, `/livez`). [`ServiceHealth`] tells, on the
+//! health-check node port of a service, whether this node has endpoints of it.
 
 mod proxy;
 mod service;

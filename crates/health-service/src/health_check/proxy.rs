@@ -1,4 +1,4 @@
-//! Whether changes reach the kernel in time.
+//! The health of the proxy: whether changes reach the kernel in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use health_model::ipam::Family;
 use jiff::Timestamp;
 use serde::Serialize;
 
-/// The key of the taint by which the cluster autoscaler says that it is about to delete a node.
+/// The key of the taint that the cluster autoscaler puts on a node that it is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Whether the changes of each family reach the kernel in time. Times come from outside: `now` must not go back, `wall`
-/// is the same moment for people to read.
+/// Whether the changes of each family reach the kernel in time. The caller gives the time: `now` is monotonic, and `wall`
+/// is the same moment as a date.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     /// How long a change may wait.
@@ -20,7 +20,7 @@ pub struct ProxyHealth {
     is_eligible: bool,
 }
 
-/// How far a family is.
+/// The pending and the done changes of a family.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     oldest_queued: Option<Duration>,
@@ -28,14 +28,14 @@ struct Progress {
 }
 
 impl Progress {
-    /// One that was never updated is starting up, and healthy.
+    /// A family that was never updated is starting up, and healthy.
     fn is_healthy(&self, timeout: Duration, now: Duration) -> bool {
         let waits_long = |queued: Duration| now.saturating_sub(queued) >= timeout;
         self.last_updated.is_none() || !self.oldest_queued.is_some_and(waits_long)
     }
 }
 
-/// How a node stands with its cluster.
+/// What the cluster says of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeStanding<'a> {
     /// Whether its object is being deleted.
@@ -44,38 +44,38 @@ pub struct NodeStanding<'a> {
     pub taints: &'a [&'a str],
 }
 
-/// An answer of `/healthz` or `/livez`, as its JSON has it.
+/// An answer of `/healthz` or `/livez`, with the fields of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthAnswer {
-    /// When the last change reached the kernel; `current_time` if all is well, as it was before Kubernetes told the two
-    /// apart.
+    /// When the last change reached the kernel; `current_time` if the node is healthy, as in Kubernetes, where both were
+    /// one field at first.
     pub last_updated: Timestamp,
     /// Now.
     pub current_time: Timestamp,
-    /// Whether the node may get new traffic. `/livez` does not say.
+    /// Whether the node may get new traffic. Absent in `/livez`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_eligible: Option<bool>,
     /// Whether the answer is a success.
     pub healthy: bool,
-    /// Each family that was updated once, by the name of its IP version.
+    /// The families that were updated at least once, by name: `IPv4`, `IPv6`.
     pub status: BTreeMap<&'static str, FamilyStatus>,
 }
 
 impl HealthAnswer {
-    /// The status of HTTP: 200 or 503.
+    /// The HTTP status: 200 or 503.
     pub const fn code(&self) -> u16 {
         code(self.healthy)
     }
 }
 
-/// How a family does.
+/// The health of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
     /// When its last change reached the kernel.
     pub last_updated: Timestamp,
-    /// Whether none waits too long.
+    /// Whether no change has waited too long.
     pub healthy: bool,
 }
 
@@ -84,7 +84,7 @@ pub(super) const fn code(is_success: bool) -> u16 {
 }
 
 impl ProxyHealth {
-    /// Nothing has happened yet, which is well. A change that waits as long as `timeout` is not.
+    /// A healthy proxy without changes. It becomes unhealthy when a change has waited for `timeout`.
     pub fn new(timeout: Duration) -> Self {
         Self {
             timeout,
@@ -93,26 +93,27 @@ impl ProxyHealth {
         }
     }
 
-    /// A change of this family waits from now on, if none did.
+    /// Notes that a change of this family waits since `now`, if none waited already.
     pub fn queued(&mut self, family: Family, now: Duration) {
         let progress = self.families.entry(family).or_default();
         progress.oldest_queued.get_or_insert(now);
     }
 
-    /// All changes of this family have reached the kernel.
+    /// Notes that all changes of this family have reached the kernel.
     pub fn updated(&mut self, family: Family, wall: Timestamp) {
         let progress = self.families.entry(family).or_default();
         progress.oldest_queued = None;
         progress.last_updated = Some(wall);
     }
 
-    /// What is known of the node; none if the cluster does not know it. Before this is told, the node is eligible.
+    /// Sets what the cluster says of the node; none if it does not know the node. Until the first call, the node is
+    /// eligible.
     pub fn node(&mut self, standing: Option<NodeStanding<'_>>) {
         self.is_eligible =
             standing.is_some_and(|node| !node.is_deleting && !node.taints.contains(&TO_BE_DELETED));
     }
 
-    /// Whether the changes of all families reach the kernel in time, whatever the node.
+    /// Whether the changes of all families reach the kernel in time, whatever the cluster says of the node.
     pub fn is_healthy(&self, now: Duration) -> bool {
         let mut families = self.families.values();
         families.all(|progress| progress.is_healthy(self.timeout, now))

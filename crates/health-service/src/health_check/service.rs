@@ -1,4 +1,4 @@
-//! Whether this node has endpoints of a service.
+//! The health of a service: whether this node has endpoints of it.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use super::proxy::code;
 use crate::spec::ServiceName;
 use crate::state::HealthCheck;
 
-/// What is told on the health-check node ports of one family.
+/// What the health-check node ports of one family report.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceHealth {
     open: BTreeMap<ServiceName, HealthCheck>,
 }
 
-/// What to do to the listeners, first to close.
+/// The listeners to close and to open. Close first: another service may get the port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
-    /// The services whose listener ends, and its port.
+    /// The services whose listener is to be closed, with its port.
     pub close: Vec<(ServiceName, u16)>,
-    /// The services that get a listener, and its port.
+    /// The services that need a new listener, with its port.
     pub open: Vec<(ServiceName, u16)>,
 }
 
-/// An answer on a health-check node port, as its JSON has it.
+/// An answer on a health-check node port, with the fields of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAnswer {
     /// The service.
     pub service: ServiceId,
-    /// How many addresses its ready endpoints on this node have.
+    /// How many different addresses its ready endpoints on this node have.
     pub local_endpoints: usize,
     /// Whether changes reach the kernel in time.
     pub service_proxy_healthy: bool,
 }
 
-/// A service, as JSON has it.
+/// The name of a service, with the fields of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceId {
     /// Its namespace.
@@ -45,11 +45,11 @@ pub struct ServiceId {
 }
 
 impl ServiceAnswer {
-    /// The header that has [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`, in which case does
-    /// not matter.
+    /// The header with [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`. Names of headers ignore
+    /// case.
     pub const WEIGHT_HEADER: &str = "x-load-balancing-endpoint-weight";
 
-    /// The status of HTTP: 200 or 503.
+    /// The HTTP status: 200 or 503.
     pub const fn code(&self) -> u16 {
         code(self.local_endpoints > 0 && self.service_proxy_healthy)
     }
@@ -76,12 +76,12 @@ impl ServiceHealth {
         listeners
     }
 
-    /// A listener could not be opened. The next sync tries again.
+    /// Notes that a listener could not be opened. The next sync tries again.
     pub fn failed(&mut self, service: &ServiceName) {
         self.open.remove(service);
     }
 
-    /// The answer to a request; none if the service has no listener any more, and the request must not be answered.
+    /// The answer to a request; none if the service no longer has a listener.
     pub fn answer(&self, service: &ServiceName, is_proxy_healthy: bool) -> Option<ServiceAnswer> {
         let check = self.open.get(service)?;
         Some(ServiceAnswer {

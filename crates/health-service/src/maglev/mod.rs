@@ -1,24 +1,24 @@
-//! Tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
+//! Lookup tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
 //! Balancer", NSDI 2016, §3.4).
 //!
-//! Each backend has its own order of the table's places and takes the next free one when it is its turn, so all get
-//! equal shares, and few places change hands when a backend comes or goes. A table is the same on each node that has the
-//! same backends and seed.
+//! Each backend has its own order of the table's places, and takes the next free one when it is its turn. All backends
+//! therefore get equal shares, and few places change hands when a backend is added or removed. Nodes with the same
+//! backends and seed have the same table.
 
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Places of a table, if nothing else is set. When one of 64 backends or fewer goes, at most as many places change hands
-/// between those that stay as it had; of 10, a tenth of that. Four times the places do for twice the backends.
+/// Default size, in places. When one of up to 64 backends is removed, the number of places that move between the others
+/// is at most the number that it had; with 10 backends, a tenth of that. Twice the backends need four times the places.
 pub const SIZE: u32 = 16_381;
-/// Seed of the tables: nodes with different ones choose different backends.
+/// Default seed: nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
 /// Largest size.
 pub const SIZE_MAX: u32 = 1 << 24;
 
-/// Why a table cannot have this size.
+/// The size is not one that a table can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a Maglev table of {0} places: the size must be a prime between 3 and {SIZE_MAX}")]
 pub struct SizeError(pub u32);
@@ -26,25 +26,25 @@ pub struct SizeError(pub u32);
 /// A backend of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What stands in the places that it gets.
+    /// The value of the places that it gets.
     pub id: u32,
-    /// What its order of places comes from: [`hash`], or anything else that is the same on each node.
+    /// Determines its order of places: [`hash`], or any other value that is the same on each node.
     pub hash: u64,
-    /// Its share of the places relative to others. One of 0 gets none.
+    /// Its share of the places, relative to the others. With 0 it gets none.
     pub weight: u16,
 }
 
-/// Fills tables of one size. Keeps its memory from one to the next.
+/// Fills tables of one size. Reuses its memory from table to table.
 #[derive(Clone, Debug)]
 pub struct Maglev {
     size: u32,
     seed: u64,
     turns: Vec<Turn>,
-    /// Which places are taken, a bit each: small enough to stay in the cache while places are tried.
+    /// Which places are taken, one bit each: small enough to stay in the CPU's cache.
     taken: Vec<u64>,
 }
 
-/// Where a backend is in its order of places.
+/// A backend's progress in its order of places.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     id: u32,
@@ -52,12 +52,12 @@ struct Turn {
     next: u32,
     skip: u32,
     weight: u32,
-    /// How much of a place it has saved up.
+    /// How much of its next place it has saved up, in units of weight.
     credit: u32,
 }
 
 impl Maglev {
-    /// Tables of so many places, which must be a prime.
+    /// A filler of tables with this many places, which must be a prime.
     pub fn new(size: u32, seed: u64) -> Result<Self, SizeError> {
         if !(3..=SIZE_MAX).contains(&size) || !is_prime(size) {
             return Err(SizeError(size));
@@ -75,12 +75,12 @@ impl Maglev {
         self.size
     }
 
-    /// Fills a table, whatever the order of the backends. Without backends, or if all weights are 0, each place is 0.
-    /// Of equal weights, no backend gets more than one place more than another.
+    /// Fills a table. The order of the backends does not matter. Without backends, or if all weights are 0, every place
+    /// is 0. With equal weights, shares differ by at most one place.
     ///
     /// # Panics
     ///
-    /// If `table` has another length than the size.
+    /// If the length of `table` is not the size.
     pub fn fill(&mut self, backends: &[Entry], table: &mut [u32]) {
         assert_eq!(table.len(), self.size as usize, "places of a Maglev table");
         let heaviest = backends
@@ -132,7 +132,7 @@ impl Maglev {
 }
 
 impl Turn {
-    /// Takes the next place of its order that is free; there must be one.
+    /// Takes the next free place in its order; there must be one.
     fn take(&mut self, size: u32, taken: &mut [u64]) -> u32 {
         loop {
             let place = self.next;
@@ -150,7 +150,7 @@ impl Turn {
     }
 }
 
-/// A hash of a backend, the same on each node and in each version.
+/// A hash of a backend, the same on each node and in each version of the agent.
 pub fn hash(address: SocketAddr) -> u64 {
     let (high, low) = match address.ip() {
         IpAddr::V4(ip) => (0, u64::from(u32::from(ip))),

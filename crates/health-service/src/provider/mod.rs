@@ -1,4 +1,4 @@
-//! What brings a state into the kernel.
+//! Providers: each writes a [`State`](crate::state::State) into the kernel, by eBPF maps ([`ebpf`]) or by IPVS ([`ipvs`]).
 
 pub mod ebpf;
 pub mod ipvs;

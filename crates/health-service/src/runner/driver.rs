@@ -1,4 +1,4 @@
-//! Runs a job on tokio as a [`Runner`] says.
+//! Runs a job on tokio whenever a [`Runner`] says so.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -12,9 +12,9 @@ use tracing::warn;
 
 use super::{Intervals, Runner, RunnerError};
 
-/// What a driver runs.
+/// The job of a driver.
 pub trait Job {
-    /// Why a run has failed.
+    /// Why a run failed.
     type Error: fmt::Display;
 
     /// Runs once.
@@ -26,17 +26,17 @@ pub trait Job {
 pub struct Trigger(mpsc::Sender<()>);
 
 impl Trigger {
-    /// Asks for a run, and does not wait for it. An error once the driver has ended.
+    /// Asks for a run without waiting for it. Fails once the driver has ended.
     pub fn trigger(&self) -> Result<(), RunnerError> {
         match self.0.try_send(()) {
-            // One that waits already stands for this one too.
+            // The request that is already waiting stands for this one too.
             Ok(()) | Err(TrySendError::Full(())) => Ok(()),
             Err(TrySendError::Closed(())) => Err(RunnerError::Stopped),
         }
     }
 }
 
-/// Runs a job when it is asked to, within its intervals.
+/// Runs a job on request, within its intervals.
 #[derive(Debug)]
 pub struct Driver {
     runner: Runner,
@@ -45,7 +45,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver that begins now, and what asks it for runs.
+    /// A driver that starts now, and the trigger that asks it for runs.
     pub fn new(intervals: Intervals) -> Result<(Self, Trigger), RunnerError> {
         let (sender, asked) = mpsc::channel(1);
         let driver = Self {
@@ -56,8 +56,8 @@ impl Driver {
         Ok((driver, Trigger(sender)))
     }
 
-    /// Runs the job until `stop` is ready; a run that is under way then ends first. A job that panics has failed, and is
-    /// run again as one that returned an error.
+    /// Runs the job until `stop` is ready, and lets a run in progress finish. A run that panics counts as failed and is
+    /// retried.
     pub async fn drive(mut self, mut job: impl Job, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut is_askable = true;
@@ -77,7 +77,7 @@ impl Driver {
                 biased;
                 () = &mut stop => return,
                 asked = self.asked.recv(), if is_askable => match asked {
-                    // A driver that runs has not stopped.
+                    // The runner has not stopped, since the driver is running.
                     Some(()) => drop(self.runner.trigger()),
                     None => is_askable = false,
                 },

@@ -1,7 +1,7 @@
 //! When to sync: as often as asked for, but not more often than a shortest interval, and at least once in a longest one
 //! (`pkg/proxy/runner` of Kubernetes).
 //!
-//! [`Runner`] decides, on times that it is given; [`Driver`] runs a job by it on tokio.
+//! [`Runner`] decides, and the caller gives it the time; [`Driver`] runs a job on tokio when the runner says so.
 
 mod driver;
 #[cfg(test)]
@@ -14,7 +14,7 @@ pub use driver::{Driver, Job, Trigger};
 /// How often to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
-    /// From the end of a run to the begin of the next, at least.
+    /// From the end of a run to the start of the next, at least.
     pub min: Duration,
     /// From the end of a run that failed to the next, if nobody asks for one.
     pub retry: Duration,
@@ -25,7 +25,7 @@ pub struct Intervals {
 /// Why a runner does not do what it is asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunnerError {
-    /// Intervals that exclude each other.
+    /// The longest interval is shorter than the shortest.
     #[error(
         "cannot run at intervals of at least {min:?} and at most {max:?}: the longest must not be shorter than the shortest"
     )]
@@ -35,17 +35,17 @@ pub enum RunnerError {
         /// The longest.
         max: Duration,
     },
-    /// It has ended.
+    /// The runner has stopped.
     #[error("cannot ask for a run: the runner has stopped")]
     Stopped,
 }
 
-/// Decides when to run. Times are durations since a start that the caller chooses, and must not go back.
+/// Decides when to run. Times are durations since a start that the caller chooses; they must not go backwards.
 #[derive(Debug)]
 pub struct Runner {
     intervals: Intervals,
     phase: Phase,
-    /// Whether somebody has asked for a run that has not begun.
+    /// Whether a run was asked for and has not begun.
     is_asked: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct Runner {
 enum Phase {
     /// Between runs.
     Idle {
-        /// No run before.
+        /// No run begins before this.
         earliest: Duration,
-        /// A run then, asked for or not.
+        /// A run begins at this time even if nobody asks for one.
         due: Duration,
     },
     Running,
@@ -63,7 +63,7 @@ enum Phase {
 }
 
 impl Runner {
-    /// A runner that begins now. It runs when it is first asked to, or after the longest interval.
+    /// A runner that starts now. Its first run begins when asked for, or after the longest interval.
     pub fn new(intervals: Intervals, now: Duration) -> Result<Self, RunnerError> {
         let Intervals { min, max, .. } = intervals;
         if max < min {
@@ -79,7 +79,7 @@ impl Runner {
         })
     }
 
-    /// Asks for a run. Asked for several times before it begins, it is one run; asked for during a run, it is another.
+    /// Asks for a run. Several requests before it begins make one run; a request during a run makes another.
     pub fn trigger(&mut self) -> Result<(), RunnerError> {
         if let Phase::Stopped = self.phase {
             return Err(RunnerError::Stopped);
@@ -88,7 +88,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether to run now. If so, [`Runner::finished`] must be told of the end.
+    /// Whether to run now. If so, the caller must call [`Runner::finished`] at the end.
     #[must_use]
     pub fn poll(&mut self, now: Duration) -> bool {
         let is_due = self.next_wake().is_some_and(|wake| wake <= now);
@@ -99,7 +99,7 @@ impl Runner {
         is_due
     }
 
-    /// The run has ended now, well or not. Any run that ends well makes up for those that did not.
+    /// Notes that the run has ended now. A successful run makes up for earlier ones that failed.
     pub fn finished(&mut self, now: Duration, is_success: bool) {
         if let Phase::Running = self.phase {
             let Intervals { min, retry, max } = self.intervals;
@@ -111,7 +111,7 @@ impl Runner {
         }
     }
 
-    /// When to poll next, if nobody asks for a run before; none during a run and after the end.
+    /// When to poll next, unless somebody asks for a run earlier; none during a run and after [`Runner::stop`].
     pub fn next_wake(&self) -> Option<Duration> {
         match self.phase {
             Phase::Idle { earliest, .. } if self.is_asked => Some(earliest),
@@ -120,7 +120,7 @@ impl Runner {
         }
     }
 
-    /// No run begins any more.
+    /// Prevents further runs.
     pub fn stop(&mut self) {
         self.phase = Phase::Stopped;
     }

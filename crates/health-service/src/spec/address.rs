@@ -5,16 +5,16 @@ use std::net::IpAddr;
 use health_model::manifest::Problem;
 use ipnet::IpNet;
 
-/// What an address is for, which decides what it may be.
+/// What an address is used for, which decides which addresses are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// A service's, that the cluster or its load balancer has assigned.
+    /// An address of a service that the cluster or its load balancer assigned.
     Assigned,
-    /// One that somebody wrote down: an external one, or an endpoint's. Kubernetes refuses more of them.
+    /// An address that a user wrote, of an external IP or an endpoint. Kubernetes accepts fewer of these.
     Written,
 }
 
-/// An address. IPv4 in IPv6 (RFC 4291, 2.5.5.2) is IPv4, as Kubernetes has it.
+/// Parses an address. An IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2) is IPv4, as in Kubernetes.
 pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
     let address: IpAddr = text
         .parse()
@@ -38,7 +38,7 @@ pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
     Err(Problem::invalid(text, detail))
 }
 
-/// A network, without the bits past its prefix. Spaces around it do not count.
+/// Parses a network and clears the bits past its prefix. Spaces around it are ignored.
 pub(super) fn network(text: &str) -> Result<IpNet, Problem> {
     let network: IpNet = text
         .trim()

@@ -1,12 +1,12 @@
-//! What Kubernetes has no fields for: annotations that begin with `service.health-agent.io/`.
+//! Settings that Kubernetes has no fields for: annotations that begin with `service.health-agent.io/`.
 //!
 //! | of | annotation | value | means |
 //! | --- | --- | --- | --- |
 //! | a service | `algorithm` | `random`, `round-robin`, `maglev`, `least-connection` | how a backend is chosen for a new flow; the node's default if not set |
-//! | an endpoint slice | `weight` | 1 to 1000 | the share of flows that each endpoint of the slice gets, relative to those of the same service; 1 if not set |
+//! | an endpoint slice | `weight` | 1 to 1000 | the share of new flows of each endpoint of the slice, relative to those of the same service; 1 if not set |
 //!
-//! Weights stand on slices, because a slice is what somebody who brings their own endpoints writes: the old version in
-//! one, the new one in another. An endpoint that is to get nothing is not ready; it has no weight of 0.
+//! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the new
+//! version in another. An endpoint that should get no new flows is not ready; there is no weight of 0.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,13 +30,13 @@ const WEIGHT: &str = "weight";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// By chance.
+    /// At random.
     Random,
-    /// One after the other.
+    /// In turn.
     RoundRobin,
-    /// By the flow's hash, the same on each node: few flows move when backends change.
+    /// By a hash of the flow, the same on each node: few flows move when backends change.
     Maglev,
-    /// The one with the fewest flows.
+    /// The backend with the fewest flows.
     LeastConnection,
 }
 
@@ -63,9 +63,9 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The text names no algorithm.
+/// The text is not the name of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no algorithm: there are random, round-robin, maglev and least-connection")]
+#[error("not an algorithm; use random, round-robin, maglev or least-connection")]
 pub struct AlgorithmError;
 
 impl FromStr for Algorithm {
@@ -79,7 +79,7 @@ impl FromStr for Algorithm {
 
 type Annotations = BTreeMap<String, String>;
 
-/// The algorithm that a service asks for.
+/// The algorithm in a service's annotations.
 pub(super) fn algorithm(all: Option<&Annotations>, errors: &mut Errors) -> Option<Algorithm> {
     let (key, value) = ours(all, ALGORITHM, errors)?;
     let algorithm = value.parse().ok();
@@ -90,7 +90,7 @@ pub(super) fn algorithm(all: Option<&Annotations>, errors: &mut Errors) -> Optio
     algorithm
 }
 
-/// The weight of the endpoints of a slice.
+/// The weight in a slice's annotations; 1 if there is none.
 pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
     let Some((key, value)) = ours(all, WEIGHT, errors) else {
         return 1;
@@ -105,7 +105,7 @@ pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
         })
 }
 
-/// The only one of our annotations that there is for this kind of object: others of ours are errors.
+/// The annotation of ours that this kind of object may have. Any other annotation of ours is an error.
 fn ours<'a>(
     all: Option<&'a Annotations>,
     known: &'static str,

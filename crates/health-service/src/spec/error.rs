@@ -1,4 +1,4 @@
-//! What is wrong with an object, and where in it.
+//! Errors in objects, each with the object and the path of the field.
 
 use std::fmt;
 
@@ -22,12 +22,11 @@ impl fmt::Display for Kind {
     }
 }
 
-/// One thing that is wrong with an object. What the path names is left out, or has its default; the rest of the object
-/// holds.
+/// An error in an object. The field that the path names is left out or gets its default; the rest of the object is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {object}: {path}: {problem}")]
 pub struct SpecError {
-    /// What the object is.
+    /// The kind of the object.
     pub kind: Kind,
     /// Its `NAMESPACE/NAME`.
     pub object: String,
@@ -37,7 +36,7 @@ pub struct SpecError {
     pub problem: Problem,
 }
 
-/// What is wrong with the object that is read.
+/// Collects the errors of the object that is being read.
 #[derive(Debug)]
 pub(super) struct Errors {
     kind: Kind,

@@ -1,8 +1,8 @@
-//! What is to be served, from the `Service` and `EndpointSlice` objects of Kubernetes.
+//! Services and endpoint slices, read from the `Service` and `EndpointSlice` objects of Kubernetes.
 //!
-//! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes and the rules by which kube-proxy takes an
-//! object or leaves it, and report every error at once, each with the path of its field. A field with an error is left
-//! out; the ports and addresses beside it go on.
+//! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes, and kube-proxy's rules for which objects to
+//! serve. They report all errors at once, each with the path of its field. A field with an error is left out; the other
+//! ports and addresses of the object are still served.
 
 mod address;
 pub mod annotation;
@@ -32,10 +32,10 @@ pub use selection::{Selection, Skip};
 pub use service::{ServiceReading, read_service};
 pub use slice::{SliceReading, read_slice};
 
-/// A service, as far as its traffic needs it.
+/// A service, reduced to what matters for its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// What holds for all its ports.
+    /// What all its ports have in common.
     pub common: Arc<Common>,
     /// Its ports in the order of the object. No two have one name and protocol.
     pub ports: Vec<ServicePort>,
@@ -48,44 +48,44 @@ impl Service {
     }
 }
 
-/// What holds for all ports of a service.
+/// What all ports of a service have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Common {
     /// Its name.
     pub name: ServiceName,
-    /// How it is to be reached.
+    /// Its type.
     pub kind: ServiceType,
-    /// When it was made: of two that claim an address, the older has it. None counts as older than any time.
+    /// When it was created: if two services claim an address, the older one owns it. None counts as older than any time.
     pub created: Option<Timestamp>,
-    /// Its ClusterIPs, at most one of each family; there is one at least. A family without one is not served.
+    /// Its ClusterIPs: at least one, and at most one of each family. A family without one is not served.
     pub cluster_ips: Vec<IpAddr>,
     /// External addresses that somebody routes to the nodes, each once.
     pub external_ips: Vec<IpAddr>,
-    /// Addresses that a load balancer delivers without change of the destination, each once.
+    /// Addresses whose packets a load balancer forwards without changing the destination, each once.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Who may use the addresses of the load balancer.
+    /// The networks that may use the addresses of the load balancer.
     pub source_ranges: SourceRanges,
-    /// How long a client stays with its backend after its last packet; none for no affinity.
+    /// How long a client stays with its backend after it last opened a flow; none for no affinity.
     pub affinity: Option<Duration>,
     /// Which endpoints traffic to the ClusterIPs may use.
     pub internal_policy: TrafficPolicy,
     /// Which endpoints traffic to all other addresses may use.
     pub external_policy: TrafficPolicy,
-    /// The port on which the node tells load balancers whether it has endpoints.
+    /// The port on which the node reports to load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<Algorithm>,
 }
 
-/// How a service is to be reached: each type by what those before it have, and more.
+/// The type of a service. Each type includes the ones before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ServiceType {
-    /// At addresses that the cluster gave it.
+    /// Reached at addresses that the cluster assigned.
     #[default]
     ClusterIp,
-    /// At ports of each node.
+    /// Reached at a port of each node too.
     NodePort,
-    /// At addresses of a load balancer.
+    /// Reached at addresses of a load balancer too.
     LoadBalancer,
 }
 
@@ -100,23 +100,23 @@ impl ServiceType {
     }
 }
 
-/// A port of a service, with all that its traffic needs.
+/// A port of a service, with everything that matters for its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Its name; empty for the only port of a service.
     pub name: Arc<str>,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// Its number at the addresses of the service. Never 0.
+    /// The port number at the addresses of the service. Never 0.
     pub port: u16,
-    /// Its number at the addresses of nodes.
+    /// The port number at the addresses of nodes.
     pub node_port: Option<u16>,
-    /// The service.
+    /// The service that it belongs to.
     pub service: Arc<Common>,
 }
 
 impl ServicePort {
-    /// Its name with that of its service.
+    /// Its name, with the name of its service.
     pub fn full_name(&self) -> ServicePortName {
         ServicePortName {
             service: self.service.name.clone(),
@@ -125,20 +125,20 @@ impl ServicePort {
         }
     }
 
-    /// Whether it is reached by more than ClusterIPs.
+    /// Whether it is reached at other addresses than ClusterIPs.
     pub fn is_external(&self) -> bool {
         self.node_port.is_some()
             || !self.service.external_ips.is_empty()
             || !self.service.load_balancer_ips.is_empty()
     }
 
-    /// Whether some of its traffic may use all endpoints of the cluster. What reaches an external address from this
-    /// node or its pods may, whatever the policy.
+    /// Whether some of its traffic may use all endpoints of the cluster. Traffic from this node and its pods to an external
+    /// address may, whatever the policy.
     pub fn uses_cluster_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Cluster || self.is_external()
     }
 
-    /// Whether some of its traffic may use endpoints of this node only.
+    /// Whether some of its traffic may only use endpoints of this node.
     pub fn uses_local_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Local
             || (self.service.external_policy == TrafficPolicy::Local && self.is_external())
@@ -165,19 +165,19 @@ impl TrafficPolicy {
     }
 }
 
-/// Who may use the addresses of a load balancer.
+/// The networks that may use the addresses of a load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRanges {
     /// The networks, of both families.
     pub networks: Vec<IpNet>,
-    /// Whether one could not be read. Then nobody is let in whom no network has: a slip of the pen must not open a
-    /// service to all.
+    /// Whether one of them could not be read. Then only the networks that could be read are allowed, even if there are
+    /// none: a typo must not open a service to everyone.
     pub has_error: bool,
 }
 
 impl SourceRanges {
-    /// The networks of this family that are let in; none if all are. Networks of the other family do not restrict this
-    /// one, as in Kubernetes.
+    /// The allowed networks of this family; none if all sources are allowed. As in Kubernetes, networks of one family do
+    /// not restrict the other.
     pub fn of(&self, family: Family) -> Option<Vec<IpNet>> {
         let networks = self.networks.iter().copied();
         let networks: Vec<_> = networks
@@ -187,20 +187,20 @@ impl SourceRanges {
     }
 }
 
-/// A slice of the endpoints of a service.
+/// A slice of a service's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
     /// Its name.
     pub name: SliceName,
-    /// The service that they are of.
+    /// The service that it belongs to.
     pub service: ServiceName,
-    /// The family of their addresses.
+    /// The family of the endpoints' addresses.
     pub family: Family,
-    /// The ports that each of them has.
+    /// The ports of each endpoint.
     pub ports: Vec<SlicePort>,
-    /// They, in the order of the object.
+    /// The endpoints, in the order of the object.
     pub endpoints: Vec<SliceEndpoint>,
-    /// The weight of each: its share of new flows relative to others of the service. At least 1.
+    /// The weight of each endpoint: its share of new flows, relative to the other endpoints of the service. At least 1.
     pub weight: u16,
 }
 
@@ -211,7 +211,7 @@ pub struct SlicePort {
     pub name: Arc<str>,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// Its number at the endpoint. Never 0.
+    /// The port number at the endpoint. Never 0.
     pub port: u16,
 }
 
@@ -220,28 +220,28 @@ pub struct SlicePort {
 pub struct SliceEndpoint {
     /// Its address.
     pub address: IpAddr,
-    /// How it does.
+    /// Whether it is ready, serving and terminating.
     pub conditions: Conditions,
     /// The node that it is on.
     pub node: Option<Arc<str>>,
     /// The zone that it is in.
     pub zone: Option<Arc<str>>,
-    /// For whom it is; none for all.
+    /// The clients that it is for; none for all.
     pub hints: Option<Arc<Hints>>,
 }
 
-/// How an endpoint does.
+/// The conditions of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conditions {
-    /// Whether it is meant to get new flows.
+    /// Whether it should get new flows.
     pub ready: bool,
-    /// Whether it can serve, ending or not.
+    /// Whether it can serve, even while it terminates.
     pub serving: bool,
-    /// Whether it is ending.
+    /// Whether it is terminating.
     pub terminating: bool,
 }
 
-/// For whom an endpoint is.
+/// The nodes and zones whose clients should use an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The nodes.
@@ -255,16 +255,16 @@ pub struct Hints {
 pub struct Endpoint {
     /// Where it listens.
     pub address: SocketAddr,
-    /// How it does.
+    /// Whether it is ready, serving and terminating.
     pub conditions: Conditions,
     /// Whether it is on this node.
     pub is_local: bool,
-    /// Its share of new flows relative to others of the port. At least 1.
+    /// Its share of new flows, relative to the other endpoints of the port. At least 1.
     pub weight: u16,
     /// The node that it is on.
     pub node: Option<Arc<str>>,
     /// The zone that it is in.
     pub zone: Option<Arc<str>>,
-    /// For whom it is; none for all.
+    /// The clients that it is for; none for all.
     pub hints: Option<Arc<Hints>>,
 }

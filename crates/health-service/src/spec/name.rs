@@ -1,4 +1,4 @@
-//! What services and their ports are told apart by.
+//! Names of services, endpoint slices and ports.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
-/// A service, by namespace and name.
+/// The name of a service, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceName {
     /// Its namespace.
@@ -31,7 +31,7 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// An endpoint slice, by namespace and name.
+/// The name of an endpoint slice, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceName {
     /// Its namespace, which is that of its service.
@@ -56,8 +56,8 @@ impl fmt::Display for SliceName {
     }
 }
 
-/// A port of a service, by its name: what endpoints and traffic are matched by. Shown as `NAMESPACE/NAME:PORT/PROTOCOL`,
-/// without the colon for a port without a name.
+/// The name of a service's port, which matches it with the ports of endpoint slices. Shown as
+/// `NAMESPACE/NAME:PORT/PROTOCOL`, or as `NAMESPACE/NAME/PROTOCOL` if the port has no name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
     /// The service.
@@ -75,7 +75,7 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// A port of a service in one family: the two share nothing but their name.
+/// A port of a service in one family. The two families of a port have nothing in common but the name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {
     /// The port.

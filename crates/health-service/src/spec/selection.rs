@@ -1,47 +1,47 @@
-//! Which objects are ours.
+//! The selection of the objects that this proxy serves.
 
 use std::collections::BTreeMap;
 
-/// The label of objects that a proxy of this name serves, and no other.
+/// The label with the name of the only proxy that serves an object.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// The label of objects that no proxy serves.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// Which objects are ours.
+/// Selects the objects that this proxy serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The name of this proxy: it serves the objects that are labelled with it. None for those without such a label.
+    /// The name of this proxy: it serves the objects labelled with that name. None: it serves those without the label.
     pub proxy_name: Option<String>,
 }
 
 /// Why an object is not served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
-    /// Its label names another proxy, or none where ours has a name.
+    /// Its label names another proxy; or this proxy has a name, and the object has no label.
     #[error("label {PROXY_NAME} gives it to another proxy")]
     OtherProxy,
-    /// Its label says so.
+    /// It has the label of objects that no proxy serves.
     #[error("label {HEADLESS} says that no proxy serves it")]
     HeadlessLabel,
     /// A service without a ClusterIP, on purpose.
     #[error("the service is headless")]
     Headless,
-    /// A service without a ClusterIP, yet or for an error that was told.
+    /// A service without a ClusterIP: none is assigned yet, or the field has an error, which is reported.
     #[error("the service has no ClusterIP")]
     NoClusterIp,
-    /// A service that is a name of the DNS.
+    /// A service that is an alias in DNS.
     #[error("the service is of type ExternalName")]
     ExternalName,
-    /// A slice of no service.
+    /// A slice that belongs to no service.
     #[error("the endpoint slice has no label that names its service")]
     NoService,
-    /// A slice of names, or of addresses of another sort.
+    /// A slice of host names, or of an unknown type of addresses.
     #[error("the endpoint slice has no IP addresses")]
     NoIpAddresses,
 }
 
 impl Selection {
-    /// The label selector by which an API server leaves out what is not ours.
+    /// The label selector that makes an API server send only the selected objects.
     pub fn label_selector(&self) -> String {
         match &self.proxy_name {
             Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
@@ -49,7 +49,7 @@ impl Selection {
         }
     }
 
-    /// Why an object with these labels is not ours.
+    /// Why an object with these labels is not selected.
     pub(super) fn skips(&self, labels: Option<&BTreeMap<String, String>>) -> Option<Skip> {
         let label = |key: &str| labels.and_then(|labels| labels.get(key));
         if label(PROXY_NAME) != self.proxy_name.as_ref() {

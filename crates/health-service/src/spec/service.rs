@@ -1,4 +1,4 @@
-//! One service of the Kubernetes API.
+//! Reads a `Service` of the Kubernetes API.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::{
 
 /// How long a client stays with its backend, if the service does not say.
 const AFFINITY: Duration = Duration::from_secs(10_800);
-/// Longest of it, in seconds.
+/// The longest such time, in seconds.
 const AFFINITY_MAX: i32 = 86_400;
 /// How the ClusterIP of a headless service is written.
 const NONE: &str = "None";
@@ -27,18 +27,18 @@ const NONE: &str = "None";
 const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
 
-/// What was read of a service.
+/// A service as it was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceReading {
     /// Its name.
     pub name: ServiceName,
-    /// What is to be served, or why nothing is.
+    /// The service, or why it is not served.
     pub service: Result<Service, Skip>,
-    /// All that is wrong with it.
+    /// All errors in it.
     pub errors: Vec<SpecError>,
 }
 
-/// Reads a service of the API. An error if it cannot be told from others; all other errors are in the reading.
+/// Reads a service of the API. Fails if it has no valid name; all other errors are in the reading.
 pub fn read_service(
     service: &k8s::Service,
     selection: &Selection,
@@ -61,7 +61,7 @@ pub fn read_service(
     })
 }
 
-/// Namespace and name of an object, and where to put what is wrong with it.
+/// The namespace and name of an object, and a collector for its errors.
 pub(super) fn named(
     kind: Kind,
     namespace: Option<&str>,
@@ -142,7 +142,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     Ok(Service { common, ports })
 }
 
-/// None for a service that is a name of the DNS.
+/// The type; none for `ExternalName`.
 fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceType> {
     match spec.type_.as_deref().unwrap_or_default() {
         "" | "ClusterIP" => Some(ServiceType::ClusterIp),
@@ -156,7 +156,7 @@ fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceT
     }
 }
 
-/// The first of each family.
+/// The ClusterIPs: the first of each family.
 fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAddr>, Skip> {
     let listed = spec.cluster_ips.iter().flatten().enumerate();
     let listed = listed.map(|(i, ip)| (format!("spec.clusterIPs[{i}]"), ip.as_str()));
@@ -192,7 +192,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
     Ok(addresses)
 }
 
-/// Those that can be served, each once.
+/// The addresses that can be served, each once.
 fn addresses<'a>(
     texts: impl IntoIterator<Item = (String, &'a str)>,
     what_for: Use,
@@ -215,7 +215,7 @@ fn addresses<'a>(
     addresses
 }
 
-/// The addresses that a load balancer delivers without change of the destination.
+/// The addresses whose packets a load balancer forwards without changing the destination, with their paths.
 fn delivered<'a>(service: &'a k8s::Service, errors: &mut Errors) -> Vec<(String, &'a str)> {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -337,7 +337,7 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
             0 => None,
             number => port_number(number, &format!("{path}.nodePort"), errors),
         };
-        // The name alone must be unique, as Kubernetes has it: endpoints are found by it.
+        // The name alone must be unique, as in Kubernetes: endpoints are found by it.
         if !names.insert(name) {
             let problem = Problem::Duplicate(name.to_owned());
             errors.add(format!("{path}.name"), problem);
@@ -358,7 +358,7 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
     ports
 }
 
-/// A protocol as Kubernetes writes it; TCP if there is none.
+/// Parses a protocol as Kubernetes writes it; the default is TCP.
 pub(super) fn protocol(text: Option<&str>, path: &str, errors: &mut Errors) -> Option<Protocol> {
     match text.unwrap_or_default() {
         "" | "TCP" => Some(Protocol::TCP),
@@ -372,7 +372,7 @@ pub(super) fn protocol(text: Option<&str>, path: &str, errors: &mut Errors) -> O
     }
 }
 
-/// The number of a port, which is not 0.
+/// Checks the number of a port; 0 is an error.
 pub(super) fn port_number(number: i32, path: &str, errors: &mut Errors) -> Option<u16> {
     let port = u16::try_from(number).ok().filter(|&port| port > 0);
     if port.is_none() {

@@ -1,4 +1,4 @@
-//! One endpoint slice of the Kubernetes API.
+//! Reads an `EndpointSlice` of the Kubernetes API.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use super::{
 
 /// The label that names the service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The annotation that tells when what the slice shows happened.
+/// The annotation with the time of the event that last changed the slice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// What was read of a slice.
+/// A slice as it was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceReading {
     /// Its name.
     pub name: SliceName,
-    /// Its endpoints, or why it has none for us.
+    /// The slice, or why it is not served.
     pub slice: Result<EndpointSlice, Skip>,
-    /// When what the slice shows happened.
+    /// When the event happened that last changed the slice.
     pub trigger_time: Option<Timestamp>,
-    /// All that is wrong with it.
+    /// All errors in it.
     pub errors: Vec<SpecError>,
 }
 
-/// Reads an endpoint slice of the API. An error if it cannot be told from others; all other errors are in the reading.
+/// Reads an endpoint slice of the API. Fails if it has no valid name; all other errors are in the reading.
 pub fn read_slice(
     slice: &k8s::EndpointSlice,
     selection: &Selection,
@@ -106,8 +106,8 @@ fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
     time
 }
 
-/// The ports that can be served. One without a name (as none, not as an empty one) or without a number means all ports,
-/// which no service has.
+/// The ports that can be served. To Kubernetes, a port whose name or number is not set means all ports, which no service
+/// has; an empty name is a name.
 fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
     let mut ports: Vec<SlicePort> = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
@@ -143,7 +143,7 @@ fn endpoints(
     let mut names = Names::default();
     let mut endpoints = Vec::with_capacity(slice.endpoints.len());
     for (i, endpoint) in slice.endpoints.iter().enumerate() {
-        // All addresses of an endpoint are the same one to Kubernetes, so the first is enough.
+        // To Kubernetes, all addresses of an endpoint are interchangeable, so the first is enough.
         let Some(text) = endpoint.addresses.first() else {
             errors.add(format!("endpoints[{i}].addresses"), Problem::Required(""));
             continue;
@@ -177,11 +177,11 @@ fn endpoints(
     endpoints
 }
 
-/// The names of nodes and zones of a slice, each in memory once.
+/// The names of nodes and zones of a slice, each stored only once.
 #[derive(Default)]
 struct Names {
     known: HashSet<Arc<str>>,
-    /// The hints that were read last: often those of the next endpoint too.
+    /// The hints of the previous endpoint: the next one often has the same.
     hints: Option<Arc<Hints>>,
 }
 

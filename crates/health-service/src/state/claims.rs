@@ -1,4 +1,4 @@
-//! Who has an address that several ports claim.
+//! Which port owns an address that several ports claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::frontend::{FrontendKind, Listen};
 use crate::spec::{PortKey, ServicePort, ServicePortName};
 
-/// What can be claimed.
+/// What can be claimed: an address or node port, in one family and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     family: Family,
@@ -32,8 +32,8 @@ impl Place {
     }
 }
 
-/// A claim; the least of those on a place has it. ClusterIPs come first: the cluster gives each out once, while anybody
-/// may write down an external address.
+/// A claim on a place; the smallest one owns it. ClusterIPs come first: the cluster assigns each only once, while anybody
+/// may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     is_written: bool,
@@ -41,16 +41,16 @@ struct Claim {
     name: ServicePortName,
 }
 
-/// A port is not served at an address, since another port has it.
+/// A port is not served at an address because another port owns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The port without.
+    /// The port that lost the address.
     pub key: PortKey,
-    /// What it claims.
+    /// The address or node port that it claims.
     pub listen: Listen,
-    /// What that would be to its service.
+    /// The kind of frontend that it would have there.
     pub kind: FrontendKind,
-    /// The port that has it.
+    /// The port that owns the address.
     pub owner: ServicePortName,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Conflict {
         let protocol = self.key.name.protocol;
         write!(
             f,
-            "service {service}: {} of {} is that of {}, which comes first: it is not served at {}/{protocol}",
+            "service {service}: {} of {} belongs to {}, which comes first: it is not served at {}/{protocol}",
             field(self.kind),
             self.key,
             self.owner,
@@ -69,7 +69,7 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// The field of a service that the address stands in.
+/// The field of a service that contains the address.
 fn field(kind: FrontendKind) -> &'static str {
     match kind {
         FrontendKind::ClusterIp => "spec.clusterIPs",
@@ -79,19 +79,19 @@ fn field(kind: FrontendKind) -> &'static str {
     }
 }
 
-/// All claims.
+/// All claims of all ports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Claims {
     /// Sorted; never empty.
     places: HashMap<Place, Vec<Claim>>,
 }
 
-/// Places whose claims change, and who had them before.
+/// Places whose claims have changed, with their former owners.
 #[derive(Debug, Default)]
 pub(super) struct Touched(BTreeMap<Place, Option<ServicePortName>>);
 
 impl Claims {
-    /// Who has this place.
+    /// The port that owns this place.
     pub(super) fn owner(&self, place: &Place) -> Option<&ServicePortName> {
         let claims = self.places.get(place)?;
         claims.first().map(|claim| &claim.name)
@@ -133,7 +133,7 @@ impl Claims {
         touched.0.entry(place).or_insert_with(owner);
     }
 
-    /// All ports that claim a place which has another owner now.
+    /// All ports that claim a place whose owner has changed.
     pub(super) fn moved(&self, touched: Touched) -> BTreeSet<PortKey> {
         let moved = touched
             .0

@@ -1,4 +1,4 @@
-//! Where the traffic of a port arrives, and what becomes of it.
+//! Frontends: where the traffic of a port arrives, and where it goes.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,12 +10,12 @@ use ipnet::IpNet;
 use crate::choice::Choice;
 use crate::spec::{ServicePort, TrafficPolicy};
 
-/// What traffic is sent to.
+/// The destination of a client's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listen {
     /// An address of the service.
     Address(SocketAddr),
-    /// A port at the addresses of the node, whichever of them serve NodePorts.
+    /// A port of the node, at all of its addresses that serve NodePorts.
     NodePort(u16),
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// What an address is to a service. Of two kinds that have one address the first counts.
+/// The kind of a frontend. If an address is of two kinds, the first counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// The address that the cluster gave it.
@@ -41,38 +41,38 @@ pub enum FrontendKind {
     NodePort,
 }
 
-/// What becomes of new flows.
+/// Where new flows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A backend of the cluster list.
     Cluster,
     /// A backend of the local list.
     Local,
-    /// Nothing, silently: there are endpoints, but not here.
+    /// They are dropped silently: there are endpoints, but not on this node.
     Drop,
-    /// An ICMP error: there are no endpoints at all.
+    /// They get an ICMP error: there are no endpoints at all.
     Reject,
 }
 
 /// Where traffic of a port arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frontend {
-    /// What it is sent to.
+    /// The destination of the traffic.
     pub listen: Listen,
-    /// What that is to the service.
+    /// The kind of that destination.
     pub kind: FrontendKind,
     /// The policy for traffic from outside. Under `Local`, an external frontend keeps the source address.
     pub policy: TrafficPolicy,
-    /// What becomes of traffic from this node and its pods. External frontends give it all endpoints, whatever the
+    /// Where traffic from this node and its pods goes. At external frontends it may use all endpoints, whatever the
     /// policy.
     pub inside: Target,
-    /// What becomes of all other traffic.
+    /// Where all other traffic goes.
     pub outside: Target,
-    /// Who may use it; none for all. Only a load balancer's addresses have it.
+    /// The networks that may use it; none for all. Set only at addresses of a load balancer.
     pub source_ranges: Option<Arc<[IpNet]>>,
 }
 
-/// Where a port is to be reached in a family, each place once; nowhere if the service has no ClusterIP of it.
+/// The frontends that a port should have in a family, each once; empty if the service has no ClusterIP of that family.
 pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, FrontendKind)> {
     let service = &port.service;
     let is_ours = |ip: &&IpAddr| Family::of(**ip) == family;
@@ -102,7 +102,7 @@ pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, Fronten
     wanted
 }
 
-/// Whether a port may have frontends whose users are restricted, and to whom.
+/// The networks that may use the load balancer's addresses of a port; none if the port has no such address or all may.
 pub(super) fn source_ranges(port: &ServicePort, family: Family) -> Option<Arc<[IpNet]>> {
     if port.service.load_balancer_ips.is_empty() {
         return None;

@@ -1,8 +1,8 @@
-//! What a provider is to bring into the kernel.
+//! The desired state, which a provider writes into the kernel.
 //!
 //! For each port of a service and each family: where its traffic arrives, and which endpoints it may go to. A sync
-//! takes what the trackers have and names the ports whose state is another than before; its cost grows with what
-//! changed, not with what there is.
+//! takes the changes of the trackers and returns the ports whose state has changed. Its cost grows with the number of
+//! changes, not with the number of services.
 
 mod claims;
 mod frontend;
@@ -36,7 +36,7 @@ pub struct Backend {
     pub is_local: bool,
 }
 
-/// What is to be done for a port in a family.
+/// The desired state of a port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortState {
     /// Where its traffic arrives.
@@ -45,9 +45,9 @@ pub struct PortState {
     pub cluster: Vec<Backend>,
     /// The backends of traffic with [`Target::Local`].
     pub local: Vec<Backend>,
-    /// Endpoints that serve, but are in none of the lists: new flows do not go there, and flows that go there may stay.
+    /// Endpoints that still serve but are in neither list: they get no new flows, but keep those that they have.
     pub lingering: Vec<SocketAddr>,
-    /// How long a client stays with its backend after its last packet; none for no affinity.
+    /// How long a client stays with its backend after it last opened a flow; none for no affinity.
     pub affinity: Option<Duration>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<Algorithm>,
@@ -56,24 +56,25 @@ pub struct PortState {
 /// What a sync changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The ports whose state is another than before, or that are gone.
+    /// The ports whose state has changed, or that are gone.
     pub ports: BTreeSet<PortKey>,
     /// The services that are gone.
     pub deleted: BTreeSet<ServiceName>,
-    /// When what changed the endpoints happened, by service: until a provider has programmed it, the change takes time.
+    /// When the events happened that changed the endpoints, by service: the metric of programming latency counts from
+    /// then until the provider is done.
     pub trigger_times: BTreeMap<ServiceName, Vec<Timestamp>>,
 }
 
-/// What load balancers are told of a service on its health-check node port.
+/// What the health-check node port of a service reports to load balancers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// How many addresses its ready endpoints on this node have.
+    /// How many different addresses its ready endpoints on this node have.
     pub local_endpoints: usize,
 }
 
-/// How many ports have endpoints, but none on this node for traffic that may use no other.
+/// How many ports have endpoints, but none on this node, although some of their traffic must stay on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoLocalEndpoints {
     /// Traffic to ClusterIPs.
@@ -97,7 +98,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing yet, on a node that is there.
+    /// An empty state, on a node at this place of the topology.
     pub fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -111,7 +112,7 @@ impl State {
         }
     }
 
-    /// Takes what has changed.
+    /// Applies the changes of the trackers.
     pub fn sync(
         &mut self,
         services: &mut ServiceChangeTracker,
@@ -164,7 +165,7 @@ impl State {
         state
     }
 
-    /// What is to be done for a port; none if nothing is.
+    /// The desired state of a port; none if it is not served.
     pub fn port(&self, key: &PortKey) -> Option<&PortState> {
         self.ports.get(key)
     }
@@ -174,22 +175,22 @@ impl State {
         self.ports.iter()
     }
 
-    /// The ports of services that there are, served or not.
+    /// The ports of all known services, served or not.
     pub fn services(&self) -> &ServicePortMap {
         &self.services
     }
 
-    /// The endpoints that there are, used or not.
+    /// All known endpoints, used or not.
     pub fn endpoints(&self) -> &EndpointsMap {
         &self.endpoints
     }
 
-    /// Which ports are not served at an address, since another port has it.
+    /// The ports that are not served at an address because another port owns it.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flatten()
     }
 
-    /// The port that has a place; none if none claims it.
+    /// The port that owns a place; none if no port claims it.
     pub fn owner(
         &self,
         family: Family,
@@ -199,7 +200,7 @@ impl State {
         self.claims.owner(&Place::new(family, protocol, listen))
     }
 
-    /// How many ports have endpoints, but none on this node for traffic that may use no other.
+    /// How many ports have endpoints, but none on this node, although some of their traffic must stay on it.
     pub fn no_local_endpoints(&self) -> NoLocalEndpoints {
         self.no_local_endpoints
     }
@@ -226,7 +227,7 @@ impl State {
             .collect()
     }
 
-    /// How many addresses the ready endpoints of a service on this node have.
+    /// How many different addresses the ready endpoints of a service on this node have.
     fn local_endpoints(&self, service: &ServiceName, family: Family) -> usize {
         let of_service = self.endpoints.of_service(service);
         let of_family = of_service.filter(|(key, _)| key.family == family);
@@ -249,7 +250,7 @@ impl State {
         };
     }
 
-    /// Claims the places of these ports as they are now, and no others. Returns all ports that must be looked at: they,
+    /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute: these,
     /// and those that gain or lose a place.
     fn claim(&mut self, names: &BTreeSet<ServicePortName>) -> BTreeSet<PortKey> {
         let mut touched = Touched::default();
@@ -278,7 +279,7 @@ impl State {
         affected
     }
 
-    /// Computes the state of these ports anew. Returns those that have another than before.
+    /// Recomputes the state of these ports. Returns those whose state has changed.
     fn update(&mut self, keys: BTreeSet<PortKey>) -> BTreeSet<PortKey> {
         keys.into_iter()
             .filter(|key| self.update_port(key))
@@ -311,7 +312,7 @@ impl State {
         true
     }
 
-    /// What is to be done for a port, and where others are before it.
+    /// The desired state of a port, and the places that it lost to other ports.
     fn compute(&self, key: &PortKey) -> Option<(PortState, Vec<Conflict>)> {
         let port = self.services.get(&key.name)?;
         let wanted = frontend::wanted(port, key.family);
@@ -359,7 +360,7 @@ impl State {
     }
 }
 
-/// The endpoints that serve, and that new flows do not go to.
+/// The endpoints that serve but get no new flows.
 fn lingering(endpoints: &[Endpoint], choice: &Choice<'_>) -> Vec<SocketAddr> {
     let used: HashSet<_> = choice
         .cluster
@@ -377,7 +378,7 @@ fn lingering(endpoints: &[Endpoint], choice: &Choice<'_>) -> Vec<SocketAddr> {
 }
 
 impl PortState {
-    /// Of this port: 1 or 0.
+    /// 1 or 0, for this port alone.
     fn no_local_endpoints(&self) -> NoLocalEndpoints {
         let drops = |is_internal: bool| {
             let mut frontends = self.frontends.iter();

@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use super::EndpointsMap;
 use crate::spec::{Endpoint, EndpointSlice, PortKey, ServiceName, ServicePortName, SliceName};
 
-/// Gathers changes of endpoint slices.
+/// Collects changes of endpoint slices.
 #[derive(Debug)]
 pub struct EndpointsChangeTracker {
-    /// This node.
+    /// The name of this node.
     node: Arc<str>,
     started: Timestamp,
     services: HashMap<ServiceName, Slices>,
@@ -25,27 +25,27 @@ pub struct EndpointsChangeTracker {
     total: u64,
 }
 
-/// The slices of a service. By name, so that which of two equal endpoints counts does not depend on the order of events.
+/// The slices of a service, sorted by name: which of two equal endpoints counts must not depend on the order of events.
 #[derive(Debug, Default)]
 struct Slices {
     applied: BTreeMap<SliceName, Arc<EndpointSlice>>,
-    /// `None` for a slice that goes.
+    /// `None` for a slice that is removed.
     pending: BTreeMap<SliceName, Option<Arc<EndpointSlice>>>,
 }
 
-/// What was taken of the changes.
+/// The changes that [`EndpointsChangeTracker::apply`] took.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointsUpdates {
     /// The services of the slices that changed.
     pub services: BTreeSet<ServiceName>,
-    /// The ports whose endpoints are others than before.
+    /// The ports whose endpoints have changed.
     pub ports: BTreeSet<PortKey>,
-    /// When what changed the slices happened, by service.
+    /// When the events happened that changed the slices, by service.
     pub trigger_times: BTreeMap<ServiceName, Vec<Timestamp>>,
 }
 
 impl EndpointsChangeTracker {
-    /// A tracker of a process that started then, on the node of this name: endpoints on it are local.
+    /// A tracker for the node of this name, whose endpoints are local. `started`: when this process started.
     pub fn new(node: impl Into<Arc<str>>, started: Timestamp) -> Self {
         Self {
             node: node.into(),
@@ -59,8 +59,8 @@ impl EndpointsChangeTracker {
         }
     }
 
-    /// A slice is there or changed; `trigger_time` is when what it shows happened. Returns whether it differs from what
-    /// was known of it. A slice that has another service than before leaves that one.
+    /// Adds or changes a slice. `trigger_time`: when the event happened that changed it. Returns whether the slice differs
+    /// from the known one. A slice whose service has changed is removed from the former service.
     pub fn update(&mut self, slice: Arc<EndpointSlice>, trigger_time: Option<Timestamp>) -> bool {
         self.total += 1;
         let owner = self.owners.get(&slice.name);
@@ -70,7 +70,7 @@ impl EndpointsChangeTracker {
         let (name, service) = (slice.name.clone(), slice.service.clone());
         let is_change = self.pend(&service, &name, Some(slice));
         if is_change {
-            // A time before we started would measure how long we were not there.
+            // Times before the start would measure how long this process was not running.
             if let Some(time) = trigger_time.filter(|time| *time > self.started) {
                 let times = self.trigger_times.entry(service.clone()).or_default();
                 times.push(time);
@@ -80,18 +80,18 @@ impl EndpointsChangeTracker {
         is_change
     }
 
-    /// A slice is gone, or has nothing for us any more. Returns whether it was known.
+    /// Removes a slice that is gone, or that is no longer for this proxy. Returns whether it was known.
     pub fn remove(&mut self, slice: &SliceName) -> bool {
         self.total += 1;
         let Some(service) = self.owners.remove(slice) else {
             return false;
         };
-        // The slice's own time is that of its last change, not that of its end.
+        // The slice's time is that of its last change, not that of its removal.
         self.trigger_times.remove(&service);
         self.pend(&service, slice, None)
     }
 
-    /// Notes what a slice is to be, if it is not that.
+    /// Notes the new content of a slice. Returns whether it differs from the known one.
     fn pend(
         &mut self,
         service: &ServiceName,
@@ -112,17 +112,17 @@ impl EndpointsChangeTracker {
         true
     }
 
-    /// How many changes were not taken.
+    /// How many changes wait to be applied.
     pub fn pending(&self) -> u64 {
         self.pending
     }
 
-    /// How many changes were told since the start.
+    /// How many changes were reported since the start.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Takes all changes into the map of all endpoints.
+    /// Applies all changes to the map of all endpoints.
     pub fn apply(&mut self, map: &mut EndpointsMap) -> EndpointsUpdates {
         self.pending = 0;
         let mut updates = EndpointsUpdates {
@@ -165,8 +165,8 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. Of two that have one address, the one of the first slice counts, but one on this
-    /// node counts more.
+    /// The endpoints of all ports. If two have the same address, one on this node counts, else the one of the first
+    /// slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
         for slice in self.applied.values() {

@@ -28,7 +28,7 @@ impl ServicePortMap {
         ports.take_while(move |(name, _)| name.service == *service)
     }
 
-    /// All of them.
+    /// All ports.
     pub fn iter(&self) -> impl Iterator<Item = (&ServicePortName, &ServicePort)> {
         self.0.iter()
     }
@@ -38,7 +38,7 @@ impl ServicePortMap {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -58,12 +58,12 @@ impl ServicePortMap {
 pub struct EndpointsMap(BTreeMap<PortKey, Arc<[Endpoint]>>);
 
 impl EndpointsMap {
-    /// Those of a port; none if there are none.
+    /// The endpoints of a port; empty if it has none.
     pub fn get(&self, key: &PortKey) -> &[Endpoint] {
         self.0.get(key).map(|list| &**list).unwrap_or_default()
     }
 
-    /// Those of the ports of a service.
+    /// The endpoints of a service, by port and family.
     pub fn of_service<'a>(
         &'a self,
         service: &'a ServiceName,
@@ -72,7 +72,7 @@ impl EndpointsMap {
         of_service.take_while(move |(key, _)| key.name.service == *service)
     }
 
-    /// All of them.
+    /// The endpoints of all ports.
     pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &[Endpoint])> {
         self.0.iter().map(|(key, list)| (key, &**list))
     }
@@ -94,7 +94,7 @@ impl EndpointsMap {
     }
 }
 
-/// The name before that of any port of a service.
+/// The name that sorts before all ports of a service.
 fn first_of(service: &ServiceName) -> ServicePortName {
     ServicePortName {
         service: service.clone(),

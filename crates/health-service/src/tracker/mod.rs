@@ -1,8 +1,8 @@
-//! What has changed since the kernel was last told: the change trackers of kube-proxy
+//! What has changed since the last sync: the change trackers of kube-proxy
 //! (`pkg/proxy/servicechangetracker.go`, `endpointschangetracker.go`, `endpointslicecache.go`).
 //!
-//! Sources tell a tracker of each object that they see. A sync takes what has come together since the last one and
-//! merges it into the maps of all ports, in time proportional to the services that changed.
+//! Sources report each object to a tracker. A sync takes the changes since the last one and merges them into the maps
+//! of all ports, in time proportional to the number of services that changed.
 
 mod endpoints;
 mod map;

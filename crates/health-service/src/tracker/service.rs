@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::ServicePortMap;
 use crate::spec::{Service, ServiceName, ServicePortName};
 
-/// Gathers changes of services. What changes and changes back before it is taken is no change.
+/// Collects changes of services. A service that changes and changes back before they are applied has not changed.
 #[derive(Debug, Default)]
 pub struct ServiceChangeTracker {
     applied: HashMap<ServiceName, Arc<Service>>,
@@ -14,14 +14,14 @@ pub struct ServiceChangeTracker {
     total: u64,
 }
 
-/// How a service was when it was last taken, and how it is now.
+/// A service as it was last applied, and as it is now.
 #[derive(Debug)]
 struct Change {
     previous: Option<Arc<Service>>,
     current: Option<Arc<Service>>,
 }
 
-/// What was taken of the changes.
+/// The changes that [`ServiceChangeTracker::apply`] took.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceUpdates {
     /// The services that changed in any way.
@@ -33,8 +33,8 @@ pub struct ServiceUpdates {
 }
 
 impl ServiceChangeTracker {
-    /// A service is there, or changed, or is not to be served any more (`None`). Returns whether any change is pending,
-    /// of this service or another; `false` for a service that was not there and is not.
+    /// Adds or changes a service, or removes one that is no longer to be served (`None`). Returns whether any change is
+    /// pending, of this service or another; `false` if a service is removed that is unknown.
     pub fn update(&mut self, name: &ServiceName, current: Option<Arc<Service>>) -> bool {
         if current.is_none() && !self.applied.contains_key(name) && !self.items.contains_key(name) {
             return false;
@@ -52,7 +52,7 @@ impl ServiceChangeTracker {
         !self.items.is_empty()
     }
 
-    /// How many services have changes that were not taken.
+    /// How many services have changes that wait to be applied.
     pub fn pending(&self) -> usize {
         self.items.len()
     }
@@ -62,7 +62,7 @@ impl ServiceChangeTracker {
         self.total
     }
 
-    /// Takes all changes into the map of all ports.
+    /// Applies all changes to the map of all ports.
     pub fn apply(&mut self, map: &mut ServicePortMap) -> ServiceUpdates {
         let mut updates = ServiceUpdates::default();
         for (name, change) in std::mem::take(&mut self.items) {

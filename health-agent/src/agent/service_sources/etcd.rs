@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::{outage, tell};
 
-/// Follows the services of a cluster in etcd. Dropping it ends that.
+/// Follows the services of a cluster in etcd. Dropping it stops that.
 #[derive(Debug)]
 pub struct EtcdServices {
     services: Manifests,
@@ -20,10 +20,9 @@ pub struct EtcdServices {
 }
 
 impl EtcdServices {
-    /// Begins to follow the selected services of a cluster of this name, in this etcd.
+    /// Starts to follow the selected services of the cluster of this name, in this etcd.
     ///
-    /// Fails only when the settings cannot be used: a store that does not answer is waited for. Must be called in a
-    /// tokio runtime.
+    /// Fails only if the settings cannot be used; does not wait for etcd to answer. Must be called in a tokio runtime.
     pub fn open(
         store: &RegistrySpec,
         cluster: &str,
@@ -39,7 +38,7 @@ impl EtcdServices {
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             loop {
-                // Nobody waits for the set to be made.
+                // The clone keeps no lock while the set is built.
                 let known = tables.borrow_and_update().clone();
                 tell(&sender, set(&known));
                 if tables.changed().await.is_err() {

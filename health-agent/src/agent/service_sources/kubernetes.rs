@@ -1,4 +1,4 @@
-//! The services of a Kubernetes cluster, as its API server has them.
+//! Services from the API server of a Kubernetes cluster.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 
 use super::{outage, tell};
 
-/// What problems of the whole source are about.
+/// The subject of problems of the whole source.
 const SUBJECT: &str = "kubernetes";
 
-/// Follows the services of a cluster. Dropping it ends that.
+/// Follows the services of a cluster. Dropping it stops that.
 #[derive(Debug)]
 pub struct KubernetesServices {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -23,14 +23,14 @@ pub struct KubernetesServices {
 }
 
 impl KubernetesServices {
-    /// Begins to follow the selected services of a cluster: by the kubeconfig at a path, or with the service account of
-    /// the pod that this process is in, or with the kubeconfig of the environment.
+    /// Starts to follow the selected services of a cluster, with the kubeconfig at this path; without a path, with the
+    /// service account of this process's pod, or else the kubeconfig of the environment.
     ///
-    /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+    /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
     pub fn open(kubeconfig: Option<&Path>, selection: Selection) -> Result<Self, AccessError> {
         let scope = ServiceScope {
             label_selector: selection.label_selector(),
-            // The service of the cluster itself has no such label.
+            // A cluster always has a service of its own API, which no proxy name is set for.
             may_become_empty: selection.proxy_name.is_some(),
         };
         let of_slices = selection.clone();
@@ -44,7 +44,7 @@ impl KubernetesServices {
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             loop {
-                // Nobody waits for the set to be made.
+                // The clones keep no locks while the set is built.
                 let known = services.borrow_and_update().clone();
                 let known_slices = slices.borrow_and_update().clone();
                 tell(&sender, set(&known, &known_slices));
@@ -64,8 +64,8 @@ impl KubernetesServices {
         })
     }
 
-    /// The services and endpoint slices, now and whenever they change. Which endpoints are ready is what a controller of
-    /// the cluster says.
+    /// The services and endpoint slices, now and whenever they change. A controller of the cluster decides which endpoints
+    /// are ready.
     pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()
     }

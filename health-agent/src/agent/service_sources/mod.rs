@@ -1,4 +1,4 @@
-//! Services of Kubernetes and of etcd, as sources of the services of this node.
+//! Sources of services outside this node: the Kubernetes API and etcd.
 
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -36,17 +36,17 @@ pub enum SourceError {
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] DocumentsError),
-    /// The settings name no etcd, in a flag that needs one.
+    /// A flag needs an etcd, and the settings name none.
     #[error("cannot use --services-from-etcd: --registry names no etcd")]
     NoEtcd,
-    /// This agent was built without what a flag needs.
+    /// This agent was built without the feature that a flag needs.
     #[error(
         "cannot use {0}: this agent was built without it; use another build, or a folder of manifests"
     )]
     NotBuilt(&'static str),
 }
 
-/// The sources that the settings name. Dropping it ends them.
+/// The sources that the settings name. Dropping it stops them.
 #[derive(Debug, Default)]
 pub struct ServiceSources {
     #[cfg(feature = "kubernetes")]
@@ -56,7 +56,8 @@ pub struct ServiceSources {
 }
 
 impl ServiceSources {
-    /// Fails only for settings that cannot be used; waits for no answer. Must be called in a tokio runtime.
+    /// Opens the sources without waiting for an answer. Fails only if the settings cannot be used. Must be called in a
+    /// tokio runtime.
     pub fn open(config: &Config) -> Result<Self, SourceError> {
         let settings = &config.services.sources;
         #[cfg(not(feature = "kubernetes"))]
@@ -93,7 +94,8 @@ impl ServiceSources {
         })
     }
 
-    /// What the API has. A controller of the cluster says which endpoints are ready, so probes of this node do not.
+    /// The services of the Kubernetes API. A controller of the cluster decides which endpoints are ready; this node's probes
+    /// change nothing.
     pub fn kubernetes(&self) -> Option<watch::Receiver<Arc<ServiceSet>>> {
         #[cfg(feature = "kubernetes")]
         return self.kubernetes.as_ref().map(KubernetesServices::services);
@@ -101,7 +103,7 @@ impl ServiceSources {
         None
     }
 
-    /// What etcd has, for [`Probed`](health_service::source::Probed).
+    /// The services in etcd, for [`Probed`](health_service::source::Probed).
     pub fn etcd(&self) -> Option<Manifests> {
         #[cfg(feature = "etcd")]
         return self.etcd.as_ref().map(EtcdServices::services);
@@ -110,14 +112,14 @@ impl ServiceSources {
     }
 }
 
-/// Which objects of all sources are for this agent.
+/// The selection of the objects that this agent serves, from any source.
 pub fn selection(config: &Config) -> Selection {
     Selection {
         proxy_name: config.services.sources.service_proxy_name.clone(),
     }
 }
 
-/// Tells what a source has, if that is something else.
+/// Publishes the set of a source, if it has changed.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn tell(services: &watch::Sender<Arc<ServiceSet>>, set: ServiceSet) {
     services.send_if_modified(|known| {
@@ -129,7 +131,7 @@ fn tell(services: &watch::Sender<Arc<ServiceSet>>, set: ServiceSet) {
     });
 }
 
-/// What an outage of a source means for `objects`.
+/// The problem that an outage of a source is for `objects`; none without an outage.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn outage(source: &str, objects: &str, stale: Option<&Staleness>) -> Option<ServiceProblem> {
     stale.map(|stale| ServiceProblem {

@@ -1,4 +1,4 @@
-//! Tells what comes of syncs.
+//! Measures syncs, and passes their results to the health checks.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::api::services::listeners::HealthChecks;
 use crate::metrics::services::ServiceMetrics;
 
-/// A provider whose syncs are measured. What it has brought into the kernel, load balancers are told.
+/// A provider whose syncs are measured. After each successful one, the health checks get the new state.
 pub(super) struct Measured<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,

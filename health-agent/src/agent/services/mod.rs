@@ -1,4 +1,5 @@
-//! Services: from manifests and what probes say into the kernel, and what load balancers are told.
+//! The service proxy of the agent: connects sources, probes, a provider, and the servers for load balancers,
+//! supervisors and metrics.
 
 mod measured;
 mod node_addresses;
@@ -40,15 +41,15 @@ use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners
 use crate::api::services::{ServiceBook, pages};
 use crate::metrics::services::ServiceMetrics;
 
-/// After a sync that failed, the next.
+/// Time from a failed sync to the next one.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Services that are served.
+/// The running service proxy.
 pub(super) struct ServedServices {
     services: Services,
     pub(super) book: ServiceBook,
     monitors: [Monitor; 2],
-    /// Those that end when they are dropped.
+    /// Kept only to be dropped with the proxy.
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _node_addresses: Option<NodeAddressWatch>,
@@ -57,17 +58,17 @@ pub(super) struct ServedServices {
     takeover: Option<Takeover>,
 }
 
-/// What services are served from, at and by.
+/// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
 pub(super) struct Parts {
     sources: Sources,
     ports: Ports,
-    /// In the mode `ipvs`.
+    /// Set in the mode `ipvs`.
     ipvs: Option<Ipvs>,
 }
 
 impl Parts {
-    /// Makes sure that services can be served before anything else is made; `None` if this agent is to serve none. Must be
-    /// called in a tokio runtime.
+    /// Opens all of it, so that an agent that cannot serve services fails before it changes anything. `None` if the settings
+    /// name no source. Must be called in a tokio runtime.
     pub(super) fn open(config: &Config, own: &Node) -> anyhow::Result<Option<Self>> {
         let Some(sources) = Sources::open(config)? else {
             return Ok(None);
@@ -104,7 +105,7 @@ impl Ports {
     }
 }
 
-/// Begins to serve services; readiness is that of the pods of `probes`.
+/// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(super) async fn start(
     config: &Config,
     own: &Node,
@@ -148,7 +149,7 @@ pub(super) async fn start(
     served.takeover = Some(Takeover::begin(other, served.in_force.clone()));
     let handle = served.book.handle.clone();
     let mut changes = node_addresses.addresses();
-    // Ends with them.
+    // Ends when the watch of addresses does.
     tokio::spawn(async move {
         while changes.changed().await.is_ok() {
             handle.sync();

@@ -17,12 +17,12 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::warn;
 
-/// Time between two looks, at least: some hosts' routes change all the time.
+/// Shortest time between two listings: on some hosts, routes change all the time.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// Time until the next look after one that failed.
+/// Time from a failed listing to the next one.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Follows the node's addresses. Dropping it ends that.
+/// Follows the node's addresses. Dropping it stops that.
 pub(super) struct NodeAddressWatch {
     addresses: watch::Receiver<NodeAddresses>,
     task: JoinHandle<()>,

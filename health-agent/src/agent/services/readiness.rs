@@ -1,4 +1,4 @@
-//! What the probes of this node say of its addresses.
+//! The readiness of pods on this node, by address, from its probes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use health_service::source::Readiness;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Follows the readiness of pods by their addresses. Dropping it ends that.
+/// Follows the readiness of pods by address. Dropping it stops that.
 pub(super) struct PodReadiness {
     readiness: watch::Receiver<Arc<Readiness>>,
     task: JoinHandle<()>,
 }
 
 impl PodReadiness {
-    /// Begins. `shared` are addresses of the node beside those that the supervisor knows: all its pods on the host's
-    /// network have them. Must be called in a tokio runtime.
+    /// Starts to follow. `shared`: addresses of the node that the supervisor does not know. All pods on the host's network
+    /// have them, so they have no readiness. Must be called in a tokio runtime.
     pub(super) fn follow(supervisor: Supervisor, shared: Vec<IpAddr>) -> Self {
         let (sender, readiness) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             let mut changes = supervisor.changes();
             loop {
-                // What changes from here on is looked at next time.
+                // Changes from here on wake the next round.
                 changes.mark_unchanged();
                 let mut now = supervisor.readiness();
                 now.retain(|ip, _| !shared.contains(ip));
@@ -41,7 +41,7 @@ impl PodReadiness {
         Self { readiness, task }
     }
 
-    /// What is known, now and whenever it changes.
+    /// The readiness, now and whenever it changes.
     pub(super) fn readiness(&self) -> watch::Receiver<Arc<Readiness>> {
         self.readiness.clone()
     }

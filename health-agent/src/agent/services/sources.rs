@@ -1,4 +1,4 @@
-//! Where services come from.
+//! The sources of services: a folder of manifests, etcd and the Kubernetes API.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::agent::service_sources::{ServiceSources, SourceError, selection};
 
-/// The sources of services. Dropping it ends them.
+/// The sources of services. Dropping it stops them.
 #[derive(Default)]
 pub(in crate::agent) struct Sources {
     folder: Option<Folder>,
@@ -17,8 +17,8 @@ pub(in crate::agent) struct Sources {
 }
 
 impl Sources {
-    /// `None` if this agent is to serve no services. Fails only for settings that cannot be used; waits for no answer.
-    /// Must be called in a tokio runtime.
+    /// Opens the sources without waiting for an answer; `None` if the settings name none. Fails only if the settings cannot
+    /// be used. Must be called in a tokio runtime.
     pub(in crate::agent) fn open(config: &Config) -> Result<Option<Self>, SourceError> {
         if !config.services.has_services() {
             return Ok(None);
@@ -31,7 +31,7 @@ impl Sources {
         }))
     }
 
-    /// A folder alone.
+    /// A folder as the only source.
     #[cfg(test)]
     pub(super) fn of_folder(path: &std::path::Path) -> Self {
         Self {
@@ -40,8 +40,8 @@ impl Sources {
         }
     }
 
-    /// What they have, those that count more first. Endpoints of manifests are ready on the node of this name as its
-    /// probes say; those of a cluster's API as its controller does.
+    /// The sets of all sources, in the order of precedence. For endpoints in manifests on the node of this name, its probes
+    /// decide about readiness; for those of a cluster's API, the cluster's controller does.
     pub(super) fn services(
         &mut self,
         node: &Arc<str>,

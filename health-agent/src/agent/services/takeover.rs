@@ -1,4 +1,4 @@
-//! Change of the mode: what another mode has in the kernel goes once this one is in force.
+//! Changes of the proxy mode: once this mode serves, removes what the other one left in the kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,27 +15,27 @@ use tracing::{info, warn};
 
 use crate::api::services::listeners::HealthChecks;
 
-/// Time until the next attempt after one that failed.
+/// Time from a failed attempt to the next one.
 const RETRY: Duration = Duration::from_secs(10);
-/// Time between two looks whether flows of the eBPF programs have ended.
+/// Time between two checks whether all flows of the eBPF programs have ended.
 const FLOWS_PERIOD: Duration = Duration::from_secs(10);
 
 /// What may have served before this mode.
 pub(super) enum Other {
-    /// The programs, by these tables.
+    /// The eBPF programs, with these tables.
     Ebpf(Box<ServiceTables>),
     /// IPVS, in the namespace of the handle.
     Ipvs(ipvs::Settings, Handle),
 }
 
-/// Ends what the other mode served. Dropping it leaves the rest to the next start.
+/// Removes what the other mode served. If it is dropped, the next start does the rest.
 pub(super) struct Takeover {
     flags: watch::Receiver<u16>,
     task: JoinHandle<()>,
 }
 
 impl Takeover {
-    /// Waits for the first sync, which `in_force` tells of. Must be called in a tokio runtime.
+    /// Starts after the first successful sync, which changes `in_force`. Must be called in a tokio runtime.
     pub(super) fn begin(other: Other, mut in_force: watch::Receiver<Arc<HealthChecks>>) -> Self {
         let (told, flags) = watch::channel(SERVICES | SERVICES_HANDOVER);
         let task = tokio::spawn(async move {
@@ -56,10 +56,10 @@ impl Takeover {
         Self { flags, task }
     }
 
-    /// What the programs are to do about services from now on: waits until that is something else.
+    /// Waits until the programs' flags change, and returns them: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
     pub(super) async fn flags(&mut self) -> u16 {
         if self.flags.changed().await.is_err() {
-            // It stays so.
+            // They will not change any more.
             std::future::pending::<()>().await;
         }
         *self.flags.borrow_and_update()
@@ -72,17 +72,17 @@ impl Drop for Takeover {
     }
 }
 
-/// Ends when the programs know no flow any more.
+/// Removes all ports from the maps, and returns when the maps have no flows left.
 async fn end_ebpf(mut tables: ServiceTables) {
     while let Err(error) = remove_ports(&mut tables) {
-        warn!(%error, "cannot remove what the mode ebpf served; it is tried again");
+        warn!(%error, "cannot remove what the mode ebpf served; it will be retried");
         sleep(RETRY).await;
     }
     loop {
         match tables.maps().has_flows() {
             Ok(false) => return,
             Ok(true) => {}
-            Err(error) => warn!(%error, "cannot tell whether flows have ended"),
+            Err(error) => warn!(%error, "cannot check whether all flows have ended"),
         }
         sleep(FLOWS_PERIOD).await;
     }
@@ -92,18 +92,18 @@ fn remove_ports(tables: &mut ServiceTables) -> Result<(), ServicesError> {
     let written = tables.remove_all(clock::now_ns())?;
     if written.frontends_removed > 0 {
         let frontends = written.frontends_removed;
-        info!(frontends, "the mode ipvs serves in place of ebpf");
+        info!(frontends, "the mode ipvs has replaced ebpf");
     }
     Ok(())
 }
 
-/// Ends when nothing is left of what IPVS served.
+/// Drains what IPVS served, and returns when nothing is left of it.
 async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
     loop {
         match retire(settings.clone(), handle).await {
             Ok(()) => return,
             Err(error) => {
-                warn!(%error, "cannot remove what the mode ipvs served; it is tried again");
+                warn!(%error, "cannot remove what the mode ipvs served; it will be retried");
             }
         }
         sleep(RETRY).await;
@@ -112,9 +112,9 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
 
 async fn retire(settings: ipvs::Settings, handle: &Handle) -> Result<(), IpvsError> {
     if ipvs::is_present(handle).await? {
-        info!("the mode ebpf serves in place of ipvs, whose connections go on until they end");
+        info!("the mode ebpf has replaced ipvs, whose connections continue until they end");
         ipvs::retire(settings, handle).await?;
-        info!("nothing is left of the mode ipvs");
+        info!("removed everything of the mode ipvs");
     }
     Ok(())
 }

@@ -164,7 +164,7 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
     assert!(summary.enabled && !summary.synced, "{summary:?}");
     let (is_failure, told) = served.book.problem().unwrap();
     assert!(
-        !is_failure && told.starts_with("the services are not read yet: "),
+        !is_failure && told.starts_with("the services have not been read yet: "),
         "{told}"
     );
     assert!(told.contains("none"), "{told}");

@@ -1,5 +1,5 @@
-//! Listeners on the health-check node ports of services (`pkg/proxy/healthcheck/service_health.go` of Kubernetes): each
-//! tells load balancers whether this node has endpoints of its service.
+//! Listeners on the health-check node ports of services (`pkg/proxy/healthcheck/service_health.go` of Kubernetes). Each
+//! reports to load balancers whether this node has endpoints of its service.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -33,7 +33,7 @@ pub const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// Longest wait for the requests under way on ports that are closed.
+/// How long closing a port waits for its current requests, at most.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Listens on the health-check node ports. Dropping it closes them.
@@ -44,7 +44,7 @@ pub struct ServiceListeners {
 }
 
 impl ServiceListeners {
-    /// Begins to listen at these addresses. Must be called in a tokio runtime.
+    /// Starts to listen at these addresses. Must be called in a tokio runtime.
     pub fn start(
         addresses: [IpAddr; 2],
         mut checks: watch::Receiver<Arc<HealthChecks>>,
@@ -61,7 +61,7 @@ impl ServiceListeners {
                 let problems = families.iter().flat_map(Family::problems).collect();
                 sender.send_replace(problems);
                 if checks.changed().await.is_err() {
-                    // Nobody serves services any more, and so nobody has endpoints.
+                    // The service proxy has stopped: no service has endpoints here.
                     return;
                 }
             }
@@ -69,7 +69,7 @@ impl ServiceListeners {
         Self { deaf, task }
     }
 
-    /// The services on whose port nobody listens, and why.
+    /// The services whose port could not be opened, and why.
     pub fn deaf(&self) -> watch::Receiver<Vec<ServiceProblem>> {
         self.deaf.clone()
     }
@@ -92,7 +92,7 @@ struct Family {
     failed: BTreeMap<ServiceName, (u16, String)>,
 }
 
-/// What requests are answered from.
+/// The state that answers requests.
 #[derive(Debug)]
 struct SharedHealth {
     known: Mutex<ServiceHealth>,
@@ -107,7 +107,7 @@ impl SharedHealth {
     fn answer(&self, service: &ServiceName) -> Answer {
         let is_healthy = self.handle.livez().healthy;
         let Some(answer) = self.known().answer(service, is_healthy) else {
-            // It is about to be closed: whoever asks must not take that for an endpoint.
+            // The listener is about to close; the answer must not look like an endpoint.
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Answer::of_text(status, "text/plain", format!("{service} is gone\n"));
         };
@@ -136,10 +136,10 @@ impl Family {
         let listeners = self.health.known().sync(checks);
         let closing = listeners.close.iter().filter_map(|(service, port)| {
             let monitor = self.open.remove(service)?;
-            info!(%service, port, "load balancers are told no more of a service");
+            info!(%service, port, "closed the health-check node port of a service");
             Some(monitor.shutdown())
         });
-        // Their ports may be wanted by others; what takes longer is cut off.
+        // Other services may want these ports, so slow requests are cut off.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, join_all(closing)).await;
         self.failed
             .retain(|service, (port, _)| checks.get(service).is_some_and(|one| one.port == *port));
@@ -150,7 +150,7 @@ impl Family {
                     if let Some(monitor) = monitor {
                         self.open.insert(service.clone(), monitor);
                         let address = self.address;
-                        info!(%service, %address, port, "load balancers are told of a service");
+                        info!(%service, %address, port, "opened the health-check node port of a service");
                     }
                 }
                 Err(error) => {
@@ -161,14 +161,14 @@ impl Family {
         }
     }
 
-    /// None on a host without this family.
+    /// Opens a listener; none on a host without this family.
     fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<Monitor>> {
         let listener = match listen::tcp(SocketAddr::new(self.address, port), BACKLOG) {
             Ok(listener) => listener,
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // Load balancers ask for whatever path they are set to.
+        // Load balancers may be configured to request any path.
         let pages = ["/", "/{*path}"].map(|path| {
             let (health, service) = (self.health.clone(), service.clone());
             let answer = move |_: &HeaderMap| health.answer(&service);
@@ -180,13 +180,13 @@ impl Family {
         Monitor::start(vec![listener], pages).map(Some)
     }
 
-    /// Tells it once for all the times that it is tried.
+    /// Notes a failure, and logs it only if it is new.
     fn note_failure(&mut self, service: ServiceName, port: u16, error: String) {
         let failure = (port, error);
         if self.failed.get(&service) != Some(&failure) {
             let (port, error) = &failure;
             let address = self.address;
-            warn!(%service, %address, port, error, "cannot listen on the health-check node port of a service; it is tried again at the next sync");
+            warn!(%service, %address, port, error, "cannot listen on the health-check node port of a service; it will be retried at the next sync");
         }
         self.failed.insert(service, failure);
     }

@@ -1,4 +1,5 @@
-//! Services: what the API tells of them, and what kube-proxy serves over TCP ([`pages`], [`listeners`]).
+//! Services in the API, and the servers that kube-proxy has too: health and metrics ([`pages`]), and health-check node
+//! ports ([`listeners`]).
 
 pub mod listeners;
 pub mod pages;
@@ -14,14 +15,14 @@ use health_service::services::{Handle, View};
 use health_service::source::Readiness;
 use tokio::sync::watch;
 
-/// What is told of the services of a node. Clones tell the same.
+/// The services of a node, as the API reports them. Clones share their contents.
 #[derive(Clone, Debug)]
 pub struct ServiceBook {
-    /// How they do.
+    /// The running services.
     pub handle: Handle,
-    /// What the probes of this node say.
+    /// The readiness that this node's probes found.
     pub readiness: watch::Receiver<Arc<Readiness>>,
-    /// The services on whose health-check node port nobody listens, and why.
+    /// The services whose health-check node port could not be opened, and why.
     pub deaf: watch::Receiver<Vec<ServiceProblem>>,
 }
 
@@ -38,7 +39,7 @@ impl ServiceBook {
         meant.map(|service| probed(service, &readiness)).collect()
     }
 
-    /// All in all.
+    /// The state of all services together.
     pub fn summary(&self) -> ServiceSummary {
         let view = self.view();
         let mut problems = view.problems.clone();
@@ -53,7 +54,7 @@ impl ServiceBook {
         }
     }
 
-    /// What is not in order: whether that is a failure, and it in words.
+    /// The current problem of the check `services` in `/healthz`, as text; true if it is a failure, false if a warning.
     pub fn problem(&self) -> Option<(bool, String)> {
         let view = self.view();
         let why = || match &view.error {
@@ -71,7 +72,12 @@ impl ServiceBook {
         let first = first.map_or("nothing is known yet".to_owned(), |first| {
             format!("{}: {}", first.subject, first.problem)
         });
-        (!view.is_synced).then(|| (false, format!("the services are not read yet: {first}")))
+        (!view.is_synced).then(|| {
+            (
+                false,
+                format!("the services have not been read yet: {first}"),
+            )
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The pages of kube-proxy: how services do, for load balancers and supervisors, and its metrics
+//! The HTTP pages of kube-proxy: health for load balancers and supervisors, and metrics
 //! (`pkg/proxy/healthcheck/proxy_health.go` and `cmd/kube-proxy/app/server.go` of Kubernetes).
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub fn health(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 2] {
     ]
 }
 
-/// `/metrics`, `/healthz`, which only says that somebody answers, and `/proxyMode`.
+/// `/metrics`; `/healthz`, which only shows that the server answers; and `/proxyMode`.
 pub fn metrics(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 3] {
     let (handle, metrics) = (handle.clone(), metrics.clone());
     let mode = metrics.mode().name();
@@ -67,7 +67,7 @@ fn plain(path: &'static str, text: &'static str) -> Page {
     }
 }
 
-/// An answer in JSON that browsers take for nothing else.
+/// A JSON answer that browsers do not sniff for other types.
 pub(super) fn json(
     code: u16,
     body: &impl Serialize,

@@ -11,12 +11,12 @@ use crate::cli::output::{Format, ListFormat, NONE, table};
 const EXAMPLES: &str = "\
 Columns:
   FRONTENDS   where traffic of the port arrives
-  BACKENDS    how many endpoints are ready, of all
-  POLICY      which endpoints traffic may use: all of the cluster, or those of this node; to ClusterIPs, and to all
-              other addresses where that differs
-  AFFINITY    how long a client stays with its backend after its last packet
-  ALGORITHM   how a backend is chosen, if not by the default
-  PROBLEM     what becomes of traffic without a backend, and addresses that another service has
+  BACKENDS    how many endpoints are ready, and how many there are
+  POLICY      which endpoints traffic may use: all of the cluster (Cluster) or those on this node
+              (Local); two values, for ClusterIPs and for all other addresses, if they differ
+  AFFINITY    how long a client stays with its backend after it last opened a flow
+  ALGORITHM   how a backend is chosen; - for the default
+  PROBLEM     why new flows get no backend, and whether addresses belong to another service
 
 Output:
   wide adds columns and shows problems in full
@@ -133,8 +133,8 @@ fn problems(
     match (conflicts.len(), wide) {
         (0, _) => {}
         (_, true) => problems.extend(conflicts.iter().map(|one| one.problem.clone())),
-        (1, false) => problems.push("an address is another's".to_owned()),
-        (many, false) => problems.push(format!("{many} addresses are others'")),
+        (1, false) => problems.push("address conflict".to_owned()),
+        (many, false) => problems.push(format!("{many} address conflicts")),
     }
     or_none(problems.join("\n"))
 }
@@ -153,7 +153,7 @@ mod tests {
 SERVICE    PORT          TYPE           FRONTENDS         BACKENDS   POLICY          AFFINITY   ALGORITHM   PROBLEM
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      no local backends: drops
                                         node port 30080
-shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      an address is another's
+shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      address conflict
 "
         );
         let without = services_table(&[web()], &[], false, false);

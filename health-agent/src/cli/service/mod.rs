@@ -45,7 +45,7 @@ impl ServiceCommand {
     }
 }
 
-/// The path of the services of this name, in this namespace.
+/// The API's path of the services with this name and namespace.
 fn path(service: Option<&str>, namespace: Option<&str>) -> String {
     let parameters = [("service", service), ("namespace", namespace)];
     query("/v1/services", &parameters)
@@ -64,14 +64,16 @@ fn query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
     }
 }
 
-/// Says on stderr what makes a listing of services incomplete.
+/// Prints to stderr why a listing of services is incomplete.
 fn warn(summary: &ServiceSummary) {
     if !summary.enabled {
-        eprintln!("warning: this agent serves no services; see run --service-manifests");
+        eprintln!(
+            "warning: this agent serves no services; give `health-agent run` a source, such as --service-manifests"
+        );
         return;
     }
     if !summary.synced {
-        eprintln!("warning: the services are not read yet");
+        eprintln!("warning: the services have not been read yet");
     }
     if let Some(error) = &summary.error {
         let text = format!("services are not in force as shown: {error}");
@@ -92,7 +94,7 @@ fn policy(service: &ServiceEntry) -> String {
     }
 }
 
-/// What becomes of new flows that get no backend.
+/// Why new flows to a port get no backend, and what happens to them; none if they get one.
 fn refusal(port: &ServicePortEntry) -> Option<&'static str> {
     let has = |target: &str| {
         let is_target = |one: &ServiceFrontend| one.inside == target || one.outside == target;
@@ -126,7 +128,7 @@ mod fixture {
         ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
     };
 
-    /// A port with a NodePort that has another's address, and backends in each state.
+    /// A service with a port that has backends in each state, and one that has no frontend.
     pub(super) fn web() -> ServiceEntry {
         let frontend = |kind: &str, listen: &str, outside: &str| ServiceFrontend {
             kind: kind.into(),
@@ -222,7 +224,7 @@ mod fixture {
             service: "shop/web".into(),
             port: "dns".into(),
             protocol: "UDP".into(),
-            problem: "service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 is that of shop/old:dns/UDP, which \
+            problem: "service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 belongs to shop/old:dns/UDP, which \
                       comes first: it is not served at 10.96.0.1:53/UDP"
                 .into(),
         }

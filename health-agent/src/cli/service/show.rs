@@ -16,14 +16,17 @@ use crate::cli::output::{NONE, OutputArgs, indent, printable, table};
 
 const EXAMPLES: &str = "\
 Columns:
-  INSIDE, OUTSIDE   what becomes of new flows of this node and its pods, and of all others: a backend of the cluster or
-                    of this node (local), drop or reject
-  READINESS FROM    what says so: a probe of this node, or the endpoint slice
-  NEW FLOWS         those that may use backends of the whole cluster, or of this node only (local); a lingering backend
-                    keeps its flows and gets no new ones
+  INSIDE, OUTSIDE   where new flows from this node and its pods go, and where all others go: to a
+                    backend of the whole cluster, to one on this node (local), or nowhere (drop,
+                    reject)
+  READINESS FROM    what decides whether it is ready: a probe of this node, or the endpoint slice
+  NEW FLOWS         which new flows it gets: those that may use the whole cluster, or those that
+                    may only use this node (local); a lingering backend keeps its flows, but gets
+                    no new ones
 
 Examples:
   health-agent service get web
+  health-agent service get shop/web -o yaml
   health-agent service get shop/web -o json | jq '.service.ports[].backends[] | select(.ready)'";
 
 /// Flags of `service get`.
@@ -36,7 +39,7 @@ pub struct GetArgs {
     output: OutputArgs,
 }
 
-/// What is known about a service.
+/// A service with its conflicts and problems.
 #[derive(Debug, Serialize)]
 struct ServiceDetails {
     service: ServiceEntry,
@@ -76,7 +79,7 @@ impl GetArgs {
     }
 }
 
-/// The only one of these services, which `wanted` means.
+/// The one service that matches `wanted`. Fails if none or several do.
 fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<ServiceEntry> {
     match (services.pop(), &services[..]) {
         (None, _) => bail!(
@@ -94,7 +97,7 @@ fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<Serv
     }
 }
 
-/// Whether a problem is one of the service or of what it was read from, or names it.
+/// Whether a problem is about the service: its subject is the service or the service's source, or its text names it.
 fn is_about(problem: &ServiceProblem, service: &ServiceEntry) -> bool {
     let name = service.full_name();
     let is_end = |rest: &str| {
@@ -288,7 +291,7 @@ Ports:
       10.244.2.9:8080   terminating, serving   slice            none, lingering   20       hnode2   -
   dns 53/UDP:
     Frontends:   none
-    Conflict:   service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 is that of shop/old:dns/UDP, which comes first: it is not served at 10.96.0.1:53/UDP
+    Conflict:   service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 belongs to shop/old:dns/UDP, which comes first: it is not served at 10.96.0.1:53/UDP
     Backends:   none
 Problems:
   service shop/web: nobody \\u{1b}[1m hears of it

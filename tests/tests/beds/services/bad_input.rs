@@ -1,4 +1,4 @@
-//! Services that cannot be served as they are written: each is named, and its neighbours are served.
+//! Services that cannot be served as written: each is reported, and all others are served.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use tests::{Node, PATIENCE, wait_for};
 
 use super::{Stand, targets, wait_answered_by};
 
-/// Waits until the agent says all these words in a line about its services, or about this one.
+/// Waits until a line of `service list`, or of `service get` for one service, contains all these words.
 fn wait_told(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
     let ask = match service {
         Some(name) => format!("service get {name}"),
@@ -45,7 +45,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     };
     is_served("alone")?;
 
-    // Somebody has it: by name, the neighbour comes first.
+    // The neighbour owns the address: its name comes first.
     let taken = ServiceManifest {
         cluster_ips: neighbour.cluster_ips.clone(),
         ..ServiceManifest::new("taken", 2).of(&stand.backends[..1])
@@ -67,7 +67,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     )?;
     is_served("another one with its node port")?;
     for target in targets(&taken) {
-        // What of it is nobody else's is served.
+        // Its other addresses are served.
         wait_answered_by(&client.name, target, &names[..1])?;
     }
 
@@ -94,7 +94,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     Ok(())
 }
 
-/// One more than there is room for, whatever it is.
+/// One more than the map has room for.
 const TOO_MANY: u32 = 65_536;
 
 #[test]
@@ -130,7 +130,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
-    // Later ones are served, and itself is when it has become smaller.
+    // Later services are served, and so is the crowded one when it has become smaller.
     let later = stand.service("later", 3);
     stand.write(&later)?;
     for target in targets(&later) {

@@ -56,7 +56,7 @@ fn with_affinity(stand: &Stand, name: &str, number: u8, seconds: u32) -> Service
     }))
 }
 
-/// As long as it is usable, by all ports of TCP; then with another.
+/// All TCP connections of a client go to one backend while it is usable, then to another one.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = with_affinity(stand, "affinity", number, 600);
     stand.write(&service)?;
@@ -120,7 +120,7 @@ fn internal_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// If all ready endpoints have hints; one without turns them off.
+/// Hints count if all ready endpoints have one; a single endpoint without a hint turns them off.
 fn zone_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("zones", number);
     for (endpoint, zone) in service
@@ -178,7 +178,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[1..])?;
     }
-    // Whoever is ready gets all.
+    // A ready endpoint gets all traffic.
     service.endpoints[0].set_ready(true);
     service.endpoints[0].terminating = false;
     stand.write(&service)?;
@@ -188,7 +188,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each list falls back by itself: the ready ones elsewhere do not count where only local ones do.
+/// Each list falls back independently: ready endpoints elsewhere do not matter for traffic that must stay on the node.
 fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("ends-here", number)
@@ -224,13 +224,13 @@ fn round_robin(stand: &Stand, number: u8) -> anyhow::Result<()> {
             repeats += usize::from(last == backend);
             last = backend;
         }
-        // A port that is used again is of a flow that has its backend. By chance it would be a third of them.
+        // A reused source port belongs to a known flow, which keeps its backend. With random choice, a third would repeat.
         ensure!(repeats <= EACH / 3, "{repeats} went where the last one did");
     }
     Ok(())
 }
 
-/// Weights stand on slices, so the heavy ones are in one of their own.
+/// Weights are set on slices, so the heavy endpoints have a slice of their own.
 fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const WEIGHT: usize = 9;
     const REQUESTS: usize = 200;
@@ -254,7 +254,7 @@ fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[..2])?;
         let answers = curl(&client.name, target, REQUESTS)?;
-        // A tenth of them are 20; by chance it is never that far off.
+        // A tenth of them are 20; random choice stays within these bounds.
         let light = answers.of("web-1");
         ensure!((2..=50).contains(&light), "{target}: {answers}");
         ensure!(answers.of("web-2") == REQUESTS - light, "{answers}");

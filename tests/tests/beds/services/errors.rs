@@ -1,4 +1,4 @@
-//! ICMP errors about flows of services, and sources that nobody may have.
+//! ICMP errors about flows of services, and spoofed sources.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
 /// A port where nobody listens.
 const NOBODY: u16 = 9;
 
-/// A backend's refusal is about the service for the client.
+/// The client sees a backend's ICMP error as one about the service.
 fn port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     for (backend, number) in stand.backends[..2].iter().zip([number, number + 100]) {
@@ -54,7 +54,7 @@ fn port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Datagrams that came to ports of a backend where nobody listens.
+/// How many datagrams arrived at ports of a backend where nothing listens.
 fn unheard(backend: &Backend, like: SocketAddr) -> anyhow::Result<u64> {
     let read = |file: &str| {
         let path = format!("/proc/thread-self/net/{file}");
@@ -79,7 +79,7 @@ fn unheard(backend: &Backend, like: SocketAddr) -> anyhow::Result<u64> {
 
 const SMALLER: u32 = 1300;
 
-/// The node's own forwarding finds that packets to a backend are too large, and says so of the service.
+/// The node forwards a packet to a backend, finds it too large, and the client sees an error about the service.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[2];
     let service = ServiceManifest::new("narrow", number).of([backend]);
@@ -113,7 +113,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     learned
 }
 
-/// The MTU of the way to a destination, as far as the kernel knows it.
+/// The path MTU to a destination that the kernel has learned.
 fn known_mtu(client: &Member, to: IpAddr) -> anyhow::Result<Option<u32>> {
     let mut route = command_in(&client.name, "ip");
     let route = run(route.args(["route", "get", &to.to_string()]))?.success()?;
@@ -122,7 +122,7 @@ fn known_mtu(client: &Member, to: IpAddr) -> anyhow::Result<Option<u32>> {
     Ok(at.and_then(|_| words.next()?.parse().ok()))
 }
 
-/// Nor may an endpoint send from it.
+/// An endpoint must not send from the address of a service.
 fn spoofed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("spoofed", number);
     stand.write(&service)?;

@@ -1,4 +1,4 @@
-//! What becomes of flows when backends come and go, and of packets that are not like others.
+//! Flows while backends come and go; fragments and SCTP.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ fn others<'a>(stand: &'a Stand, name: &str) -> Vec<&'a str> {
     names.filter(|other| *other != name).collect()
 }
 
-/// Even when the slice has it no more. New ones go elsewhere.
+/// Connections last even when the slice no longer contains the backend. New ones go elsewhere.
 fn connections_last(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let whole = stand.service("lasting", number);
     stand.write(&whole)?;
@@ -71,7 +71,7 @@ fn connections_last(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While it serves, ready or not, they stay.
+/// Datagrams stay with a backend as long as it serves, ready or not.
 fn datagrams_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let whole = stand.service("datagrams", number);
     stand.write(&whole)?;
@@ -112,7 +112,7 @@ fn datagrams_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both ways.
+/// In both directions.
 fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backends = [&stand.backends[0], &stand.backends[1]];
     let service = ServiceManifest::new("fragments", number).of(backends);
@@ -137,11 +137,11 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port that is the same at both sides: the checksum of SCTP has ports in it, which no datapath changes.
+/// The same port at service and backend: SCTP's checksum covers the ports, and the datapath does not recompute it.
 const SCTP_PORT: u16 = 3868;
 const SCTP: i32 = 132;
 
-/// By packets that are made here, since not every kernel has SCTP.
+/// With crafted packets, since not every kernel has SCTP.
 fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let server = &stand.backends[1];
     let mut service = ServiceManifest::new("sctp", number).of([server]);
@@ -188,7 +188,7 @@ fn raw(member: &Member, like: SocketAddr) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// Whether a packet that ends with these bytes is among those that come.
+/// Receives packets until one ends with these bytes; false if none does in time.
 fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
     let mut bytes = [0; 256];
     loop {

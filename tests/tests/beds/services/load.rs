@@ -1,4 +1,4 @@
-//! Users of a service who never stop.
+//! Continuous load on a service.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tests::{Member, PATIENCE, wait_for};
 
 /// Requests of one curl.
 const REQUESTS: usize = 20;
-/// Requests on a connection that is closed then.
+/// Requests on each kept-alive connection before it is closed.
 const KEPT_ALIVE: usize = 50;
 
 /// What users of a service do until it is over.

@@ -1,5 +1,5 @@
-//! Services on real nodes, with real clients and servers: who answers, who is refused, and what becomes of flows when
-//! backends come and go.
+//! Services on real nodes, with real clients and servers: which backends answer, which requests are refused, and what
+//! happens to flows when backends come and go.
 
 mod bad_input;
 mod choice;

@@ -1,4 +1,4 @@
-//! Services and policy: it judges the client before and the backend after the translation.
+//! Services and policy: the client's egress rules see the backend, the backend's ingress rules see the client.
 
 use std::fs;
 
@@ -11,8 +11,8 @@ use super::{
     Mode, SOON, Stand, counted, targets, trace, wait_answered_by, wait_datagrams_answered_by,
 };
 
-/// Only friends reach the backends, at their own port. Who is caged reaches nothing but other things, or the backends
-/// at the service's port, where none of them listens.
+/// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the backends
+/// at the service's port, where no backend listens.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],

@@ -1,4 +1,4 @@
-//! Who reaches whom.
+//! Which clients reach which backends.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -52,7 +52,7 @@ fn here_and_elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An endpoint that is sent to itself is answered as by any other.
+/// A client whose flow goes to itself gets an answer like any other.
 fn hairpin(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let own = &stand.backends[0];
     let mut service = ServiceManifest::new("hairpin", number).of([own]);
@@ -72,7 +72,7 @@ fn hairpin(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ports of one address lead to ports of the endpoints, and others nowhere.
+/// Each port of an address leads to its own ports of the endpoints, and other ports lead nowhere.
 fn ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("ports", number);
     service.ports = vec![
@@ -107,7 +107,7 @@ fn connect(stand: &Stand, target: SocketAddr, within: Duration) -> std::io::Resu
     netns.run_in(connect).map_err(std::io::Error::other)?
 }
 
-/// An ICMP error refuses whoever begins a flow. Those that were there before go on.
+/// New flows are refused with an ICMP error; known ones go on.
 fn rejected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("empty", number);
     stand.write(&service)?;
@@ -142,7 +142,7 @@ fn rejected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Endpoints elsewhere are of no use to traffic that must not leave its node, and nobody is told.
+/// Traffic that must not leave its node cannot use endpoints elsewhere, and is dropped silently.
 fn local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("local", number)
         .of(&stand.backends[1..])
@@ -167,7 +167,7 @@ fn local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With another ClusterIP it is reached there, and no more where it was.
+/// A service whose ClusterIP changes is reached at the new one only.
 fn moved(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("moves", number);
     let [client, _] = &stand.clients;
@@ -187,7 +187,7 @@ fn moved(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody answers in its place, flows of UDP included.
+/// Nothing answers at the address of a deleted service, not even in known UDP flows.
 fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("goes", number);
     stand.write(&service)?;
@@ -213,7 +213,7 @@ fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A name of the DNS and a service without an address have no frontend, whatever their endpoints are.
+/// An ExternalName service and one without an address have no frontend, whatever their endpoints are.
 fn skipped(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let addresses: [IpAddr; 2] = cluster_ips(number);
     let headless = stand

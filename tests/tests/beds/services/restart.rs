@@ -1,4 +1,4 @@
-//! Agents that end and start again while services are used.
+//! Restarts and upgrades of agents under load.
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;

@@ -1,10 +1,10 @@
-//! Maglev tables of indexes in the maps.
+//! Fills the Maglev tables in the maps.
 
 use health_datapath::services::{FillMaglev, MaglevBackend};
 
 use crate::maglev::{Entry, Maglev, hash};
 
-/// Fills Maglev tables.
+/// Fills Maglev tables with indexes of backends.
 #[derive(Debug)]
 pub(super) struct Tables(pub(super) Maglev);
 

@@ -1,11 +1,11 @@
-//! Services by the eBPF programs of this agent.
+//! The eBPF provider: writes services into the maps of this agent's programs.
 //!
 //! Each port of a service becomes a [`PortSpec`], which [`ServiceTables`] bring into the maps that the programs read.
 //! NodePorts become a frontend for each address of the node; where another service has that address and port for its
 //! own, it comes first.
 //!
-//! What there is no room for keeps its place: the port is served as it was before, others as they are to be, and the sync
-//! fails, so that it is tried again.
+//! If a map has no room for a port, the port keeps what it had, all others are updated, and the sync fails, so that it is
+//! retried.
 
 mod maglev;
 mod port;
@@ -29,27 +29,27 @@ use crate::spec::{Algorithm, PortKey};
 use crate::state::{Listen, State};
 use maglev::Tables;
 
-/// Ports that are planned before other tasks get their turn.
+/// How many ports are planned before other tasks get a turn.
 const TURN: usize = 256;
 
 /// The addresses of this node that NodePorts are served at.
 pub type NodeAddresses = Arc<BTreeSet<IpAddr>>;
 
-/// What services are served by.
+/// Settings of the provider.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// How a backend is chosen, if its service does not say.
     pub algorithm: Algorithm,
     /// Places of a Maglev table: a prime.
     pub maglev_size: u32,
-    /// The same on all nodes that shall choose alike.
+    /// Seed of the Maglev tables: nodes with the same seed make the same choices.
     pub maglev_seed: u64,
-    /// Tells nanoseconds of `CLOCK_MONOTONIC`.
+    /// Returns nanoseconds of `CLOCK_MONOTONIC`.
     pub clock: fn() -> u64,
 }
 
 impl Settings {
-    /// The usual ones, by this clock.
+    /// The defaults, with this clock.
     pub fn new(clock: fn() -> u64) -> Self {
         Self {
             algorithm: Algorithm::Random,
@@ -60,23 +60,23 @@ impl Settings {
     }
 }
 
-/// Why not all services could be brought into the maps.
+/// Why some services could not be written into the maps.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfError {
     /// The maps could not be read or written.
     #[error(transparent)]
     Tables(#[from] ServicesError),
-    /// Some ports are as they were before.
+    /// Some ports could not be changed.
     #[error("{0}")]
     Ports(PortErrors),
 }
 
-/// What went wrong with ports; never empty.
+/// Errors of ports; never empty.
 #[derive(Debug)]
 pub struct PortErrors(BTreeMap<PortKey, ServicesError>);
 
 impl PortErrors {
-    /// The ports, each with what went wrong.
+    /// The ports, each with its error.
     pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &ServicesError)> {
         self.0.iter()
     }
@@ -90,28 +90,28 @@ impl fmt::Display for PortErrors {
         write!(f, "cannot serve {key}: {error}")?;
         match self.0.len() - 1 {
             0 => Ok(()),
-            more => write!(f, "; and {more} ports more"),
+            more => write!(f, "; and {more} more ports"),
         }
     }
 }
 
-/// Services of this node by its eBPF programs. Dropping it leaves the maps as they are.
+/// Serves the services of this node by its eBPF programs. Dropping it leaves the maps as they are.
 #[derive(Debug)]
 pub struct EbpfProvider {
     tables: ServiceTables,
     settings: Settings,
     maglev: Tables,
     node_addresses: watch::Receiver<NodeAddresses>,
-    /// Those that NodePorts are served at.
+    /// The addresses at which the maps serve NodePorts.
     addresses: NodeAddresses,
     /// The numbers of the ports that are served.
     numbers: BTreeMap<PortKey, u32>,
-    /// What was said of ports that could not be.
+    /// The logged errors of ports that could not be changed.
     refused: BTreeMap<PortKey, String>,
 }
 
 impl EbpfProvider {
-    /// Serves by these tables. What is in them stays until the first sync.
+    /// A provider that writes these tables. Their contents stay until the first sync.
     pub fn new(
         tables: ServiceTables,
         settings: Settings,
@@ -129,7 +129,7 @@ impl EbpfProvider {
         })
     }
 
-    /// The ports that must be looked at, if not all.
+    /// The ports that a partial sync must look at.
     fn touched(&self, work: &Work<'_>, addresses: &BTreeSet<IpAddr>) -> BTreeSet<PortKey> {
         let state = work.state;
         let mut touched = work.changes.ports.clone();
@@ -141,7 +141,7 @@ impl EbpfProvider {
                 Listen::Address(address) => Some(address),
                 Listen::NodePort(_) => None,
             });
-            // Whoever has that NodePort has the address too, unless this port claims it.
+            // The owner of that NodePort gains or loses the address as this port gives it up or claims it.
             let shared = had
                 .chain(has)
                 .filter(|address| addresses.contains(&address.ip()));
@@ -162,14 +162,14 @@ impl EbpfProvider {
         touched
     }
 
-    /// Notes what went wrong with ports, and says it of each once.
+    /// Notes the errors of ports, and logs each once.
     fn refuse(&mut self, errors: &BTreeMap<PortKey, ServicesError>) {
         let errors = errors.iter();
         let refused = errors.map(|(key, error)| (key.clone(), error.to_string()));
         let refused: BTreeMap<_, _> = refused.collect();
         for (port, error) in &refused {
             if self.refused.get(port) != Some(error) {
-                warn!(%port, %error, "cannot serve the port; it stays as it was");
+                warn!(%port, %error, "cannot change the port in the maps; it stays as it was");
             }
         }
         self.refused = refused;
@@ -218,7 +218,7 @@ impl Provider for EbpfProvider {
             ports = keys.len(),
             is_full,
             ?written,
-            "services are in the maps"
+            "wrote services into the maps"
         );
         self.addresses = addresses;
         self.refuse(&errors);
@@ -230,7 +230,7 @@ impl Provider for EbpfProvider {
     }
 }
 
-/// What ports are brought into a change by.
+/// What is needed to add ports to a change.
 struct Ports<'a> {
     state: &'a State,
     addresses: &'a BTreeSet<IpAddr>,
@@ -240,14 +240,14 @@ struct Ports<'a> {
 }
 
 impl Ports<'_> {
-    /// Has a port as it is to be, or nothing of it.
+    /// Adds a port to the change: its new content, or its removal.
     fn bring(&mut self, key: &PortKey, change: &mut Change<'_>) -> Result<(), ServicesError> {
         let known = self.numbers.get(key).copied();
         let spec = self.state.port(key).map(|port| {
             let node = self.node_frontends(key);
             port::spec(key, port, self.algorithm, node)
         });
-        // One that is reached nowhere has nothing to lead to.
+        // A port without frontends needs no entries.
         let Some(spec) = spec.filter(|spec| !spec.frontends.is_empty()) else {
             if let Some(number) = self.numbers.remove(key) {
                 change.remove(number);
@@ -259,7 +259,7 @@ impl Ports<'_> {
         Ok(())
     }
 
-    /// The addresses of the node that a NodePort is served at.
+    /// Returns the addresses of the node at which a NodePort is served.
     fn node_frontends(&self, key: &PortKey) -> impl Fn(u16) -> Vec<std::net::SocketAddr> {
         let (state, addresses) = (self.state, self.addresses);
         let (family, protocol) = (key.family, key.name.protocol);

@@ -1,4 +1,4 @@
-//! A port of the state as the tables take it.
+//! Converts the state of a port into a [`PortSpec`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use health_datapath::services::{self, BackendSpec, FrontendSpec, PortSpec};
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// What a port is to have. `node_frontends` tells the addresses that a NodePort is served at.
+/// The specification of a port. `node_frontends` returns the addresses at which a NodePort is served.
 pub(super) fn spec(
     key: &PortKey,
     port: &PortState,

@@ -1,4 +1,4 @@
-//! The device that addresses of services are bound to, and the addresses of all others.
+//! The device that addresses of services are bound to, and the addresses of all other devices.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

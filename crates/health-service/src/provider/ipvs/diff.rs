@@ -1,4 +1,4 @@
-//! From what is in the kernel to what is to be there.
+//! The steps from the present state of the kernel to the desired one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Real servers on their way out, while no sync comes.
+//! Removes drained real servers between syncs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,7 @@ use tracing::warn;
 
 use super::worker::Worker;
 
-/// Deletes real servers that have lost their last connection, as long as there are some that get no new ones; then waits
-/// to be woken.
+/// Deletes draining real servers once they have no connections left. When none is draining, waits to be woken.
 pub(super) async fn drain(worker: Arc<Mutex<Worker>>, wake: Arc<Notify>, interval: Duration) {
     loop {
         if !worker.lock().await.is_draining() {
@@ -19,7 +18,7 @@ pub(super) async fn drain(worker: Arc<Mutex<Worker>>, wake: Arc<Notify>, interva
         }
         sleep(interval).await;
         if let Err(error) = worker.lock().await.reap().await {
-            warn!(%error, "cannot remove real servers that are not used any more");
+            warn!(%error, "cannot remove drained real servers");
         }
     }
 }

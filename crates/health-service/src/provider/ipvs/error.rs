@@ -1,13 +1,13 @@
-//! Why services could not be brought into the kernel.
+//! Errors of the IPVS provider.
 
 use health_net::KernelError;
 
 use super::netlink::NetlinkError;
 
-/// The kernel does not have what services want.
+/// Why services could not be written into the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum IpvsError {
-    /// A request to IPVS, ipset or nf_tables.
+    /// A request to IPVS, ipset or nf_tables failed.
     #[error("cannot {attempt}: {source}")]
     Netlink {
         /// What was attempted, on what.
@@ -15,34 +15,41 @@ pub enum IpvsError {
         /// Why it could not be done.
         source: NetlinkError,
     },
-    /// The kernel lacks something, and could not load it.
+    /// The kernel lacks a module, and could not load it.
     #[error("this kernel has no {what}: load the module {module}, or use another proxy mode")]
     Missing {
-        /// What it is called.
+        /// What the module provides.
         what: &'static str,
-        /// The kernel's module.
+        /// The name of the module.
         module: &'static str,
     },
     /// Another agent serves by IPVS in this network namespace.
     #[error("another agent serves by IPVS in this network namespace")]
     InUse,
-    /// Whether one does cannot be told.
-    #[error("cannot tell whether another agent serves by IPVS: {0}")]
+    /// The lock could not be taken.
+    #[error("cannot check whether another agent serves by IPVS: {0}")]
     Lock(#[source] std::io::Error),
-    /// A device, an address or a setting.
+    /// A device, an address or a sysctl could not be changed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Somebody else has the name of our device.
-    #[error("{0} is no dummy device: addresses of services cannot be bound to it")]
+    /// Another device has the name of ours.
+    #[error("{0} is not a dummy device: addresses of services cannot be bound to it")]
     ForeignDevice(&'static str),
     /// Some steps failed; the others are done.
-    #[error("{first} ({more} more)")]
+    #[error("{first}{}", others(*more))]
     Steps {
         /// The first of them.
         first: String,
-        /// How many more there are.
+        /// How many others failed.
         more: usize,
     },
+}
+
+fn others(more: usize) -> String {
+    match more {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    }
 }
 
 impl IpvsError {

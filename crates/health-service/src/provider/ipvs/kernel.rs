@@ -1,4 +1,4 @@
-//! Steps on the kernel, by netlink.
+//! Runs steps on the kernel, by netlink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

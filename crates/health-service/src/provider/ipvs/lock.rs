@@ -1,4 +1,4 @@
-//! Who may change what IPVS serves: names of the kernel's objects are the same for all agents of a network namespace.
+//! A lock for IPVS in a network namespace: all agents there would use the same names for the kernel's objects.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -6,17 +6,17 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use super::error::IpvsError;
 
-/// An abstract name is of the network namespace, and goes with who has it (unix(7)).
+/// An abstract socket name belongs to the network namespace, and is freed with its process (unix(7)).
 const NAME: &str = "health-agent-ipvs";
 
-/// One of a network namespace, until it is dropped.
+/// The lock of a network namespace, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     _socket: UnixDatagram,
 }
 
 impl Lock {
-    /// Takes it in the namespace of the calling thread.
+    /// Takes the lock in the namespace of the calling thread. Fails at once if another process holds it.
     pub(super) fn acquire() -> Result<Self, IpvsError> {
         let bind = || UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(NAME)?);
         match bind() {

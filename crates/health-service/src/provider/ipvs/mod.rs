@@ -1,16 +1,16 @@
-//! Services by IPVS: a virtual server of the kernel for each address of a service.
+//! The IPVS provider: a virtual server of the kernel for each address of a service.
 //!
-//! [`plan`] says what is to be in the kernel, as a function of the state and the node's addresses, and [`diff`] what is to
-//! be done for it; both know no kernel. What is masqueraded, rejected or dropped, fixed [`rules`] say, which look
-//! addresses and ports up in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so
-//! that packets to them are the node's.
+//! [`plan`] computes the desired kernel state from the services and the node's addresses, and [`diff`] the steps to get
+//! there; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they look up
+//! addresses and ports in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so that
+//! the node accepts packets to them.
 //!
-//! All of this is found again after a restart: the table, the sets and the device by their names, virtual servers by a
-//! set that lists ours. What others have made is left alone. Connections go on while nothing runs, and real servers that
-//! were on their way out are recognised by the state, which does not have them any more.
+//! After a restart the provider finds all of this again: the table, the sets and the device by their names, virtual servers
+//! by a set that lists ours. It leaves alone what other programs made. Connections continue while nothing runs. Draining
+//! real servers are recognised because the state does not contain them.
 //!
-//! A virtual server does not tell who its packets are from. So where an external address keeps the source, traffic from
-//! this node's pods uses this node's endpoints too as long as there are any.
+//! A virtual server treats all sources alike. So where an external address keeps the source, traffic from this node's pods
+//! uses this node's endpoints too, as long as there are any.
 
 mod device;
 pub mod diff;
@@ -45,23 +45,23 @@ use worker::Worker;
 pub use device::DEVICE;
 pub use error::IpvsError;
 
-/// How often sets are tried to be removed that rules used a moment ago: the kernel lets them go in its own time.
+/// Time between attempts to remove sets: the kernel releases them some time after their rules are gone.
 const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
-/// How long at most.
+/// When to give up these attempts.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What services are served by.
+/// Settings of the provider.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What virtual servers go by.
     pub plan: PlanSettings,
     /// What rules go by.
     pub rules: RuleSettings,
-    /// Networks whose addresses of the node serve NodePorts; none for all of the node's addresses.
+    /// NodePorts are served at the node's addresses in these networks; if empty, at all of its addresses.
     pub node_port_networks: Vec<IpNet>,
     /// Answer for an address by ARP only on the device that has it.
     pub strict_arp: bool,
-    /// How often to look whether real servers that get no new connections have lost their last one.
+    /// How often to check whether draining real servers have lost their last connection.
     pub drain_interval: Duration,
 }
 
@@ -77,7 +77,7 @@ impl Default for Settings {
     }
 }
 
-/// Services of this node by IPVS. Dropping it leaves the kernel as it is.
+/// Serves the services of this node by IPVS. Dropping it leaves the kernel as it is.
 #[derive(Debug)]
 pub struct Ipvs {
     worker: Arc<tokio::sync::Mutex<Worker>>,

@@ -1,5 +1,5 @@
-//! The table of rules: what is masqueraded, rejected and dropped. It depends on nothing but settings; which addresses
-//! and ports it is about, the sets say.
+//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; the addresses and ports
+//! are in the sets.
 //!
 //! The rules match sets of ipset by the match of iptables (`nft_compat`, `xt_set`), as `iptables-nft` does.
 

@@ -7,7 +7,7 @@ use health_model::policy::Protocol;
 
 use super::netlink::ipset::{SetSpec, SetType};
 
-/// As many entries as a set may have.
+/// Maximum number of entries of a set.
 const MAX_ENTRIES: u32 = 1 << 20;
 
 /// What a set is for.
@@ -25,7 +25,7 @@ pub enum SetKind {
     LoadBalancer,
     /// Addresses of load balancers that keep the source.
     LoadBalancerLocal,
-    /// Addresses of load balancers that only some may use.
+    /// Addresses of load balancers that only some sources may use.
     LoadBalancerFirewall,
     /// Addresses that may use those.
     SourceIp,

@@ -1,4 +1,4 @@
-//! Brings states into the kernel.
+//! Writes states into the kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
 
-/// Failures that are told in one sync.
+/// How many failures to log in one sync, at most.
 const TOLD_FAILURES: usize = 20;
 
-/// What is wanted, and what is known of the kernel.
+/// The plan, and what is known of the kernel.
 #[derive(Debug)]
 pub(super) struct Worker {
     settings: Settings,
@@ -29,14 +29,14 @@ pub(super) struct Worker {
     handle: Handle,
     plan: Plan,
     node: NodeAddresses,
-    /// Of devices and addresses.
+    /// Changes of devices and addresses.
     changes: Changes,
-    /// Whether there was one since the node's addresses were looked at.
+    /// Whether there was a change since the node's addresses were last read.
     may_be_other: bool,
-    /// None until the kernel was read once.
+    /// What is in the kernel; none if it must be read.
     present: Option<Present>,
     draining: BTreeSet<ServerKey>,
-    /// Virtual servers of others that we said are in our way.
+    /// Virtual servers of other programs that a warning was logged for.
     told: BTreeSet<ServerKey>,
 }
 
@@ -67,7 +67,7 @@ impl Worker {
         let is_other_node = self.look_at_node(&device, must_read).await?;
         let settings = &self.settings.plan;
         let touched = if must_read || is_other_node {
-            // Whatever fails, the next one begins anew.
+            // After any failure, the next sync reads everything again.
             self.present = None;
             let bound = device::bound(&self.handle, &device).await?;
             self.plan = wanted(work.state, &self.node, settings);
@@ -119,12 +119,12 @@ impl Worker {
         Ok(is_other)
     }
 
-    /// Whether real servers are on their way out.
+    /// Whether real servers are draining.
     pub(super) fn is_draining(&self) -> bool {
         !self.draining.is_empty()
     }
 
-    /// Deletes what has lost its last connection.
+    /// Deletes draining real servers that have no connections left.
     pub(super) async fn reap(&mut self) -> Result<(), IpvsError> {
         let device = device::ensure(&self.handle).await?;
         self.reap_on(&device).await
@@ -163,7 +163,7 @@ impl Worker {
         read.await
     }
 
-    /// Does what is to be done about what is touched.
+    /// Makes the kernel agree with the plan, for what is touched.
     async fn bring(&mut self, device: &Link, touched: &Touched) -> Result<(), IpvsError> {
         let Some(present) = &self.present else {
             return Ok(());
@@ -221,7 +221,7 @@ impl Worker {
         outcome
     }
 
-    /// Others were faster: these are not ours.
+    /// Gives up virtual servers that another program created first.
     async fn disown(&mut self, foreign: &[ServerKey]) -> Result<(), IpvsError> {
         if foreign.is_empty() {
             return Ok(());
@@ -240,7 +240,7 @@ impl Worker {
         self.tell(outcome.failed)
     }
 
-    /// Says once of each virtual server that somebody else has it.
+    /// Logs a warning once for each virtual server of another program at an address of ours.
     fn warn_of_foreign(&mut self) {
         let Some(present) = &self.present else {
             return;
@@ -248,27 +248,27 @@ impl Worker {
         self.told.retain(|key| present.foreign.contains(key));
         for key in &present.foreign {
             if self.plan.server(key).is_some() && self.told.insert(*key) {
-                warn!(server = %key, "a service is not served at an address: IPVS has a virtual server of somebody else there");
+                warn!(server = %key, "a service is not served at an address: another program has a virtual server there");
             }
         }
     }
 
     fn tell(&mut self, failed: Vec<String>) -> Result<(), IpvsError> {
         for failure in failed.iter().take(TOLD_FAILURES) {
-            warn!(failure, "a step of services failed");
+            warn!(failure, "a change of IPVS, its sets or addresses failed");
         }
         let more = failed.len().saturating_sub(1);
         match failed.into_iter().next() {
             None => Ok(()),
             Some(first) => {
-                // What is in the kernel is not what was thought.
+                // The kernel differs from what was assumed.
                 self.present = None;
                 Err(IpvsError::Steps { first, more })
             }
         }
     }
 
-    /// Runs requests that wait for the kernel where they may.
+    /// Runs requests that block on a thread that may.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Kernel) -> Result<T, IpvsError> + Send + 'static,

@@ -124,7 +124,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
     assert_eq!(
         conflicts,
         [
-            "service shop/a: spec.ports.nodePort of shop/a:http/TCP IPv4 is that of shop/b:http/TCP, \
+            "service shop/a: spec.ports.nodePort of shop/a:http/TCP IPv4 belongs to shop/b:http/TCP, \
              which comes first: it is not served at node port 30000/TCP"
         ]
     );

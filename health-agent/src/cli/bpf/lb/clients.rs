@@ -1,4 +1,4 @@
-//! Clients that stay with their backends.
+//! `bpf lb list --affinity`: clients that stay with their backends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,9 +20,9 @@ struct ClientRow {
     client: IpAddr,
     service: u32,
     backend: u32,
-    /// `null` if another port's backend stands there by now, or none.
+    /// `null` if the backend is gone.
     backend_address: Option<SocketAddr>,
-    /// Since its last packet went there.
+    /// Time since the client last opened a flow.
     age_seconds: u32,
 }
 

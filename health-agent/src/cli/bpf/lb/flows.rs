@@ -1,4 +1,4 @@
-//! Flows that were sent to a backend.
+//! `bpf lb list --flows`: flows that were sent to a backend.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::cli::bpf::flow::{Direction, FlowKey};
 use crate::cli::bpf::stream;
 use crate::cli::output::Format;
 
-/// Where the packets of a tuple are sent to, or seem to come from.
+/// The new destination or source of the packets of a tuple.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(in crate::cli::bpf) struct FlowValue {

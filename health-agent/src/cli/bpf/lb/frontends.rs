@@ -1,4 +1,4 @@
-//! Frontends with their backends.
+//! `bpf lb list`: frontends with their backends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,12 +33,12 @@ struct FrontendRow {
     outside: PoolView,
 }
 
-/// What becomes of new flows.
+/// Where new flows go.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PoolView {
     backends: Vec<BackendView>,
-    /// What becomes of them without backends.
+    /// What happens to them without backends: `drop` or `reject`.
     otherwise: &'static str,
 }
 
@@ -120,7 +120,7 @@ fn frontends_table(rows: &[FrontendRow]) -> String {
     table(header, rows)
 }
 
-/// What not all frontends have.
+/// The settings of a frontend that differ from the default.
 fn settings(row: &FrontendRow) -> String {
     let mut settings = Vec::new();
     if row.affinity_seconds > 0 {

@@ -1,4 +1,4 @@
-//! Maglev tables.
+//! `bpf lb list --maglev`: Maglev tables.
 
 use std::net::{IpAddr, SocketAddr};
 

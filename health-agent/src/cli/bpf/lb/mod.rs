@@ -1,4 +1,4 @@
-//! `health-agent bpf lb`: services as the programs know them.
+//! `health-agent bpf lb`: services as the maps contain them.
 
 mod clients;
 pub(super) mod entries;
@@ -17,14 +17,15 @@ pub(super) use flows::entry as flow_entry;
 const EXAMPLES: &str = "\
 Examples:
   health-agent bpf lb list
+  health-agent bpf lb list --maglev
   health-agent bpf lb list --flows";
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  A frontend leads new flows from this node and its endpoints to the backends under INSIDE, and all others
-  to those under OUTSIDE (= for the same): how many of them each gets, and how many flows it has, as far as
-  is known. NUMBER is that of the service's port, as clients, tables and flows have it. Flows and clients
-  are listed while they are read, unordered
+  New flows from this node and its endpoints go to the backends under INSIDE, all others to those
+  under OUTSIDE (= if they are the same). Each backend has its share of new flows, and about how many
+  flows it has now. NUMBER identifies the service's port, also with --affinity, --maglev and --flows.
+  Flows and clients are printed as they are read, unordered
 
 Examples:
   health-agent bpf lb list
@@ -46,13 +47,13 @@ pub enum LbCommand {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").args(["affinity", "maglev", "flows"]))]
 pub struct ListArgs {
-    /// The clients that stay with a backend
+    /// List the clients that stay with a backend instead
     #[arg(long)]
     affinity: bool,
-    /// The Maglev tables
+    /// List the Maglev tables instead
     #[arg(long)]
     maglev: bool,
-    /// The flows that were sent to a backend, two entries for each
+    /// List the flows that were sent to a backend instead, two entries for each
     #[arg(long)]
     flows: bool,
     #[command(flatten)]

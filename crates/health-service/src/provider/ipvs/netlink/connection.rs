@@ -1,4 +1,4 @@
-//! Requests to the kernel, and its answers.
+//! A netlink connection: sends requests and reads the answers.
 
 use std::fmt;
 use std::io;
@@ -14,23 +14,23 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::attributes::{Malformed, each, text_of};
 
-/// The kernel is never that slow; without a limit, an answer that is missing would be waited for for ever.
+/// How long to wait for an answer. The kernel is never that slow, but a missing answer must not block forever.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests that are sent before their answers are read: a socket has room for those.
 const BATCH: usize = 64;
-/// How often a listing is asked for that changes interrupt.
+/// How often a listing is repeated if changes interrupt it.
 const LIST_ATTEMPTS: u32 = 20;
 /// `NLMSGERR_ATTR_MSG` (include/uapi/linux/netlink.h).
 const ERROR_TEXT: u16 = 1;
 /// Bytes of the error number and the header of the request in an answer.
 const ERROR_HEADER: usize = 20;
 
-/// The kernel refused.
+/// An error that the kernel answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Its error number: positive, of errno or of a subsystem of its own.
     pub code: i32,
-    /// What it says about it.
+    /// Its message, if any.
     pub text: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Refusal {
 /// Why a request has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The request did not get to the kernel, or its answer not back.
+    /// The request could not be sent, or the answer not received.
     #[error("{0}")]
     Socket(#[from] io::Error),
     /// The kernel refused.
@@ -81,7 +81,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     pub(super) fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
@@ -94,8 +94,7 @@ impl Connection {
         })
     }
 
-    /// Sends requests with these flags, one after the other, whatever becomes of those before. Returns what became of
-    /// each.
+    /// Sends requests with these flags in order, even after one fails. Returns the result of each.
     pub(super) fn execute<M: NetlinkSerializable>(
         &mut self,
         requests: Vec<(M, u16)>,
@@ -133,8 +132,8 @@ impl Connection {
         result.map_err(NetlinkError::Refused)
     }
 
-    /// Lists all that a request asks for. The kernel marks a listing if something changed while it wrote it; entries may
-    /// then be missing, so it is asked for again.
+    /// Lists objects. The kernel marks a listing if something changed while it wrote it; entries may then be missing, so the
+    /// request is repeated.
     pub(super) fn list<M: NetlinkSerializable + Clone, T>(
         &mut self,
         message: &M,
@@ -158,15 +157,15 @@ impl Connection {
         Err(io::Error::other(text).into())
     }
 
-    /// Sends messages as one: the kernel does all that they ask for, or nothing. The first and the last only mark the
-    /// batch (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
+    /// Sends messages as one transaction. The first and the last message only mark the batch (net/netfilter/nfnetlink.c,
+    /// `nfnetlink_rcv_batch`).
     pub(super) fn transact<M: NetlinkSerializable>(
         &mut self,
         messages: Vec<(M, u16)>,
     ) -> Result<(), NetlinkError> {
         let mut bytes = Vec::new();
         let first = self.sequence.wrapping_add(1);
-        // The last one that asks for something is answered when all is done.
+        // The last request is acknowledged when all are done.
         let asks = messages.len().saturating_sub(2);
         let mut last = first;
         for (at, (message, flags)) in messages.into_iter().enumerate() {

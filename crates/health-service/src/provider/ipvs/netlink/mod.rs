@@ -1,7 +1,7 @@
-//! What the kernel is asked by netlink: IPVS by its generic family, ipset and nf_tables by nfnetlink.
+//! Netlink requests: to IPVS by its generic family, to ipset and nf_tables by nfnetlink.
 //!
-//! A connection is bound for life to the network namespace of the thread that opened it, and waits for the kernel's
-//! answers: they are there at once.
+//! A connection always works in the network namespace of the thread that opened it. Its functions block until the kernel
+//! answers, which it does at once.
 
 mod attributes;
 mod connection;

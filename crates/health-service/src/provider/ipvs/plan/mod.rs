@@ -1,7 +1,7 @@
-//! What is to be in the kernel.
+//! The desired state of the kernel.
 //!
-//! A plan is made of the plans of ports, each of which depends on nothing but the port's state and the node's addresses.
-//! So a change of a port costs what the port costs.
+//! A plan consists of plans of ports, each of which depends only on the port's state and the node's addresses. A change of
+//! a port therefore costs no more than that port.
 
 mod port;
 
@@ -19,7 +19,7 @@ use crate::spec::PortKey;
 use crate::state::{PortState, State};
 use port::PortPlan;
 
-/// The node's own addresses: those of all devices but ours.
+/// The node's own addresses: those of all devices except [`DEVICE`](super::DEVICE).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAddresses {
     /// All of them.
@@ -58,32 +58,32 @@ impl PlanSettings {
 pub struct Server {
     /// How it chooses.
     pub scheduler: Scheduler,
-    /// What is special about it.
+    /// Its flags.
     pub flags: Flags,
     /// Seconds that a client stays with its real server, if it is persistent.
     pub timeout: u32,
     /// Weights of its real servers.
     pub real: BTreeMap<SocketAddr, u32>,
-    /// Endpoints that get no new connection, and keep those that they have, whatever the protocol.
+    /// Endpoints that get no new connections, but keep existing ones, whatever the protocol.
     pub lingering: BTreeSet<SocketAddr>,
 }
 
-/// Who wants a virtual server; the least of them has it. A port of the node comes after an address of a service.
+/// A claim on a virtual server; the smallest one owns it. NodePorts come after addresses of services.
 type Claim = (bool, PortKey);
 
-/// All that is to be in the kernel.
+/// The desired state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     ports: BTreeMap<PortKey, PortPlan>,
     /// Never empty.
     servers: BTreeMap<ServerKey, BTreeSet<Claim>>,
-    /// How many ports want each.
+    /// How many ports want each entry.
     entries: BTreeMap<(SetId, Entry), usize>,
     addresses: BTreeMap<IpAddr, usize>,
     checks: BTreeSet<(Family, u16)>,
 }
 
-/// What of a plan may be another than before.
+/// The parts of a plan that may have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Virtual servers.
@@ -103,7 +103,7 @@ pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> P
 }
 
 impl Plan {
-    /// Takes the state of these ports, and the ports for health checks.
+    /// Takes the new state of these ports, and the health-check node ports.
     pub fn update(
         &mut self,
         state: &State,
@@ -127,7 +127,7 @@ impl Plan {
         touched
     }
 
-    /// Takes the state of a port; none if it is gone.
+    /// Takes the new state of a port; none if it is gone.
     pub(super) fn set_port(
         &mut self,
         key: &PortKey,
@@ -185,7 +185,7 @@ impl Plan {
         Some(server)
     }
 
-    /// Whether a set is to have an entry.
+    /// Whether a set should have an entry.
     pub fn has_entry(&self, set: SetId, entry: Entry) -> bool {
         match (set.kind, entry) {
             (SetKind::CheckNodePort, Entry::Port(port)) => {
@@ -195,12 +195,12 @@ impl Plan {
         }
     }
 
-    /// Whether an address is to be bound to our device.
+    /// Whether an address should be bound to our device.
     pub fn has_address(&self, address: &IpAddr) -> bool {
         self.addresses.contains_key(address)
     }
 
-    /// All that it has.
+    /// All its parts.
     pub fn touched(&self) -> Touched {
         let checks = self.checks.iter().map(|check| check_entry(*check));
         Touched {

@@ -1,4 +1,4 @@
-//! What a port wants in the kernel.
+//! The plan of a port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,10 +14,10 @@ use super::{NodeAddresses, PlanSettings, Server};
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// What a port wants.
+/// The part of a plan that one port wants.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PortPlan {
-    /// Virtual servers, and whether they are for a port of the node.
+    /// Virtual servers, and whether each is for a NodePort.
     pub(super) servers: BTreeMap<ServerKey, (bool, Arc<Server>)>,
     pub(super) entries: BTreeSet<(SetId, Entry)>,
     pub(super) addresses: BTreeSet<IpAddr>,
@@ -58,8 +58,8 @@ pub(super) fn plan(
     builder.plan
 }
 
-/// Where a virtual server sends connections. It does not tell who they are from: what goes to endpoints of this node for
-/// some goes there for all. Where others get no answer, a rule sees to that.
+/// The endpoints of a virtual server. It treats all sources alike: if some traffic must go to endpoints of this node, all
+/// traffic does. Where traffic from other machines must be dropped, a rule does that.
 fn target(frontend: &Frontend) -> Target {
     match frontend.outside {
         Target::Drop => frontend.inside,
@@ -71,7 +71,7 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
     let weight = |backend: &Backend| (backend.address, u32::from(backend.weight));
     let real: BTreeMap<_, _> = backends.iter().map(weight).collect();
     let mut scheduler = match state.algorithm {
-        // IPVS has no choice by chance.
+        // IPVS has no random choice.
         Some(Algorithm::Random | Algorithm::RoundRobin) => Scheduler::RoundRobin,
         Some(Algorithm::Maglev) => Scheduler::Maglev,
         Some(Algorithm::LeastConnection) => Scheduler::LeastConnection,
@@ -92,7 +92,7 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
     let timeout = state.affinity.map_or(0, |affinity| affinity.as_secs());
     let others = state.cluster.iter().chain(&state.local);
     let others = others.map(|backend| &backend.address);
-    // An endpoint that only other traffic may use is none of this server; it still serves.
+    // Endpoints that only other traffic may use are not part of this server; they still serve.
     let lingering = state.lingering.iter().chain(others);
     Server {
         scheduler,
@@ -165,8 +165,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Only these may use an address. The node itself may if one of its addresses is among them; what it sends there
-    /// comes from the address itself.
+    /// Allows only these sources at an address. The node itself is allowed if one of its addresses is: packets that it sends
+    /// there have the address itself as their source.
     fn restrict(&mut self, address: SocketAddr, ranges: &[IpNet]) {
         let (ip, port, protocol) = (address.ip(), address.port(), self.key.name.protocol);
         self.entries(SetKind::LoadBalancerFirewall, &[address]);
@@ -205,7 +205,7 @@ fn set_of(kind: FrontendKind, keeps_source: bool) -> SetKind {
     }
 }
 
-/// A network as sets can have it: all addresses are two of them.
+/// A network in the form of sets, which cannot have a prefix of length 0: all addresses are two networks.
 fn halves(network: &IpNet) -> Vec<IpNet> {
     match network.prefix_len() {
         0 => network

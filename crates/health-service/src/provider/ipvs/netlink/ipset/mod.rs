@@ -46,7 +46,7 @@ impl Client {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
 
-    /// Makes a set. One of the same type that has this name is left as it is.
+    /// Creates a set. An existing one with this name and type is left as it is.
     pub fn create(&mut self, set: &SetSpec) -> Result<(), NetlinkError> {
         self.0.request(message::create(set), 0, &mut |_| Ok(()))
     }
@@ -87,8 +87,7 @@ impl Client {
         }
     }
 
-    /// Adds entries; those that are there are left. Returns the first refusal for each chunk of them that was not added
-    /// to its end.
+    /// Adds entries; existing ones stay. Returns the first error of each chunk that was not added completely.
     pub fn add(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
         self.edit(Command::Add, name, entries)
     }

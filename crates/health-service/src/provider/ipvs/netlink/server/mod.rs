@@ -97,7 +97,7 @@ impl Client {
         self.connection.list(&request, read)
     }
 
-    /// Makes changes one after the other. Returns what became of each.
+    /// Makes changes in order. Returns the result of each.
     pub fn change(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Refusal>>, NetlinkError> {
         let requests = changes.iter().map(|change| {
             let (command, attributes) = message::change(change);

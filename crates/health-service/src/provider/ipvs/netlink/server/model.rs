@@ -1,4 +1,4 @@
-//! Virtual servers, real servers, and what they are told by.
+//! Virtual servers and real servers.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -46,12 +46,12 @@ impl From<ServerKey> for ServerId {
     }
 }
 
-/// How a virtual server chooses a real one for a new connection: the kernel's modules `ip_vs_*`.
+/// How a virtual server chooses a real server for a new connection: the kernel's modules `ip_vs_*`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// One after the other.
+    /// In turn.
     RoundRobin,
-    /// One after the other, by weight.
+    /// In turn, by weight.
     WeightedRoundRobin,
     /// The one with the fewest connections.
     LeastConnection,
@@ -69,13 +69,13 @@ pub enum Scheduler {
     DestinationHash,
     /// By the hash of the source.
     SourceHash,
-    /// By a table that few changes of real servers change much.
+    /// By a Maglev table: few connections move when real servers change.
     Maglev,
     /// The one with the shortest expected delay.
     ShortestExpectedDelay,
     /// An idle one, or else the one with the shortest expected delay.
     NeverQueue,
-    /// The less loaded of two that chance picks by weight.
+    /// The less loaded of two servers that are picked at random by weight.
     PowerOfTwo,
     /// One of another module.
     Other(Box<str>),
@@ -112,7 +112,7 @@ impl Scheduler {
         }
     }
 
-    /// The one that does the same and heeds weights.
+    /// The scheduler that does the same, but with weights.
     #[must_use]
     pub fn weighted(&self) -> Self {
         match self {
@@ -137,7 +137,7 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// What is special about a virtual server (`IP_VS_SVC_F_*`).
+/// Flags of a virtual server (`IP_VS_SVC_F_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(pub u32);
 
@@ -170,14 +170,14 @@ impl std::ops::BitOr for Flags {
     }
 }
 
-/// Where connections arrive that real servers serve.
+/// A virtual server: where connections arrive that real servers serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Which packets it gets.
     pub id: ServerId,
     /// How it chooses.
     pub scheduler: Scheduler,
-    /// What is special about it.
+    /// Its flags.
     pub flags: Flags,
     /// Seconds that a client stays with its real server after its last packet, if it is persistent.
     pub timeout: u32,
@@ -236,9 +236,9 @@ pub struct RealServer {
     pub forwarding: Forwarding,
     /// Its share of new connections; 0 for none.
     pub weight: u32,
-    /// It gets no new connection while it has that many; 0 for no limit.
+    /// At this number of connections it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// After that it gets some again when it has fewer than this.
+    /// After that it gets new ones again when it has fewer connections than this.
     pub lower_threshold: u32,
     /// Connections that are established.
     pub active: u32,
