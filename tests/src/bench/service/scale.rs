@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use super::cluster::{self, BACKENDS, endpoint_count};
 use super::ruleset::{self, Text};
+use super::stand::pinned;
 use crate::bench::endpoint::output;
 use crate::bench::requests::quantile;
 use crate::bench::usage::ResidentMemory;
@@ -150,6 +151,17 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         });
     }
     Ok(figures)
+}
+
+/// Tells how long changes took, which are sorted.
+fn tell_changes(what: &str, times: &[Duration]) -> anyhow::Result<()> {
+    let ms = |part| anyhow::Ok(quantile(times, part)?.as_secs_f64() * 1e3);
+    tell(format_args!(
+        "  {what}: {:.1} ms, p99 {:.1} ms",
+        ms(0.5)?,
+        ms(0.99)?
+    ));
+    Ok(())
 }
 
 /// What the parts of the agent found that bring objects into maps.
@@ -282,6 +294,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     }
     services.stop().await;
     times.sort_unstable();
+    tell_changes("a change", &times)?;
     Ok(Found {
         start,
         changes: times,
@@ -323,6 +336,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
         times.push(nft(&text.0)?);
     }
     times.sort_unstable();
+    tell_changes("a change by nft", &times)?;
     Ok((start, times))
 }
 
@@ -346,9 +360,8 @@ fn by_agent() -> anyhow::Result<AgentFound> {
     cluster::write(&manifests, 0..SERVICES, &backends, node.name())?;
     let begun = Instant::now();
     node.start_agent()?;
-    let pinned = super::stand::pinned(node)?;
     wait_for("the agent to serve", START_PATIENCE, || {
-        let frontends = pinned.frontend4_rows()?.collect()?;
+        let frontends = pinned(node)?.frontend4_rows()?.collect()?;
         let wanted = cluster::cluster_ip_ports(SERVICES);
         ensure!(
             frontends.len() >= wanted,
