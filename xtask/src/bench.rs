@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
+    /// Number of services that `service` sends traffic through; may be repeated, in ascending order
+    #[arg(long, value_name = "N")]
+    services: Vec<u32>,
     /// Rounds of each measurement of `service`
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
@@ -63,6 +66,9 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     for peers in &args.peers {
         bench.arg(format!("--peers={peers}"));
+    }
+    for services in &args.services {
+        bench.arg(format!("--services={services}"));
     }
     for kind in &args.fault {
         bench.arg(format!("--fault={kind}"));

@@ -53,6 +53,8 @@ pub struct Options {
     pub seconds: Option<u32>,
     /// Probes to account for; the benchmark's own choice without.
     pub probes: Option<u64>,
+    /// Numbers of services; the benchmark's own choice if empty.
+    pub services: Vec<u32>,
     /// Rounds of each measurement; the benchmark's own choice without.
     pub rounds: Option<u32>,
     /// Parts of the benchmark by name; all if empty.

@@ -33,6 +33,9 @@ struct Cli {
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
+    /// Number of services that `service` sends traffic through; may be repeated, in ascending order
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    services: Vec<u32>,
     /// Rounds of each measurement of `service`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: Option<u32>,
@@ -72,6 +75,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         minutes: cli.minutes,
         seconds: cli.seconds,
         probes: cli.probes,
+        services: cli.services.clone(),
         rounds: cli.rounds,
         parts: cli.part.clone(),
     })?;

@@ -1,6 +1,8 @@
 //! Connections, datagrams and requests through services, by turns on a node with the agent and on one with kube-proxy's
 //! rules for nftables.
 
+use anyhow::ensure;
+
 use super::cluster::endpoint_count;
 use super::stand::{CPU, Place, Stand};
 use super::traffic::{Medians, Rates, Targets};
@@ -27,10 +29,15 @@ struct Found {
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let rounds = options.rounds_or(ROUNDS);
+    let sizes = match &options.services[..] {
+        [] => &SIZES[..],
+        chosen => chosen,
+    };
+    ensure!(sizes.is_sorted(), "numbers of services must ascend");
     let mut stand = Stand::start()?;
     let mut figures = Vec::new();
     let mut inside = Vec::new();
-    for services in SIZES {
+    for services in sizes.iter().copied() {
         let [ours, nft] = stand.serve(services)?;
         tell(format_args!(
             "  {services} services with {} endpoints: the agent served them after {:.1} s, nft after {:.1} s",
@@ -43,9 +50,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         let new = side_by_side(&named, &found);
         new.iter().for_each(Figure::tell);
         figures.extend(new);
-        if services == 1 {
-            figures.extend(added(&found, &bare));
-        }
+        figures.extend(added(&named, &found, &bare));
         inside.push(found);
         if let Some(found) = node_ports(&stand, rounds)? {
             figures.extend(side_by_side(
@@ -56,8 +61,8 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
             tell("  the agent serves no NodePort to hosts outside");
         }
     }
-    if let [first, .., last] = &inside[..] {
-        figures.extend(flat(first, last));
+    if let ([few, .., many], [first, .., last]) = (sizes, &inside[..]) {
+        figures.extend(flat([*few, *many], [first, last]));
     }
     Ok(figures)
 }
@@ -73,8 +78,8 @@ fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Fou
             let into = (round > 0).then_some(rates);
             targets.run(&place.client, CPU, &place.servers, into)
         };
-        run(&targets, &stand.ours, &mut ours)?;
         stand.forget()?;
+        run(&targets, &stand.ours, &mut ours)?;
         run(&targets, &stand.nftables, &mut nftables)?;
         run(&direct, &stand.bare, &mut bare)?;
     }
@@ -97,8 +102,8 @@ fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
             let into = (round > 0).then_some(rates);
             targets.run(&stand.outside, CPU, &place.servers, into)
         };
-        run(&our_targets, &stand.ours, &mut ours)?;
         stand.forget()?;
+        run(&our_targets, &stand.ours, &mut ours)?;
         run(&targets, &stand.nftables, &mut nftables)?;
     }
     Ok(Some(Found {
@@ -141,12 +146,12 @@ fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
 }
 
 /// What either side adds to what a bare node takes.
-fn added(found: &Found, bare: &Medians) -> Vec<Figure> {
+fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
     let figure = |what: &str, of: fn(&Medians) -> f64| {
         let more = |it: &Medians| 1e6 / of(it) - 1e6 / of(bare);
         Figure {
             name: format!(
-                "1 service: what is added to {what} of {:.2} us with nothing in the way (other: nftables)",
+                "{named}: what is added to {what} of {:.2} us with nothing in the way (other: nftables)",
                 1e6 / of(bare)
             ),
             unit: "us",
@@ -162,13 +167,10 @@ fn added(found: &Found, bare: &Medians) -> Vec<Figure> {
     ]
 }
 
-/// The most services against one.
-fn flat(first: &Found, last: &Found) -> Vec<Figure> {
+/// The most services against the fewest.
+fn flat([few, many]: [u32; 2], [first, last]: [&Found; 2]) -> Vec<Figure> {
     let figure = |what: &str, of: fn(&Medians) -> f64, target| Figure {
-        name: format!(
-            "{} services: {what} (other: with 1 service)",
-            SIZES[SIZES.len() - 1]
-        ),
+        name: format!("{many} services: {what} (other: {few} services)"),
         unit: "k/s",
         ours: of(&last.ours) / 1e3,
         other: Some(of(&first.ours) / 1e3),

@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use aya::maps::{HashMap, Map, MapData, MapError};
+use health_common::ct::Tuple4;
+use health_common::service::ServiceFlow4;
 use health_datapath::dump::Pinned;
+use health_datapath::layout;
 use health_model::settings::Location;
 use health_net::netns::NetNs;
 
@@ -131,9 +135,24 @@ impl Stand {
         Ok(())
     }
 
-    /// Has the kernel's conntrack forget all flows of the node with kube-proxy's rules.
+    /// Has both sides forget all flows, so that neither has to make room for those of a round.
     pub(super) fn forget(&self) -> anyhow::Result<()> {
-        self.bed.node(2).exec("conntrack -F").map(drop)
+        self.bed.node(2).exec("conntrack -F")?;
+        pinned(self.node())?.flush_conntrack(|_, _| true)?;
+        for layout in [layout::REVNAT4, layout::REVNAT_ANY4] {
+            let map = MapData::from_pin(self.node().pins().join(layout.name))?;
+            let map = Map::from_map_data(map)?;
+            let mut flows: HashMap<_, Tuple4, ServiceFlow4> = map.try_into()?;
+            let known: Vec<Tuple4> = flows.keys().collect::<Result<_, _>>()?;
+            for flow in known {
+                match flows.remove(&flow) {
+                    // The agent may have collected it.
+                    Ok(()) | Err(MapError::KeyNotFound) => {}
+                    Err(error) => return Err(error).context("cannot forget a flow"),
+                }
+            }
+        }
+        Ok(())
     }
 }
 
