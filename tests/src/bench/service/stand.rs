@@ -1,6 +1,7 @@
 //! A node with the agent, one with kube-proxy's rules and one with nothing, each with a client and endpoints, and a host
 //! outside.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -142,12 +143,14 @@ impl Stand {
         for layout in [layout::REVNAT4, layout::REVNAT_ANY4] {
             let map = MapData::from_pin(self.node().pins().join(layout.name))?;
             let map = Map::from_map_data(map)?;
-            let mut flows: HashMap<_, Tuple4, ServiceFlow4> = map.try_into()?;
+            let mut flows: HashMap<MapData, Tuple4, ServiceFlow4> = map.try_into()?;
             let known: Vec<Tuple4> = flows.keys().collect::<Result<_, _>>()?;
             for flow in known {
                 match flows.remove(&flow) {
                     // The agent may have collected it.
                     Ok(()) | Err(MapError::KeyNotFound) => {}
+                    Err(MapError::SyscallError(error))
+                        if error.io_error.kind() == ErrorKind::NotFound => {}
                     Err(error) => return Err(error).context("cannot forget a flow"),
                 }
             }
