@@ -10,6 +10,7 @@ use health_common::config::{DatapathConfig, SERVICES};
 use health_common::endpoint::EndpointInfo;
 use health_common::identity::CLUSTER_FIRST;
 
+use super::cluster::counted;
 use super::tables::{self, BACKEND_PORT, PORT, cluster_ip};
 use crate::bench::parts::median;
 use crate::bench::program_cost::{PACKETS, ProgramCost};
@@ -85,8 +86,9 @@ fn family_figures(is_v4: bool, rounds: u16) -> anyhow::Result<Vec<Figure>> {
     let family = if is_v4 { "IPv4" } else { "IPv6" };
     let mut figures = Vec::new();
     for (services, times) in [(1, one.medians()?), (SERVICES_MANY, many.medians()?)] {
+        let named = format!("{}, {family}, {rounds} rounds", counted(services));
         for (step, (time, without)) in times.into_iter().zip(without).enumerate() {
-            let name = format!("{services} services, {family}: {}", STEPS[step]);
+            let name = format!("{named}: {}", STEPS[step]);
             let katran = match step {
                 KNOWN_STEP => Some((KATRAN_KNOWN_NS, Some(Target::RatioAtMost(1.0)))),
                 SYN_STEP => Some((KATRAN_SYN_NS, None)),
