@@ -21,7 +21,7 @@ pub(super) const BACKEND_ECHO_PORT: u16 = 8081;
 pub(super) const BACKENDS: usize = 5;
 /// Services that have all of them; each other one has one. The agent's maps have room for 65,535 backends unless told.
 const FULL_SERVICES: u32 = 3_000;
-/// Ports of all services together, if there are so many services.
+/// Ports that the first service has more than others.
 const MORE_PORTS: u32 = 2;
 const FIRST_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// Where services and endpoints are.
@@ -61,6 +61,14 @@ pub(super) fn ports(number: u32) -> Vec<ServicePort> {
             ..port
         },
     ]
+}
+
+/// So many services, in words.
+pub(super) fn counted(services: u32) -> String {
+    match services {
+        1 => "1 service".to_owned(),
+        more => format!("{more} services"),
+    }
 }
 
 /// ClusterIPs with a port that so many services have together.

@@ -10,6 +10,7 @@ use health_common::config::{DatapathConfig, SERVICES};
 use health_common::endpoint::EndpointInfo;
 use health_common::identity::CLUSTER_FIRST;
 
+use super::cluster::counted;
 use super::tables::{self, BACKEND_PORT, PORT, cluster_ip};
 use crate::bench::parts::median;
 use crate::bench::program_cost::{PACKETS, ProgramCost};
@@ -38,14 +39,51 @@ const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
 /// What the packets of a round are, in their order.
-const STEPS: [&str; 4] = [
-    "SYN, a new flow (from_endpoint)",
-    "its answer (to_endpoint)",
-    "TCP segment of a known flow (from_endpoint)",
-    "its answer (to_endpoint)",
+const STEPS: [Step; 6] = [
+    Step::of_all("SYN, a new flow (from_endpoint)", 0, SYN),
+    Step::of_all("its answer (to_endpoint)", 1, SYN | ACK),
+    Step::of_all("segment of a known flow (from_endpoint)", 0, ACK),
+    Step::of_all("its answer (to_endpoint)", 1, ACK),
+    Step::of_one("segment of one and the same flow (from_endpoint)", 0),
+    Step::of_one("its answer (to_endpoint)", 1),
 ];
 const SYN_STEP: usize = 0;
-const KNOWN_STEP: usize = 2;
+/// As Katran was measured.
+const KNOWN_STEP: usize = 4;
+
+/// Packets of one kind.
+struct Step {
+    what: &'static str,
+    /// Index of the program.
+    program: usize,
+    flags: u8,
+    flows: u32,
+    passes: u32,
+}
+
+impl Step {
+    /// One of each flow.
+    const fn of_all(what: &'static str, program: usize, flags: u8) -> Self {
+        Self {
+            what,
+            program,
+            flags,
+            flows: PACKETS,
+            passes: PACKETS,
+        }
+    }
+
+    /// Many of the first flow, which the caches of the processor then have.
+    const fn of_one(what: &'static str, program: usize) -> Self {
+        Self {
+            what,
+            program,
+            flags: ACK,
+            flows: 1,
+            passes: 10 * PACKETS,
+        }
+    }
+}
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let rounds = options.rounds_or(ROUNDS.into()).min(ROUNDS_MAX.into());
@@ -62,8 +100,7 @@ struct Side {
     bed: TestRun,
     cost: ProgramCost,
     programs: [SchedClassifier; 2],
-    services: u32,
-    is_v4: bool,
+    place: Place,
     /// By step, a figure a round.
     times: [Vec<f64>; STEPS.len()],
 }
@@ -85,8 +122,9 @@ fn family_figures(is_v4: bool, rounds: u16) -> anyhow::Result<Vec<Figure>> {
     let family = if is_v4 { "IPv4" } else { "IPv6" };
     let mut figures = Vec::new();
     for (services, times) in [(1, one.medians()?), (SERVICES_MANY, many.medians()?)] {
+        let named = format!("{}, {family}, {rounds} rounds", counted(services));
         for (step, (time, without)) in times.into_iter().zip(without).enumerate() {
-            let name = format!("{services} services, {family}: {}", STEPS[step]);
+            let name = format!("{named}: {}", STEPS[step].what);
             let katran = match step {
                 KNOWN_STEP => Some((KATRAN_KNOWN_NS, Some(Target::RatioAtMost(1.0)))),
                 SYN_STEP => Some((KATRAN_SYN_NS, None)),
@@ -127,6 +165,37 @@ fn figure(name: String, ours: f64, other: f64, target: Option<Target>) -> Figure
     }
 }
 
+/// Where packets go.
+struct Place {
+    services: u32,
+    is_v4: bool,
+}
+
+impl Place {
+    /// A segment to a service, or without services to a backend; and what a backend sends.
+    fn packet(&self, round: u16, flow: u32, step: &Step) -> anyhow::Result<Vec<u8>> {
+        let (client, backend) = (client(self.is_v4), backend(self.is_v4));
+        let port = u16::try_from((u32::from(round) + 1) * PACKETS + flow)?;
+        let segment = |source, destination| Tcp {
+            source,
+            destination,
+            flags: step.flags,
+            options: timestamps(7, 8),
+            ..Tcp::default()
+        };
+        Ok(if step.program == 1 {
+            segment(BACKEND_PORT, port).frame(backend, client)
+        } else if self.services == 0 {
+            segment(port, BACKEND_PORT).frame(client, backend)
+        } else {
+            // The flows are spread over all services.
+            let number = u64::from(flow) * u64::from(self.services) / u64::from(PACKETS);
+            let ip = cluster_ip(u32::try_from(number)?, self.is_v4);
+            segment(port, PORT).frame(client, ip)
+        })
+    }
+}
+
 impl Side {
     fn new(services: u32, is_v4: bool) -> anyhow::Result<Self> {
         let mut bed = TestRun::load_alone();
@@ -155,52 +224,27 @@ impl Side {
             cost: ProgramCost::new(&bed, &[first])?,
             bed,
             programs,
-            services,
-            is_v4,
+            place: Place { services, is_v4 },
             times: [const { Vec::new() }; STEPS.len()],
         })
     }
 
     /// [`PACKETS`] flows that were never there: each step with one packet of each.
     fn run(&mut self, round: u16) -> anyhow::Result<()> {
-        let steps = [(0, SYN), (1, SYN | ACK), (0, ACK), (1, ACK)];
-        for (step, (program, flags)) in steps.into_iter().enumerate() {
-            let packets: Vec<_> = (0..PACKETS)
-                .map(|flow| self.packet(round, flow, program == 0, flags))
+        for (step, times) in STEPS.iter().zip(&mut self.times) {
+            let packets: Vec<_> = (0..step.flows)
+                .map(|flow| self.place.packet(round, flow, step))
                 .collect::<anyhow::Result<_>>()?;
             self.cost.set_packets(&packets)?;
-            let floor = self.cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-            let program = &self.programs[program];
-            let time = self.cost.measure(program, PACKETS, GO_ON_CODE)? - floor;
+            let floor = self.cost.measure_own(EMPTY, step.passes, EMPTY_CODE)?;
+            let program = &self.programs[step.program];
+            let time = self.cost.measure(program, step.passes, GO_ON_CODE)? - floor;
             // The first round warms up.
             if round > 0 {
-                self.times[step].push(time);
+                times.push(time);
             }
         }
         Ok(())
-    }
-
-    /// A segment to a service, or without services to a backend; and what a backend sends.
-    fn packet(&self, round: u16, flow: u32, is_sent: bool, flags: u8) -> anyhow::Result<Vec<u8>> {
-        let (client, backend) = (client(self.is_v4), backend(self.is_v4));
-        let port = u16::try_from((u32::from(round) + 1) * PACKETS + flow)?;
-        let segment = |source, destination| Tcp {
-            source,
-            destination,
-            flags,
-            options: timestamps(7, 8),
-            ..Tcp::default()
-        };
-        Ok(if !is_sent {
-            segment(BACKEND_PORT, port).frame(backend, client)
-        } else if self.services == 0 {
-            segment(port, BACKEND_PORT).frame(client, backend)
-        } else {
-            // The flows are spread over all services.
-            let number = u64::from(flow) * u64::from(self.services) / u64::from(PACKETS);
-            let ip = cluster_ip(u32::try_from(number)?, self.is_v4);
-            segment(port, PORT).frame(client, ip)
-        })
     }
 
     /// Whether the flows went through services, if there are any.
@@ -210,9 +254,9 @@ impl Side {
             flows += rows.collect()?.len();
         }
         ensure!(
-            (flows >= PACKETS as usize) == (self.services > 0),
+            (flows >= PACKETS as usize) == (self.place.services > 0),
             "{flows} flows through {} services",
-            self.services
+            self.place.services
         );
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 
-use super::cluster::endpoint_count;
+use super::cluster::{counted, endpoint_count};
 use super::stand::{CPU, Place, Stand};
 use super::traffic::{Medians, Rates, Targets};
 use crate::bench::{Figure, Options, Target};
@@ -40,13 +40,14 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     for services in sizes.iter().copied() {
         let [ours, nft] = stand.serve(services)?;
         tell(format_args!(
-            "  {services} services with {} endpoints: the agent served them after {:.1} s, nft after {:.1} s",
+            "  {} with {} endpoints: the agent served them after {:.1} s, nft after {:.1} s",
+            counted(services),
             endpoint_count(services),
             ours.as_secs_f64(),
             nft.as_secs_f64()
         ));
         let (found, bare) = cluster_ips(&stand, services, rounds)?;
-        let named = format!("{services} services, ClusterIP");
+        let named = format!("{}, ClusterIP, {rounds} rounds", counted(services));
         let new = side_by_side(&named, &found);
         new.iter().for_each(Figure::tell);
         figures.extend(new);
@@ -54,7 +55,10 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         inside.push(found);
         if let Some(found) = node_ports(&stand, rounds)? {
             figures.extend(side_by_side(
-                &format!("{services} services, NodePort from outside"),
+                &format!(
+                    "{}, NodePort from outside, {rounds} rounds",
+                    counted(services)
+                ),
                 &found,
             ));
         } else {
@@ -170,7 +174,7 @@ fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
 /// The most services against the fewest.
 fn flat([few, many]: [u32; 2], [first, last]: [&Found; 2]) -> Vec<Figure> {
     let figure = |what: &str, of: fn(&Medians) -> f64, target| Figure {
-        name: format!("{many} services: {what} (other: {few} services)"),
+        name: format!("{}: {what} (other: {})", counted(many), counted(few)),
         unit: "k/s",
         ours: of(&last.ours) / 1e3,
         other: Some(of(&first.ours) / 1e3),

@@ -284,7 +284,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
         start.as_secs_f64()
     ));
 
-    let mut times = Vec::new();
+    let [mut times, mut sets] = [(); 2].map(|()| Vec::new());
     for change in 0..changes {
         tokio::time::sleep(PAUSE).await;
         let number = change * (SERVICES / changes);
@@ -293,12 +293,15 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
         let start = Instant::now();
         known.read(number, objects);
         source.send_replace(known.set());
+        sets.push(start.elapsed());
         is_done.changed().await?;
         times.push(start.elapsed());
     }
     services.stop().await;
     times.sort_unstable();
+    sets.sort_unstable();
     tell_changes("a change", &times)?;
+    tell_changes("of that, until its source has told all", &sets)?;
     Ok(Found {
         start,
         changes: times,
