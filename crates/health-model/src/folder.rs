@@ -45,7 +45,7 @@ impl<S: Default + Send + Sync + 'static> Folder<S> {
     pub fn watch<C: Contents>(
         path: &Path,
         empty: C,
-        show: impl Fn(&Files<C>) -> S + Send + 'static,
+        show: impl FnMut(&Files<C>) -> S + Send + 'static,
     ) -> Self {
         let (sender, known) = watch::channel(Arc::default());
         let files = Files {
@@ -108,6 +108,11 @@ impl<C: Contents> Files<C> {
         files.map(|(path, seen)| (path.as_path(), &seen.contents))
     }
 
+    /// What the file of this path has; none if there is none.
+    pub fn get(&self, path: &Path) -> Option<&C> {
+        self.files.get(path).map(|seen| &seen.contents)
+    }
+
     /// What is wrong, each with the file or folder.
     pub fn problems(&self) -> impl Iterator<Item = (&Path, &str)> {
         let folder = self.problem.iter();
@@ -118,7 +123,7 @@ impl<C: Contents> Files<C> {
         }))
     }
 
-    async fn follow<S>(mut self, sender: watch::Sender<Arc<S>>, show: impl Fn(&Self) -> S) {
+    async fn follow<S>(mut self, sender: watch::Sender<Arc<S>>, mut show: impl FnMut(&Self) -> S) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

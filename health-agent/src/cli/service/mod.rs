@@ -182,6 +182,7 @@ mod fixture {
                         frontend("NodePort", "node port 30080", "drop"),
                     ],
                     backends,
+                    failures: Vec::new(),
                 },
                 ServicePortEntry {
                     name: "dns".into(),
@@ -190,6 +191,7 @@ mod fixture {
                     node_port: None,
                     frontends: Vec::new(),
                     backends: Vec::new(),
+                    failures: vec!["IPv4: HEALTH_BACKENDS has no room".into()],
                 },
             ],
         }

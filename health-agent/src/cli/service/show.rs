@@ -168,6 +168,9 @@ fn write_port(
     for conflict in conflicts_of(service, port, conflicts) {
         writeln!(out, "    Conflict:   {}", printable(&conflict.problem))?;
     }
+    for failure in &port.failures {
+        writeln!(out, "    Not in force:   {}", printable(failure))?;
+    }
     if let Some(refusal) = refusal(port) {
         writeln!(out, "    Problem:   {refusal}")?;
     }
@@ -295,6 +298,7 @@ Ports:
   dns 53/UDP:
     Frontends:   none
     Conflict:   service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 is that of shop/old:dns/UDP, which comes first: it is not served at 10.96.0.1:53/UDP
+    Not in force:   IPv4: HEALTH_BACKENDS has no room
     Backends:   none
 Problems:
   service shop/web: nobody \\u{1b}[1m hears of it

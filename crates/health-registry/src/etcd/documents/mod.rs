@@ -4,11 +4,11 @@
 
 mod view;
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::OrdMap;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -33,7 +33,7 @@ pub fn services_prefix(cluster: &str) -> String {
 #[derive(Debug, PartialEq)]
 pub struct DocumentTable<T> {
     /// What was made of each, by its key without the prefix.
-    pub documents: BTreeMap<String, Arc<T>>,
+    pub documents: OrdMap<String, Arc<T>>,
     /// Since when they may no longer be right, and why; they are as they were then.
     pub stale: Option<Staleness>,
     /// Whether they were listed once: a document that is not in it is not there.
@@ -86,7 +86,7 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
         source.access()?;
         let cursor = Cursor::default();
         let table = DocumentTable {
-            documents: BTreeMap::new(),
+            documents: OrdMap::new(),
             stale: Some(Staleness {
                 since: cursor.heard.time(),
                 reason: "not connected yet".to_owned(),
