@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod service_maps;
 mod service_proxy;
 mod service_sources;
 mod services;
@@ -31,6 +32,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::service_maps::ServiceMapSettings;
 pub use self::service_proxy::{IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::ServiceSettings;

@@ -238,7 +238,7 @@ async fn what_failed_is_done_again_as_a_whole_with_all_that_came_since() {
             (counts.endpoints, counts.pending_endpoints),
         ]
     };
-    assert_eq!(counts(&bed), [(4, 1), (4, 1)]);
+    assert_eq!(counts(&bed), [(3, 1), (3, 1)]);
     // It panics now, and is asked again. A service that is back is not gone.
     bed.set(&[web(), other().endpoint("10.1.0.3", "there", "{}")]);
     assert_eq!(bed.done().await, done(2, true, &["other", "web"]));
