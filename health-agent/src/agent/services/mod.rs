@@ -4,6 +4,7 @@ mod measured;
 mod node_addresses;
 mod readiness;
 mod sources;
+mod standing;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
 use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
-use health_registry::nodes::Node;
+use health_registry::nodes::{Node, Standing};
 use health_service::choice::Topology;
 use health_service::provider::ebpf::{self, EbpfProvider};
 use health_service::provider::ipvs::plan::PlanSettings;
@@ -110,6 +111,7 @@ pub(super) async fn start(
     own: &Node,
     parts: Parts,
     probes: Option<&Supervisor>,
+    standing: watch::Receiver<Standing>,
     tables: ServiceTables,
     netlink: &Handle,
 ) -> anyhow::Result<ServedServices> {
@@ -155,6 +157,8 @@ pub(super) async fn start(
         }
     });
     served._node_addresses = Some(node_addresses);
+    // Ends with the registry.
+    tokio::spawn(standing::tell(standing, served.book.handle.clone()));
     Ok(served)
 }
 
