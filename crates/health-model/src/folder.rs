@@ -52,6 +52,7 @@ impl<S: Default + Send + Sync + 'static> Folder<S> {
             path: path.to_owned(),
             empty,
             files: BTreeMap::new(),
+            changed: Vec::new(),
             problem: None,
             is_complete: false,
         };
@@ -80,6 +81,8 @@ pub struct Files<C> {
     /// What a file has before it is read.
     empty: C,
     files: BTreeMap<PathBuf, Seen<C>>,
+    /// Those that were read or went since files were last told of.
+    changed: Vec<PathBuf>,
     /// What is wrong with the folder.
     problem: Option<String>,
     is_complete: bool,
@@ -108,9 +111,10 @@ impl<C: Contents> Files<C> {
         files.map(|(path, seen)| (path.as_path(), &seen.contents))
     }
 
-    /// What the file of this path has; none if there is none.
-    pub fn get(&self, path: &Path) -> Option<&C> {
-        self.files.get(path).map(|seen| &seen.contents)
+    /// Each file that is another than when files were last told of, by path, with what it has; none if it is gone.
+    pub fn changed(&self) -> impl Iterator<Item = (&PathBuf, Option<&C>)> {
+        let changed = self.changed.iter();
+        changed.map(|path| (path, self.files.get(path).map(|seen| &seen.contents)))
     }
 
     /// What is wrong, each with the file or folder.
@@ -138,6 +142,7 @@ impl<C: Contents> Files<C> {
             self = files;
             if is_news {
                 sender.send_replace(Arc::new(show(&self)));
+                self.changed.clear();
             }
         }
     }
@@ -157,9 +162,12 @@ impl<C: Contents> Files<C> {
             }
         };
         let mut is_news = self.problem.take().is_some();
-        let known = self.files.len();
-        self.files.retain(|path, _| names.contains(path));
-        is_news |= self.files.len() != known;
+        let gone = self.files.keys().filter(|path| !names.contains(*path));
+        for path in gone.cloned().collect::<Vec<_>>() {
+            self.files.remove(&path);
+            self.changed.push(path);
+            is_news = true;
+        }
         let mut settled = true;
         for path in names {
             let now = Some(FileIdentity::of(&path).map_err(|error| error.kind()));
@@ -177,6 +185,7 @@ impl<C: Contents> Files<C> {
             } else if seen.read != now {
                 seen.read = now;
                 seen.take(&path);
+                self.changed.push(path);
                 is_news = true;
             }
         }

@@ -12,6 +12,9 @@ use crate::sys;
 /// How long places stay unused that programs, or flows that they wrote down, may still name.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// So many places, or rows of them, are worth a wait for programs.
+const MUCH: usize = 1024;
+
 /// Which array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Store {
@@ -128,8 +131,18 @@ impl Arrays {
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
+    /// As [`Arrays::reclaim`], once there is much of it: the wait is as long for one place as for all, longer than a change
+    /// takes, and who needs places does not wait for this.
+    pub(super) fn tidy(&mut self, now_ns: u64) -> Result<(), ServicesError> {
+        let is_due = |(at, _): &(u64, Extent)| *at <= now_ns;
+        match self.retired.get(MUCH) {
+            Some(retired) if is_due(retired) => self.reclaim(now_ns),
+            _ => Ok(()),
+        }
+    }
+
     /// Frees what was given back a while ago, once no program that runs can have read of it.
-    pub(super) fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
+    fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
         if due == 0 {
             return Ok(());

@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::fs;
+use std::{fmt, fs};
 
 use health_model::api::ServiceProblem;
 use tokio::sync::mpsc;
@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::source::testing::{ServiceText, service_set};
 use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
-use crate::spec::{Selection, ServiceName};
+use crate::spec::{PortKey, Selection, ServiceName};
 
 /// What a provider did.
 #[derive(Debug, PartialEq)]
@@ -347,6 +347,69 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
     assert_eq!(entry.ports[0].frontends[0].outside, "cluster");
     assert_eq!(view.names().count(), 1);
+}
+
+/// Has room for the service `web` and no other.
+struct NoRoom;
+
+/// The ports that there is no room for.
+struct Refused(Vec<PortKey>);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no room for {} ports", self.0.len())
+    }
+}
+
+impl Provider for NoRoom {
+    type Error = Refused;
+
+    fn refused(Refused(ports): &Refused) -> impl Iterator<Item = (PortKey, String)> {
+        ports.iter().map(|key| (key.clone(), "no room".to_owned()))
+    }
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), Refused> {
+        let ports = work.state.ports().map(|(key, _)| key);
+        let others = ports.filter(|key| *key.name.service.name != *"web");
+        match others.cloned().collect::<Vec<_>>() {
+            none if none.is_empty() => Ok(()),
+            others => Err(Refused(others)),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
+    let (source, set) = watch::channel(Arc::<ServiceSet>::default());
+    let bed = Bed::of(&[], source, Vec::new());
+    let (_topology, place) = watch::channel(bed.topology.borrow().clone());
+    let settings = Settings {
+        intervals: Intervals {
+            min: s(1),
+            retry: s(5),
+            max: s(60),
+        },
+        families: vec![Family::V4],
+        health_timeout: s(20),
+        clock: || Timestamp::UNIX_EPOCH,
+    };
+    let services = Services::start(settings, place, vec![set], NoRoom).unwrap();
+    let mut view = services.handle().view();
+    let failures = |view: &View, name: &str| {
+        let entry = view.service(&ServiceName::new("shop", name));
+        entry.map(|entry| entry.ports[0].failures.clone())
+    };
+    bed.set(&[web(), ServiceText::new("other", "10.96.0.2")]);
+    let seen = view.wait_for(|view| view.failure.is_some()).await.unwrap();
+    assert_eq!(failures(&seen, "web"), Some(Vec::new()));
+    assert_eq!(
+        failures(&seen, "other"),
+        Some(vec!["IPv4: no room".to_owned()])
+    );
+    drop(seen);
+    bed.set(&[web()]);
+    let seen = view.wait_for(|view| view.failure.is_none()).await.unwrap();
+    assert_eq!(failures(&seen, "web"), Some(Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -71,9 +71,11 @@ fn set(files: &Files<FileObjects>, known: &mut Holders<PathBuf>) -> ServiceSet {
         subject: subject.display().to_string(),
         problem: problem.to_owned(),
     };
-    known.retain(|path| files.get(path).is_some());
-    for (path, file) in files.iter() {
-        known.set(&path.to_owned(), &file.services, &file.slices);
+    for (path, file) in files.changed() {
+        match file {
+            Some(file) => known.set(path, &file.services, &file.slices),
+            None => known.remove(path),
+        }
     }
     ServiceSet {
         problems: files

@@ -69,14 +69,11 @@ impl<K: Clone + Ord> Holders<K> {
         self.slices.set(holder, slices);
     }
 
-    /// Holders that are not meant have nothing any more.
-    pub(super) fn retain(&mut self, is_meant: impl Fn(&K) -> bool) {
-        let gone = self.services.held.keys().filter(|holder| !is_meant(holder));
-        for holder in gone.cloned().collect::<Vec<_>>() {
-            self.set(&holder, &OrdMap::new(), &OrdMap::new());
-            self.services.held.remove(&holder);
-            self.slices.held.remove(&holder);
-        }
+    /// A holder has nothing any more.
+    pub(super) fn remove(&mut self, holder: &K) {
+        self.set(holder, &OrdMap::new(), &OrdMap::new());
+        self.services.held.remove(holder);
+        self.slices.held.remove(holder);
     }
 
     /// The objects, each once.
