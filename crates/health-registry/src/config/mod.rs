@@ -271,6 +271,15 @@ mod tests {
                 c.services.service_manifests = Some("/services".into());
                 c.services.service_health_listen = "0.0.0.0:0".parse().expect("an address");
             }),
+            ("--service-backend-max-entries", "1023", |c| {
+                c.services.maps.service_backend_max_entries = 1023;
+            }),
+            ("--service-flow-any-max-entries", "16777217", |c| {
+                c.services.maps.service_flow_any_max_entries = 16_777_217;
+            }),
+            ("--service-maglev-tables", "0", |c| {
+                c.services.maps.service_maglev_tables = 0;
+            }),
             ("--service-metrics-listen", "127.0.0.1:9962", |c| {
                 c.services.service_manifests = Some("/services".into());
                 c.services.service_metrics_listen = c.metrics_address;
