@@ -10,7 +10,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
-use super::{Config, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode, ServiceSources};
+use super::{
+    Config, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode, ServiceSources,
+};
 
 /// Longest name of a zone, bytes: that of the value of a label.
 const MAX_ZONE_LEN: usize = 63;
