@@ -20,7 +20,7 @@ use crate::config::RegistrySpec;
 use crate::nodes::Staleness;
 use crate::nodes::backoff::Backoff;
 
-/// Changes that come within this time are told together.
+/// A change is told at once, and those that come within this time after it are told together.
 const GATHER: Duration = Duration::from_millis(100);
 
 /// What the services of a cluster have in front of their keys in etcd: `services/NAMESPACE/NAME` and
@@ -171,6 +171,7 @@ where
 
     async fn follow(&mut self, mut feed: Feed) -> FeedEnd {
         let mut tell_at: Option<Instant> = None;
+        let mut next_turn = Instant::now();
         loop {
             let expiry_at = self.view.next_expiry().map(|at| self.started + at);
             let wake_at = [tell_at, expiry_at].into_iter().flatten().min();
@@ -188,13 +189,14 @@ where
                             Change::Delete(key) => self.view.delete(&key),
                         }
                     }
-                    tell_at.get_or_insert_with(|| Instant::now() + GATHER);
+                    tell_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                 }
                 () = at(wake_at) => {
                     let has_expired = self.view.expire(self.started.elapsed());
                     if has_expired || tell_at.is_some_and(|at| Instant::now() >= at) {
                         tell_at = None;
                         self.tell();
+                        next_turn = Instant::now() + GATHER;
                     }
                 }
             }
