@@ -106,7 +106,7 @@ impl Datapath {
             ProgramLog::Debug => ::log::Level::Debug as u8,
         };
         let mut loader = EbpfLoader::new();
-        sizes.apply(&mut loader);
+        resizing.apply(&mut loader);
         let mut ebpf = loader
             .default_map_pin_directory(&pins)
             .override_global(aya_log::LEVEL, &level, false)

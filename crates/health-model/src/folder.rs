@@ -45,13 +45,14 @@ impl<S: Default + Send + Sync + 'static> Folder<S> {
     pub fn watch<C: Contents>(
         path: &Path,
         empty: C,
-        show: impl Fn(&Files<C>) -> S + Send + 'static,
+        show: impl FnMut(&Files<C>) -> S + Send + 'static,
     ) -> Self {
         let (sender, known) = watch::channel(Arc::default());
         let files = Files {
             path: path.to_owned(),
             empty,
             files: BTreeMap::new(),
+            changed: Vec::new(),
             problem: None,
             is_complete: false,
         };
@@ -80,6 +81,8 @@ pub struct Files<C> {
     /// What a file has before it is read.
     empty: C,
     files: BTreeMap<PathBuf, Seen<C>>,
+    /// Those that were read or went since files were last told of.
+    changed: Vec<PathBuf>,
     /// What is wrong with the folder.
     problem: Option<String>,
     is_complete: bool,
@@ -108,6 +111,12 @@ impl<C: Contents> Files<C> {
         files.map(|(path, seen)| (path.as_path(), &seen.contents))
     }
 
+    /// Each file that is another than when files were last told of, by path, with what it has; none if it is gone.
+    pub fn changed(&self) -> impl Iterator<Item = (&PathBuf, Option<&C>)> {
+        let changed = self.changed.iter();
+        changed.map(|path| (path, self.files.get(path).map(|seen| &seen.contents)))
+    }
+
     /// What is wrong, each with the file or folder.
     pub fn problems(&self) -> impl Iterator<Item = (&Path, &str)> {
         let folder = self.problem.iter();
@@ -118,7 +127,7 @@ impl<C: Contents> Files<C> {
         }))
     }
 
-    async fn follow<S>(mut self, sender: watch::Sender<Arc<S>>, show: impl Fn(&Self) -> S) {
+    async fn follow<S>(mut self, sender: watch::Sender<Arc<S>>, mut show: impl FnMut(&Self) -> S) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -133,6 +142,7 @@ impl<C: Contents> Files<C> {
             self = files;
             if is_news {
                 sender.send_replace(Arc::new(show(&self)));
+                self.changed.clear();
             }
         }
     }
@@ -152,9 +162,12 @@ impl<C: Contents> Files<C> {
             }
         };
         let mut is_news = self.problem.take().is_some();
-        let known = self.files.len();
-        self.files.retain(|path, _| names.contains(path));
-        is_news |= self.files.len() != known;
+        let gone = self.files.keys().filter(|path| !names.contains(*path));
+        for path in gone.cloned().collect::<Vec<_>>() {
+            self.files.remove(&path);
+            self.changed.push(path);
+            is_news = true;
+        }
         let mut settled = true;
         for path in names {
             let now = Some(FileIdentity::of(&path).map_err(|error| error.kind()));
@@ -172,6 +185,7 @@ impl<C: Contents> Files<C> {
             } else if seen.read != now {
                 seen.read = now;
                 seen.take(&path);
+                self.changed.push(path);
                 is_news = true;
             }
         }

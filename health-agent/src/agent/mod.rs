@@ -263,7 +263,10 @@ impl Agent {
         let services = match service_parts {
             Some(parts) => {
                 let tables = node.datapath().services()?;
-                Some(services::start(config, &own, parts, probes, tables, &netlink).await?)
+                let standing = registry.standing();
+                let started =
+                    services::start(config, &own, parts, probes, standing, tables, &netlink);
+                Some(started.await?)
             }
             None => None,
         };

@@ -1,16 +1,18 @@
-//! Lifetimes and sizes of conntrack and NAT by flag: they take effect with the next start of an agent, and
-//! flows outlive that.
+//! Lifetimes and sizes of conntrack and NAT by flag, and sizes of the maps of services: they take effect with the next
+//! start of an agent, and flows outlive that.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Context as _;
 use aya::Pod;
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
+use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4};
 use health_datapath::dump::Pinned;
 use health_datapath::layout::{self, MapLayout};
 use health_datapath::loader::ProgramLog;
+use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Datapath, MapSizes};
 use health_model::settings::Location;
 use health_net::clock::coarse_now_secs;
@@ -166,18 +168,24 @@ impl Maps {
         Ok(Pinned::open(&self.location())?.nat()?.len())
     }
 
+    fn backends(&self) -> anyhow::Result<Array<MapData, Backend>> {
+        let map = MapData::from_pin(self.location().pins().join(layout::BACKENDS.name))?;
+        Ok(Array::try_from(Map::from_map_data(map)?)?)
+    }
+
     /// Room for flows, and the names of all that is pinned beside the maps as they are.
     fn room(&self) -> anyhow::Result<(u32, Vec<String>)> {
+        self.room_of(&layout::CT4)
+    }
+
+    fn room_of(&self, layout: &MapLayout) -> anyhow::Result<(u32, Vec<String>)> {
         let maps = Pinned::open(&self.location())?.maps()?;
-        let room = maps.iter().find(|map| map.name == layout::CT4.name);
+        let room = maps.iter().find(|map| map.name == layout.name);
         let others = maps
             .iter()
             .filter(|map| layout::MAPS.iter().all(|known| known.name != map.name))
             .map(|map| map.name.clone());
-        Ok((
-            room.context("no map of flows")?.max_entries,
-            others.collect(),
-        ))
+        Ok((room.context("no such map")?.max_entries, others.collect()))
     }
 }
 
@@ -250,6 +258,92 @@ fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
         (512..=1_024).contains(&left),
         "{left} flows in a smaller map"
     );
+    Ok(())
+}
+
+fn service_sizes(entries: u32) -> MapSizes {
+    MapSizes {
+        services: Some(ServiceMapSizes {
+            frontends: entries,
+            backends: entries,
+            flows: entries,
+            ..ServiceMapSizes::default()
+        }),
+        ..MapSizes::default()
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_in_the_maps_of_services_moves_to_maps_of_another_size_and_none_becomes_too_small()
+-> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let load = |sizes| maps.load(sizes)?.attach(&[]).map_err(anyhow::Error::from);
+    load(service_sizes(4_096))?;
+    let backend = |service| Backend {
+        service,
+        flows: 2,
+        ..Backend::default()
+    };
+    let frontend = |port_be| FrontendKey4 {
+        port_be,
+        ..FrontendKey4::default()
+    };
+    for index in [7, 3_000] {
+        maps.backends()?.set(index, backend(index), 0)?;
+    }
+    let mut frontends = maps.open::<FrontendKey4, Frontend>(&layout::SVC4)?;
+    for port in 0..3_000 {
+        frontends.insert(frontend(port), Frontend::default(), 0)?;
+    }
+    let known = ServiceFlow4 {
+        backend: 7,
+        ..ServiceFlow4::default()
+    };
+    maps.open::<Tuple4, ServiceFlow4>(&layout::REVNAT4)?
+        .insert(flow(1), known, 0)?;
+    let all_is_there = || -> anyhow::Result<()> {
+        for index in [7, 3_000] {
+            assert_eq!(maps.backends()?.get(&index, 0)?, backend(index));
+        }
+        let frontends = maps.open::<FrontendKey4, Frontend>(&layout::SVC4)?;
+        assert_eq!(frontends.keys().count(), 3_000);
+        let flows = maps.open::<Tuple4, ServiceFlow4>(&layout::REVNAT4)?;
+        assert_eq!(flows.get(&flow(1), 0)?, known);
+        Ok(())
+    };
+
+    load(service_sizes(8_192))?;
+    for map in [&layout::BACKENDS, &layout::SVC4, &layout::REVNAT4] {
+        assert_eq!(maps.room_of(map)?, (8_192, Vec::new()), "{map:?}");
+    }
+    all_is_there()?;
+
+    // Too small for what the agent wrote: those maps stay, and programs' own ones follow.
+    load(service_sizes(1_024))?;
+    for (map, room) in [
+        (&layout::BACKENDS, 8_192),
+        (&layout::SVC4, 8_192),
+        (&layout::REVNAT4, 1_024),
+    ] {
+        assert_eq!(maps.room_of(map)?, (room, Vec::new()), "{map:?}");
+    }
+    all_is_there()?;
+    maps.backends()?.set(3_000, Backend::default(), 0)?;
+    load(service_sizes(1_024))?;
+    assert_eq!(maps.room_of(&layout::BACKENDS)?, (1_024, Vec::new()));
+    assert_eq!(maps.backends()?.get(&7, 0)?, backend(7));
+
+    // Without services.
+    load(MapSizes {
+        services: None,
+        ..MapSizes::default()
+    })?;
+    for map in [&layout::BACKENDS, &layout::SVC4, &layout::REVNAT4] {
+        assert_eq!(maps.room_of(map)?, (1, Vec::new()), "{map:?}");
+    }
     Ok(())
 }
 

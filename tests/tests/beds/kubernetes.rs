@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION, KubernetesRegistry,
 };
-use health_registry::nodes::{Node, NodeSet, Registry};
+use health_registry::nodes::{Node, NodeSet, Registry, Standing};
 use serde_json::{Value, json};
 use tests::apiserver::{ApiServer, Behaviour, node};
 use tests::{PATIENCE, wait_for};
@@ -251,6 +251,65 @@ async fn labels_take_nodes_out_of_the_mesh() -> anyhow::Result<()> {
     bed.server.put(plain);
     bed.until_nodes(&["n1", "n2", "n3"]).await?;
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
+    let mut bed = Bed::start(&three_nodes()[1..])?;
+    let mut standing = bed.registry.standing();
+    bed.until_nodes(&["n2", "n3"]).await?;
+    assert_eq!(
+        *standing.borrow(),
+        Standing::Untold,
+        "nobody knows it yet, as while it joins"
+    );
+    let plain = three_nodes().remove(0);
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let mut node = plain.clone();
+        change(&mut node);
+        node
+    };
+    let known = |is_deleting, taints: &[&str]| Standing::Known {
+        is_deleting,
+        taints: taints.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let tainted = changed(&|node| {
+        node["spec"]["taints"] = json!([
+            { "key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule" },
+        ]);
+    });
+    let going = changed(&|node| {
+        node["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    for (object, expected) in [
+        (&plain, known(false, &[])),
+        (&tainted, known(false, &["ToBeDeletedByClusterAutoscaler"])),
+        (&plain, known(false, &[])),
+        (&going, known(true, &[])),
+    ] {
+        bed.server.put(object.clone());
+        until_standing(&mut standing, &expected).await?;
+    }
+    bed.server.delete("n1");
+    until_standing(&mut standing, &Standing::Unknown).await?;
+    bed.server.put(plain.clone());
+    until_standing(&mut standing, &known(false, &[])).await?;
+    // One that is left out of the mesh is not gone.
+    bed.server.put(changed(&|node| {
+        node["metadata"]["labels"] = json!({ EXCLUDE_LABEL: "" });
+    }));
+    until_standing(&mut standing, &Standing::Untold).await
+}
+
+async fn until_standing(
+    standing: &mut Receiver<Standing>,
+    expected: &Standing,
+) -> anyhow::Result<()> {
+    let reached = standing.wait_for(|standing| standing == expected);
+    match tokio::time::timeout(PATIENCE, reached).await {
+        Ok(reached) => reached.map(drop).context("the registry ended"),
+        Err(_) => anyhow::bail!("waited in vain for {expected:?}"),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,10 @@ use crate::sys;
 /// How long a place stays unused after it was given back: programs, or entries of flows, may still refer to it.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The arrays.
+/// So many places, or rows of them, are worth a wait for programs.
+const MUCH: usize = 1024;
+
+/// Which array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Store {
     Backends,
@@ -128,8 +131,18 @@ impl Arrays {
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
-    /// Frees the retired places whose time has come, once all programs that may have read of them have ended.
-    pub(super) fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
+    /// As [`Arrays::reclaim`], once there is much of it: the wait is as long for one place as for all, longer than a change
+    /// takes, and who needs places does not wait for this.
+    pub(super) fn tidy(&mut self, now_ns: u64) -> Result<(), ServicesError> {
+        let is_due = |(at, _): &(u64, Extent)| *at <= now_ns;
+        match self.retired.get(MUCH) {
+            Some(retired) if is_due(retired) => self.reclaim(now_ns),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees what was given back a while ago, once no program that runs can have read of it.
+    fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
         if due == 0 {
             return Ok(());

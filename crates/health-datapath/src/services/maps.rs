@@ -71,6 +71,38 @@ impl Default for ServiceMapSizes {
     }
 }
 
+impl ServiceMapSizes {
+    /// Where no service is served.
+    pub(crate) const NONE: Self = Self {
+        frontends: 1,
+        backends: 1,
+        slots: 1,
+        maglev: 1,
+        source_ranges: 1,
+        affinity: 1,
+        flows: 1,
+        flows_any: 1,
+    };
+
+    /// Each map with its size.
+    pub(crate) fn all(self) -> impl Iterator<Item = (MapLayout, u32)> {
+        let all = [
+            (layout::SVC4, self.frontends),
+            (layout::SVC6, self.frontends),
+            (layout::BACKENDS, self.backends),
+            (layout::SLOTS, self.slots),
+            (layout::MAGLEV, self.maglev),
+            (layout::SOURCE_RANGES, self.source_ranges),
+            (layout::AFFINITY, self.affinity),
+            (layout::REVNAT4, self.flows),
+            (layout::REVNAT6, self.flows),
+            (layout::REVNAT_ANY4, self.flows_any),
+            (layout::REVNAT_ANY6, self.flows_any),
+        ];
+        all.into_iter()
+    }
+}
+
 impl ServiceMaps {
     /// Opens the maps that are pinned in an instance's folder.
     pub fn from_pins(pins: &Path) -> Result<Self, ServicesError> {

@@ -18,7 +18,7 @@ impl Change<'_> {
         let written = self.write()?;
         self.tables.snapshot = None;
         self.tables.is_current = true;
-        self.tables.arrays.reclaim(self.now_ns)?;
+        self.tables.arrays.tidy(self.now_ns)?;
         Ok(written)
     }
 

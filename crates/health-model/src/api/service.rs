@@ -36,14 +36,6 @@ impl ServiceEntry {
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
-
-    /// Whether `wanted` means it: by its name, or by its namespace and name.
-    pub fn is_named(&self, wanted: &str) -> bool {
-        match wanted.split_once('/') {
-            Some((namespace, name)) => self.namespace == namespace && self.name == name,
-            None => self.name == wanted,
-        }
-    }
 }
 
 /// A port of a service.
@@ -64,6 +56,8 @@ pub struct ServicePortEntry {
     pub backends: Vec<ServiceBackend>,
     /// What the hints of its endpoints come to, for each family that has some.
     pub topology: Vec<ServiceTopology>,
+    /// Why this could not be put in force, each with the family: what was in force before still is.
+    pub failures: Vec<String>,
 }
 
 impl ServicePortEntry {

@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod service_maps;
 mod service_proxy;
 mod service_sources;
 mod services;
@@ -31,6 +32,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::service_maps::ServiceMapSettings;
 pub use self::service_proxy::{IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::ServiceSettings;
@@ -268,6 +270,15 @@ mod tests {
             ("--service-health-listen", "0.0.0.0:0", |c| {
                 c.services.service_manifests = Some("/services".into());
                 c.services.service_health_listen = "0.0.0.0:0".parse().expect("an address");
+            }),
+            ("--service-backend-max-entries", "1023", |c| {
+                c.services.maps.service_backend_max_entries = 1023;
+            }),
+            ("--service-flow-any-max-entries", "16777217", |c| {
+                c.services.maps.service_flow_any_max_entries = 16_777_217;
+            }),
+            ("--service-maglev-tables", "0", |c| {
+                c.services.maps.service_maglev_tables = 0;
             }),
             ("--service-metrics-listen", "127.0.0.1:9962", |c| {
                 c.services.service_manifests = Some("/services".into());

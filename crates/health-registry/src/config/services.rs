@@ -10,7 +10,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
-use super::{Config, IpvsSettings, ListenAddress, ServiceProxyMode, ServiceSources};
+use super::{
+    Config, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode, ServiceSources,
+};
 
 /// Longest name of a zone, bytes: that of the value of a label.
 const MAX_ZONE_LEN: usize = 63;
@@ -66,6 +68,10 @@ pub struct ServiceSettings {
     /// off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
     pub service_metrics_listen: ListenAddress,
+    /// Room in the maps.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub maps: ServiceMapSettings,
 }
 
 impl Default for ServiceSettings {
@@ -81,6 +87,7 @@ impl Default for ServiceSettings {
             service_sync_max: Duration::from_secs(30),
             service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
             service_metrics_listen: ListenAddress::Address(([127, 0, 0, 1], 10249).into()),
+            maps: ServiceMapSettings::default(),
         }
     }
 }
@@ -107,6 +114,7 @@ impl ServiceSettings {
         for cidr in &self.service_node_port_cidrs {
             network("--service-node-port-cidr", cidr)?;
         }
+        self.maps.check()?;
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {

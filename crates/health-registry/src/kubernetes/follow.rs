@@ -24,7 +24,8 @@ const PAGE_SIZE: u32 = 200;
 const WATCH_SECS: std::ops::Range<u32> = 240..300;
 /// A watch that was accepted and goes well for this long is taken for a good one.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Changes are collected for this long: objects come and go by the hundred.
+/// A change is shown at once, and those that come within this time after it are collected: objects come and go by the
+/// hundred.
 const COLLECT: Duration = Duration::from_millis(100);
 
 /// What is kept of the objects, and shown to others.
@@ -110,13 +111,14 @@ where
         let mut events = pin!(watcher::watcher(api, self.kept.select(config)));
         let mut settled_at = None;
         let mut publish_at = None;
+        let mut next_turn = Instant::now();
         loop {
             tokio::select! {
                 event = events.next() => match event {
                     Some(Ok(event)) => match self.take(event) {
                         Ok(Effect::None) => {}
                         Ok(Effect::Change) => {
-                            publish_at.get_or_insert_with(|| Instant::now() + COLLECT);
+                            publish_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                         }
                         Err(reason) => return self.fail(reason),
                     },
@@ -144,6 +146,7 @@ where
                 () = at(publish_at) => {
                     publish_at = None;
                     self.kept.publish();
+                    next_turn = Instant::now() + COLLECT;
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! The objects of one kind, as their cluster's API server has them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::watcher;
@@ -18,7 +18,7 @@ use crate::nodes::{LastHeard, Staleness};
 #[derive(Debug, PartialEq)]
 pub struct ObjectTable<T> {
     /// What was made of each, by `NAMESPACE/NAME`.
-    pub objects: BTreeMap<String, Arc<T>>,
+    pub objects: OrdMap<String, Arc<T>>,
     /// Since when they may no longer be right, and why; they are as they were then.
     pub stale: Option<Staleness>,
     /// Whether there was a complete list: an object that is not in it is not there.
@@ -65,7 +65,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
     ) -> Self {
         let heard = LastHeard::now();
         let table = ObjectTable {
-            objects: BTreeMap::new(),
+            objects: OrdMap::new(),
             stale: Some(unheard(&heard)),
             is_complete: false,
         };
@@ -74,7 +74,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
             scope,
             read,
             table,
-            listed: BTreeMap::new(),
+            listed: OrdMap::new(),
             is_told: false,
             sender,
         };
@@ -102,7 +102,7 @@ struct KeptObjects<T, R> {
     read: R,
     table: ObjectTable<T>,
     /// Those of a list that is not complete yet.
-    listed: BTreeMap<String, Arc<T>>,
+    listed: OrdMap<String, Arc<T>>,
     /// Whether the log says that the objects are not up to date.
     is_told: bool,
     sender: watch::Sender<Arc<ObjectTable<T>>>,
@@ -148,7 +148,11 @@ where
 
     fn list(&mut self, object: DynamicObject) {
         let (key, read) = self.read(object);
-        self.listed.insert(key, Arc::new(read));
+        // One that is as it was stays the same in memory.
+        let known = self.table.objects.get(&key);
+        let known = known.filter(|before| ***before == read).cloned();
+        let read = known.unwrap_or_else(|| Arc::new(read));
+        self.listed.insert(key, read);
     }
 
     fn end_list(&mut self) -> Result<(), String> {

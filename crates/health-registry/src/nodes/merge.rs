@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::validate::{Claims, Entry};
-use super::{LastHeard, Node, NodeSet, Registry, UnusableEntry};
+use super::{LastHeard, Node, NodeSet, Registry, Standing, UnusableEntry};
 
 /// Changes that come within this time are kept at once.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
@@ -84,6 +84,13 @@ impl Registry for MergedRegistry {
     fn publish(&self, own: Node) {
         if let Some(own_cluster) = self.sources.first() {
             own_cluster.publish(own);
+        }
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        match self.sources.first() {
+            Some(own_cluster) => own_cluster.standing(),
+            None => watch::channel(Standing::Untold).1,
         }
     }
 }

@@ -100,6 +100,23 @@ pub struct UnusableEntry {
     pub reason: String,
 }
 
+/// How this node stands with its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody tells: the registry has not been read yet, or is of a kind that does not say, or an operator has left the
+    /// node out of the mesh.
+    Untold,
+    /// The cluster does not know this node any more.
+    Unknown,
+    /// The cluster knows it.
+    Known {
+        /// Whether its object is being deleted.
+        is_deleting: bool,
+        /// The keys of its taints.
+        taints: Vec<String>,
+    },
+}
+
 /// Where nodes come from. An error of the source never empties the set.
 pub trait Registry: Send + Sync {
     /// The current set, and each that follows.
@@ -108,6 +125,11 @@ pub trait Registry: Send + Sync {
     /// Registers this node, and keeps it registered; a later call replaces what an earlier one said.
     /// Registries that are only read ignore it.
     fn publish(&self, own: Node);
+
+    /// How this node stands with its cluster, and how it will. Only Kubernetes says it.
+    fn standing(&self) -> watch::Receiver<Standing> {
+        watch::channel(Standing::Untold).1
+    }
 }
 
 /// Why a registry cannot be used.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::proxy::code;
 use crate::spec::ServiceName;
-use crate::state::HealthCheck;
+use crate::state::{HealthCheck, HealthChecks};
 
 /// What the health-check node ports of one family report.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ impl ServiceAnswer {
 
 impl ServiceHealth {
     /// Takes what the state has. Returns what to do to the listeners. A listener whose port changes is closed and opened.
-    pub fn sync(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) -> Listeners {
+    pub fn sync(&mut self, checks: &HealthChecks) -> Listeners {
         let mut listeners = Listeners::default();
         self.open.retain(|service, known| {
             let is_kept = checks

@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use health_model::ipam::Family::{V4, V6};
@@ -7,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::spec::ServiceName;
-use crate::state::HealthCheck;
+use crate::state::{HealthCheck, HealthChecks};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -112,7 +111,7 @@ fn answers_have_the_fields_of_kube_proxy() {
     );
 }
 
-fn checks(all: &[(&str, u16, usize)]) -> BTreeMap<ServiceName, HealthCheck> {
+fn checks(all: &[(&str, u16, usize)]) -> HealthChecks {
     let check = |&(name, port, local_endpoints): &(&str, u16, usize)| {
         let check = HealthCheck {
             port,

@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{Intervals, Runner, RunnerError};
 
@@ -61,16 +61,19 @@ impl Driver {
     pub async fn drive(mut self, mut job: impl Job, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut is_askable = true;
+        let mut failure = None;
         loop {
             if self.runner.poll(self.start.elapsed()) {
                 let result = AssertUnwindSafe(job.run()).catch_unwind().await;
-                match &result {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => warn!(%error, "a sync has failed; it is tried again"),
-                    Err(_) => warn!("a sync has panicked; it is tried again"),
-                }
-                let is_success = matches!(result, Ok(Ok(())));
-                self.runner.finished(self.start.elapsed(), is_success);
+                let error = match &result {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(error.to_string()),
+                    Err(_) => Some("it has panicked".to_owned()),
+                };
+                tell(&failure, &error);
+                failure = error;
+                self.runner
+                    .finished(self.start.elapsed(), failure.is_none());
             }
             let wake = self.runner.next_wake().unwrap_or_default();
             tokio::select! {
@@ -84,5 +87,16 @@ impl Driver {
                 () = sleep_until(self.start + wake) => {}
             }
         }
+    }
+}
+
+/// Tells the log how runs fail, once for all that fail alike.
+fn tell(before: &Option<String>, now: &Option<String>) {
+    match now {
+        Some(error) if before.as_ref() != Some(error) => {
+            warn!(error, "a sync has failed; it is tried again");
+        }
+        None if before.is_some() => info!("syncs are well again"),
+        _ => {}
     }
 }

@@ -24,11 +24,11 @@ use tokio::time::Instant;
 use crate::choice::Topology;
 use crate::health_check::{HealthAnswer, NodeStanding, ProxyHealth};
 use crate::runner::{Driver, Intervals, RunnerError, Trigger};
-use crate::source::{ServiceSet, merge};
+use crate::source::ServiceSet;
 use syncer::Syncer;
 
 pub use provider::{Provider, Work};
-pub use view::View;
+pub use view::{Failure, View};
 
 /// What [`Services`] work by.
 #[derive(Clone, Debug)]
@@ -253,7 +253,8 @@ impl Watcher {
                     return;
                 }
             } else {
-                let problems = merge(&sets).problems;
+                let problems = sets.iter().flat_map(|set| set.problems.iter().cloned());
+                let problems = problems.collect();
                 view::update(&self.view, |view| view.problems = problems);
             }
             self.changed().await;

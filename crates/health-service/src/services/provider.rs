@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::spec::PortKey;
 use crate::state::{Changes, State};
 
 /// Brings a state into the kernel.
@@ -12,6 +13,13 @@ pub trait Provider: Send + 'static {
     /// Brings into the kernel what has changed, or the whole state. After an error it is asked for the whole state, with
     /// the same changes and those that came since; so it is when it has panicked.
     fn sync(&mut self, work: Work<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// The ports that an error is about, each with what went wrong: they are as they were. None for an error that is
+    /// about all.
+    fn refused(error: &Self::Error) -> impl Iterator<Item = (PortKey, String)> {
+        let _ = error;
+        std::iter::empty()
+    }
 }
 
 /// What a provider is to do.

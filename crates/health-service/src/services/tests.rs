@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::fs;
+use std::{fmt, fs};
 
 use health_model::api::ServiceProblem;
 use tokio::sync::mpsc;
@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::source::testing::{ServiceText, service_set};
 use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
-use crate::spec::{Selection, ServiceName};
+use crate::spec::{PortKey, Selection, ServiceName};
 
 /// What a provider did.
 #[derive(Debug, PartialEq)]
@@ -145,7 +145,7 @@ fn web() -> ServiceText {
 
 /// The backends of a service: last byte, whether new flows go there.
 fn backends(view: &View, service: &str) -> Vec<(String, bool)> {
-    let Some(entry) = view.services.get(&ServiceName::new("shop", service)) else {
+    let Some(entry) = view.service(&ServiceName::new("shop", service)) else {
         return Vec::new();
     };
     let backends = entry.ports[0].backends.iter();
@@ -175,13 +175,13 @@ async fn nothing_is_done_before_both_kinds_are_read_but_problems_are_shown() {
         services: true,
         slices: false,
     };
-    set.problems.push(ServiceProblem {
+    set.problems = Arc::new([ServiceProblem {
         subject: "test".to_owned(),
         problem: "half of it".to_owned(),
-    });
+    }]);
     bed.source.send_replace(Arc::new(set.clone()));
     let view = bed.until(|view| !view.problems.is_empty()).await;
-    assert!(!view.is_synced && view.services.is_empty(), "{view:?}");
+    assert!(!view.is_synced && view.names().next().is_none(), "{view:?}");
     assert!(timeout(s(100), bed.done()).await.is_err());
 
     set.synced.slices = true;
@@ -191,7 +191,7 @@ async fn nothing_is_done_before_both_kinds_are_read_but_problems_are_shown() {
         (first.is_full, &*first.changed),
         (true, &["web".to_owned()][..])
     );
-    assert!(bed.until(|view| view.is_synced).await.services.len() == 1);
+    assert!(bed.until(|view| view.is_synced).await.names().count() == 1);
     // A source that reads all anew holds up nothing.
     set.synced = Synced::default();
     set.services.clear();
@@ -229,8 +229,8 @@ async fn what_failed_is_done_again_as_a_whole_with_all_that_came_since() {
         (failed.is_full, &*failed.deleted),
         (false, &["shop/web".to_owned()][..])
     );
-    let view = bed.until(|view| view.error.is_some()).await;
-    assert_eq!(view.error.as_deref(), Some("no room"));
+    let view = bed.until(|view| view.failure.is_some()).await;
+    assert_eq!(view.failure.as_ref().unwrap().error, "no room");
     let counts = |bed: &Bed| {
         let counts = bed.services.handle().changes();
         [
@@ -238,12 +238,12 @@ async fn what_failed_is_done_again_as_a_whole_with_all_that_came_since() {
             (counts.endpoints, counts.pending_endpoints),
         ]
     };
-    assert_eq!(counts(&bed), [(4, 1), (4, 1)]);
+    assert_eq!(counts(&bed), [(3, 1), (3, 1)]);
     // It panics now, and is asked again. A service that is back is not gone.
     bed.set(&[web(), other().endpoint("10.1.0.3", "there", "{}")]);
     assert_eq!(bed.done().await, done(2, true, &["other", "web"]));
     assert_eq!(bed.done().await, done(7, true, &["other", "web"]));
-    bed.until(|view| view.error.is_none()).await;
+    bed.until(|view| view.failure.is_none()).await;
     assert_eq!(counts(&bed).map(|(_, pending)| pending), [0, 0]);
     assert_eq!(bed.done().await, done(67, true, &[]));
 }
@@ -276,7 +276,7 @@ async fn the_node_is_ill_while_a_change_waits_too_long() {
     for _ in 0..4 {
         bed.done().await;
     }
-    bed.until(|view| view.error.is_none()).await;
+    bed.until(|view| view.failure.is_none()).await;
     assert!(bed.services.handle().livez().healthy);
 }
 
@@ -305,7 +305,7 @@ async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
     let view = bed
         .until(|view| backends(view, "web") == all(false, true))
         .await;
-    let entry = &view.services[&ServiceName::new("shop", "web")];
+    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
     let backend = &entry.ports[0].backends[0];
     assert!(
         backend.local && !backend.ready && !backend.serving,
@@ -320,15 +320,16 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     let mut bed = Bed::new(&[]);
     bed.set(&[web(), ServiceText::new("late", "10.96.0.1")]);
     let view = bed.until(|view| view.is_synced).await;
-    let entry = &view.services[&ServiceName::new("shop", "web")];
+    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
     assert_eq!((&*entry.kind, &*entry.source), ("ClusterIP", "test"));
-    let [conflict] = &view.conflicts[..] else {
+    let conflicts: Vec<_> = view.conflicts().collect();
+    let [conflict] = &conflicts[..] else {
         panic!("{view:?}")
     };
     assert_eq!(conflict.service, "shop/web");
     assert!(conflict.problem.contains("10.96.0.1:80"), "{conflict:?}");
     assert_eq!(entry.ports[0].frontends, []);
-    let late = &view.services[&ServiceName::new("shop", "late")];
+    let late = view.service(&ServiceName::new("shop", "late")).unwrap();
     let frontend = &late.ports[0].frontends[0];
     assert_eq!(
         [
@@ -342,10 +343,73 @@ async fn services_are_shown_with_frontends_and_conflicts() {
 
     // The address moves to who waits for it.
     bed.set(&[web()]);
-    let view = bed.until(|view| view.conflicts.is_empty()).await;
-    let entry = &view.services[&ServiceName::new("shop", "web")];
+    let view = bed.until(|view| view.conflicts().next().is_none()).await;
+    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
     assert_eq!(entry.ports[0].frontends[0].outside, "cluster");
-    assert_eq!(view.services.len(), 1);
+    assert_eq!(view.names().count(), 1);
+}
+
+/// Has room for the service `web` and no other.
+struct NoRoom;
+
+/// The ports that there is no room for.
+struct Refused(Vec<PortKey>);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no room for {} ports", self.0.len())
+    }
+}
+
+impl Provider for NoRoom {
+    type Error = Refused;
+
+    fn refused(Refused(ports): &Refused) -> impl Iterator<Item = (PortKey, String)> {
+        ports.iter().map(|key| (key.clone(), "no room".to_owned()))
+    }
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), Refused> {
+        let ports = work.state.ports().map(|(key, _)| key);
+        let others = ports.filter(|key| *key.name.service.name != *"web");
+        match others.cloned().collect::<Vec<_>>() {
+            none if none.is_empty() => Ok(()),
+            others => Err(Refused(others)),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
+    let (source, set) = watch::channel(Arc::<ServiceSet>::default());
+    let bed = Bed::of(&[], source, Vec::new());
+    let (_topology, place) = watch::channel(bed.topology.borrow().clone());
+    let settings = Settings {
+        intervals: Intervals {
+            min: s(1),
+            retry: s(5),
+            max: s(60),
+        },
+        families: vec![Family::V4],
+        health_timeout: s(20),
+        clock: || Timestamp::UNIX_EPOCH,
+    };
+    let services = Services::start(settings, place, vec![set], NoRoom).unwrap();
+    let mut view = services.handle().view();
+    let failures = |view: &View, name: &str| {
+        let entry = view.service(&ServiceName::new("shop", name));
+        entry.map(|entry| entry.ports[0].failures.clone())
+    };
+    bed.set(&[web(), ServiceText::new("other", "10.96.0.2")]);
+    let seen = view.wait_for(|view| view.failure.is_some()).await.unwrap();
+    assert_eq!(failures(&seen, "web"), Some(Vec::new()));
+    assert_eq!(
+        failures(&seen, "other"),
+        Some(vec!["IPv4: no room".to_owned()])
+    );
+    drop(seen);
+    bed.set(&[web()]);
+    let seen = view.wait_for(|view| view.failure.is_none()).await.unwrap();
+    assert_eq!(failures(&seen, "web"), Some(Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,7 +458,7 @@ async fn manifests_of_a_folder_are_served() {
     assert_eq!(backends(&view, "web").len(), 2, "it stays as it was");
 
     fs::remove_file(&file).unwrap();
-    bed.until(|view| view.services.is_empty() && view.problems.is_empty())
+    bed.until(|view| view.names().next().is_none() && view.problems.is_empty())
         .await;
     let mut last = bed.done().await;
     while last.deleted.is_empty() {

@@ -9,26 +9,35 @@ use health_model::api::{
     ServiceProblem, ServiceTopology,
 };
 use health_model::ipam::Family;
+use imbl::OrdMap;
 use tokio::sync::watch;
 
 use crate::choice::{Preference, TopologyMode};
 use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
-use crate::state::{Backend, Conflict, Frontend, FrontendKind, PortState, State, Target};
+use crate::state::{Backend, Frontend, FrontendKind, PortState, State, Target};
 
-/// What is served.
+/// What is served. A clone shares all with what it was cloned from, and what is shown of a service is made when somebody
+/// asks for it: a change costs what it changes, whoever watches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     /// Whether the sources have been read once as a whole: before that, nothing is known.
     pub is_synced: bool,
-    /// The services. What probes say of their backends is not told here.
-    pub services: BTreeMap<ServiceName, Arc<ServiceEntry>>,
-    /// The ports that are not served at an address, since another port has it.
-    pub conflicts: Vec<ServiceConflict>,
+    services: OrdMap<ServiceName, Sourced<Service>>,
+    state: Option<State>,
     /// What keeps services from being served.
-    pub problems: Vec<ServiceProblem>,
-    /// Why the provider could not do what there was to do last; none if it could.
-    pub error: Option<String>,
+    pub problems: Arc<[ServiceProblem]>,
+    /// What the provider could not do of what there was to do last; none if it could do all.
+    pub failure: Option<Arc<Failure>>,
+}
+
+/// What a provider could not do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Why.
+    pub error: String,
+    /// The ports that are as they were, each with the reason; none if the error is about all.
+    pub ports: BTreeMap<PortKey, String>,
 }
 
 /// Changes what is shown. Whoever watches hears of it if it differs.
@@ -45,53 +54,65 @@ pub(super) fn update(sender: &watch::Sender<Arc<View>>, change: impl FnOnce(&mut
 }
 
 impl View {
-    /// Shows these services anew, and all that is wrong.
-    pub(super) fn show(
-        &mut self,
-        set: &ServiceSet,
-        state: &State,
-        touched: impl IntoIterator<Item = ServiceName>,
-    ) {
+    /// Shows these services, and all that is wrong.
+    pub(super) fn show(&mut self, set: &ServiceSet, state: &State) {
         self.is_synced = true;
-        for name in touched {
-            let sourced = set.services.get(&name);
-            match sourced.and_then(|sourced| entry(sourced, state)) {
-                Some(entry) => self.services.insert(name, Arc::new(entry)),
-                None => self.services.remove(&name),
-            };
-        }
-        let conflict = |conflict: &Conflict| ServiceConflict {
+        self.services.clone_from(&set.services);
+        self.state = Some(state.clone());
+        self.problems.clone_from(&set.problems);
+    }
+
+    /// The names of the services, in order.
+    pub fn names(&self) -> impl Iterator<Item = &ServiceName> {
+        let services = self.services.iter();
+        let served = services.filter(|(_, sourced)| sourced.object.is_some());
+        served.map(|(name, _)| name)
+    }
+
+    /// A service; none if there is none of this name. What probes say of its backends is not told here.
+    pub fn service(&self, name: &ServiceName) -> Option<ServiceEntry> {
+        let sourced = self.services.get(name)?;
+        let service = sourced.object.as_deref()?;
+        let state = self.state.as_ref()?;
+        let common = &service.common;
+        let failed = self.failure.as_ref().map(|failure| &failure.ports);
+        Some(ServiceEntry {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            kind: common.kind.name().to_owned(),
+            source: sourced.source.to_string(),
+            internal_policy: common.internal_policy.name().to_owned(),
+            external_policy: common.external_policy.name().to_owned(),
+            affinity_ns: common
+                .affinity
+                .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            algorithm: common.algorithm.map(|one| one.name().to_owned()),
+            health_check_node_port: common.health_check_node_port,
+            ports: service
+                .ports
+                .iter()
+                .map(|port| show(port, state, failed))
+                .collect(),
+        })
+    }
+
+    /// The ports that are not served at an address, since another port has it.
+    pub fn conflicts(&self) -> impl Iterator<Item = ServiceConflict> {
+        let conflicts = self.state.iter().flat_map(State::conflicts);
+        conflicts.map(|conflict| ServiceConflict {
             service: conflict.key.name.service.to_string(),
             port: conflict.key.name.port.to_string(),
             protocol: conflict.key.name.protocol.to_string(),
             problem: conflict.to_string(),
-        };
-        self.conflicts = state.conflicts().map(conflict).collect();
-        self.problems.clone_from(&set.problems);
+        })
     }
 }
 
-fn entry(sourced: &Sourced<Service>, state: &State) -> Option<ServiceEntry> {
-    let service = sourced.object.as_deref()?;
-    let common = &service.common;
-    let name = &common.name;
-    Some(ServiceEntry {
-        namespace: name.namespace.to_string(),
-        name: name.name.to_string(),
-        kind: common.kind.name().to_owned(),
-        source: sourced.source.to_string(),
-        internal_policy: common.internal_policy.name().to_owned(),
-        external_policy: common.external_policy.name().to_owned(),
-        affinity_ns: common
-            .affinity
-            .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
-        algorithm: common.algorithm.map(|one| one.name().to_owned()),
-        health_check_node_port: common.health_check_node_port,
-        ports: service.ports.iter().map(|port| show(port, state)).collect(),
-    })
-}
-
-fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
+fn show(
+    port: &ServicePort,
+    state: &State,
+    failed: Option<&BTreeMap<PortKey, String>>,
+) -> ServicePortEntry {
     let mut entry = ServicePortEntry {
         name: port.name.to_string(),
         protocol: port.protocol.to_string(),
@@ -100,10 +121,14 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
         frontends: Vec::new(),
         backends: Vec::new(),
         topology: Vec::new(),
+        failures: Vec::new(),
     };
     for family in Family::ALL {
         let name = port.full_name();
         let key = PortKey { name, family };
+        let failure = failed.and_then(|failed| failed.get(&key));
+        let failure = failure.map(|error| format!("{}: {error}", family.name()));
+        entry.failures.extend(failure);
         let served = state.port(&key);
         let frontends = served.into_iter().flat_map(|port| &port.frontends);
         entry

@@ -4,13 +4,15 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use health_model::api::ServiceProblem;
 use health_model::folder::{self, Contents, Files};
 use health_model::manifest::{NoObject, Object, ObjectKind, ObjectKinds, Problem, objects};
+use imbl::OrdMap;
 
+use super::merge::Holders;
 use super::object::{Readable, Reading, read};
 use super::{Manifests, ServiceSet, Sourced, Synced};
 use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
@@ -49,10 +51,12 @@ impl Folder {
     pub fn watch(path: &Path, selection: Selection) -> Self {
         let empty = FileObjects {
             selection: Arc::new(selection),
-            services: BTreeMap::new(),
-            slices: BTreeMap::new(),
+            services: OrdMap::new(),
+            slices: OrdMap::new(),
         };
-        Self(folder::Folder::watch(path, empty, set))
+        let mut known = Holders::default();
+        let show = move |files: &Files<FileObjects>| set(files, &mut known);
+        Self(folder::Folder::watch(path, empty, show))
     }
 
     /// The services and endpoint slices, now and whenever they change.
@@ -62,31 +66,37 @@ impl Folder {
 }
 
 /// All that is known. Of two objects of one kind and name, that of the first file stays.
-fn set(files: &Files<FileObjects>) -> ServiceSet {
+fn set(files: &Files<FileObjects>, known: &mut Holders<PathBuf>) -> ServiceSet {
     let problem = |(subject, problem): (&Path, &str)| ServiceProblem {
         subject: subject.display().to_string(),
         problem: problem.to_owned(),
     };
-    let mut set = ServiceSet {
-        problems: files.problems().map(problem).collect(),
+    for (path, file) in files.changed() {
+        match file {
+            Some(file) => known.set(path, &file.services, &file.slices),
+            None => known.remove(path),
+        }
+    }
+    ServiceSet {
+        problems: files
+            .problems()
+            .map(problem)
+            .chain(known.duplicates())
+            .collect(),
         synced: Synced {
             services: files.is_complete(),
             slices: files.is_complete(),
         },
-        ..ServiceSet::default()
-    };
-    for (_, file) in files.iter() {
-        set.add(&file.services, &file.slices);
+        ..known.objects()
     }
-    set
 }
 
 /// What a file has.
 #[derive(Clone, Debug)]
 struct FileObjects {
     selection: Arc<Selection>,
-    services: BTreeMap<ServiceName, Sourced<Service>>,
-    slices: BTreeMap<SliceName, Sourced<EndpointSlice>>,
+    services: OrdMap<ServiceName, Sourced<Service>>,
+    slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
 }
 
 impl Contents for FileObjects {
@@ -178,11 +188,18 @@ impl<'a, T: Readable> Taken<'a, T> {
     }
 
     /// Takes the place of what was there before, but for the objects with an error.
-    fn replace(self, known: &mut BTreeMap<T::Name, Sourced<T>>, problems: &Problems) {
-        let before = std::mem::replace(known, self.sound);
-        for (name, sourced) in before {
-            if problems.is_unclear || self.ill.contains(&name.to_string()) {
-                known.entry(name).or_insert(sourced);
+    fn replace(self, known: &mut OrdMap<T::Name, Sourced<T>>, problems: &Problems) {
+        let is_gone = |name: &&T::Name| {
+            let is_kept = problems.is_unclear || self.ill.contains(&name.to_string());
+            !is_kept && !self.sound.contains_key(*name)
+        };
+        for name in known.keys().filter(is_gone).cloned().collect::<Vec<_>>() {
+            known.remove(&name);
+        }
+        for (name, sourced) in self.sound {
+            // One that is as it was stays the same in memory too: whoever compares need not look at it.
+            if known.get(&name) != Some(&sourced) {
+                known.insert(name, sourced);
             }
         }
     }

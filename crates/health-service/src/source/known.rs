@@ -8,8 +8,8 @@ use health_model::manifest::{Problem, objects};
 use serde_json::Value;
 use tracing::warn;
 
+use super::Sourced;
 use super::object::{Readable, Unreadable, read, read_leniently};
-use super::{ServiceSet, Sourced};
 use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
 
 /// What [`Sourced::source`] says of objects of the API.
@@ -93,6 +93,11 @@ impl<N, T> Known<N, T> {
         &self.problems
     }
 
+    /// It, if it could be read once.
+    pub(super) fn good(&self) -> Option<&(N, Sourced<T>)> {
+        self.good.as_ref()
+    }
+
     /// Tells the log what is wrong, unless that was so before.
     fn told(self, before: Option<&Self>) -> Self {
         let is_new =
@@ -168,30 +173,6 @@ fn problems<E: fmt::Display>(
     errors.map(problem).collect()
 }
 
-impl ServiceSet {
-    /// All objects that are known, with what is wrong with them. The caller knows what of [`Synced`](super::Synced) it
-    /// read.
-    pub fn of<'a>(
-        services: impl IntoIterator<Item = &'a KnownService>,
-        slices: impl IntoIterator<Item = &'a KnownSlice>,
-    ) -> Self {
-        let mut set = Self::default();
-        for known in services {
-            set.problems.extend_from_slice(&known.problems);
-            if let Some((name, sourced)) = known.good.clone() {
-                set.services.insert(name, sourced);
-            }
-        }
-        for known in slices {
-            set.problems.extend_from_slice(&known.problems);
-            if let Some((name, sourced)) = known.good.clone() {
-                set.slices.insert(name, sourced);
-            }
-        }
-        set
-    }
-}
-
 /// What stands at a key of a store whose keys are `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
 /// manifest of one object each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,18 +198,12 @@ impl ServiceDocument {
         let is_full_name = |name: &&str| name.split('/').count() == 2;
         let of = |folder: &str| key.strip_prefix(folder).filter(is_full_name);
         if let Some(name) = of("services/") {
-            let before = match before {
-                Some(Self::Service(before)) => Some(before),
-                _ => None,
-            };
+            let before = before.and_then(Self::service);
             let known = KnownService::of_manifest(name, text, source, before, selection);
             return Self::Service(known);
         }
         if let Some(name) = of("endpointslices/") {
-            let before = match before {
-                Some(Self::Slice(before)) => Some(before),
-                _ => None,
-            };
+            let before = before.and_then(Self::slice);
             let known = KnownSlice::of_manifest(name, text, source, before, selection);
             return Self::Slice(known);
         }
@@ -239,31 +214,46 @@ impl ServiceDocument {
         })
     }
 
-    /// All objects of these documents, with what is wrong with them.
-    pub fn set<'a>(documents: impl Iterator<Item = &'a Self> + Clone) -> ServiceSet {
-        let services = documents.clone().filter_map(|document| match document {
+    pub(super) fn service(&self) -> Option<&KnownService> {
+        match self {
             Self::Service(known) => Some(known),
             _ => None,
-        });
-        let slices = documents.clone().filter_map(|document| match document {
+        }
+    }
+
+    pub(super) fn slice(&self) -> Option<&KnownSlice> {
+        match self {
             Self::Slice(known) => Some(known),
             _ => None,
-        });
-        let mut set = ServiceSet::of(services, slices);
-        set.problems
-            .extend(documents.filter_map(|document| match document {
-                Self::Other(problem) => Some(problem.clone()),
-                _ => None,
-            }));
-        set
+        }
+    }
+
+    pub(super) fn other(&self) -> &[ServiceProblem] {
+        match self {
+            Self::Other(problem) => std::slice::from_ref(problem),
+            _ => &[],
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use imbl::OrdMap;
     use serde_json::json;
 
+    use super::super::{Gathered, ServiceSet, Synced};
     use super::*;
+
+    /// The objects of documents, each at a key of its own.
+    fn gathered<'a>(documents: impl IntoIterator<Item = &'a ServiceDocument>) -> ServiceSet {
+        let documents = documents.into_iter().cloned().map(Arc::new).enumerate();
+        let table: OrdMap<_, _> = documents
+            .map(|(key, document)| (key.to_string(), document))
+            .collect();
+        let mut gathered = Gathered::default();
+        gathered.take_documents(&table);
+        gathered.set([], Synced::default())
+    }
 
     const ALL: Selection = Selection { proxy_name: None };
 
@@ -306,7 +296,7 @@ mod tests {
         let first = KnownSlice::of_api(slice("10.1.0.9"), None, &ALL);
         assert_eq!(first.problems(), []);
         let known = KnownSlice::of_api(object, Some(&first), &ALL);
-        let set = ServiceSet::of([], [&known]);
+        let set = gathered([&ServiceDocument::Slice(known)]);
         let read = set.slices[&SliceName::new("shop", "web-1")].object.as_ref();
         let read = read.expect("a slice");
         assert_eq!(read.endpoints[0].address.to_string(), "10.1.0.1");
@@ -381,7 +371,7 @@ mod tests {
             ),
         ] {
             let kept = document(KEY, &text, Some(&good));
-            let set = ServiceDocument::set([&kept].into_iter());
+            let set = gathered([&kept]);
             let read = &set.services[&ServiceName::new("shop", "web")];
             assert_eq!(&*read.source, "etcd:services/shop/web");
             let told = told(&set.problems);
@@ -395,7 +385,7 @@ mod tests {
         }
         let unread =
             ServiceDocument::read(KEY, Err("too large".to_owned()), "etcd", Some(&good), &ALL);
-        let set = ServiceDocument::set([&unread].into_iter());
+        let set = gathered([&unread]);
         assert_eq!(
             (set.services.len(), told(&set.problems)),
             (1, vec!["etcd: too large".to_owned()])
@@ -415,10 +405,10 @@ endpoints:
 - {addresses: [10.244.2.9], nodeName: hnode2}
 ";
         let known = document("endpointslices/shop/web-1", text, None);
-        let set = ServiceDocument::set([&known].into_iter());
+        let set = gathered([&known]);
         let slice = set.slices[&SliceName::new("shop", "web-1")].object.as_ref();
         assert_eq!(slice.expect("a slice").endpoints.len(), 2);
-        assert_eq!(set.problems, []);
+        assert_eq!(*set.problems, []);
     }
 
     #[test]
@@ -430,7 +420,7 @@ endpoints:
         );
         let others = ["services/web", "services/a/b/c", "pods/shop/web", ""];
         let others = others.map(|key| document(key, "{}", None));
-        let set = ServiceDocument::set(others.iter().chain([&slice]));
+        let set = gathered(others.iter().chain([&slice]));
         assert_eq!(
             (set.services.len(), set.slices.len(), set.problems.len()),
             (0, 1, 4)

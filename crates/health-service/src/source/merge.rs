@@ -1,81 +1,209 @@
 //! Several sources as one.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::hash::Hash;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use health_model::api::ServiceProblem;
 use health_model::manifest::Problem;
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
 
 use super::{ServiceSet, Sourced, Synced};
 use crate::spec::{EndpointSlice, Kind, Service, ServiceName, SliceName, SpecError};
 
-/// All objects of these sets, each once: one that two sets have is that of the first, and the other is a problem.
-pub fn merge(sets: &[Arc<ServiceSet>]) -> ServiceSet {
-    let Some((first, others)) = sets.split_first() else {
-        return ServiceSet {
+/// Makes one set of those of several sources. Keeps what it was told last, so that another set costs what differs.
+#[derive(Debug, Default)]
+pub struct Merger(Holders<usize>);
+
+impl Merger {
+    /// All objects of these sets, each once: one that two sets have is that of the first, and the other is a problem. The
+    /// sets must be those of the same sources each time.
+    pub fn merge(&mut self, sets: &[Arc<ServiceSet>]) -> ServiceSet {
+        if let [only] = sets {
+            return ServiceSet::clone(only);
+        }
+        for (rank, set) in sets.iter().enumerate() {
+            self.0.set(&rank, &set.services, &set.slices);
+        }
+        let problems = sets.iter().flat_map(|set| set.problems.iter().cloned());
+        ServiceSet {
             synced: Synced {
-                services: true,
-                slices: true,
+                services: sets.iter().all(|set| set.synced.services),
+                slices: sets.iter().all(|set| set.synced.slices),
             },
-            ..ServiceSet::default()
-        };
-    };
-    let mut merged = ServiceSet::clone(first);
-    for set in others {
-        merged.synced.services &= set.synced.services;
-        merged.synced.slices &= set.synced.slices;
-        merged.problems.extend(set.problems.iter().cloned());
-        merged.add(&set.services, &set.slices);
+            problems: problems.chain(self.0.duplicates()).collect(),
+            services: self.0.services.first.clone(),
+            slices: self.0.slices.first.clone(),
+        }
     }
-    merged
 }
 
-impl ServiceSet {
-    /// Adds objects that count less than those that are there.
-    pub(super) fn add(
+/// What several holders have, those that count more first.
+#[derive(Debug)]
+pub(super) struct Holders<K> {
+    services: Ranked<K, ServiceName, Service>,
+    slices: Ranked<K, SliceName, EndpointSlice>,
+}
+
+impl<K> Default for Holders<K> {
+    fn default() -> Self {
+        Self {
+            services: Ranked::default(),
+            slices: Ranked::default(),
+        }
+    }
+}
+
+impl<K: Clone + Ord> Holders<K> {
+    /// A holder has these.
+    pub(super) fn set(
         &mut self,
-        services: &BTreeMap<ServiceName, Sourced<Service>>,
-        slices: &BTreeMap<SliceName, Sourced<EndpointSlice>>,
+        holder: &K,
+        services: &OrdMap<ServiceName, Sourced<Service>>,
+        slices: &OrdMap<SliceName, Sourced<EndpointSlice>>,
     ) {
-        let problems = &mut self.problems;
-        add(&mut self.services, services, Kind::Service, problems);
-        add(&mut self.slices, slices, Kind::Slice, problems);
+        self.services.set(holder, services);
+        self.slices.set(holder, slices);
+    }
+
+    /// A holder has nothing any more.
+    pub(super) fn remove(&mut self, holder: &K) {
+        self.set(holder, &OrdMap::new(), &OrdMap::new());
+        self.services.held.remove(holder);
+        self.slices.held.remove(holder);
+    }
+
+    /// The objects, each once.
+    pub(super) fn objects(&self) -> ServiceSet {
+        ServiceSet {
+            services: self.services.first.clone(),
+            slices: self.slices.first.clone(),
+            ..ServiceSet::default()
+        }
+    }
+
+    /// What does not count, since another holder has it too.
+    pub(super) fn duplicates(&self) -> impl Iterator<Item = ServiceProblem> {
+        let services = self.services.duplicates(Kind::Service);
+        services.chain(self.slices.duplicates(Kind::Slice))
     }
 }
 
-fn add<N: Clone + Ord + fmt::Display, T>(
-    known: &mut BTreeMap<N, Sourced<T>>,
-    more: &BTreeMap<N, Sourced<T>>,
-    kind: Kind,
-    problems: &mut Vec<ServiceProblem>,
-) {
-    for (name, sourced) in more {
-        match known.entry(name.clone()) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(sourced.clone());
-            }
-            Entry::Occupied(first) => {
-                let error = SpecError {
-                    kind,
-                    object: name.to_string(),
-                    path: "metadata.name".to_owned(),
-                    problem: Problem::Duplicate(name.to_string()),
-                };
-                problems.push(ServiceProblem {
-                    subject: sourced.source.to_string(),
-                    problem: format!("{error}: {} has it too", first.get().source),
-                });
+/// Objects of one kind.
+#[derive(Debug)]
+struct Ranked<K, N: Ord, T> {
+    /// What each holder has.
+    held: BTreeMap<K, OrdMap<N, Sourced<T>>>,
+    /// Each object once.
+    first: OrdMap<N, Sourced<T>>,
+    /// Who has it.
+    holders: HashMap<N, K>,
+    /// The same objects of holders that come later.
+    others: BTreeMap<(N, K), Sourced<T>>,
+}
+
+impl<K, N: Ord, T> Default for Ranked<K, N, T> {
+    fn default() -> Self {
+        Self {
+            held: BTreeMap::new(),
+            first: OrdMap::new(),
+            holders: HashMap::new(),
+            others: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K, N, T> Ranked<K, N, T>
+where
+    K: Clone + Ord,
+    N: Clone + Ord + Hash + fmt::Display,
+    T: Eq,
+{
+    fn set(&mut self, holder: &K, now: &OrdMap<N, Sourced<T>>) {
+        let before = self.held.insert(holder.clone(), now.clone());
+        for item in before.unwrap_or_default().diff(now) {
+            match item {
+                DiffItem::Add(name, object)
+                | DiffItem::Update {
+                    new: (name, object),
+                    ..
+                } => self.add(holder, name, object.clone()),
+                DiffItem::Remove(name, _) => self.remove(holder, name),
             }
         }
+    }
+
+    fn add(&mut self, holder: &K, name: &N, object: Sourced<T>) {
+        match self.holders.get(name) {
+            Some(first) if first < holder => {
+                self.others.insert((name.clone(), holder.clone()), object);
+                return;
+            }
+            Some(later) if later > holder => {
+                let later = (name.clone(), later.clone());
+                let loser = self.first.get(name).cloned();
+                self.others.extend(loser.map(|loser| (later, loser)));
+            }
+            _ => {}
+        }
+        self.holders.insert(name.clone(), holder.clone());
+        self.first.insert(name.clone(), object);
+    }
+
+    fn remove(&mut self, holder: &K, name: &N) {
+        let at = (name.clone(), holder.clone());
+        if self.holders.get(name) != Some(holder) {
+            self.others.remove(&at);
+            return;
+        }
+        let mut later = self.others.range((Bound::Excluded(at), Bound::Unbounded));
+        match later.next().map(|(at, _)| at.clone()) {
+            Some(next) if next.0 == *name => {
+                let object = self.others.remove(&next);
+                self.first
+                    .extend(object.map(|object| (name.clone(), object)));
+                self.holders.insert(next.0, next.1);
+            }
+            _ => {
+                self.first.remove(name);
+                self.holders.remove(name);
+            }
+        }
+    }
+
+    fn duplicates(&self, kind: Kind) -> impl Iterator<Item = ServiceProblem> {
+        self.others.iter().filter_map(move |((name, _), sourced)| {
+            let first = self.first.get(name)?;
+            let error = SpecError {
+                kind,
+                object: name.to_string(),
+                path: "metadata.name".to_owned(),
+                problem: Problem::Duplicate(name.to_string()),
+            };
+            Some(ServiceProblem {
+                subject: sourced.source.to_string(),
+                problem: format!("{error}: {} has it too", first.source),
+            })
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::testing::{ServiceText, service_set};
     use super::*;
+
+    fn told(set: &ServiceSet) -> Vec<String> {
+        let problems = set.problems.iter();
+        problems
+            .map(|one| format!("{}: {}", one.subject, one.problem))
+            .collect()
+    }
 
     #[test]
     fn of_an_object_that_two_sources_have_the_first_counts_and_the_other_is_told() {
@@ -83,20 +211,19 @@ mod tests {
             let service = ServiceText::new("web", ip);
             Arc::new(service_set(source, &[service]))
         };
-        let merged = merge(&[set("a", "10.96.0.1"), set("b", "10.96.0.2")]);
+        let mut merger = Merger::default();
+        let merged = merger.merge(&[set("a", "10.96.0.1"), set("b", "10.96.0.2")]);
         let web = &merged.services[&ServiceName::new("shop", "web")];
         assert_eq!(&*web.source, "a");
-        let told: Vec<_> = merged
-            .problems
-            .iter()
-            .map(|one| format!("{}: {}", one.subject, one.problem))
-            .collect();
         let duplicate = |kind| {
             format!(
                 r#"b: {kind} shop/web: metadata.name: Duplicate value: "shop/web": a has it too"#
             )
         };
-        assert_eq!(told, [duplicate("service"), duplicate("endpoint slice")]);
+        assert_eq!(
+            told(&merged),
+            [duplicate("service"), duplicate("endpoint slice")]
+        );
         assert!(merged.synced.is_complete());
     }
 
@@ -108,7 +235,7 @@ mod tests {
                 ..ServiceSet::default()
             })
         };
-        let merged = merge(&[set(true, true), set(true, false)]);
+        let merged = Merger::default().merge(&[set(true, true), set(true, false)]);
         assert_eq!(
             merged.synced,
             Synced {
@@ -117,5 +244,31 @@ mod tests {
             }
         );
         assert!(!merged.synced.is_complete());
+    }
+
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+
+    proptest! {
+        /// What each of three sources has of three services: none, or one of two versions.
+        #[test]
+        fn sets_that_come_one_after_the_other_are_merged_as_they_would_be_at_once(
+            steps in prop::collection::vec(prop::array::uniform3(prop::array::uniform3(0..3_u8)), 1..20),
+        ) {
+            let mut merger = Merger::default();
+            for step in steps {
+                let sets: Vec<_> = step.iter().enumerate().map(|(source, has)| {
+                    let has = NAMES.iter().zip(has).filter(|(_, version)| **version > 0);
+                    let texts = has.map(|(name, version)| ServiceText::new(name, &format!("10.96.0.{version}")));
+                    Arc::new(service_set(&source.to_string(), &texts.collect::<Vec<_>>()))
+                }).collect();
+                let merged = merger.merge(&sets);
+                prop_assert_eq!(&merged, &Merger::default().merge(&sets));
+                for name in NAMES {
+                    let name = ServiceName::new("shop", name);
+                    let first = sets.iter().find_map(|set| set.services.get(&name));
+                    prop_assert_eq!(merged.services.get(&name), first);
+                }
+            }
+        }
     }
 }

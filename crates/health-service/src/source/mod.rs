@@ -1,10 +1,14 @@
 //! Where services and their endpoints come from.
 //!
 //! A source tells what it knows as a [`ServiceSet`], now and whenever that changes: [`Folder`] reads manifests, and
-//! [`Known`] is an object of a source that others follow, the API of Kubernetes or etcd. [`Probed`] has the probes of this
-//! node say which endpoints of [`Manifests`] are ready. [`merge`] makes one set of several.
+//! [`Known`] is an object of a source that others follow, the API of Kubernetes or etcd; [`Gathered`] makes a set of them. [`Probed`] has the probes of this
+//! node say which endpoints of [`Manifests`] are ready. [`Merger`] makes one set of several.
+//!
+//! The maps of a set are persistent: another set shares with it all that is the same, and what differs is found without
+//! a look at the rest. So one change costs what it changes, however many services there are.
 
 mod folder;
+mod gathered;
 mod known;
 mod merge;
 mod object;
@@ -12,28 +16,29 @@ mod readiness;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use health_model::api::ServiceProblem;
+use imbl::OrdMap;
 use jiff::Timestamp;
 
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
 pub use folder::Folder;
+pub use gathered::Gathered;
 pub use known::{Known, KnownService, KnownSlice, ServiceDocument};
-pub use merge::merge;
-pub use readiness::{Manifests, Probed, Readiness, with_readiness};
+pub use merge::Merger;
+pub use readiness::{Manifests, Probed, Readiness};
 
 /// What a source knows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceSet {
     /// The services, by name.
-    pub services: BTreeMap<ServiceName, Sourced<Service>>,
+    pub services: OrdMap<ServiceName, Sourced<Service>>,
     /// The endpoint slices, by name.
-    pub slices: BTreeMap<SliceName, Sourced<EndpointSlice>>,
+    pub slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
     /// What is wrong with some.
-    pub problems: Vec<ServiceProblem>,
+    pub problems: Arc<[ServiceProblem]>,
     /// What was read as a whole.
     pub synced: Synced,
 }

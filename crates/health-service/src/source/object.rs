@@ -20,7 +20,7 @@ use crate::spec::{
 };
 
 /// An object that can be read.
-pub trait Readable: Sized {
+pub trait Readable: Sized + Eq {
     type Name: Ord + Clone + fmt::Display;
     /// The fields that matter.
     type Fields: DeserializeOwned;

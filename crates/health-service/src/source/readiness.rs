@@ -1,14 +1,16 @@
 //! Which endpoints of this node are ready, as its own probes say.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{ServiceSet, Sourced};
-use crate::spec::EndpointSlice;
+use crate::spec::{EndpointSlice, SliceName};
 
 /// Whether who has an address can serve, as far as it is known.
 pub type Readiness = HashMap<IpAddr, bool>;
@@ -46,10 +48,11 @@ impl Probed {
     ) -> Self {
         let (sender, services) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
+            let mut overlay = Overlay::of(node);
             loop {
                 let set = source.borrow_and_update().clone();
                 let known = readiness.borrow_and_update().clone();
-                sender.send_replace(Arc::new(with_readiness(&set, &node, &known)));
+                sender.send_replace(Arc::new(overlay.update(&set, known)));
                 // One that has ended says nothing more.
                 tokio::select! {
                     Ok(()) = source.changed() => {}
@@ -73,16 +76,99 @@ impl Drop for Probed {
     }
 }
 
-/// The set, with endpoints on the node of this name that are not ready if its probes say so. An endpoint that nobody
-/// probes is as its slice says, and so is one that the slice calls not ready: that is how a person takes it out.
-pub fn with_readiness(set: &ServiceSet, node: &str, readiness: &Readiness) -> ServiceSet {
-    let mut set = set.clone();
-    for Sourced { object, .. } in set.slices.values_mut() {
-        if let Some(slice) = object {
-            take_out(slice, node, readiness);
+/// Slices as the probes of a node make them: endpoints on the node of this name are not ready if its probes say so. An
+/// endpoint that nobody probes is as its slice says, and so is one that the slice calls not ready: that is how a person
+/// takes it out.
+#[derive(Debug)]
+struct Overlay {
+    node: Arc<str>,
+    /// As they were written.
+    written: OrdMap<SliceName, Sourced<EndpointSlice>>,
+    readiness: Arc<Readiness>,
+    /// The slices that have an address on this node.
+    by_address: HashMap<IpAddr, BTreeSet<SliceName>>,
+    /// As they are told.
+    slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
+}
+
+impl Overlay {
+    fn of(node: Arc<str>) -> Self {
+        Self {
+            node,
+            written: OrdMap::new(),
+            readiness: Arc::default(),
+            by_address: HashMap::new(),
+            slices: OrdMap::new(),
         }
     }
-    set
+
+    /// The set as the probes make it. Looks at slices that differ from the last ones, and at those of addresses of which
+    /// something else is known.
+    fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
+        let mut touched = self.index(&set.slices);
+        let former = std::mem::replace(&mut self.readiness, readiness);
+        let all = former.keys().chain(self.readiness.keys());
+        let changed = all.filter(|ip| former.get(ip) != self.readiness.get(ip));
+        let changed = changed.filter_map(|ip| self.by_address.get(ip));
+        touched.extend(changed.flatten().cloned());
+        for name in touched {
+            let Some(written) = self.written.get(&name) else {
+                self.slices.remove(&name);
+                continue;
+            };
+            let mut sourced = written.clone();
+            if let Some(slice) = &mut sourced.object {
+                take_out(slice, &self.node, &self.readiness);
+            }
+            self.slices.insert(name, sourced);
+        }
+        ServiceSet {
+            slices: self.slices.clone(),
+            ..set.clone()
+        }
+    }
+
+    /// Takes the slices as they are written now. Returns those that differ.
+    fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
+        let mut touched = BTreeSet::new();
+        let before = std::mem::replace(&mut self.written, now.clone());
+        for item in before.diff(now) {
+            let (name, before, now) = match item {
+                DiffItem::Add(name, now) => (name, None, Some(now)),
+                DiffItem::Update {
+                    old: (name, before),
+                    new: (_, now),
+                } => (name, Some(before), Some(now)),
+                DiffItem::Remove(name, before) => (name, Some(before), None),
+            };
+            for ip in before
+                .into_iter()
+                .flat_map(|slice| local(slice, &self.node))
+            {
+                if let Some(names) = self.by_address.get_mut(&ip) {
+                    names.remove(name);
+                    if names.is_empty() {
+                        self.by_address.remove(&ip);
+                    }
+                }
+            }
+            for ip in now.into_iter().flat_map(|slice| local(slice, &self.node)) {
+                self.by_address.entry(ip).or_default().insert(name.clone());
+            }
+            touched.insert(name.clone());
+        }
+        touched
+    }
+}
+
+/// The addresses of a slice on a node.
+fn local<'a>(
+    slice: &'a Sourced<EndpointSlice>,
+    node: &'a str,
+) -> impl Iterator<Item = IpAddr> + 'a {
+    let endpoints = slice.object.iter().flat_map(|slice| &slice.endpoints);
+    let local = endpoints.filter(move |endpoint| endpoint.node.as_deref() == Some(node));
+    local.map(|endpoint| endpoint.address)
 }
 
 fn take_out(slice: &mut Arc<EndpointSlice>, node: &str, readiness: &Readiness) {
@@ -109,7 +195,10 @@ fn take_out(slice: &mut Arc<EndpointSlice>, node: &str, readiness: &Readiness) {
 mod tests {
     use super::super::testing::{ServiceText, service_set};
     use super::*;
-    use crate::spec::SliceName;
+
+    fn with_readiness(set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
+        Overlay::of("here".into()).update(set, readiness)
+    }
 
     fn set() -> ServiceSet {
         let web = ServiceText::new("web", "10.96.0.1")
@@ -140,13 +229,13 @@ mod tests {
     #[test]
     fn only_endpoints_of_this_node_follow_its_probes_and_one_taken_out_stays_out() {
         let all_ill = known(&[(1, true), (2, false), (3, false), (4, true)]);
-        let seen = with_readiness(&set(), "here", &all_ill);
+        let seen = with_readiness(&set(), all_ill);
         let well = (true, true);
         assert_eq!(
             conditions(&seen),
             [well, (false, false), well, (false, true)]
         );
-        let unknown = with_readiness(&set(), "here", &Readiness::new());
+        let unknown = with_readiness(&set(), Arc::default());
         assert_eq!(unknown, set());
     }
 
@@ -165,5 +254,43 @@ mod tests {
         drop(source);
         probes.send_replace(known(&[(1, true)]));
         seen.wait_for(|seen| **seen == set()).await.unwrap();
+    }
+
+    #[test]
+    fn sets_and_readiness_that_change_one_after_the_other_come_to_what_they_would_at_once() {
+        let text = |name: &str, endpoints: &[(u8, &str)]| {
+            let text = ServiceText::new(name, "10.96.0.1");
+            endpoints.iter().fold(text, |text, (last, node)| {
+                text.endpoint(&format!("10.1.0.{last}"), node, "{}")
+            })
+        };
+        let web = text("web", &[(1, "here"), (2, "here"), (3, "there")]);
+        let api = text("api", &[(2, "here"), (4, "here")]);
+        let moved = text("api", &[(3, "here"), (2, "there")]);
+        let sets = [
+            vec![],
+            vec![web.clone()],
+            vec![web.clone(), api.clone()],
+            vec![web, moved],
+            vec![api],
+        ];
+        let sets = sets.map(|texts| service_set("a", &texts));
+        let readiness = [
+            known(&[]),
+            known(&[(2, false)]),
+            known(&[(2, true), (3, false)]),
+            known(&[(1, false), (2, false), (3, false), (4, false)]),
+        ];
+        let mut overlay = Overlay::of("here".into());
+        // Each step from each to each.
+        let count = sets.len() * readiness.len();
+        for step in 0..count * count {
+            let [from, to] = [step / count, step % count];
+            for at in [from, to] {
+                let (set, known) = (&sets[at % sets.len()], &readiness[at / sets.len()]);
+                let seen = overlay.update(set, known.clone());
+                assert_eq!(seen, with_readiness(set, known.clone()), "{from} to {to}");
+            }
+        }
     }
 }

@@ -23,6 +23,14 @@ impl ServiceName {
             name: name.into(),
         }
     }
+
+    /// Whether `wanted` means it: by its name, or by its namespace and name.
+    pub fn is_named(&self, wanted: &str) -> bool {
+        match wanted.split_once('/') {
+            Some((namespace, name)) => *self.namespace == *namespace && *self.name == *name,
+            None => *self.name == *wanted,
+        }
+    }
 }
 
 impl fmt::Display for ServiceName {

@@ -1,10 +1,11 @@
 //! Which port owns an address that several ports claim.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use imbl::OrdMap;
 use jiff::Timestamp;
 
 use super::frontend::{FrontendKind, Listen};
@@ -83,7 +84,7 @@ fn field(kind: FrontendKind) -> &'static str {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Claims {
     /// Sorted; never empty.
-    places: HashMap<Place, Vec<Claim>>,
+    places: OrdMap<Place, Vec<Claim>>,
 }
 
 /// Places whose claims have changed, with their former owners.

@@ -11,10 +11,12 @@ pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use imbl::OrdMap;
 use jiff::Timestamp;
 
 use crate::choice::{Choice, Topology};
@@ -83,17 +85,21 @@ pub struct NoLocalEndpoints {
     pub external: usize,
 }
 
-/// All that is to be done.
+/// What load balancers are told of services on their health-check node ports.
+pub type HealthChecks = OrdMap<ServiceName, HealthCheck>;
+
+/// All that is to be done. A clone shares all with what it was cloned from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     topology: Topology,
     services: ServicePortMap,
     endpoints: EndpointsMap,
     claims: Claims,
-    ports: BTreeMap<PortKey, PortState>,
+    ports: OrdMap<PortKey, Arc<PortState>>,
     /// Never empty for a port.
-    conflicts: BTreeMap<PortKey, Vec<Conflict>>,
-    health_checks: BTreeMap<ServiceName, u16>,
+    conflicts: OrdMap<PortKey, Arc<[Conflict]>>,
+    /// By family as in [`Family::ALL`].
+    health_checks: [HealthChecks; 2],
     no_local_endpoints: NoLocalEndpoints,
 }
 
@@ -105,9 +111,9 @@ impl State {
             services: ServicePortMap::default(),
             endpoints: EndpointsMap::default(),
             claims: Claims::default(),
-            ports: BTreeMap::new(),
-            conflicts: BTreeMap::new(),
-            health_checks: BTreeMap::new(),
+            ports: OrdMap::new(),
+            conflicts: OrdMap::new(),
+            health_checks: [OrdMap::new(), OrdMap::new()],
             no_local_endpoints: NoLocalEndpoints::default(),
         }
     }
@@ -120,8 +126,8 @@ impl State {
     ) -> Changes {
         let services = services.apply(&mut self.services);
         let endpoints = endpoints.apply(&mut self.endpoints);
-        for service in &services.services {
-            self.note_health_check(service);
+        for service in services.services.union(&endpoints.services) {
+            self.note_health_checks(service);
         }
         let mut affected = self.claim(&services.ports);
         affected.extend(endpoints.ports);
@@ -158,7 +164,7 @@ impl State {
             .map(|(name, _)| name.clone())
             .collect();
         for name in &names {
-            state.note_health_check(&name.service);
+            state.note_health_checks(&name.service);
         }
         let affected = state.claim(&names);
         state.update(affected);
@@ -167,12 +173,12 @@ impl State {
 
     /// The desired state of a port; none if it is not served.
     pub fn port(&self, key: &PortKey) -> Option<&PortState> {
-        self.ports.get(key)
+        self.ports.get(key).map(Arc::as_ref)
     }
 
     /// All ports.
     pub fn ports(&self) -> impl Iterator<Item = (&PortKey, &PortState)> {
-        self.ports.iter()
+        self.ports.iter().map(|(key, port)| (key, &**port))
     }
 
     /// The ports of all known services, served or not.
@@ -187,7 +193,7 @@ impl State {
 
     /// The ports that are not served at an address because another port owns it.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
-        self.conflicts.values().flatten()
+        self.conflicts.values().flat_map(|list| &**list)
     }
 
     /// The port that owns a place; none if no port claims it.
@@ -206,25 +212,8 @@ impl State {
     }
 
     /// What load balancers of this family are told, for each service that has a health-check node port.
-    pub fn health_checks(&self, family: Family) -> BTreeMap<ServiceName, HealthCheck> {
-        let has_family = |service: &ServiceName| {
-            let port = self.services.of_service(service).next();
-            port.is_some_and(|(_, port)| {
-                let mut ips = port.service.cluster_ips.iter();
-                ips.any(|ip| Family::of(*ip) == family)
-            })
-        };
-        let checks = self.health_checks.iter();
-        checks
-            .filter(|(service, _)| has_family(service))
-            .map(|(service, port)| {
-                let check = HealthCheck {
-                    port: *port,
-                    local_endpoints: self.local_endpoints(service, family),
-                };
-                (service.clone(), check)
-            })
-            .collect()
+    pub fn health_checks(&self, family: Family) -> &HealthChecks {
+        &self.health_checks[family as usize]
     }
 
     /// How many different addresses the ready endpoints of a service on this node have.
@@ -239,15 +228,27 @@ impl State {
         local.len()
     }
 
-    fn note_health_check(&mut self, service: &ServiceName) {
-        let mut ports = self.services.of_service(service);
-        match ports
-            .next()
-            .and_then(|(_, port)| port.service.health_check_node_port)
-        {
-            Some(port) => self.health_checks.insert(service.clone(), port),
-            None => self.health_checks.remove(service),
-        };
+    fn note_health_checks(&mut self, service: &ServiceName) {
+        let port = self.services.of_service(service).next();
+        let common = port.map(|(_, port)| port.service.clone());
+        for family in Family::ALL {
+            let common = common.as_deref().filter(|common| {
+                let mut ips = common.cluster_ips.iter();
+                ips.any(|ip| Family::of(*ip) == family)
+            });
+            let check = common.and_then(|common| {
+                Some(HealthCheck {
+                    port: common.health_check_node_port?,
+                    local_endpoints: self.local_endpoints(service, family),
+                })
+            });
+            let checks = &mut self.health_checks[family as usize];
+            match check {
+                Some(check) if checks.get(service) == Some(&check) => None,
+                Some(check) => checks.insert(service.clone(), check),
+                None => checks.remove(service),
+            };
+        }
     }
 
     /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute: these,
@@ -263,7 +264,11 @@ impl State {
                 };
                 let had = self.ports.get(&key).into_iter();
                 let had = had.flat_map(|state| state.frontends.iter().map(|had| had.listen));
-                let lacked = self.conflicts.get(&key).into_iter().flatten();
+                let lacked = self
+                    .conflicts
+                    .get(&key)
+                    .into_iter()
+                    .flat_map(|list| &**list);
                 for listen in had.chain(lacked.map(|conflict| conflict.listen)) {
                     self.claims.remove(&key, listen, &mut touched);
                 }
@@ -294,17 +299,17 @@ impl State {
         if conflicts.is_empty() {
             self.conflicts.remove(key);
         } else {
-            self.conflicts.insert(key.clone(), conflicts);
+            self.conflicts.insert(key.clone(), conflicts.into());
         }
-        if self.ports.get(key) == state.as_ref() {
+        if self.port(key) == state.as_ref() {
             return false;
         }
         let counts = state.as_ref().map(PortState::no_local_endpoints);
         let before = match state {
-            Some(state) => self.ports.insert(key.clone(), state),
+            Some(state) => self.ports.insert(key.clone(), Arc::new(state)),
             None => self.ports.remove(key),
         };
-        let before = before.as_ref().map(PortState::no_local_endpoints);
+        let before = before.as_deref().map(PortState::no_local_endpoints);
         let total = &mut self.no_local_endpoints;
         let (counts, before) = (counts.unwrap_or_default(), before.unwrap_or_default());
         total.internal = total.internal + counts.internal - before.internal;

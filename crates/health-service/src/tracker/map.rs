@@ -1,17 +1,16 @@
 //! All ports of all services, and their endpoints.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Range;
 use std::sync::Arc;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use imbl::OrdMap;
 
 use crate::spec::{Endpoint, PortKey, ServiceName, ServicePort, ServicePortName};
 
-/// All ports of all services, by name.
+/// All ports of all services, by name. A clone shares all with what it was cloned from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ServicePortMap(BTreeMap<ServicePortName, ServicePort>);
+pub struct ServicePortMap(OrdMap<ServicePortName, ServicePort>);
 
 impl ServicePortMap {
     /// The port of this name.
@@ -53,9 +52,9 @@ impl ServicePortMap {
 }
 
 /// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and has no address
-/// twice.
+/// twice. A clone shares all with what it was cloned from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct EndpointsMap(BTreeMap<PortKey, Arc<[Endpoint]>>);
+pub struct EndpointsMap(OrdMap<PortKey, Arc<[Endpoint]>>);
 
 impl EndpointsMap {
     /// The endpoints of a port; empty if it has none.
@@ -68,21 +67,17 @@ impl EndpointsMap {
         &'a self,
         service: &'a ServiceName,
     ) -> impl Iterator<Item = (&'a PortKey, &'a [Endpoint])> {
-        let of_service = self.range(service).map(|(key, list)| (key, &**list));
-        of_service.take_while(move |(key, _)| key.name.service == *service)
+        let first = PortKey {
+            name: first_of(service),
+            family: Family::V4,
+        };
+        let ports = self.0.range(first..).map(|(key, list)| (key, &**list));
+        ports.take_while(move |(key, _)| key.name.service == *service)
     }
 
     /// The endpoints of all ports.
     pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &[Endpoint])> {
         self.0.iter().map(|(key, list)| (key, &**list))
-    }
-
-    fn range(&self, service: &ServiceName) -> Range<'_, PortKey, Arc<[Endpoint]>> {
-        let first = PortKey {
-            name: first_of(service),
-            family: Family::V4,
-        };
-        self.0.range(first..)
     }
 
     pub(super) fn insert(&mut self, key: PortKey, endpoints: Vec<Endpoint>) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use health_common::config::{PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
 use health_datapath::loader::{self, ProgramLog};
+use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::workload::SavedEndpoint;
@@ -17,8 +18,9 @@ use health_model::ipam::{Family, NodeIpam};
 use health_model::settings::Location;
 use health_net::link;
 use health_net::netlink::Handle;
-use health_registry::config::Config;
+use health_registry::config::{Config, ServiceSettings};
 use health_registry::nodes::Node;
+use health_service::maglev;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -146,6 +148,7 @@ impl NodeDatapath {
             conntrack_any: config.conntrack_any_max_entries,
             nat: config.nat_max_entries,
             nat_any: config.nat_any_max_entries,
+            services: service_map_sizes(&config.services),
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_attachments(attachments);
@@ -261,4 +264,20 @@ fn flags(config: &Config) -> u16 {
     // Another mode may have served until now, whichever this one is.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
     flag(config.passive_rtt, PASSIVE_RTT) | services
+}
+
+/// What the maps of services are to have room for; none without services.
+fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
+    let maps = settings.maps;
+    settings.has_services().then_some(ServiceMapSizes {
+        frontends: maps.service_frontend_max_entries,
+        backends: maps.service_backend_max_entries,
+        // An endpoint may be in two lists, of which each may have weights: most are in one without.
+        slots: 4 * maps.service_backend_max_entries,
+        maglev: maps.service_maglev_tables * maglev::SIZE,
+        source_ranges: maps.service_source_range_max_entries,
+        affinity: maps.service_affinity_max_entries,
+        flows: maps.service_flow_max_entries,
+        flows_any: maps.service_flow_any_max_entries,
+    })
 }

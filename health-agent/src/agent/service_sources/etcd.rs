@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use health_registry::config::RegistrySpec;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
-use health_service::source::{Manifests, ServiceDocument, ServiceSet, Synced};
+use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -37,10 +37,11 @@ impl EtcdServices {
         let mut tables = watch.table();
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
+            let mut gathered = Gathered::default();
             loop {
                 // The clone keeps no lock while the set is built.
                 let known = tables.borrow_and_update().clone();
-                tell(&sender, set(&known));
+                tell(&sender, set(&mut gathered, &known));
                 if tables.changed().await.is_err() {
                     return;
                 }
@@ -65,16 +66,11 @@ impl Drop for EtcdServices {
     }
 }
 
-fn set(table: &DocumentTable<ServiceDocument>) -> ServiceSet {
-    let documents = table.documents.values().map(Arc::as_ref);
-    let objects = ServiceDocument::set(documents);
-    let outage = outage("etcd", "services", table.stale.as_ref());
-    ServiceSet {
-        problems: outage.into_iter().chain(objects.problems).collect(),
-        synced: Synced {
-            services: table.is_complete,
-            slices: table.is_complete,
-        },
-        ..objects
-    }
+fn set(gathered: &mut Gathered, table: &DocumentTable<ServiceDocument>) -> ServiceSet {
+    gathered.take_documents(&table.documents);
+    let synced = Synced {
+        services: table.is_complete,
+        slices: table.is_complete,
+    };
+    gathered.set(outage("etcd", "services", table.stale.as_ref()), synced)
 }

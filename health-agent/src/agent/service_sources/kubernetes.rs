@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
-use health_service::source::{KnownService, KnownSlice, ServiceSet, Synced};
+use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,11 +43,12 @@ impl KubernetesServices {
         let (mut services, mut slices) = (watch.services.table(), watch.slices.table());
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
+            let mut gathered = Gathered::default();
             loop {
                 // The clones keep no locks while the set is built.
                 let known = services.borrow_and_update().clone();
                 let known_slices = slices.borrow_and_update().clone();
-                tell(&sender, set(&known, &known_slices));
+                tell(&sender, set(&mut gathered, &known, &known_slices));
                 let changed = tokio::select! {
                     changed = services.changed() => changed,
                     changed = slices.changed() => changed,
@@ -77,25 +78,20 @@ impl Drop for KubernetesServices {
     }
 }
 
-fn set(services: &ObjectTable<KnownService>, slices: &ObjectTable<KnownSlice>) -> ServiceSet {
-    let objects = ServiceSet::of(
-        services.objects.values().map(Arc::as_ref),
-        slices.objects.values().map(Arc::as_ref),
-    );
+fn set(
+    gathered: &mut Gathered,
+    services: &ObjectTable<KnownService>,
+    slices: &ObjectTable<KnownSlice>,
+) -> ServiceSet {
+    gathered.take_services(&services.objects);
+    gathered.take_slices(&slices.objects);
     let outages = [
         outage(SUBJECT, "services", services.stale.as_ref()),
         outage(SUBJECT, "endpoint slices", slices.stale.as_ref()),
     ];
-    ServiceSet {
-        problems: outages
-            .into_iter()
-            .flatten()
-            .chain(objects.problems)
-            .collect(),
-        synced: Synced {
-            services: services.is_complete,
-            slices: slices.is_complete,
-        },
-        ..objects
-    }
+    let synced = Synced {
+        services: services.is_complete,
+        slices: slices.is_complete,
+    };
+    gathered.set(outages.into_iter().flatten(), synced)
 }

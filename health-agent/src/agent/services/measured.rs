@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use health_model::ipam::Family;
 use health_service::services::{Provider, Work};
+use health_service::spec::PortKey;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -35,13 +36,17 @@ impl<P> Measured<P> {
 impl<P: Provider> Provider for Measured<P> {
     type Error = P::Error;
 
+    fn refused(error: &P::Error) -> impl Iterator<Item = (PortKey, String)> {
+        P::refused(error)
+    }
+
     async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
         let begin = Instant::now();
         let result = self.provider.sync(work).await;
         let (took, end) = (begin.elapsed(), Timestamp::now());
         self.metrics.note_sync(&work, took, result.is_ok(), end);
         if result.is_ok() {
-            let checks = Family::ALL.map(|family| work.state.health_checks(family));
+            let checks = Family::ALL.map(|family| work.state.health_checks(family).clone());
             self.told.send_replace(Arc::new(checks));
         }
         result

@@ -5,6 +5,7 @@ mod measured;
 mod node_addresses;
 mod readiness;
 mod sources;
+mod standing;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,7 @@ use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
 use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
-use health_registry::nodes::Node;
+use health_registry::nodes::{Node, Standing};
 use health_service::choice::Topology;
 use health_service::provider::ebpf::{self, EbpfProvider};
 use health_service::provider::ipvs::plan::PlanSettings;
@@ -111,6 +112,7 @@ pub(super) async fn start(
     own: &Node,
     parts: Parts,
     probes: Option<&Supervisor>,
+    standing: watch::Receiver<Standing>,
     tables: ServiceTables,
     netlink: &Handle,
 ) -> anyhow::Result<ServedServices> {
@@ -156,6 +158,8 @@ pub(super) async fn start(
         }
     });
     served._node_addresses = Some(node_addresses);
+    // Ends with the registry.
+    tokio::spawn(standing::tell(standing, served.book.handle.clone()));
     Ok(served)
 }
 

@@ -214,3 +214,36 @@ async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
     assert_eq!(provider.sync(work).await, Ok(()));
     assert!(checks.has_changed().unwrap());
 }
+
+#[tokio::test]
+async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), None);
+    let handle = served.book.handle.clone();
+    let (cluster, standing) = watch::channel(Standing::Untold);
+    let telling = tokio::spawn(standing::tell(standing, handle.clone()));
+    let known = |is_deleting, taints: &[&str]| Standing::Known {
+        is_deleting,
+        taints: taints.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let doomed = "ToBeDeletedByClusterAutoscaler";
+    for (standing, is_eligible) in [
+        (known(false, &["node.kubernetes.io/unschedulable"]), true),
+        (known(false, &[doomed]), false),
+        (Standing::Untold, true),
+        (known(true, &[]), false),
+        (known(false, &[]), true),
+        (Standing::Unknown, false),
+    ] {
+        cluster.send_replace(standing.clone());
+        while handle.healthz().node_eligible != Some(is_eligible) {
+            tokio::task::yield_now().await;
+        }
+        assert!(handle.livez().healthy, "{standing:?}");
+    }
+    // A registry that has ended says nothing more.
+    drop(cluster);
+    telling.await.unwrap();
+    assert_eq!(handle.healthz().node_eligible, Some(false));
+    served.stop().await;
+}

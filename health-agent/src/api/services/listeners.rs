@@ -13,7 +13,7 @@ use health_net::listen;
 use health_service::health_check::{ServiceAnswer, ServiceHealth};
 use health_service::services::Handle;
 use health_service::spec::ServiceName;
-use health_service::state::HealthCheck;
+use health_service::state;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, StatusCode};
 use tokio::sync::watch;
@@ -25,7 +25,7 @@ use crate::api::monitor::{Answer, BACKLOG, Monitor, Page, is_missing};
 
 /// What load balancers are told, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each sync,
 /// whether it changed or not.
-pub type HealthChecks = [BTreeMap<ServiceName, HealthCheck>; 2];
+pub type HealthChecks = [state::HealthChecks; 2];
 
 /// All addresses of the node, by family as in [`HealthChecks`].
 pub const EVERYWHERE: [IpAddr; 2] = [
@@ -132,7 +132,7 @@ impl Family {
     }
 
     /// Closes, opens and moves listeners.
-    async fn sync(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) {
+    async fn sync(&mut self, checks: &state::HealthChecks) {
         let listeners = self.health.known().sync(checks);
         let closing = listeners.close.iter().filter_map(|(service, port)| {
             let monitor = self.open.remove(service)?;
@@ -208,6 +208,8 @@ impl Family {
 mod tests {
     use std::net::TcpListener;
 
+    use health_service::state::HealthCheck;
+
     use super::super::testing::{Bed, get};
     use super::*;
 
@@ -259,7 +261,7 @@ mod tests {
                 };
                 (ServiceName::new("shop", name), check)
             });
-            let checks: BTreeMap<_, _> = checks.collect();
+            let checks: state::HealthChecks = checks.collect();
             self.checks.send_replace(Arc::new([checks.clone(), checks]));
             self.deaf.changed().await.unwrap();
         }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use health_model::api::{ServiceBackend, ServiceEntry, ServiceProblem, ServiceSummary};
 use health_service::services::{Handle, View};
 use health_service::source::Readiness;
+use health_service::spec::ServiceName;
 use tokio::sync::watch;
 
 /// The services of a node, as the API reports them. Clones share their contents.
@@ -31,25 +32,28 @@ impl ServiceBook {
         self.handle.view().borrow().clone()
     }
 
-    /// The services, by namespace and name, that a test picks out.
-    pub fn services(&self, mut is_meant: impl FnMut(&ServiceEntry) -> bool) -> Vec<ServiceEntry> {
+    /// The services, by namespace and name, that a test of their names picks out.
+    pub fn services(&self, mut is_meant: impl FnMut(&ServiceName) -> bool) -> Vec<ServiceEntry> {
         let readiness = self.readiness.borrow().clone();
         let view = self.view();
-        let meant = view.services.values().filter(|service| is_meant(service));
-        meant.map(|service| probed(service, &readiness)).collect()
+        let meant = view.names().filter(|name| is_meant(name));
+        let services = meant.filter_map(|name| view.service(name));
+        services
+            .map(|service| probed(service, &readiness))
+            .collect()
     }
 
     /// The state of all services together.
     pub fn summary(&self) -> ServiceSummary {
         let view = self.view();
-        let mut problems = view.problems.clone();
+        let mut problems = view.problems.to_vec();
         problems.extend(self.deaf.borrow().iter().cloned());
         ServiceSummary {
             enabled: true,
             synced: view.is_synced,
-            services: view.services.len() as u64,
-            error: view.error.clone(),
-            conflicts: view.conflicts.clone(),
+            services: view.names().count() as u64,
+            error: view.failure.as_ref().map(|failure| failure.error.clone()),
+            conflicts: view.conflicts().collect(),
             problems,
         }
     }
@@ -57,15 +61,15 @@ impl ServiceBook {
     /// The current problem of the check `services` in `/healthz`, as text; true if it is a failure, false if a warning.
     pub fn problem(&self) -> Option<(bool, String)> {
         let view = self.view();
-        let why = || match &view.error {
-            Some(error) => format!(": {error}"),
+        let why = || match &view.failure {
+            Some(failure) => format!(": {}", failure.error),
             None => String::new(),
         };
         if !self.handle.livez().healthy {
             let told = "changes of services have waited too long to be put in force";
             return Some((true, format!("{told}{}", why())));
         }
-        if view.error.is_some() {
+        if view.failure.is_some() {
             return Some((false, format!("cannot put services in force{}", why())));
         }
         let first = view.problems.first();
@@ -82,8 +86,7 @@ impl ServiceBook {
 }
 
 /// The service, with what probes say of its endpoints on this node.
-fn probed(service: &ServiceEntry, readiness: &Readiness) -> ServiceEntry {
-    let mut service = service.clone();
+fn probed(mut service: ServiceEntry, readiness: &Readiness) -> ServiceEntry {
     let backends = service.ports.iter_mut().flat_map(|port| &mut port.backends);
     for ServiceBackend {
         address,

@@ -111,7 +111,7 @@ mod tests {
     #[tokio::test]
     async fn load_balancers_and_supervisors_are_told_how_services_do() {
         let mut bed = Bed::start(&[true, false]);
-        bed.until(|view| view.is_synced && view.error.is_none())
+        bed.until(|view| view.is_synced && view.failure.is_none())
             .await;
         let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
         let (_monitor, address) = serve(health(&bed.handle, &metrics));

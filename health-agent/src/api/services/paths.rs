@@ -3,7 +3,8 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use health_model::api::{ServiceEntry, ServiceSummary};
+use health_model::api::ServiceSummary;
+use health_service::spec::ServiceName;
 use serde::Deserialize;
 
 use crate::api::answer::{Refusal, answer};
@@ -18,12 +19,11 @@ pub(in crate::api) struct ListQuery {
 }
 
 impl ListQuery {
-    fn has(&self, service: &ServiceEntry) -> bool {
+    fn has(&self, name: &ServiceName) -> bool {
+        let service = self.service.as_deref();
         let namespace = self.namespace.as_deref();
-        self.service
-            .as_deref()
-            .is_none_or(|wanted| service.is_named(wanted))
-            && namespace.is_none_or(|wanted| service.namespace == wanted)
+        service.is_none_or(|wanted| name.is_named(wanted))
+            && namespace.is_none_or(|wanted| *name.namespace == *wanted)
     }
 }
 

@@ -136,6 +136,15 @@ fn problems(
         (1, false) => problems.push("address conflict".to_owned()),
         (many, false) => problems.push(format!("{many} address conflicts")),
     }
+    match wide {
+        true => problems.extend(
+            port.failures
+                .iter()
+                .map(|one| format!("not in force: {one}")),
+        ),
+        false if port.failures.is_empty() => {}
+        false => problems.push("not in force".to_owned()),
+    }
     or_none(problems.join("\n"))
 }
 
@@ -154,6 +163,7 @@ SERVICE    PORT          TYPE           FRONTENDS         BACKENDS   POLICY     
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      no local backends: drops
                                         node port 30080
 shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      address conflict
+                                                                                                              not in force
 "
         );
         let without = services_table(&[web()], &[], false, false);
@@ -163,11 +173,17 @@ shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Loc
     #[test]
     fn wide_has_more_columns_and_whole_problems() {
         let text = services_table(&[web()], &[conflict()], true, false);
-        let last = text.lines().last().unwrap();
+        let [.., first, last] = &text.lines().collect::<Vec<_>>()[..] else {
+            panic!("{text}")
+        };
         assert!(
-            last.contains("   31000               services/web.yaml   service shop/web: "),
+            first.contains("   31000               services/web.yaml   service shop/web: "),
             "{text}"
         );
-        assert!(last.ends_with(&conflict().problem), "{text}");
+        assert!(first.ends_with(&conflict().problem), "{text}");
+        assert!(
+            last.ends_with("not in force: IPv4: HEALTH_BACKENDS has no room"),
+            "{text}"
+        );
     }
 }

@@ -187,6 +187,7 @@ mod fixture {
                     ],
                     backends,
                     topology: Vec::new(),
+                    failures: Vec::new(),
                 },
                 ServicePortEntry {
                     name: "dns".into(),
@@ -196,6 +197,7 @@ mod fixture {
                     frontends: Vec::new(),
                     backends: Vec::new(),
                     topology: Vec::new(),
+                    failures: vec!["IPv4: HEALTH_BACKENDS has no room".into()],
                 },
             ],
         }

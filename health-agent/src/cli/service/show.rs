@@ -175,6 +175,9 @@ fn write_port(
         let text = format!("{}: {}", topology.family, topology.reason);
         writeln!(out, "    Topology:   {}", printable(&text))?;
     }
+    for failure in &port.failures {
+        writeln!(out, "    Not in force:   {}", printable(failure))?;
+    }
     if let Some(refusal) = refusal(port) {
         writeln!(out, "    Problem:   {refusal}")?;
     }
@@ -292,6 +295,7 @@ Ports:
   dns 53/UDP:
     Frontends:   none
     Conflict:   service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 belongs to shop/old:dns/UDP, which comes first: it is not served at 10.96.0.1:53/UDP
+    Not in force:   IPv4: HEALTH_BACKENDS has no room
     Backends:   none
 Problems:
   service shop/web: nobody \\u{1b}[1m hears of it

@@ -1,6 +1,5 @@
 //! Very many services: how soon a change is in force, how long it takes to begin, and how much memory it takes.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::thread;
@@ -14,8 +13,9 @@ use health_service::choice::Topology;
 use health_service::provider::ebpf::{self, EbpfProvider};
 use health_service::runner::Intervals;
 use health_service::services::{Provider, Services, Settings, Work};
-use health_service::source::{KnownService, KnownSlice, ServiceSet, Synced};
+use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
+use imbl::OrdMap;
 use jiff::Timestamp;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::Pid;
@@ -176,33 +176,33 @@ struct Found {
 /// The objects of the API, as the agent keeps them.
 #[derive(Default)]
 struct Objects {
-    services: BTreeMap<u32, Arc<KnownService>>,
-    slices: BTreeMap<u32, Arc<KnownSlice>>,
+    services: OrdMap<String, Arc<KnownService>>,
+    slices: OrdMap<String, Arc<KnownSlice>>,
+    gathered: Gathered,
 }
 
 impl Objects {
     /// Reads a service and its slice, as they come from the API.
     fn read(&mut self, number: u32, [service, slice]: [Value; 2]) {
         let selection = Selection::default();
+        let number = number.to_string();
         let before = self.services.get(&number).map(Arc::as_ref);
         let service = KnownService::of_api(service, before, &selection);
-        self.services.insert(number, Arc::new(service));
+        self.services.insert(number.clone(), Arc::new(service));
         let before = self.slices.get(&number).map(Arc::as_ref);
         let slice = KnownSlice::of_api(slice, before, &selection);
         self.slices.insert(number, Arc::new(slice));
     }
 
     /// All of them, as a source tells them.
-    fn set(&self) -> Arc<ServiceSet> {
-        let services = self.services.values().map(Arc::as_ref);
-        let slices = self.slices.values().map(Arc::as_ref);
-        Arc::new(ServiceSet {
-            synced: Synced {
-                services: true,
-                slices: true,
-            },
-            ..ServiceSet::of(services, slices)
-        })
+    fn set(&mut self) -> Arc<ServiceSet> {
+        self.gathered.take_services(&self.services);
+        self.gathered.take_slices(&self.slices);
+        let synced = Synced {
+            services: true,
+            slices: true,
+        };
+        Arc::new(self.gathered.set([], synced))
     }
 }
 

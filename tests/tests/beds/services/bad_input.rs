@@ -94,13 +94,22 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     Ok(())
 }
 
-/// One more than the map has room for.
-const TOO_MANY: u32 = 65_536;
+/// One more than there is room for: the first backend is never used.
+const TOO_MANY: u32 = 1_024;
+
+/// Syncs that have failed.
+fn failures(node: &Node) -> anyhow::Result<u64> {
+    const NAME: &str = "kubeproxy_sync_proxy_rules_ebpf_sync_failures_total ";
+    let metrics = node.exec("curl -sS http://127.0.0.1:10249/metrics")?;
+    let value = metrics.lines().find_map(|line| line.strip_prefix(NAME));
+    Ok(value.context("no such metric")?.trim().parse()?)
+}
 
 #[test]
 #[ignore = "needs root"]
 fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> anyhow::Result<()> {
-    let stand = Stand::start()?;
+    let room = format!("--service-backend-max-entries {TOO_MANY}");
+    let stand = Stand::start_with(["", ""], &room)?;
     let node = stand.bed.node(1);
     let [client, _] = &stand.clients;
     let neighbour = stand.service("neighbour", 1);
@@ -127,6 +136,19 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
         None,
         &["cannot serve default/crowded:http/TCP IPv4", "has no room"],
     )?;
+    wait_told(node, None, &["default/crowded", "not in force"])?;
+    wait_told(
+        node,
+        Some("crowded"),
+        &["Not in force:", "IPv4: HEALTH_BACKENDS has no room"],
+    )?;
+    // It is tried again all the time, and told once.
+    let before = failures(node)?;
+    wait_for("more syncs to fail", PATIENCE, || {
+        Ok((failures(node)? > before + 2).then_some(()))
+    })?;
+    let told = node.logged(&["a sync has failed", "has no room"])?;
+    ensure!(told.len() == 1, "{told:?}");
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }

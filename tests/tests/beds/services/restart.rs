@@ -1,15 +1,31 @@
 //! Restarts and upgrades of agents under load.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use tests::upgrade::with_other_programs;
 
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
+/// Sizes of the maps of services, first larger than usual and then smaller.
+const SIZES: [(u32, &str); 2] = [
+    (
+        131_072,
+        "--service-frontend-max-entries 131072 --service-backend-max-entries 131072 --service-maglev-tables 96 \
+         --service-affinity-max-entries 131072 --service-flow-max-entries 262144 \
+         --service-flow-any-max-entries 131072",
+    ),
+    (
+        1_024,
+        "--service-frontend-max-entries 1024 --service-backend-max-entries 1024 --service-maglev-tables 2 \
+         --service-affinity-max-entries 1024 --service-flow-max-entries 65536 \
+         --service-flow-any-max-entries 32768",
+    ),
+];
+
 #[test]
 #[ignore = "needs root"]
-fn no_request_fails_while_agents_are_killed_restarted_and_upgraded() -> anyhow::Result<()> {
+fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> anyhow::Result<()> {
     let stand = Stand::start()?;
     let folder = tempfile::tempdir()?;
     let other = folder.path().join("health-agent");
@@ -38,6 +54,20 @@ fn no_request_fails_while_agents_are_killed_restarted_and_upgraded() -> anyhow::
                 node.take_over(binary)?;
                 load.goes_on()
                     .with_context(|| format!("{} is back", node.name()))?;
+            }
+        }
+        for (backends, sizes) in SIZES {
+            for node in stand.bed.nodes() {
+                node.kill_agent(Signal::SIGKILL)?;
+                load.wait_answered()?;
+                node.take_over_with(sizes)?;
+                load.wait_answered()
+                    .with_context(|| format!("{} with {sizes}", node.name()))?;
+                let maps = node.listing("bpf map list")?;
+                let maps = maps.as_array().context("the maps are no list")?;
+                let map = maps.iter().find(|map| map["name"] == "HEALTH_BACKENDS");
+                let room = map.context("no HEALTH_BACKENDS")?["max-entries"].as_u64();
+                ensure!(room == Some(backends.into()), "{room:?}");
             }
         }
         Ok(())

@@ -4,11 +4,11 @@
 
 mod view;
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::OrdMap;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ use crate::config::RegistrySpec;
 use crate::nodes::Staleness;
 use crate::nodes::backoff::Backoff;
 
-/// Changes that come within this time are told together.
+/// A change is told at once, and those that come within this time after it are told together.
 const GATHER: Duration = Duration::from_millis(100);
 
 /// What the services of a cluster have in front of their keys in etcd: `services/NAMESPACE/NAME` and
@@ -33,7 +33,7 @@ pub fn services_prefix(cluster: &str) -> String {
 #[derive(Debug, PartialEq)]
 pub struct DocumentTable<T> {
     /// What was made of each, by its key without the prefix.
-    pub documents: BTreeMap<String, Arc<T>>,
+    pub documents: OrdMap<String, Arc<T>>,
     /// Since when they may no longer be right, and why; they are as they were then.
     pub stale: Option<Staleness>,
     /// Whether they were listed once: a document that is not in it is not there.
@@ -86,7 +86,7 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
         source.access()?;
         let cursor = Cursor::default();
         let table = DocumentTable {
-            documents: BTreeMap::new(),
+            documents: OrdMap::new(),
             stale: Some(Staleness {
                 since: cursor.heard.time(),
                 reason: "not connected yet".to_owned(),
@@ -171,6 +171,7 @@ where
 
     async fn follow(&mut self, mut feed: Feed) -> FeedEnd {
         let mut tell_at: Option<Instant> = None;
+        let mut next_turn = Instant::now();
         loop {
             let expiry_at = self.view.next_expiry().map(|at| self.started + at);
             let wake_at = [tell_at, expiry_at].into_iter().flatten().min();
@@ -188,13 +189,14 @@ where
                             Change::Delete(key) => self.view.delete(&key),
                         }
                     }
-                    tell_at.get_or_insert_with(|| Instant::now() + GATHER);
+                    tell_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                 }
                 () = at(wake_at) => {
                     let has_expired = self.view.expire(self.started.elapsed());
                     if has_expired || tell_at.is_some_and(|at| Instant::now() >= at) {
                         tell_at = None;
                         self.tell();
+                        next_turn = Instant::now() + GATHER;
                     }
                 }
             }

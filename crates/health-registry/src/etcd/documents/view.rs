@@ -1,8 +1,10 @@
 //! What the keys under a prefix say. No connection, no clock: keys and times come in, documents come out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+
+use imbl::OrdMap;
 
 use super::Text;
 use crate::etcd::{Mirror, Pair};
@@ -21,7 +23,7 @@ pub(super) struct View<T, R> {
     prefix: String,
     read: R,
     /// By key without the prefix.
-    documents: BTreeMap<String, Arc<T>>,
+    documents: OrdMap<String, Arc<T>>,
     /// Those of them that the last list did not have.
     missing: BTreeSet<String>,
     /// When these go. Never, as long as there are no others.
@@ -29,12 +31,12 @@ pub(super) struct View<T, R> {
     is_complete: bool,
 }
 
-impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
+impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
     pub(super) fn new(prefix: &str, read: R) -> Self {
         Self {
             prefix: prefix.to_owned(),
             read,
-            documents: BTreeMap::new(),
+            documents: OrdMap::new(),
             missing: BTreeSet::new(),
             missing_until: None,
             is_complete: false,
@@ -46,7 +48,7 @@ impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         &self.prefix
     }
 
-    pub(super) fn documents(&self) -> &BTreeMap<String, Arc<T>> {
+    pub(super) fn documents(&self) -> &OrdMap<String, Arc<T>> {
         &self.documents
     }
 
@@ -77,7 +79,10 @@ impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         let before = self.documents.get(key).map(Arc::as_ref);
         let document = (self.read)(key, pair.value.within(MAX_TEXT_LEN), before);
         self.missing.remove(key);
-        self.documents.insert(key.to_owned(), Arc::new(document));
+        // One that is as it was stays the same in memory.
+        if before != Some(&document) {
+            self.documents.insert(key.to_owned(), Arc::new(document));
+        }
     }
 
     /// Takes a document that was deleted.

@@ -7,13 +7,18 @@ use kube::api::{Api, ApiResource};
 use kube::runtime::watcher;
 use tokio::sync::watch;
 
-use super::object::{NodeObject, Record, SELECTOR};
+use super::object::{NodeObject, Record, SELECTOR, is_excluded};
 use super::view::View;
 use crate::kubernetes::follow::{Kept, unheard};
-use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness};
+use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness, Standing};
 
-/// This node's name, and where the addresses go that its object is annotated with.
-pub(super) type OwnObject = (String, watch::Sender<Option<Vec<String>>>);
+/// This node's own object, and where that goes which is told of it.
+pub(super) struct OwnObject {
+    pub(super) name: String,
+    /// The addresses that it is annotated with.
+    pub(super) annotated: watch::Sender<Option<Vec<String>>>,
+    pub(super) standing: watch::Sender<Standing>,
+}
 
 /// The nodes, as they are told to others.
 pub(super) struct KeptNodes {
@@ -54,18 +59,24 @@ impl KeptNodes {
         (kept, receiver)
     }
 
-    /// Tells the publisher what this node's object is annotated with.
-    fn note_own(&self) {
-        let Some((name, seen)) = &self.own else {
+    /// Tells what this node's object says. One that an operator has left out of the mesh is not followed: nothing is
+    /// known of it.
+    fn note_own(&self, is_left_out: bool) {
+        let Some(own) = &self.own else {
             return;
         };
-        let own = self.view.get(name);
-        let annotated = own.map(|own| own.health_addresses().to_vec());
-        seen.send_if_modified(|seen| {
-            let differs = *seen != annotated;
-            *seen = annotated;
-            differs
-        });
+        let record = self.view.get(&own.name);
+        tell(
+            &own.annotated,
+            record.map(|own| own.health_addresses().to_vec()),
+        );
+        let was_told = *own.standing.borrow() != Standing::Untold;
+        let standing = match record {
+            Some(record) => record.standing(),
+            None if was_told && !is_left_out => Standing::Unknown,
+            None => Standing::Untold,
+        };
+        tell(&own.standing, standing);
     }
 
     fn send(&self, nodes: Vec<Node>) {
@@ -73,14 +84,17 @@ impl KeptNodes {
             nodes,
             sources: vec![self.state.clone()],
         };
-        self.sender.send_if_modified(|set| {
-            let differs = **set != next;
-            if differs {
-                *set = Arc::new(next);
-            }
-            differs
-        });
+        tell(&self.sender, Arc::new(next));
     }
+}
+
+/// Sends what differs from what was sent last.
+fn tell<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+    sender.send_if_modified(|known| {
+        let differs = *known != now;
+        *known = now;
+        differs
+    });
 }
 
 impl Kept for KeptNodes {
@@ -109,22 +123,23 @@ impl Kept for KeptNodes {
 
     fn end_list(&mut self) -> Result<(), String> {
         self.view.end_list().map_err(|empty| empty.to_string())?;
-        self.note_own();
+        self.note_own(false);
         Ok(())
     }
 
     fn apply(&mut self, object: NodeObject) -> bool {
         let changed = self.view.apply(object.into());
         if changed {
-            self.note_own();
+            self.note_own(false);
         }
         changed
     }
 
     fn delete(&mut self, object: NodeObject) -> bool {
+        let is_left_out = is_excluded(&object);
         let changed = self.view.delete(Record::from(object).name());
         if changed {
-            self.note_own();
+            self.note_own(is_left_out);
         }
         changed
     }

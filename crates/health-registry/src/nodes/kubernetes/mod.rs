@@ -13,10 +13,10 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use self::kept::KeptNodes;
+use self::kept::{KeptNodes, OwnObject};
 pub use self::object::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION};
 use self::publish::Publisher;
-use super::{LastHeard, Node, NodeSet, Registry};
+use super::{LastHeard, Node, NodeSet, Registry, Standing};
 use crate::config::RegistrySpec;
 use crate::kubernetes::access::Access;
 use crate::kubernetes::follow::Follower;
@@ -27,6 +27,7 @@ pub use crate::kubernetes::AccessError;
 #[derive(Debug)]
 pub struct KubernetesRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
+    standing: watch::Receiver<Standing>,
     wanted: watch::Sender<Option<Vec<IpAddr>>>,
     tasks: [JoinHandle<()>; 2],
 }
@@ -46,19 +47,25 @@ impl KubernetesRegistry {
     ) -> Result<Self, AccessError> {
         let access = Access::find(kubeconfig)?;
         let spec = RegistrySpec::Kubernetes(kubeconfig.map(Path::to_owned));
-        let (published, seen) = watch::channel(None);
+        let (annotated, seen) = watch::channel(None);
+        let (told, standing) = watch::channel(Standing::Untold);
         let (wanted, wanted_receiver) = watch::channel(None);
         let heard = LastHeard::now();
         let (kept, nodes) = KeptNodes::new(
             spec.to_string(),
             cluster.to_owned(),
-            node_name.map(|name| (name.to_owned(), published)),
+            node_name.map(|name| OwnObject {
+                name: name.to_owned(),
+                annotated,
+                standing: told,
+            }),
             heard.clone(),
         );
         let follower = Follower::new(access.clone(), heard, kept);
         let publisher = Publisher::new(access, node_name.map(str::to_owned), wanted_receiver, seen);
         Ok(Self {
             nodes,
+            standing,
             wanted,
             tasks: [tokio::spawn(follower.run()), tokio::spawn(publisher.run())],
         })
@@ -76,6 +83,10 @@ impl Drop for KubernetesRegistry {
 impl Registry for KubernetesRegistry {
     fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
         self.nodes.clone()
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 
     /// Annotates this node's object with its health addresses; the rest of an object is the

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use kube::api::Object;
 use serde::Deserialize;
 
+use crate::nodes::Standing;
 use crate::nodes::validate::{Entry, SourceText};
 
 /// Key of the annotation with the IPv4 address of a node's health endpoint.
@@ -22,6 +23,12 @@ pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 pub(super) const SELECTOR: &str =
     "!health-agent.io/exclude,type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate";
 
+/// Whether an operator has left out an object with these labels.
+pub(super) fn is_excluded(object: &NodeObject) -> bool {
+    let labels = object.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(EXCLUDE_LABEL))
+}
+
 /// A Node object without the fields that don't matter here, which make up most of it.
 pub(super) type NodeObject = Object<NodeSpec, NodeStatus>;
 
@@ -33,6 +40,14 @@ pub(super) struct NodeSpec {
     /// Of clusters from before Kubernetes 1.16.
     #[serde(rename = "podCIDR", default)]
     pod_cidr: Option<String>,
+    #[serde(default)]
+    taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Taint {
+    #[serde(default)]
+    key: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -57,6 +72,8 @@ pub(super) struct Record {
     secondary_addresses: Vec<String>,
     pod_cidrs: Vec<String>,
     health_addresses: Vec<String>,
+    is_deleting: bool,
+    taints: Vec<String>,
 }
 
 impl From<NodeObject> for Record {
@@ -79,7 +96,10 @@ impl From<NodeObject> for Record {
         if pod_cidrs.is_empty() {
             pod_cidrs.extend(object.spec.pod_cidr.filter(|cidr| !cidr.is_empty()));
         }
+        let taints = object.spec.taints.into_iter();
         Self {
+            is_deleting: object.metadata.deletion_timestamp.is_some(),
+            taints: taints.map(|taint| taint.key).collect(),
             name: object.metadata.name.unwrap_or_default(),
             created: object.metadata.creation_timestamp.map(|time| time.0),
             addresses,
@@ -98,6 +118,14 @@ impl Record {
     /// The values of the annotations, IPv4 first.
     pub(super) fn health_addresses(&self) -> &[String] {
         &self.health_addresses
+    }
+
+    /// How the node stands with its cluster.
+    pub(super) fn standing(&self) -> Standing {
+        Standing::Known {
+            is_deleting: self.is_deleting,
+            taints: self.taints.clone(),
+        }
     }
 
     /// Who comes first keeps what two nodes claim: a node that joins takes nothing from the others.

@@ -179,6 +179,15 @@ impl EbpfProvider {
 impl Provider for EbpfProvider {
     type Error = EbpfError;
 
+    fn refused(error: &EbpfError) -> impl Iterator<Item = (PortKey, String)> {
+        let ports = match error {
+            EbpfError::Ports(ports) => Some(ports),
+            EbpfError::Tables(_) => None,
+        };
+        let ports = ports.into_iter().flat_map(PortErrors::iter);
+        ports.map(|(key, error)| (key.clone(), error.to_string()))
+    }
+
     async fn sync(&mut self, work: Work<'_>) -> Result<(), EbpfError> {
         let addresses = self.node_addresses.borrow_and_update().clone();
         let is_full = work.is_full || !self.tables.is_current();

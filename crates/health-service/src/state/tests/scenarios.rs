@@ -237,7 +237,12 @@ fn health_checks_count_the_addresses_of_local_ready_endpoints() {
         port: 31_000,
         local_endpoints: 1,
     };
-    assert_eq!(checks, [(ServiceName::new("shop", "a"), expected)].into());
+    assert_eq!(
+        *checks,
+        [(ServiceName::new("shop", "a"), expected)]
+            .into_iter()
+            .collect()
+    );
     assert!(bed.state.health_checks(Family::V6).is_empty());
     bed.unset("a");
     bed.sync();

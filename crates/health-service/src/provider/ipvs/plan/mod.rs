@@ -116,7 +116,7 @@ impl Plan {
             self.set_port(key, state.port(key), node, settings, &mut touched);
         }
         let checks = Family::ALL.into_iter().flat_map(|family| {
-            let checks = state.health_checks(family).into_values();
+            let checks = state.health_checks(family).values();
             checks.map(move |check| (family, check.port))
         });
         let before = std::mem::replace(&mut self.checks, checks.collect());

@@ -1,77 +1,37 @@
-//! Maps of flows that are to have another size than they had: the new ones take the place of the former,
-//! whose entries are carried over while packets go on.
+//! Maps that are to have another size than they had: the new ones take the place of the former, whose entries are carried
+//! over while packets go on.
 //!
 //! The pin of a former map is set aside, so that the loader makes a new one. Right before the programs are
 //! replaced, all entries are copied; right after, those that came in between. A start that ends before that
 //! puts the pins back. One that is killed leaves both, and the next one copies what is missing.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+mod copy;
+mod sizes;
+
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya::EbpfLoader;
-use health_common::ct::{CtEntry, DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
-use health_net::clock;
 use tracing::{info, warn};
 
-use super::layout::{CT_ANY4, CT_ANY6, CT4, CT6, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6};
+use super::layout::MapLayout;
 use super::loader::{file_error, remove_tree};
-use super::walk::{Batch, EntrySize, Walk};
 use super::{DatapathError, sys};
+use copy::{copy_entries, copy_places, needed};
+use sizes::{Contents, SizedMap};
 
-/// Most entries of the maps whose size can be set, each IP version's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapSizes {
-    /// Of `HEALTH_CT4` and `HEALTH_CT6`.
-    pub conntrack: u32,
-    /// Of `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6`.
-    pub conntrack_any: u32,
-    /// Of `HEALTH_NAT4` and `HEALTH_NAT6`.
-    pub nat: u32,
-    /// Of `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`.
-    pub nat_any: u32,
-}
-
-impl Default for MapSizes {
-    fn default() -> Self {
-        Self {
-            conntrack: DEFAULT_ENTRIES,
-            conntrack_any: DEFAULT_ANY_ENTRIES,
-            nat: DEFAULT_ENTRIES,
-            nat_any: DEFAULT_ANY_ENTRIES,
-        }
-    }
-}
-
-impl MapSizes {
-    fn all(self) -> [(MapLayout, u32); 8] {
-        [
-            (CT4, self.conntrack),
-            (CT6, self.conntrack),
-            (NAT4, self.nat),
-            (NAT6, self.nat),
-            (CT_ANY4, self.conntrack_any),
-            (CT_ANY6, self.conntrack_any),
-            (NAT_ANY4, self.nat_any),
-            (NAT_ANY6, self.nat_any),
-        ]
-    }
-
-    /// Has maps that are not pinned yet made in these sizes.
-    pub(super) fn apply(self, loader: &mut EbpfLoader<'_>) {
-        for (map, size) in self.all() {
-            loader.map_max_entries(map.name, size);
-        }
-    }
-}
+pub use sizes::MapSizes;
 
 /// Maps on their way to another size.
 #[derive(Debug)]
 pub(super) struct PendingResize {
     pins: PathBuf,
-    maps: Vec<MapLayout>,
+    maps: Vec<SizedMap>,
     /// Those that only this start has set aside, as long as no program uses the new ones.
     set_aside: Vec<MapLayout>,
+    /// The sizes that maps have or get.
+    sizes: Vec<(MapLayout, u32)>,
 }
 
 impl PendingResize {
@@ -81,11 +41,20 @@ impl PendingResize {
             pins: pins.to_owned(),
             maps: Vec::new(),
             set_aside: Vec::new(),
+            sizes: Vec::new(),
         };
-        for (map, size) in sizes.all() {
-            resizing.prepare_map(map, size)?;
+        for sized in sizes.all() {
+            let size = resizing.prepare_map(sized)?;
+            resizing.sizes.push((sized.map, size));
         }
         Ok(resizing)
+    }
+
+    /// Has maps that are not pinned any more, or not yet, made in their sizes.
+    pub(super) fn apply(&self, loader: &mut EbpfLoader<'_>) {
+        for (map, size) in &self.sizes {
+            loader.map_max_entries(map.name, *size);
+        }
     }
 
     /// Whether there are such maps.
@@ -93,35 +62,59 @@ impl PendingResize {
         !self.maps.is_empty()
     }
 
-    fn prepare_map(&mut self, map: MapLayout, size: u32) -> Result<(), DatapathError> {
+    /// Sets a map aside if it is to have another size. Returns the size that it has or gets.
+    fn prepare_map(&mut self, sized: SizedMap) -> Result<u32, DatapathError> {
+        let SizedMap {
+            map,
+            size,
+            contents,
+        } = sized;
         let (pin, former) = self.paths(&map);
         let has_former = former.exists();
         if has_former && !pin.exists() {
             rename(&former, &pin)?;
         } else if has_former {
             // A change that was cut short: whatever programs use, no flow is only in the former map.
-            self.copy(&map)?;
+            self.copy(&sized)?;
         }
-        let Some((_, info)) = open(&pin)? else {
-            return Ok(());
+        let Some((fd, info)) = open(&pin)? else {
+            return Ok(size);
         };
         if info.max_entries == size {
             if former.exists() {
-                self.maps.push(map);
+                self.maps.push(sized);
             }
-            return Ok(());
+            return Ok(size);
+        }
+        let needed = needed(&sized, &fd).map_err(file_error("read", &pin))?;
+        if needed > u64::from(size) {
+            warn!(
+                map = map.name,
+                size = info.max_entries,
+                wanted = size,
+                needed,
+                "the map keeps its size: what is in it would have no room in the one that is asked for"
+            );
+            if former.exists() {
+                self.maps.push(sized);
+            }
+            return Ok(info.max_entries);
         }
         remove_tree(&former)?;
         rename(&pin, &former)?;
+        let becomes = match contents {
+            Contents::Unwanted => "no service is served",
+            _ => "its entries are carried over",
+        };
         info!(
             map = map.name,
             from = info.max_entries,
             to = size,
-            "the map gets another size; its entries are carried over"
+            "the map gets another size; {becomes}"
         );
-        self.maps.push(map);
+        self.maps.push(sized);
         self.set_aside.push(map);
-        Ok(())
+        Ok(size)
     }
 
     /// Copies what the new maps do not have. To be called right before the programs are replaced, and
@@ -137,24 +130,30 @@ impl PendingResize {
     /// Forgets the former maps, when no program uses them any more.
     pub(super) fn finish(mut self) -> Result<(), DatapathError> {
         self.carry_over()?;
-        for map in std::mem::take(&mut self.maps) {
-            remove_tree(&self.paths(&map).1)?;
+        for sized in std::mem::take(&mut self.maps) {
+            remove_tree(&self.paths(&sized.map).1)?;
         }
         Ok(())
     }
 
-    /// Copies living entries of a former map that the new one does not have.
-    fn copy(&self, map: &MapLayout) -> Result<(), DatapathError> {
-        let (pin, former_pin) = self.paths(map);
+    /// Copies entries of a former map that are of use and that the new one does not have.
+    fn copy(&self, sized: &SizedMap) -> Result<(), DatapathError> {
+        let (pin, former_pin) = self.paths(&sized.map);
         let (Some((former, _)), Some((new, info))) = (open(&former_pin)?, open(&pin)?) else {
             return Ok(());
         };
         let failed = |source| file_error("copy the entries of", &former_pin)(source);
-        let alive = copy_entries(map, &former, &new).map_err(failed)?;
-        if alive > u64::from(info.max_entries) {
+        let copied = match sized.contents {
+            Contents::Unwanted => return Ok(()),
+            Contents::Places => return copy_places(&sized.map, &former, &new).map_err(failed),
+            Contents::Conntrack | Contents::Programs | Contents::Agent => {
+                copy_entries(sized, &former, &new).map_err(failed)?
+            }
+        };
+        if copied > u64::from(info.max_entries) {
             warn!(
-                map = map.name,
-                entries = alive,
+                map = sized.map.name,
+                entries = copied,
                 room = info.max_entries,
                 "the map has no room for all flows that there are; some are forgotten"
             );
@@ -177,29 +176,6 @@ impl Drop for PendingResize {
             }
         }
     }
-}
-
-/// Copies living entries that `to` does not have; how many are alive.
-fn copy_entries(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<u64> {
-    let now = clock::coarse_now_secs();
-    let is_flow = [CT4, CT6, CT_ANY4, CT_ANY6].contains(map);
-    let mut walk = Walk::new(EntrySize {
-        key: map.key_size as usize,
-        value: map.value_size as usize,
-    });
-    let mut batch = Batch::default();
-    let mut alive = 0;
-    while walk.read(from.as_fd(), &mut batch)? {
-        for (key, value) in batch.entries() {
-            let flow = is_flow.then(|| sys::read::<CtEntry>(value)).flatten();
-            if flow.is_some_and(|flow| flow.has_expired(now)) {
-                continue;
-            }
-            alive += 1;
-            sys::add(to.as_fd(), key, value)?;
-        }
-    }
-    Ok(alive)
 }
 
 /// A pinned map; `None` where none is pinned.

@@ -1,0 +1,82 @@
+//! Copying what is in a map to one of another size.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use health_common::ct::CtEntry;
+use health_net::clock;
+
+use super::sizes::{Contents, SizedMap};
+use crate::layout::MapLayout;
+use crate::sys;
+use crate::walk::{Batch, EntrySize, Walk};
+
+/// How many entries a map must have room for.
+pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
+    let mut needed = 0;
+    match sized.contents {
+        Contents::Conntrack | Contents::Programs | Contents::Unwanted => {}
+        Contents::Agent => for_each(&sized.map, map, |_, _| {
+            needed += 1;
+            Ok(())
+        })?,
+        Contents::Places => for_each(&sized.map, map, |key, value| {
+            if let Some(index) = sys::read::<u32>(key).filter(|_| is_set(value)) {
+                needed = needed.max(u64::from(index) + 1);
+            }
+            Ok(())
+        })?,
+    }
+    Ok(needed)
+}
+
+/// Copies living entries that `to` does not have; how many are alive.
+pub(super) fn copy_entries(sized: &SizedMap, from: &OwnedFd, to: &OwnedFd) -> io::Result<u64> {
+    let now = clock::coarse_now_secs();
+    let is_flow = sized.contents == Contents::Conntrack;
+    let mut alive = 0;
+    for_each(&sized.map, from, |key, value| {
+        let flow = is_flow.then(|| sys::read::<CtEntry>(value)).flatten();
+        if flow.is_none_or(|flow| !flow.has_expired(now)) {
+            alive += 1;
+            sys::add(to.as_fd(), key, value)?;
+        }
+        Ok(())
+    })?;
+    Ok(alive)
+}
+
+/// Copies places of an array that are empty in `to`, which has all of them.
+pub(super) fn copy_places(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
+    let mut there = vec![0; map.value_size as usize];
+    for_each(map, from, |key, value| {
+        let is_missing =
+            is_set(value) && sys::lookup(to.as_fd(), key, &mut there)? && !is_set(&there);
+        if is_missing {
+            sys::set(to.as_fd(), key, value)?;
+        }
+        Ok(())
+    })
+}
+
+fn is_set(value: &[u8]) -> bool {
+    value.iter().any(|byte| *byte != 0)
+}
+
+fn for_each(
+    map: &MapLayout,
+    from: &OwnedFd,
+    mut each: impl FnMut(&[u8], &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut walk = Walk::new(EntrySize {
+        key: map.key_size as usize,
+        value: map.value_size as usize,
+    });
+    let mut batch = Batch::default();
+    while walk.read(from.as_fd(), &mut batch)? {
+        for (key, value) in batch.entries() {
+            each(key, value)?;
+        }
+    }
+    Ok(())
+}

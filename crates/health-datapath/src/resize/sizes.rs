@@ -1,0 +1,98 @@
+//! Which maps have sizes that can be set, and what becomes of what is in them.
+
+use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
+
+use crate::layout::{
+    BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6, SLOTS,
+    SOURCE_RANGES, SVC4, SVC6,
+};
+use crate::services::ServiceMapSizes;
+
+/// Most entries of the maps whose size can be set, each IP version's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Of `HEALTH_CT4` and `HEALTH_CT6`.
+    pub conntrack: u32,
+    /// Of `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6`.
+    pub conntrack_any: u32,
+    /// Of `HEALTH_NAT4` and `HEALTH_NAT6`.
+    pub nat: u32,
+    /// Of `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`.
+    pub nat_any: u32,
+    /// Of the maps of services. `None` where there are none: the maps are as small as they can be, and what was in them
+    /// is forgotten.
+    pub services: Option<ServiceMapSizes>,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self {
+            conntrack: DEFAULT_ENTRIES,
+            conntrack_any: DEFAULT_ANY_ENTRIES,
+            nat: DEFAULT_ENTRIES,
+            nat_any: DEFAULT_ANY_ENTRIES,
+            services: Some(ServiceMapSizes::default()),
+        }
+    }
+}
+
+impl MapSizes {
+    pub(super) fn all(self) -> impl Iterator<Item = SizedMap> {
+        let sized = |contents| {
+            move |(map, size)| SizedMap {
+                map,
+                size,
+                contents,
+            }
+        };
+        let flows = [
+            (CT4, self.conntrack),
+            (CT6, self.conntrack),
+            (CT_ANY4, self.conntrack_any),
+            (CT_ANY6, self.conntrack_any),
+        ];
+        let translations = [
+            (NAT4, self.nat),
+            (NAT6, self.nat),
+            (NAT_ANY4, self.nat_any),
+            (NAT_ANY6, self.nat_any),
+        ];
+        let services = self.services.unwrap_or(ServiceMapSizes::NONE);
+        let services = services.all().map(move |(map, size)| SizedMap {
+            map,
+            size,
+            contents: match map {
+                _ if self.services.is_none() => Contents::Unwanted,
+                BACKENDS | SLOTS | MAGLEV => Contents::Places,
+                SVC4 | SVC6 | SOURCE_RANGES => Contents::Agent,
+                _ => Contents::Programs,
+            },
+        });
+        let flows = flows.into_iter().map(sized(Contents::Conntrack));
+        let translations = translations.into_iter().map(sized(Contents::Programs));
+        flows.chain(translations).chain(services)
+    }
+}
+
+/// A map and the size that it is to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SizedMap {
+    pub(super) map: MapLayout,
+    pub(super) size: u32,
+    pub(super) contents: Contents,
+}
+
+/// What is in a map, and becomes of it in one of another size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// Flows of conntrack: those that have not expired are copied, as many as there is room for.
+    Conntrack,
+    /// What else programs write: all is copied, as far as there is room.
+    Programs,
+    /// What the agent writes, by key: all is copied. A map in which it would find no room keeps its size.
+    Agent,
+    /// The same in the places of an array, which others name: each is copied to the same place.
+    Places,
+    /// Nothing that is wanted.
+    Unwanted,
+}

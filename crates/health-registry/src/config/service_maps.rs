@@ -1,0 +1,106 @@
+//! How many services, endpoints and flows the maps of services have room for.
+
+use clap::Args;
+use health_common::service::{
+    DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS, DEFAULT_MAGLEV_TABLES,
+    DEFAULT_SOURCE_RANGES, REVNAT_ANY_ENTRIES, REVNAT_ENTRIES,
+};
+use health_model::settings::InvalidSetting;
+use serde::{Deserialize, Serialize};
+
+const MIN_ENTRIES: u32 = 1024;
+const MAX_ENTRIES: u32 = 1 << 24;
+const MAX_MAGLEV_TABLES: u32 = 4096;
+
+/// Sizes of the maps of services; without services they take next to no memory.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServiceMapSettings {
+    /// Maximum number of addresses and ports of services for each IP version, 1024 to 16777216; entries are kept when
+    /// it changes, and a map that has more of them keeps its size
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_FRONTENDS)]
+    pub service_frontend_max_entries: u32,
+    /// Maximum number of backends, one for each port of a service that an endpoint has; there is room for four times as
+    /// many places in lists of backends; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_BACKENDS)]
+    pub service_backend_max_entries: u32,
+    /// Maximum number of lists of backends by Maglev, 1 to 4096; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAGLEV_TABLES)]
+    pub service_maglev_tables: u32,
+    /// Maximum number of source ranges of load balancers, 1024 to 16777216; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_SOURCE_RANGES)]
+    pub service_source_range_max_entries: u32,
+    /// Maximum number of clients that stay with their backends, 1024 to 16777216; entries are kept when it changes
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY)]
+    pub service_affinity_max_entries: u32,
+    /// Maximum number of entries for flows of TCP through services for each IP version, two per flow; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ENTRIES)]
+    pub service_flow_max_entries: u32,
+    /// Maximum number of entries for flows of all other protocols through services; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
+    pub service_flow_any_max_entries: u32,
+}
+
+impl Default for ServiceMapSettings {
+    fn default() -> Self {
+        Self {
+            service_frontend_max_entries: DEFAULT_FRONTENDS,
+            service_backend_max_entries: DEFAULT_BACKENDS,
+            service_maglev_tables: DEFAULT_MAGLEV_TABLES,
+            service_source_range_max_entries: DEFAULT_SOURCE_RANGES,
+            service_affinity_max_entries: DEFAULT_AFFINITY,
+            service_flow_max_entries: REVNAT_ENTRIES,
+            service_flow_any_max_entries: REVNAT_ANY_ENTRIES,
+        }
+    }
+}
+
+impl ServiceMapSettings {
+    /// Whether these can be used.
+    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+        let entries = MIN_ENTRIES..=MAX_ENTRIES;
+        for (flag, value, range) in [
+            (
+                "--service-frontend-max-entries",
+                self.service_frontend_max_entries,
+                &entries,
+            ),
+            (
+                "--service-backend-max-entries",
+                self.service_backend_max_entries,
+                &entries,
+            ),
+            (
+                "--service-maglev-tables",
+                self.service_maglev_tables,
+                &(1..=MAX_MAGLEV_TABLES),
+            ),
+            (
+                "--service-source-range-max-entries",
+                self.service_source_range_max_entries,
+                &entries,
+            ),
+            (
+                "--service-affinity-max-entries",
+                self.service_affinity_max_entries,
+                &entries,
+            ),
+            (
+                "--service-flow-max-entries",
+                self.service_flow_max_entries,
+                &entries,
+            ),
+            (
+                "--service-flow-any-max-entries",
+                self.service_flow_any_max_entries,
+                &entries,
+            ),
+        ] {
+            if !range.contains(&value) {
+                let why = format!("must be {} to {}", range.start(), range.end());
+                return Err(InvalidSetting::new(flag, value, why));
+            }
+        }
+        Ok(())
+    }
+}
