@@ -11,6 +11,14 @@ pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
 /// Flag: the endpoint may ask for addresses by DHCPv6.
 pub const ENDPOINT_DHCPV6: u32 = 8;
 
+/// Whether policy decides about what an endpoint with these flags sends or is sent: `direction` is
+/// [`ENDPOINT_ENFORCE_EGRESS`] or [`ENDPOINT_ENFORCE_INGRESS`]. Never of the health endpoint: the mesh's probes always
+/// pass.
+#[inline(always)]
+pub const fn is_enforced(flags: u32, direction: u32) -> bool {
+    flags & (direction | ENDPOINT_HEALTH) == direction
+}
+
 /// What the datapath knows about a local endpoint.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

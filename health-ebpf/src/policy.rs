@@ -4,7 +4,7 @@ use core::ptr;
 
 use health_common::ct::TUPLE_IN;
 use health_common::endpoint::{
-    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
+    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo, is_enforced,
 };
 use health_common::masquerade::Address;
 use health_common::metrics::Reason;
@@ -44,7 +44,7 @@ impl Enforcement {
     }
 
     /// The table that decides about what the endpoint is sent (`direction` as in a tuple: in) or sends (out). `None`
-    /// where its policy is not enforced, as never for the health endpoint: the mesh's probes always pass.
+    /// where its policy is not enforced.
     #[inline(always)]
     pub fn table(self, direction: u8) -> Option<u32> {
         let enforced = if direction == TUPLE_IN {
@@ -52,7 +52,7 @@ impl Enforcement {
         } else {
             ENDPOINT_ENFORCE_EGRESS
         };
-        (self.flags & (enforced | ENDPOINT_HEALTH) == enforced).then_some(self.table)
+        is_enforced(self.flags, enforced).then_some(self.table)
     }
 }
 

@@ -39,6 +39,11 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         self.table.max_entries()
     }
 
+    /// The value of the longest prefix that covers this one.
+    pub(super) fn get(&self, prefix: Prefix<K>) -> io::Result<Option<V>> {
+        self.table.get(&key(prefix))
+    }
+
     /// All entries, in no order. Nobody else may delete any meanwhile.
     pub(super) fn entries(&self) -> io::Result<Vec<(Prefix<K>, V)>> {
         let mut entries = Vec::new();

@@ -20,7 +20,23 @@ pub const fn weighted(first: u32, threshold: u32, alias: u32, random: u32) -> u3
     }
 }
 
-/// A hash of a flow, by which Maglev chooses: the same on all nodes. With affinity the ports are 0.
+/// What [`flow_hash`] takes of a flow's ports, in network byte order, and protocol. With affinity
+/// (`is_by_client`) the ports are 0.
+#[inline(always)]
+pub const fn ports_and_protocol(
+    source_be: u16,
+    destination_be: u16,
+    protocol: u8,
+    is_by_client: bool,
+) -> u64 {
+    if is_by_client {
+        return protocol as u64;
+    }
+    let (source, destination) = (u16::from_be(source_be), u16::from_be(destination_be));
+    (source as u64) << 24 | (destination as u64) << 40 | protocol as u64
+}
+
+/// A hash of a flow, by which Maglev chooses: the same on all nodes.
 ///
 /// Words are multiplied and folded, as wyhash does it (Wang Yi); each bit of the result depends on each of the input.
 #[inline(always)]

@@ -139,6 +139,14 @@ pub struct Backend {
     pub pad2: u32,
 }
 
+impl Backend {
+    /// Whether it may get new flows of the port with this number.
+    #[inline(always)]
+    pub const fn gets_flows(&self, service: u32) -> bool {
+        self.service == service && self.flags & BACKEND_LINGERS == 0
+    }
+}
+
 /// Flag: it gets no new flows, not even from clients that stay with it; those that it has go on.
 pub const BACKEND_LINGERS: u16 = 1;
 
@@ -160,6 +168,14 @@ pub struct Affinity {
     pub backend: u32,
     /// When a packet went there last: seconds of `CLOCK_MONOTONIC`.
     pub last_used: u32,
+}
+
+impl Affinity {
+    /// Whether the client still stays at `now`: seconds of `CLOCK_MONOTONIC`.
+    #[inline(always)]
+    pub const fn is_fresh(&self, now: u32, affinity_secs: u32) -> bool {
+        now.wrapping_sub(self.last_used) < affinity_secs
+    }
 }
 
 /// Of an LPM trie: who may use a service's port. Its prefix length counts the bits of `service` too.

@@ -8,11 +8,11 @@ use health_common::ct::{CtState, Timeouts, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::can_change_port;
-use health_common::service::choice::{flow_hash, scaled, weighted};
+use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED,
-    Frontend, Pool, SourceRange,
+    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
+    SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
@@ -188,10 +188,9 @@ fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32
     };
     // SAFETY: entries are replaced as a whole.
     let affinity = unsafe { HEALTH_AFFINITY.get(key) }?;
-    let is_fresh = coarse_now_secs().wrapping_sub(affinity.last_used) < frontend.affinity_secs;
+    let is_fresh = affinity.is_fresh(coarse_now_secs(), frontend.affinity_secs);
     let backend = HEALTH_BACKENDS.get(affinity.backend)?;
-    let gets_flows = backend.service == frontend.service && backend.flags & BACKEND_LINGERS == 0;
-    (is_fresh && gets_flows).then_some(affinity.backend)
+    (is_fresh && backend.gets_flows(frontend.service)).then_some(affinity.backend)
 }
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
@@ -266,15 +265,10 @@ fn slot(pool: Pool, place: u32) -> Option<u32> {
 #[inline(always)]
 fn hash<T: Version>(flow: &T, is_by_client: bool) -> u32 {
     let (source, destination) = (flow.source(), flow.destination());
-    let ports = if is_by_client {
-        0
-    } else {
-        u64::from(u16::from_be(source.1)) << 24 | u64::from(u16::from_be(destination.1)) << 40
-    };
     flow_hash(
         &source.0.to_addr().words_be,
         &destination.0.to_addr().words_be,
-        ports | u64::from(flow.protocol()),
+        ports_and_protocol(source.1, destination.1, flow.protocol(), is_by_client),
     )
 }
 

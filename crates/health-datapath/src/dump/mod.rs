@@ -2,6 +2,7 @@
 
 mod flow;
 mod flush;
+mod lookup;
 mod map;
 mod objects;
 mod raw;
@@ -39,6 +40,7 @@ use super::{ipcache, kernel_rtt, sys, trie};
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};
 pub use flush::FlushedMap;
+pub use lookup::PolicyQuery;
 pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;

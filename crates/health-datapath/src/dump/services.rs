@@ -1,11 +1,8 @@
 //! Services: their maps, and the flows and clients that they know.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd as _;
 
 use aya::Pod;
-use aya::maps::MapData;
 use aya::maps::lpm_trie::Key;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::service::{
@@ -15,8 +12,7 @@ use ipnet::IpNet;
 
 use super::flow::Version;
 use super::map::decode;
-use super::{DumpError, Flow, OpenMap, Pinned, Rows};
-use crate::kernel_rtt::map_io;
+use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, MapLayout};
 use crate::services::{ServiceMaps, read_source_range};
 
@@ -49,17 +45,7 @@ pub struct ServiceClient {
 impl Pinned {
     /// The maps of services.
     pub fn services(&self) -> Result<ServiceMaps, DumpError> {
-        ServiceMaps::open(|layout| {
-            let open = OpenMap::open_as(&self.dir, layout)?;
-            let copy = || -> io::Result<MapData> {
-                MapData::from_fd(open.fd().as_fd().try_clone_to_owned()?).map_err(map_io)
-            };
-            copy().map_err(|source| DumpError::Kernel {
-                what: "open",
-                path: open.pin().to_owned(),
-                source,
-            })
-        })
+        ServiceMaps::open(|layout| self.map_data(layout))
     }
 
     /// Flows through services: of TCP by IPv4 and by IPv6, then those of other protocols.

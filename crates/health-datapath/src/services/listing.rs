@@ -109,6 +109,25 @@ impl ServiceMaps {
             .collect())
     }
 
+    /// The frontend at an address, with where it leads.
+    pub fn find(
+        &self,
+        address: SocketAddr,
+        protocol: u8,
+    ) -> Result<Option<ListedFrontend>, ServicesError> {
+        let Some(entry) = self.frontend(Place::new(address, protocol))? else {
+            return Ok(None);
+        };
+        let arrays = self.arrays()?;
+        Ok(Some(ListedFrontend {
+            address,
+            protocol,
+            entry,
+            inside: arrays.pool(&entry, entry.inside),
+            outside: arrays.pool(&entry, entry.outside),
+        }))
+    }
+
     fn arrays(&self) -> Result<Arrays, ServicesError> {
         let reading = |map| move |source| ServicesError::kernel("read", map, source);
         Ok(Arrays {

@@ -12,6 +12,7 @@ mod alias;
 mod change;
 mod free;
 mod listing;
+mod lookup;
 mod maps;
 mod numbers;
 mod place;
@@ -34,6 +35,8 @@ use super::trie::Prefix;
 
 pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
+pub use lookup::Connection;
+pub(crate) use lookup::Tuples;
 pub use maps::{ServiceMapSizes, ServiceMaps};
 pub use pool::{FillMaglev, MaglevBackend};
 

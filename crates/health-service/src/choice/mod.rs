@@ -28,6 +28,15 @@ pub enum TopologyMode {
     PreferSameZone,
 }
 
+/// Whose endpoints are preferred, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preference {
+    /// Whose.
+    pub mode: TopologyMode,
+    /// Why, in words.
+    pub reason: String,
+}
+
 /// The endpoints of a port, in the order of its list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice<'a> {
@@ -90,6 +99,43 @@ fn first_that_has<'a>(
         passing(tests[1])
     } else {
         first
+    }
+}
+
+impl Preference {
+    /// That of these endpoints; none if none of the ready ones has a hint.
+    pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Option<Self> {
+        let ready = || endpoints.iter().filter(|one| one.conditions.ready);
+        if ready().all(|endpoint| endpoint.hints.is_none()) {
+            return None;
+        }
+        let mode = TopologyMode::of(endpoints, topology);
+        let node = &topology.node;
+        let reason = match (mode, &topology.zone) {
+            (TopologyMode::PreferSameNode, _) => format!("hints are for nodes, also for {node}"),
+            (TopologyMode::PreferSameZone, Some(zone)) => {
+                format!("hints are for zones, also for {zone}")
+            }
+            (TopologyMode::PreferSameZone, None) => "hints are for zones".to_owned(),
+            (TopologyMode::All, zone) => {
+                let without = ready().find(|endpoint| endpoint.hints.is_none());
+                match (without, zone) {
+                    (Some(without), _) => format!(
+                        "hints do not count: {} is ready and has none",
+                        without.address
+                    ),
+                    (None, Some(zone)) => format!(
+                        "hints do not count: not all ready endpoints have one for nodes, {node} among them, or for \
+                         zones, {zone} among them"
+                    ),
+                    (None, None) => format!(
+                        "hints do not count: not all ready endpoints have one for nodes, {node} among them, and the \
+                         zone of this node is not known"
+                    ),
+                }
+            }
+        };
+        Some(Self { mode, reason })
     }
 }
 

@@ -1,0 +1,116 @@
+//! Single entries of maps, found as the programs find them.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+
+use aya::maps::MapData;
+use health_common::addr::Addr;
+use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::endpoint::EndpointInfo;
+use health_common::identity;
+use health_common::policy::{ANY_IDENTITY, PREFIX_PORT, PolicyEntry, PolicyKey};
+use ipnet::IpNet;
+
+use super::{DumpError, OpenMap, Pinned};
+use crate::ipcache;
+use crate::kernel_rtt::map_io;
+use crate::layout::{self, MapLayout};
+use crate::services::{Connection, Tuples};
+use crate::table::Table;
+use crate::trie::Trie;
+
+/// A packet that policy judges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyQuery {
+    /// Number of the table.
+    pub table: u32,
+    /// [`POLICY_INGRESS`](health_common::policy::POLICY_INGRESS) or
+    /// [`POLICY_EGRESS`](health_common::policy::POLICY_EGRESS).
+    pub direction: u8,
+    /// Identity of the other side.
+    pub identity: u32,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Destination port.
+    pub port: u16,
+}
+
+impl Pinned {
+    /// The endpoint of this node that has an address.
+    pub fn endpoint(&self, ip: IpAddr) -> Result<Option<EndpointInfo>, DumpError> {
+        let endpoints = Table::<Addr, EndpointInfo>::new(self.map_data(&layout::ENDPOINTS)?);
+        let found = endpoints.get(&ip.into());
+        found.map_err(self.reading(&layout::ENDPOINTS))
+    }
+
+    /// The identity that packets of an address are judged by.
+    pub fn identity_of(&self, ip: IpAddr) -> Result<u32, DumpError> {
+        let ipcache = Trie::<Addr, _>::new(self.map_data(&layout::IPCACHE)?);
+        let found = ipcache.get(ipcache::prefix(IpNet::from(ip)));
+        let found: Option<health_common::ipcache::IpcacheEntry> =
+            found.map_err(self.reading(&layout::IPCACHE))?;
+        Ok(found.map_or(identity::WORLD, |entry| entry.identity))
+    }
+
+    /// What policy says of a packet; `None` where nothing is said of it.
+    pub fn policy_entry(&self, query: PolicyQuery) -> Result<Option<PolicyEntry>, DumpError> {
+        let entries = Trie::<PolicyKey, PolicyEntry>::new(self.map_data(&layout::POLICY)?);
+        let find = |identity| {
+            let key = PolicyKey {
+                table: query.table,
+                direction: query.direction,
+                identity,
+                protocol: query.protocol,
+                port_be: query.port.to_be(),
+                ..PolicyKey::default()
+            };
+            let found = entries.get((PREFIX_PORT, key));
+            found.map_err(self.reading(&layout::POLICY))
+        };
+        match find(query.identity)? {
+            Some(entry) => Ok(Some(entry)),
+            None => find(ANY_IDENTITY),
+        }
+    }
+
+    /// The conntrack entry of a flow that somebody here opened.
+    pub fn conntrack_entry(&self, flow: &Connection) -> Result<Option<CtEntry>, DumpError> {
+        let of = |layouts: [MapLayout; 2]| layouts[usize::from(!flow.is_tcp())];
+        match flow.tuples(TUPLE_OUT) {
+            Some(Tuples::V4(tuple)) => {
+                let layout = of([layout::CT4, layout::CT_ANY4]);
+                let entries = Table::<Tuple4, CtEntry>::new(self.map_data(&layout)?);
+                entries.get(&tuple).map_err(self.reading(&layout))
+            }
+            Some(Tuples::V6(tuple)) => {
+                let layout = of([layout::CT6, layout::CT_ANY6]);
+                let entries = Table::<Tuple6, CtEntry>::new(self.map_data(&layout)?);
+                entries.get(&tuple).map_err(self.reading(&layout))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// A descriptor of its own for one of our maps.
+    pub(super) fn map_data(&self, layout: &MapLayout) -> Result<MapData, DumpError> {
+        let open = OpenMap::open_as(&self.dir, layout)?;
+        let copy = || -> io::Result<MapData> {
+            MapData::from_fd(open.fd().as_fd().try_clone_to_owned()?).map_err(map_io)
+        };
+        copy().map_err(|source| DumpError::Kernel {
+            what: "open",
+            path: open.pin().to_owned(),
+            source,
+        })
+    }
+
+    fn reading(&self, layout: &MapLayout) -> impl FnOnce(io::Error) -> DumpError {
+        let path = self.dir.join(layout.name);
+        move |source| DumpError::Kernel {
+            what: "look into",
+            path,
+            source,
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Single entries of the maps of services, found as the programs find them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use health_common::addr::Addr;
+use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::service::choice::{flow_hash, ports_and_protocol};
+use health_common::service::{Affinity, AffinityKey, Backend, Frontend, Pool};
+use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::{ServiceFlowParts, Tuple};
+use ipnet::IpNet;
+
+use super::place::{Place, source_range};
+use super::{ServiceMaps, ServicesError};
+use crate::dump::ServiceFlow;
+use crate::layout;
+
+/// The ends of a flow as its first packet has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Who opens it.
+    pub source: SocketAddr,
+    /// To whom.
+    pub destination: SocketAddr,
+}
+
+/// A tuple of either version.
+pub(crate) enum Tuples {
+    V4(Tuple4),
+    V6(Tuple6),
+}
+
+impl Connection {
+    /// Whether it is a connection of TCP.
+    pub fn is_tcp(&self) -> bool {
+        self.protocol == IP_PROTOCOL_TCP
+    }
+
+    /// Its tuple as maps hold it, of [`TUPLE_OUT`] or [`TUPLE_IN`]; none if its ends are of two versions.
+    pub(crate) fn tuples(&self, direction: u8) -> Option<Tuples> {
+        let ports = (self.source.port().to_be(), self.destination.port().to_be());
+        match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => Some(Tuples::V4(Tuple4 {
+                saddr_be: u32::from(source).to_be(),
+                daddr_be: u32::from(destination).to_be(),
+                sport_be: ports.0,
+                dport_be: ports.1,
+                protocol: self.protocol,
+                direction,
+                pad: 0,
+            })),
+            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(Tuples::V6(Tuple6 {
+                saddr_be: Addr::from(source).words_be,
+                daddr_be: Addr::from(destination).words_be,
+                sport_be: ports.0,
+                dport_be: ports.1,
+                protocol: self.protocol,
+                direction,
+                pad: 0,
+            })),
+            _ => None,
+        }
+    }
+}
+
+impl ServiceMaps {
+    pub(super) fn frontend(&self, place: Place) -> Result<Option<Frontend>, ServicesError> {
+        match (place.key4(), place.key6()) {
+            (Some(key), _) => reading(layout::SVC4.name, self.frontends4.get(&key)),
+            (_, Some(key)) => reading(layout::SVC6.name, self.frontends6.get(&key)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The backend of an index, if there is one.
+    pub fn backend(&self, index: u32) -> Result<Option<Backend>, ServicesError> {
+        let found = reading(layout::BACKENDS.name, self.backends.get(&index))?;
+        Ok(found.filter(|backend| backend.service != 0))
+    }
+
+    /// Where a client stays, among the backends of the port with this number.
+    pub fn client(&self, client: IpAddr, service: u32) -> Result<Option<Affinity>, ServicesError> {
+        let client = client.into();
+        let found = self.affinity.get(&AffinityKey { client, service });
+        reading(layout::AFFINITY.name, found)
+    }
+
+    /// Whether a client is in the ranges of the port with this number.
+    pub fn is_in_range(&self, client: IpAddr, service: u32) -> Result<bool, ServicesError> {
+        let key = source_range(service, IpNet::from(client));
+        let found = reading(layout::SOURCE_RANGES.name, self.source_ranges.get(key))?;
+        Ok(found.is_some())
+    }
+
+    /// Where the packets of a flow that was sent to a service go.
+    pub fn flow(&self, flow: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
+        self.flow_in(flow, TUPLE_OUT)
+    }
+
+    /// From where packets with these ends, which a backend sends, seem to come.
+    pub fn answer(&self, packet: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
+        self.flow_in(packet, TUPLE_IN)
+    }
+
+    fn flow_in(
+        &self,
+        flow: &Connection,
+        direction: u8,
+    ) -> Result<Option<ServiceFlow>, ServicesError> {
+        let map = usize::from(!flow.is_tcp());
+        match flow.tuples(direction) {
+            Some(Tuples::V4(tuple)) => {
+                let name = [layout::REVNAT4, layout::REVNAT_ANY4][map].name;
+                let found = reading(name, self.flows4[map].get(&tuple))?;
+                Ok(found.map(|flow| {
+                    let parts = Tuple4::service_flow_parts(&flow);
+                    service_flow(&parts, Addr::v4(parts.to.0))
+                }))
+            }
+            Some(Tuples::V6(tuple)) => {
+                let name = [layout::REVNAT6, layout::REVNAT_ANY6][map].name;
+                let found = reading(name, self.flows6[map].get(&tuple))?;
+                Ok(found.map(|flow| {
+                    let parts = Tuple6::service_flow_parts(&flow);
+                    service_flow(&parts, Addr::v6(parts.to.0))
+                }))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The index of the backend that a Maglev table has for a flow, as a frontend with affinity (`is_by_client`) or
+    /// without it finds it.
+    pub fn by_maglev(
+        &self,
+        pool: Pool,
+        flow: &Connection,
+        is_by_client: bool,
+    ) -> Result<Option<u32>, ServicesError> {
+        let hash = flow_hash(
+            &Addr::from(flow.source.ip()).words_be,
+            &Addr::from(flow.destination.ip()).words_be,
+            ports_and_protocol(
+                flow.source.port().to_be(),
+                flow.destination.port().to_be(),
+                flow.protocol,
+                is_by_client,
+            ),
+        );
+        match hash.checked_rem(pool.len) {
+            Some(place) => reading(layout::MAGLEV.name, self.maglev.get(&(pool.at + place))),
+            None => Ok(None),
+        }
+    }
+}
+
+fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
+    ServiceFlow {
+        to: SocketAddr::new(to.to_ip(), u16::from_be(parts.to.1)),
+        backend: parts.backend,
+        service: parts.service,
+        expires: parts.expires,
+    }
+}
+
+fn reading<T>(map: &'static str, found: io::Result<T>) -> Result<T, ServicesError> {
+    found.map_err(|source| ServicesError::kernel("look into", map, source))
+}
