@@ -10,5 +10,6 @@ pub mod api;
 mod causes;
 pub mod cli;
 pub mod cni;
+mod frontend_names;
 pub mod metrics;
 pub mod pidfile;

@@ -228,15 +228,18 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                         path,
                         r#"{"source":{"endpoint":1018},"destination":{"ip":"10.0.0.1"},"l4":{"protocol":"TCP","port":80}}"#,
                     ),
+                    ("/v1/services/trace", "get") => request(
+                        &agent,
+                        method,
+                        "/v1/services/trace?source=192.0.2.1&destination=10.96.0.1:80",
+                    ),
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };
-                // Policy needs programs, which there are none of here; tests/policy.rs of the bed has them.
-                let expected = if path.starts_with("/v1/policies") {
-                    503
-                } else {
-                    200
-                };
+                // Policy and traces need programs, which there are none of here; tests of beds have them.
+                let needs_programs =
+                    path.starts_with("/v1/policies") || path == "/v1/services/trace";
+                let expected = if needs_programs { 503 } else { 200 };
                 assert_eq!(code, expected, "{method} {path}: {body}");
                 assert_documented(&document, operation, code, &body);
             }

@@ -28,7 +28,7 @@ use super::answer::{Refusal, answer, as_lines, cannot_write, json, write_lines};
 use super::node_feed::{self, NodeFeed};
 use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
-use super::services::paths as services;
+use super::services::{paths as services, trace};
 use super::source::Source;
 use super::{endpoints, policies, probes, streamed};
 
@@ -104,7 +104,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 29] {
+fn routes<S: Source>() -> [Route<S>; 30] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -149,6 +149,7 @@ fn routes<S: Source>() -> [Route<S>; 29] {
         ("/v1/pods/problems", get(probes::problems)),
         ("/v1/services", get(services::list)),
         ("/v1/services/summary", get(services::summary)),
+        ("/v1/services/trace", get(trace::trace)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]

@@ -172,7 +172,7 @@ impl Command {
             Self::Identity(command) => command.execute(&client).await?,
             Self::Policy(command) => command.execute(&client).await?,
             Self::Probe(command) => return Ok(command.execute(&client, &location).await?),
-            Self::Service(command) => command.execute(&client).await?,
+            Self::Service(command) => return Ok(command.execute(&client).await?),
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,

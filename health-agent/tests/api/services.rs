@@ -57,3 +57,71 @@ fn a_summary_tells_what_is_wrong_with_services() {
     let (_, summary) = request(&without, "get", "/v1/services/summary");
     assert_eq!(summary["enabled"], false);
 }
+
+#[test]
+fn a_trace_is_refused_by_the_end_that_is_wrong() {
+    let agent = Agent::start(troubled);
+    let document = document(&agent);
+    let operation = &document["paths"]["/v1/services/trace"]["get"];
+    for (query, code, naming) in [
+        ("", 400, "missing field `source`"),
+        ("?source=host", 400, "missing field `destination`"),
+        (
+            "?source=host&destination=shop/db:80",
+            404,
+            "no service \"shop/db\" is served",
+        ),
+        (
+            "?source=host&destination=web:80",
+            400,
+            "give one of shop/web, test/web",
+        ),
+        (
+            "?source=host&destination=shop/web:81",
+            404,
+            "it has http 80/TCP, dns 53/UDP",
+        ),
+        (
+            "?source=host&destination=shop/web",
+            400,
+            "say which port of shop/web",
+        ),
+        ("?source=host&destination=10.96.0.1", 400, "lacks a port"),
+        (
+            "?source=host:x&destination=shop/web:80",
+            400,
+            "source: \"x\" is no port",
+        ),
+        (
+            "?source=db&destination=shop/web:80",
+            404,
+            "source: no endpoint of this node is \"db\"",
+        ),
+        (
+            "?source=fd00::1&destination=10.96.0.1:80",
+            400,
+            "has no address of IPv4",
+        ),
+        (
+            "?source=fd00::1&destination=shop/web:80",
+            404,
+            "served at no address that the source could send to",
+        ),
+        (
+            "?source=host&destination=shop/web:80&protocol=icmp",
+            400,
+            "none of TCP, UDP and SCTP",
+        ),
+        (
+            "?source=host&destination=shop/web:http",
+            503,
+            "no maps are pinned",
+        ),
+    ] {
+        let (answered, body) = request(&agent, "get", &format!("/v1/services/trace{query}"));
+        assert_eq!(answered, code, "{query}: {body}");
+        let error = body["error"].as_str().unwrap();
+        assert!(error.contains(naming), "{query}: {error}");
+        assert_documented(&document, operation, code, &body);
+    }
+}

@@ -115,6 +115,11 @@ impl Datagrams {
         })
     }
 
+    /// Its port, at no address in particular.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
     /// Asks once, and waits for the answer for a while; `None` if there is none. An error that came by ICMP is one of
     /// the socket.
     pub fn ask(&mut self, patience: Duration) -> io::Result<Option<Answer>> {

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use super::{DumpError, OpenMap, Pinned};
 use crate::ipcache;
 use crate::kernel_rtt::map_io;
-use crate::layout::{self, MapLayout};
+use crate::layout::{self, MapLayout, PROGRAM_PINS};
 use crate::services::{Connection, Tuples};
 use crate::table::Table;
 use crate::trie::Trie;
@@ -90,6 +90,11 @@ impl Pinned {
             }
             None => Ok(None),
         }
+    }
+
+    /// Whether a program of this name is pinned.
+    pub fn has_program(&self, name: &str) -> bool {
+        self.dir.join(PROGRAM_PINS).join(name).exists()
     }
 
     /// A descriptor of its own for one of our maps.

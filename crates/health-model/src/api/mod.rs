@@ -10,6 +10,7 @@ mod path;
 mod policy;
 mod probe;
 mod service;
+mod service_trace;
 mod status;
 
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,11 @@ pub use self::probe::{
 };
 pub use self::service::{
     ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
-    ServiceProblem, ServiceSummary,
+    ServiceProblem, ServiceSummary, ServiceTopology,
+};
+pub use self::service_trace::{
+    ServiceTrace, SourceKind, TraceVerdict, TracedBackend, TracedFrontend, TracedPolicy,
+    TracedPool, TracedRanges, TracedSource, TracedStay,
 };
 pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,

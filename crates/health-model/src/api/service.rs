@@ -62,6 +62,31 @@ pub struct ServicePortEntry {
     pub frontends: Vec<ServiceFrontend>,
     /// Its endpoints, IPv4 first.
     pub backends: Vec<ServiceBackend>,
+    /// What the hints of its endpoints come to, for each family that has some.
+    pub topology: Vec<ServiceTopology>,
+}
+
+impl ServicePortEntry {
+    /// `NAME NUMBER/PROTOCOL`.
+    pub fn title(&self) -> String {
+        let number = format!("{}/{}", self.port, self.protocol);
+        match &*self.name {
+            "" => number,
+            name => format!("{name} {number}"),
+        }
+    }
+}
+
+/// What the hints of a port's endpoints come to, where traffic may use the whole cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServiceTopology {
+    /// The family: `IPv4` or `IPv6`.
+    pub family: String,
+    /// Whose endpoints get new flows: those for this `node`, for this `zone`, or of `all`.
+    pub prefers: String,
+    /// Why.
+    pub reason: String,
 }
 
 /// Where traffic of a port arrives.
@@ -111,6 +136,19 @@ pub struct ServiceBackend {
     pub node: Option<String>,
     /// The zone that it is in.
     pub zone: Option<String>,
+}
+
+impl ServiceBackend {
+    /// Its state in words.
+    pub const fn state(&self) -> &'static str {
+        match (self.terminating, self.serving, self.ready) {
+            (true, true, _) => "terminating, serving",
+            (true, false, _) => "terminating",
+            (false, _, true) => "ready",
+            (false, true, false) => "not ready, serving",
+            (false, false, false) => "not ready",
+        }
+    }
 }
 
 /// A port is not served at an address, since another port has it.

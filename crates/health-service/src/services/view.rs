@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use health_model::api::{
     ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
-    ServiceProblem,
+    ServiceProblem, ServiceTopology,
 };
 use health_model::ipam::Family;
 use tokio::sync::watch;
 
+use crate::choice::{Preference, TopologyMode};
 use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
 use crate::state::{Backend, Conflict, Frontend, FrontendKind, PortState, State, Target};
@@ -98,6 +99,7 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
         node_port: port.node_port,
         frontends: Vec::new(),
         backends: Vec::new(),
+        topology: Vec::new(),
     };
     for family in Family::ALL {
         let name = port.full_name();
@@ -113,23 +115,43 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
         let cluster = list(|port| addresses(&port.cluster));
         let local = list(|port| addresses(&port.local));
         let lingering = list(|port| port.lingering.clone());
-        let endpoints = state.endpoints().get(&key).iter();
-        entry.backends.extend(endpoints.map(|one| ServiceBackend {
-            address: one.address,
-            ready: one.conditions.ready,
-            serving: one.conditions.serving,
-            terminating: one.conditions.terminating,
-            local: one.is_local,
-            probed: None,
-            in_cluster_list: cluster.contains(&one.address),
-            in_local_list: local.contains(&one.address),
-            lingering: lingering.contains(&one.address),
-            weight: one.weight,
-            node: one.node.as_deref().map(str::to_owned),
-            zone: one.zone.as_deref().map(str::to_owned),
-        }));
+        let endpoints = state.endpoints().get(&key);
+        if port.uses_cluster_endpoints() {
+            let preference = Preference::of(endpoints, state.topology());
+            let topology = preference.map(|preference| topology(preference, family));
+            entry.topology.extend(topology);
+        }
+        entry
+            .backends
+            .extend(endpoints.iter().map(|one| ServiceBackend {
+                address: one.address,
+                ready: one.conditions.ready,
+                serving: one.conditions.serving,
+                terminating: one.conditions.terminating,
+                local: one.is_local,
+                probed: None,
+                in_cluster_list: cluster.contains(&one.address),
+                in_local_list: local.contains(&one.address),
+                lingering: lingering.contains(&one.address),
+                weight: one.weight,
+                node: one.node.as_deref().map(str::to_owned),
+                zone: one.zone.as_deref().map(str::to_owned),
+            }));
     }
     entry
+}
+
+fn topology(preference: Preference, family: Family) -> ServiceTopology {
+    let prefers = match preference.mode {
+        TopologyMode::All => "all",
+        TopologyMode::PreferSameNode => "node",
+        TopologyMode::PreferSameZone => "zone",
+    };
+    ServiceTopology {
+        family: family.name().to_owned(),
+        prefers: prefers.to_owned(),
+        reason: preference.reason,
+    }
 }
 
 fn addresses(backends: &[Backend]) -> Vec<SocketAddr> {

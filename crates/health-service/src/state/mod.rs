@@ -131,6 +131,11 @@ impl State {
         }
     }
 
+    /// Where the node is.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
     /// The node is elsewhere now. Returns the ports whose state is another than before.
     pub fn set_topology(&mut self, topology: Topology) -> BTreeSet<PortKey> {
         if self.topology == topology {

@@ -5,6 +5,7 @@ pub mod pages;
 pub(super) mod paths;
 #[cfg(test)]
 mod testing;
+pub(super) mod trace;
 
 use std::sync::Arc;
 

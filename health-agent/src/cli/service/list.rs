@@ -4,7 +4,7 @@ use clap::Args;
 use health_model::api::{ServiceConflict, ServiceEntry, ServicePortEntry, ServiceSummary};
 use health_model::duration::short_duration;
 
-use super::{conflicts_of, path, policy, port_title, refusal, warn};
+use super::{conflicts_of, path, policy, refusal, warn};
 use crate::api::client::Client;
 use crate::cli::output::{Format, ListFormat, NONE, table};
 
@@ -89,7 +89,7 @@ fn services_table(
         let ready = port.backends.iter().filter(|one| one.ready).count();
         let mut row = vec![
             service.full_name(),
-            port_title(port),
+            port.title(),
             service.kind.clone(),
             or_none(frontends.join("\n")),
             format!("{ready}/{}", port.backends.len()),

@@ -2,6 +2,9 @@
 
 mod list;
 mod show;
+mod trace;
+
+use std::process::ExitCode;
 
 use clap::Subcommand;
 use health_model::api::{
@@ -16,7 +19,8 @@ const EXAMPLES: &str = "\
 Examples:
   health-agent service list
   health-agent service list --namespace shop -o wide
-  health-agent service get shop/web";
+  health-agent service get shop/web
+  health-agent service trace 10.244.1.7 shop/web:http";
 
 /// Commands of `service`.
 #[derive(Debug, Subcommand)]
@@ -26,30 +30,37 @@ pub enum ServiceCommand {
     List(list::ListArgs),
     /// Show everything about one service
     Get(show::GetArgs),
+    /// Explain which backend a flow gets, whether policy lets it pass, and why
+    Trace(trace::TraceArgs),
 }
 
 impl ServiceCommand {
-    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<ExitCode> {
         match self {
-            Self::List(args) => args.execute(client).await,
-            Self::Get(args) => args.execute(client).await,
+            Self::List(args) => args.execute(client).await?,
+            Self::Get(args) => args.execute(client).await?,
+            Self::Trace(args) => return args.execute(client).await,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
 /// The path of the services of this name, in this namespace.
 fn path(service: Option<&str>, namespace: Option<&str>) -> String {
     let parameters = [("service", service), ("namespace", namespace)];
-    let parameters: Vec<_> = parameters
-        .into_iter()
-        .filter_map(|(key, value)| {
-            let encoded = utf8_percent_encode(value?, NON_ALPHANUMERIC);
-            Some(format!("{key}={encoded}"))
-        })
-        .collect();
+    query("/v1/services", &parameters)
+}
+
+/// A path with those parameters that have a value.
+fn query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
+    let parameters = parameters.iter().filter_map(|(key, value)| {
+        let encoded = utf8_percent_encode((*value)?, NON_ALPHANUMERIC);
+        Some(format!("{key}={encoded}"))
+    });
+    let parameters: Vec<_> = parameters.collect();
     match &parameters[..] {
-        [] => "/v1/services".to_owned(),
-        some => format!("/v1/services?{}", some.join("&")),
+        [] => path.to_owned(),
+        some => format!("{path}?{}", some.join("&")),
     }
 }
 
@@ -69,15 +80,6 @@ fn warn(summary: &ServiceSummary) {
     for problem in &summary.problems {
         let text = format!("{}: {}", problem.subject, problem.problem);
         eprintln!("warning: {}", printable(&text));
-    }
-}
-
-/// `NAME NUMBER/PROTOCOL`.
-fn port_title(port: &ServicePortEntry) -> String {
-    let number = format!("{}/{}", port.port, port.protocol);
-    match &*port.name {
-        "" => number,
-        name => format!("{name} {number}"),
     }
 }
 
@@ -182,6 +184,7 @@ mod fixture {
                         frontend("NodePort", "node port 30080", "drop"),
                     ],
                     backends,
+                    topology: Vec::new(),
                 },
                 ServicePortEntry {
                     name: "dns".into(),
@@ -190,6 +193,7 @@ mod fixture {
                     node_port: None,
                     frontends: Vec::new(),
                     backends: Vec::new(),
+                    topology: Vec::new(),
                 },
             ],
         }

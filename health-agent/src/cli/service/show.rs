@@ -10,7 +10,7 @@ use health_model::api::{
 use health_model::duration::short_duration;
 use serde::Serialize;
 
-use super::{conflicts_of, path, port_title, refusal, warn};
+use super::{conflicts_of, path, refusal, warn};
 use crate::api::client::Client;
 use crate::cli::output::{NONE, OutputArgs, indent, printable, table};
 
@@ -158,7 +158,7 @@ fn write_port(
     port: &ServicePortEntry,
     conflicts: &[ServiceConflict],
 ) -> fmt::Result {
-    writeln!(out, "  {}:", printable(&port_title(port)))?;
+    writeln!(out, "  {}:", printable(&port.title()))?;
     if port.frontends.is_empty() {
         writeln!(out, "    Frontends:   none")?;
     } else {
@@ -167,6 +167,10 @@ fn write_port(
     }
     for conflict in conflicts_of(service, port, conflicts) {
         writeln!(out, "    Conflict:   {}", printable(&conflict.problem))?;
+    }
+    for topology in &port.topology {
+        let text = format!("{}: {}", topology.family, topology.reason);
+        writeln!(out, "    Topology:   {}", printable(&text))?;
     }
     if let Some(refusal) = refusal(port) {
         writeln!(out, "    Problem:   {refusal}")?;
@@ -197,7 +201,7 @@ fn backends(port: &ServicePortEntry) -> String {
         let text = |text: &Option<String>| text.as_deref().unwrap_or(NONE).to_owned();
         [
             one.address.to_string(),
-            state(one).to_owned(),
+            one.state().to_owned(),
             readiness_from(one).to_owned(),
             new_flows(one).to_owned(),
             one.weight.to_string(),
@@ -215,16 +219,6 @@ fn backends(port: &ServicePortEntry) -> String {
         "ZONE",
     ];
     table(header, rows)
-}
-
-const fn state(backend: &ServiceBackend) -> &'static str {
-    match (backend.terminating, backend.serving, backend.ready) {
-        (true, true, _) => "terminating, serving",
-        (true, false, _) => "terminating",
-        (false, _, true) => "ready",
-        (false, true, false) => "not ready, serving",
-        (false, false, false) => "not ready",
-    }
 }
 
 /// A probe that finds an endpoint well does not bring back one that its slice takes out.

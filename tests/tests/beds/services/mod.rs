@@ -10,6 +10,7 @@ pub(crate) mod load;
 mod policy;
 mod reach;
 mod restart;
+mod trace;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -177,7 +178,7 @@ pub(crate) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 /// Rows that share a bed, side by side.
 pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
 /// Those of a mode alone.
-const EBPF_ROWS: &[&[Row]] = &[choice::EBPF_ROWS];
+const EBPF_ROWS: &[&[Row]] = &[choice::EBPF_ROWS, trace::ROWS];
 /// How many rows are shown at a time on a machine that is slow: each waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;
 

@@ -7,7 +7,9 @@ use health_common::metrics::Reason;
 use tests::served::{Datagrams, ServiceManifest, curl};
 use tests::{Member, Node, PATIENCE, wait_for};
 
-use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
+use super::{
+    Mode, SOON, Stand, counted, targets, trace, wait_answered_by, wait_datagrams_answered_by,
+};
 
 /// Only friends reach the backends, at their own port. Who is caged reaches nothing but other things, or the backends
 /// at the service's port, where none of them listens.
@@ -75,11 +77,17 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
         for target in targets(&service) {
             let answers = curl(&client.name, target, 30)?;
             ensure!(answers.all_from().is_some(), "{}: {answers}", client.name);
+            trace::is_admitted(stand.node_of(client), client, target, "name=friend")?;
             wait_datagrams_answered_by(&client.name, target, &names)?;
         }
     }
     // The one by the backend's node, the other by its own.
     is_kept_out(&foe, &own, here)?;
     is_kept_out(&caged, &own, there)?;
+    for target in targets(&service) {
+        // Of the three backends, one is on the other node, which judges it.
+        trace::is_refused(there, &foe, target, ["partly", "ingress"])?;
+        trace::is_refused(there, &caged, target, ["refused", "egress"])?;
+    }
     Ok(())
 }

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use health_common::service::{
-    ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
     FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
-    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT,
 };
 use health_datapath::dump::Pinned;
 use health_datapath::services::{ListedBackend, ListedFrontend};
@@ -15,37 +13,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::cli::output::{Format, NONE, comma_separated, table};
-
-/// Names what a number stands for; the number itself if nothing does.
-fn named(number: u8, names: [(u8, &'static str); 4]) -> String {
-    let mut names = names.into_iter();
-    let name = names.find_map(|(known, name)| (known == number).then_some(name));
-    name.map_or_else(|| number.to_string(), str::to_owned)
-}
-
-fn kind(kind: u8) -> String {
-    named(
-        kind,
-        [
-            (KIND_CLUSTER_IP, "ClusterIP"),
-            (KIND_LOAD_BALANCER, "LoadBalancer"),
-            (KIND_EXTERNAL_IP, "ExternalIP"),
-            (KIND_NODE_PORT, "NodePort"),
-        ],
-    )
-}
-
-fn algorithm(algorithm: u8) -> String {
-    named(
-        algorithm,
-        [
-            (ALGORITHM_RANDOM, "random"),
-            (ALGORITHM_ROUND_ROBIN, "round-robin"),
-            (ALGORITHM_MAGLEV, "maglev"),
-            (ALGORITHM_LEAST_CONNECTION, "least-connection"),
-        ],
-    )
-}
+use crate::frontend_names::{algorithm_name, kind_name};
 
 /// A frontend as JSON shows it.
 #[derive(Debug, Serialize)]
@@ -107,9 +75,9 @@ fn row(frontend: ListedFrontend, ranges: &BTreeMap<u32, Vec<IpNet>>) -> Frontend
         address: frontend.address.ip(),
         port: frontend.address.port(),
         protocol: IpProtocol(frontend.protocol),
-        kind: kind(entry.kind),
+        kind: kind_name(entry.kind),
         service: entry.service,
-        algorithm: algorithm(entry.algorithm),
+        algorithm: algorithm_name(entry.algorithm),
         affinity_seconds: entry.affinity_secs,
         keeps_source: is_set(FRONTEND_KEEPS_SOURCE),
         source_ranges: is_set(FRONTEND_RESTRICTED).then(of_service),
@@ -185,7 +153,9 @@ fn pool_cell(pool: &PoolView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use health_common::service::{Backend, Frontend};
+    use health_common::service::{
+        ALGORITHM_MAGLEV, Backend, Frontend, KIND_CLUSTER_IP, KIND_NODE_PORT,
+    };
 
     use super::*;
 

@@ -1,0 +1,267 @@
+//! Whose a frontend is, which backends it has, and why.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use axum::http::StatusCode;
+use health_common::service::{
+    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, Frontend, KIND_NODE_PORT,
+};
+use health_datapath::services::{Connection, ListedBackend, ListedFrontend};
+use health_model::api::{
+    ServiceBackend, ServiceEntry, ServiceFrontend, ServicePortEntry, SourceKind, TracedPool,
+    TracedSource,
+};
+use health_model::ipam::Family;
+use health_model::policy::Protocol;
+
+use super::ends::ports_of;
+use crate::api::answer::Refusal;
+use crate::api::services::ServiceBook;
+
+/// Endpoints that get nothing, of which a reason is told at most.
+const LEFT_OUT: usize = 5;
+
+/// Whose a frontend is, as the agent means it.
+pub(super) struct Owner {
+    pub(super) service: ServiceEntry,
+    port: ServicePortEntry,
+    pub(super) frontend: ServiceFrontend,
+    family: Family,
+}
+
+impl Owner {
+    /// Whose the frontend is that a flow is sent to, which the programs found or not. An address of a service comes before
+    /// a port of the node.
+    pub(super) fn find(
+        book: &ServiceBook,
+        flow: &Connection,
+        found: Option<&ListedFrontend>,
+        is_own_address: bool,
+    ) -> Option<Self> {
+        let family = Family::of(flow.destination.ip());
+        let node_port = format!("node port {}", flow.destination.port());
+        let may_be_node_port =
+            found.map_or(is_own_address, |found| found.entry.kind == KIND_NODE_PORT);
+        let listens = [flow.destination.to_string()];
+        let listens = listens
+            .into_iter()
+            .chain(may_be_node_port.then_some(node_port));
+        let protocol = Protocol(flow.protocol).to_string();
+        listens.into_iter().find_map(|listen| {
+            let is_it = |frontend: &ServiceFrontend| {
+                frontend.listen == listen && frontend.family == family.name()
+            };
+            let has = |port: &ServicePortEntry| {
+                port.protocol == protocol && port.frontends.iter().any(is_it)
+            };
+            let mut services = book.services(|service| service.ports.iter().any(has));
+            let service = services.pop()?;
+            let port = service.ports.iter().find(|port| has(port))?.clone();
+            let frontend = port.frontends.iter().find(|one| is_it(one))?.clone();
+            Some(Self {
+                service,
+                port,
+                frontend,
+                family,
+            })
+        })
+    }
+
+    /// `NAMESPACE/NAME`, or `NAMESPACE/NAME:PORT` where the port has a name.
+    pub(super) fn title(&self) -> String {
+        let name = self.service.full_name();
+        match &*self.port.name {
+            "" => name,
+            port => format!("{name}:{port}"),
+        }
+    }
+
+    /// What the agent knows of a backend.
+    pub(super) fn backend(&self, address: SocketAddr) -> Option<&ServiceBackend> {
+        let mut backends = self.port.backends.iter();
+        backends.find(|backend| backend.address == address)
+    }
+
+    /// What becomes of new flows: `cluster`, `local`, `drop` or `reject`.
+    fn target(&self, is_inside: bool) -> &str {
+        match is_inside {
+            true => &self.frontend.inside,
+            false => &self.frontend.outside,
+        }
+    }
+
+    /// Which endpoints the flow may use.
+    fn policy(&self, is_inside: bool) -> &str {
+        match &*self.frontend.kind {
+            "ClusterIP" => &self.service.internal_policy,
+            // Traffic of the node and its endpoints may always use the whole cluster.
+            _ if is_inside => "Cluster",
+            _ => &self.service.external_policy,
+        }
+    }
+
+    fn backends(&self) -> impl Iterator<Item = &ServiceBackend> {
+        let backends = self.port.backends.iter();
+        backends.filter(|backend| Family::of(backend.address.ip()) == self.family)
+    }
+
+    /// In what the programs' pool is not what it is meant to be.
+    pub(super) fn difference(
+        &self,
+        is_inside: bool,
+        entry: &Frontend,
+        pool: &[ListedBackend],
+    ) -> Option<String> {
+        let target = self.target(is_inside);
+        let meant: BTreeSet<_> = self
+            .backends()
+            .filter(|backend| is_in_list(backend, target))
+            .map(|backend| backend.address)
+            .collect();
+        let found: BTreeSet<_> = pool.iter().map(ListedBackend::address).collect();
+        if meant != found {
+            return Some(format!(
+                "the programs lead to {}, the agent means {}",
+                listed(&found),
+                listed(&meant)
+            ));
+        }
+        let drops = if is_inside {
+            FRONTEND_DROPS_INSIDE
+        } else {
+            FRONTEND_DROPS_OUTSIDE
+        };
+        let is_dropped = entry.flags & drops != 0;
+        (found.is_empty() && is_dropped != (target == "drop")).then(|| {
+            let does = if is_dropped { "drop" } else { "reject" };
+            format!("the programs {does} it, the agent means to {target} it")
+        })
+    }
+
+    fn reasons(&self, is_inside: bool) -> Vec<String> {
+        let target = self.target(is_inside);
+        let mut reasons = Vec::new();
+        if self.frontend.kind != "ClusterIP" && is_inside && self.service.external_policy == "Local"
+        {
+            reasons.push(
+                "what this node and its endpoints send may use the whole cluster, whatever the policy"
+                    .to_owned(),
+            );
+        }
+        let chosen: Vec<_> = self
+            .backends()
+            .filter(|backend| is_in_list(backend, target))
+            .collect();
+        let are_ending = !chosen.is_empty() && chosen.iter().all(|backend| !backend.ready);
+        match target {
+            "local" => reasons.push("only endpoints of this node".to_owned()),
+            "drop" if self.policy(is_inside) == "Local" => {
+                reasons.push("there are endpoints, but none of this node serves".to_owned());
+            }
+            "drop" => reasons.push("there are endpoints, but none that it may use".to_owned()),
+            "reject" => reasons.push("there are no endpoints that serve".to_owned()),
+            _ => {}
+        }
+        if are_ending {
+            reasons.push("none is ready: those that end but still serve get the flows".to_owned());
+        } else if target == "cluster" {
+            let family = self.family.name();
+            let topology = self.port.topology.iter().filter(|one| one.family == family);
+            reasons.extend(topology.map(|one| one.reason.clone()));
+        }
+        let left_out = self
+            .backends()
+            .filter(|backend| !is_in_list(backend, target));
+        let left_out: Vec<_> = left_out.map(|backend| why_not(backend, target)).collect();
+        let more = left_out.len().saturating_sub(LEFT_OUT);
+        reasons.extend(left_out.into_iter().take(LEFT_OUT));
+        if more > 0 {
+            reasons.push(format!("{more} more get nothing"));
+        }
+        reasons
+    }
+}
+
+fn is_in_list(backend: &ServiceBackend, target: &str) -> bool {
+    match target {
+        "cluster" => backend.in_cluster_list,
+        "local" => backend.in_local_list,
+        _ => false,
+    }
+}
+
+/// Why a backend gets nothing.
+fn why_not(backend: &ServiceBackend, target: &str) -> String {
+    let why = match (backend.ready, backend.probed, target) {
+        (true, _, "local" | "drop") if !backend.local => "on another node",
+        (true, ..) => "preferred are others",
+        (false, Some(false), _) => "its probe fails",
+        (false, ..) => backend.state(),
+    };
+    format!("{} gets nothing: {why}", backend.address)
+}
+
+fn listed(addresses: &BTreeSet<SocketAddr>) -> String {
+    if addresses.is_empty() {
+        return "nothing".to_owned();
+    }
+    let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+    addresses.join(", ")
+}
+
+/// The pool that a flow gets a backend from.
+pub(super) fn pool(
+    flow: &Connection,
+    source: &TracedSource,
+    found: Option<&ListedFrontend>,
+    owner: Option<&Owner>,
+) -> TracedPool {
+    let inside = source.kind.is_inside();
+    let mut reasons = owner.map_or_else(Vec::new, |owner| owner.reasons(inside));
+    if source.kind == SourceKind::RemoteEndpoint {
+        let node = source.name.as_deref().unwrap_or("its node");
+        reasons.push(format!(
+            "{node} chooses for its own endpoints: this is of packets that come here untranslated"
+        ));
+    }
+    let has_frontend = found.is_some();
+    if !has_frontend {
+        reasons.push(format!(
+            "the programs have no frontend {}",
+            flow.destination
+        ));
+    }
+    TracedPool {
+        inside,
+        policy: owner.map(|owner| owner.policy(inside).to_owned()),
+        reasons,
+    }
+}
+
+/// That nobody is reached where a flow is sent to, and what is reached near.
+pub(super) fn nobody(book: &ServiceBook, flow: &Connection) -> Refusal {
+    let (destination, protocol) = (flow.destination, Protocol(flow.protocol));
+    let ip = destination.ip();
+    let is_at = |frontend: &ServiceFrontend| {
+        let address = frontend.listen.parse::<SocketAddr>();
+        address.is_ok_and(|address| address.ip() == ip)
+    };
+    let has = |port: &ServicePortEntry| port.frontends.iter().any(is_at);
+    let near = book.services(|service| service.ports.iter().any(has));
+    let near: Vec<_> = near
+        .iter()
+        .map(|service| format!("{ip} is {} with {}", service.full_name(), ports_of(service)))
+        .collect();
+    let near = match near.is_empty() {
+        true => "`health-agent service list` shows those there are".to_owned(),
+        false => near.join("; "),
+    };
+    Refusal(
+        StatusCode::NOT_FOUND,
+        format!("destination: no service is reached at {destination}/{protocol}; {near}"),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Whether a flow keeps its backend, and a client stays with its own: the programs' conditions, in their order.
+
+use std::net::SocketAddr;
+
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::service::Frontend;
+use health_datapath::services::Connection;
+use health_model::api::TracedStay;
+
+use super::kernel::{ClientFacts, FlowFacts, address};
+
+/// A backend that is known before any is chosen.
+pub(super) struct Stay {
+    /// Its index in the maps.
+    pub(super) index: u32,
+    pub(super) told: TracedStay,
+}
+
+/// Whether a new flow with these ends goes where the last one went.
+pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
+    let FlowFacts {
+        entry,
+        is_serving,
+        has_answer,
+        is_open,
+        now,
+    } = *facts;
+    let (stays, reason) = if flow.is_tcp() {
+        match (is_serving, has_answer, is_open) {
+            (false, ..) => (
+                false,
+                "its backend serves no more: the old connection stays there, a new one goes elsewhere",
+            ),
+            (true, false, _) => (false, "the way back from its backend is not known any more"),
+            (true, true, Some(false)) => (false, "its connection is over"),
+            (true, true, Some(true)) => (true, "its connection is open"),
+            (true, true, None) => (true, "its connection is not known to be over"),
+        }
+    } else {
+        match (now >= entry.expires, flow.protocol == IP_PROTOCOL_UDP) {
+            (true, _) => (false, "nothing was sent for too long"),
+            (false, true) if !is_serving => (false, "its backend serves no more"),
+            _ => (true, "it goes on"),
+        }
+    };
+    stay(entry.backend, Some(entry.to), stays, reason.to_owned())
+}
+
+/// Whether the next flow of a client goes where its last one went.
+pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
+    let ClientFacts {
+        entry,
+        backend,
+        now,
+    } = facts;
+    let secs = frontend.affinity_secs;
+    let age = now.wrapping_sub(entry.last_used);
+    let backend = backend.filter(|backend| backend.service == frontend.service);
+    let gets_flows = backend.is_some_and(|backend| backend.gets_flows(frontend.service));
+    let (stays, reason) = match (backend, gets_flows, entry.is_fresh(*now, secs)) {
+        (None, ..) => (false, "its backend is gone".to_owned()),
+        (Some(_), false, _) => (false, "its backend gets no new flows".to_owned()),
+        (_, true, false) => (
+            false,
+            format!("its last packet was {age} s ago, of {secs} s"),
+        ),
+        (_, true, true) => (
+            true,
+            format!("its last packet was {age} s ago, of {secs} s"),
+        ),
+    };
+    stay(entry.backend, backend.as_ref().map(address), stays, reason)
+}
+
+fn stay(index: u32, backend: Option<SocketAddr>, stays: bool, reason: String) -> Stay {
+    Stay {
+        index,
+        told: TracedStay {
+            backend,
+            stays,
+            reason,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use health_common::service::{Affinity, BACKEND_LINGERS, Backend};
+    use health_datapath::dump::ServiceFlow;
+    use health_model::policy::Protocol;
+
+    use super::*;
+
+    fn connection(protocol: Protocol) -> Connection {
+        Connection {
+            protocol: protocol.0,
+            source: "10.1.0.9:4000".parse().unwrap(),
+            destination: "10.96.0.1:80".parse().unwrap(),
+        }
+    }
+
+    const FACTS: FlowFacts = FlowFacts {
+        entry: ServiceFlow {
+            to: SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 1)), 8080),
+            backend: 4,
+            service: 3,
+            expires: 100,
+        },
+        is_serving: true,
+        has_answer: true,
+        is_open: None,
+        now: 99,
+    };
+
+    #[test]
+    fn a_connection_keeps_its_backend_while_it_is_open_and_the_backend_serves() {
+        let stays = |facts: FlowFacts| flow(&connection(Protocol::TCP), &facts).told.stays;
+        assert!(stays(FACTS));
+        assert!(stays(FlowFacts {
+            is_open: Some(true),
+            ..FACTS
+        }));
+        // The kernel looks at no time of a connection's.
+        assert!(stays(FlowFacts {
+            now: 1_000,
+            ..FACTS
+        }));
+        assert!(!stays(FlowFacts {
+            is_open: Some(false),
+            ..FACTS
+        }));
+        assert!(!stays(FlowFacts {
+            is_serving: false,
+            ..FACTS
+        }));
+        assert!(!stays(FlowFacts {
+            has_answer: false,
+            ..FACTS
+        }));
+    }
+
+    #[test]
+    fn other_flows_last_for_their_time_and_only_those_of_udp_need_a_backend_that_serves() {
+        let stays = |protocol, facts: FlowFacts| flow(&connection(protocol), &facts).told.stays;
+        assert!(stays(Protocol::UDP, FACTS));
+        assert!(!stays(Protocol::UDP, FlowFacts { now: 100, ..FACTS }));
+        let gone = FlowFacts {
+            is_serving: false,
+            ..FACTS
+        };
+        assert!(!stays(Protocol::UDP, gone));
+        assert!(stays(Protocol::SCTP, gone));
+        assert_eq!(flow(&connection(Protocol::UDP), &FACTS).index, 4);
+    }
+
+    #[test]
+    fn a_client_stays_for_its_time_with_a_backend_that_gets_flows() {
+        let frontend = Frontend {
+            service: 3,
+            affinity_secs: 60,
+            ..Frontend::default()
+        };
+        let facts = |last_used, backend: Option<Backend>| ClientFacts {
+            entry: Affinity {
+                backend: 9,
+                last_used,
+            },
+            backend,
+            now: 130,
+        };
+        let backend = Backend {
+            addr: IpAddr::from([10, 1, 0, 1]).into(),
+            port_be: 80_u16.to_be(),
+            service: 3,
+            ..Backend::default()
+        };
+        let told = |facts| client(&frontend, &facts).told;
+        let well = told(facts(100, Some(backend)));
+        assert!(well.stays);
+        assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
+        assert_eq!(well.reason, "its last packet was 30 s ago, of 60 s");
+        assert!(!told(facts(70, Some(backend))).stays);
+        let lingers = Backend {
+            flags: BACKEND_LINGERS,
+            ..backend
+        };
+        assert!(!told(facts(100, Some(lingers))).stays);
+        let of_another = Backend {
+            service: 4,
+            ..backend
+        };
+        for gone in [None, Some(of_another)] {
+            let told = told(facts(100, gone));
+            assert_eq!((told.stays, told.backend), (false, None));
+        }
+    }
+}

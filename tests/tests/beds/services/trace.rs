@@ -1,0 +1,470 @@
+//! `service trace` says beforehand what then happens.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tests::served::{Connection, Datagrams, ServiceManifest, cluster_ips, curl};
+use tests::{Member, Node, PATIENCE, wait_for};
+
+use super::{Row, SOON, Stand, targets, wait_answered_by};
+
+pub(super) const ROWS: &[Row] = &[
+    ("a_trace_names_the_backends_that_answer", allowed),
+    ("a_trace_tells_of_flows_without_a_backend", without_backend),
+    ("a_trace_tells_who_may_use_a_load_balancer", source_ranges),
+    ("a_trace_tells_where_a_client_stays", affinity),
+    ("a_trace_finds_flows_that_are_known", known_flow),
+    ("a_trace_tells_what_a_maglev_table_has", maglev),
+    ("a_trace_says_why_backends_get_nothing", reasons),
+    ("a_trace_refuses_ends_that_are_none", bad_ends),
+];
+
+/// What a trace says, and the exit code.
+struct Trace {
+    code: i32,
+    told: Value,
+}
+
+impl Trace {
+    fn run(node: &Node, source: &str, destination: &str, more: &str) -> anyhow::Result<Self> {
+        let words = format!("service trace {source} {destination} {more} -o json");
+        let ran = node.cli(&words)?;
+        let told = serde_json::from_str(&ran.stdout);
+        Ok(Self {
+            told: told.with_context(|| format!("{words}: {}", ran.stderr))?,
+            code: ran.code.context("a signal")?,
+        })
+    }
+
+    fn backends(&self) -> Vec<&Value> {
+        let backends = self.told["backends"].as_array();
+        backends.into_iter().flatten().collect()
+    }
+
+    /// The addresses of its backends.
+    fn addresses(&self) -> BTreeSet<&str> {
+        let backends = self.backends().into_iter();
+        backends.filter_map(|one| one["address"].as_str()).collect()
+    }
+
+    fn verdict(&self) -> &str {
+        self.told["verdict"].as_str().unwrap_or_default()
+    }
+
+    fn answer(&self) -> &str {
+        self.told["answer"].as_str().unwrap_or_default()
+    }
+}
+
+/// Waits until a trace ends with this verdict, and no difference between what is meant and what is there.
+fn wait_traced(
+    node: &Node,
+    [source, destination, more]: [&str; 3],
+    verdict: &str,
+) -> anyhow::Result<Trace> {
+    let traced = wait_for("a trace to say so", PATIENCE, || {
+        // A service is not known before its file is read.
+        let trace = Trace::run(node, source, destination, more)?;
+        ensure!(trace.verdict() == verdict, "{}", trace.told);
+        ensure!(trace.told["differences"] == json!([]), "{}", trace.told);
+        Ok(Some(trace))
+    });
+    let trace = traced.with_context(|| format!("{source} to {destination}: {verdict}"))?;
+    let code = match verdict {
+        "reached" | "partly" => 0,
+        _ => 3,
+    };
+    ensure!(
+        trace.code == code,
+        "ended with {}: {}",
+        trace.code,
+        trace.told
+    );
+    Ok(trace)
+}
+
+/// Where backends of these names serve, of the family of a target.
+fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
+    let mut addresses = BTreeSet::new();
+    for name in names {
+        let mut own = stand.backend(name)?.addresses().into_iter();
+        let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
+        addresses.insert(own.context("no such address")?.to_string());
+    }
+    Ok(addresses)
+}
+
+/// The address of a client that it sends to a target from.
+fn address_of(client: &Member, target: SocketAddr) -> anyhow::Result<String> {
+    let mut own = client.addresses().into_iter();
+    let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
+    Ok(own.context("no such address")?.to_string())
+}
+
+/// An end with its port.
+fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
+    let ip = address_of(client, socket)?;
+    Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
+}
+
+fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("traced", number);
+    stand.write(&service)?;
+    let names = ["web-1", "web-2", "web-3"];
+    for client in &stand.clients {
+        let node = stand.node_of(client);
+        let id = client.endpoint.id.to_string();
+        for target in targets(&service) {
+            wait_answered_by(&client.name, target, &names)?;
+            let own = address_of(client, target)?;
+            for source in [&id, &own] {
+                let trace = wait_traced(node, [source, &target.to_string(), ""], "reached")?;
+                let told = &trace.told;
+                ensure!(
+                    trace
+                        .addresses()
+                        .iter()
+                        .eq(&of_names(stand, &names, target)?),
+                    "{told}"
+                );
+                ensure!(
+                    told["frontend"]["service"] == "default/traced:http",
+                    "{told}"
+                );
+                ensure!(told["frontend"]["type"] == "ClusterIP", "{told}");
+                ensure!(told["source"]["kind"] == "endpoint", "{told}");
+                ensure!(told["source"]["endpoint"] == client.endpoint.id, "{told}");
+                ensure!(told["pool"]["policy"] == "Cluster", "{told}");
+                for backend in trace.backends() {
+                    let share = backend["share"].as_f64().unwrap_or_default();
+                    ensure!((share - 1.0 / 3.0).abs() < 1e-9, "{told}");
+                    ensure!(backend["egress"]["allowed"] == true, "{told}");
+                }
+                // Only what is on this node has an endpoint whose policy it knows.
+                let here = trace.backends().into_iter();
+                let here = here.filter(|backend| !backend["ingress"].is_null()).count();
+                ensure!(
+                    here == if node.name() == "hnode1" { 1 } else { 2 },
+                    "{told}"
+                );
+            }
+        }
+        let ends = [&*id, "default/traced:datagrams", ""];
+        let trace = wait_traced(node, ends, "reached")?;
+        ensure!(trace.told["protocol"] == "UDP", "{}", trace.told);
+        let text = node
+            .cli(&format!("service trace {id} traced:80"))?
+            .success()?;
+        ensure!(
+            text.contains("\nAnswer:   default/traced:http -> one of 3 backends; "),
+            "{text}"
+        );
+    }
+    Ok(())
+}
+
+/// The other node answers for its own endpoints.
+fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let id = client.endpoint.id.to_string();
+    let mut service = stand.service("reasons", number);
+    let zones = ["zone-1", "zone-2", "zone-2"];
+    for (endpoint, zone) in service.endpoints.iter_mut().zip(zones) {
+        endpoint.zones = vec![zone];
+    }
+    stand.write(&service)?;
+    let target = targets(&service)[0];
+    let destination = target.to_string();
+    wait_answered_by(&client.name, target, &["web-1"])?;
+    let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
+    let reasons = trace.told["pool"]["reasons"].to_string();
+    ensure!(
+        reasons.contains("hints are for zones, also for zone-1"),
+        "{reasons}"
+    );
+    ensure!(reasons.contains("preferred are others"), "{reasons}");
+    ensure!(
+        trace
+            .addresses()
+            .iter()
+            .eq(&of_names(stand, &["web-1"], target)?),
+        "{}",
+        trace.told
+    );
+
+    for endpoint in &mut service.endpoints {
+        endpoint.zones.clear();
+        (endpoint.ready, endpoint.terminating) = (false, true);
+    }
+    service.endpoints[0].set_ready(false);
+    stand.write(&service)?;
+    wait_answered_by(&client.name, target, &["web-2", "web-3"])?;
+    let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
+    let reasons = trace.told["pool"]["reasons"].to_string();
+    ensure!(reasons.contains("none is ready"), "{reasons}");
+    ensure!(reasons.contains("gets nothing: "), "{reasons}");
+    Ok(())
+}
+
+fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let id = client.endpoint.id.to_string();
+    let mut service = stand
+        .service("void", number)
+        .spec(json!({ "internalTrafficPolicy": "Local" }));
+    // None of this node, and then none at all.
+    service.endpoints.remove(0);
+    for (verdict, exit) in [("dropped", 28), ("rejected", 7)] {
+        stand.write(&service)?;
+        for target in targets(&service) {
+            let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
+            ensure!(trace.backends().is_empty(), "{}", trace.told);
+            ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
+            let connect = || std::net::TcpStream::connect_timeout(&target, SOON);
+            let error = client.netns.run_in(connect)?.err();
+            let kind = error.context("it is answered")?.kind();
+            let is_refused = kind == std::io::ErrorKind::ConnectionRefused;
+            ensure!(is_refused == (exit == 7), "{target}: {kind}");
+        }
+        service.endpoints.clear();
+    }
+    Ok(())
+}
+
+fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, other] = &stand.clients;
+    let service = stand.service("ranges", number);
+    let mut manifest = service.json();
+    let own = client.addresses();
+    let balancers = cluster_ips(number).map(|ip| match ip {
+        std::net::IpAddr::V4(_) => format!("192.0.2.{number}"),
+        std::net::IpAddr::V6(_) => format!("2001:db8::{number:x}"),
+    });
+    let [one, two] = [0, 1].map(|family| match own[family] {
+        std::net::IpAddr::V4(ip) => format!("{ip}/32"),
+        std::net::IpAddr::V6(ip) => format!("{ip}/128"),
+    });
+    let object = &mut manifest["items"][0];
+    object["spec"]["type"] = "LoadBalancer".into();
+    object["spec"]["loadBalancerSourceRanges"] = json!([one, two]);
+    object["status"] = json!({ "loadBalancer": { "ingress": [
+        { "ip": balancers[0] }, { "ip": balancers[1] },
+    ] } });
+    stand
+        .manifests
+        .write_file("ranges", &manifest.to_string())?;
+    let node = stand.bed.node(1);
+    // Another endpoint of the same node is not among them.
+    let stranger = &stand.backend("web-1")?.member;
+    for balancer in balancers {
+        let target = SocketAddr::new(balancer.parse()?, 80);
+        let destination = target.to_string();
+        let admitted = address_of(client, target)?;
+        let trace = wait_traced(node, [&admitted, &destination, ""], "reached")?;
+        ensure!(
+            trace.told["frontend"]["type"] == "LoadBalancer",
+            "{}",
+            trace.told
+        );
+        ensure!(
+            trace.told["source-ranges"]["admitted"] == true,
+            "{}",
+            trace.told
+        );
+        let answers = curl(&client.name, target, 5)?;
+        ensure!(answers.all_from().is_some(), "{answers}");
+
+        let refused = address_of(stranger, target)?;
+        let trace = wait_traced(node, [&refused, &destination, ""], "dropped")?;
+        ensure!(
+            trace.told["source-ranges"]["admitted"] == false,
+            "{}",
+            trace.told
+        );
+        let connect = || std::net::TcpStream::connect_timeout(&target, SOON);
+        ensure!(stranger.netns.run_in(connect)?.is_err(), "{target} answers");
+        ensure!(other.netns.run_in(connect)?.is_err(), "{target} answers");
+    }
+    Ok(())
+}
+
+fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let id = client.endpoint.id.to_string();
+    let service = stand.service("sticks", number).spec(json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } },
+    }));
+    stand.write(&service)?;
+    for target in targets(&service) {
+        let destination = target.to_string();
+        let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
+        ensure!(trace.told["affinity"].is_null(), "{}", trace.told);
+        ensure!(trace.backends().len() == 3, "{}", trace.told);
+        let answers = curl(&client.name, target, 1)?;
+        let first = answers.backends.keys().next().context("no answer")?;
+        let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
+        let expected = of_names(stand, &[first], target)?;
+        ensure!(trace.told["affinity"]["stays"] == true, "{}", trace.told);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+    }
+    Ok(())
+}
+
+fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let mut service = stand.service("known", number);
+    stand.write(&service)?;
+    let mut flows = Vec::new();
+    for target in targets(&service) {
+        wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+        let mut connection = Connection::open(&client.name, target)?;
+        let backend = connection.ask()?.backend;
+        let source = with_port(client, connection.stream().local_addr()?)?;
+        let mut datagrams = Datagrams::open(&client.name, target)?;
+        let answer = datagrams.ask(PATIENCE)?.context("no answer")?;
+        let asking = with_port(client, datagrams.local_address()?)?;
+        for (source, backend, protocol) in [
+            (&source, &backend, "--protocol tcp"),
+            (&asking, &answer.backend, "--protocol udp"),
+        ] {
+            let ends = [&**source, &target.to_string(), protocol];
+            let trace = wait_traced(node, ends, "reached")?;
+            let expected = of_names(stand, &[backend], target)?;
+            ensure!(trace.told["flow"]["stays"] == true, "{}", trace.told);
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        }
+        flows.push((target, connection, source));
+    }
+    // A connection stays, but the next one with its ports could not.
+    for endpoint in &mut service.endpoints {
+        endpoint.set_ready(false);
+    }
+    stand.write(&service)?;
+    for (target, mut connection, source) in flows {
+        let trace = wait_traced(node, [&source, &target.to_string(), ""], "rejected")?;
+        ensure!(trace.told["flow"]["stays"] == false, "{}", trace.told);
+        connection.ask()?;
+    }
+    Ok(())
+}
+
+/// Of a flow that nobody has opened yet.
+fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    const FLOWS: usize = 10;
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let service = ServiceManifest {
+        annotations: json!({ "service.health-agent.io/algorithm": "maglev" }),
+        ..stand.service("told", number)
+    };
+    stand.write(&service)?;
+    for target in targets(&service) {
+        wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+        for _ in 0..FLOWS {
+            let mut flow = Datagrams::open(&client.name, target)?;
+            let source = with_port(client, flow.local_address()?)?;
+            let ends = [&*source, &target.to_string(), "--protocol udp"];
+            let trace = wait_traced(node, ends, "reached")?;
+            ensure!(trace.told["flow"]["stays"] != true, "{}", trace.told);
+            let answer = flow.ask(PATIENCE)?.context("no answer")?;
+            let expected = of_names(stand, &[&answer.backend], target)?;
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        }
+    }
+    Ok(())
+}
+
+fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let id = client.endpoint.id.to_string();
+    let service = stand.service("ends-there", number);
+    stand.write(&service)?;
+    let target = targets(&service)[0];
+    wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+    let ip = target.ip();
+    for (source, destination, told) in [
+        (&*id, "nothing:80", "no service \"nothing\" is served"),
+        (
+            &id,
+            "ends-there:81",
+            "has no such port; it has http 80/TCP, datagrams 80/UDP",
+        ),
+        (&id, "ends-there", "say which port of ends-there"),
+        (
+            &id,
+            &format!("{ip}:81"),
+            "is default/ends-there with http 80/TCP",
+        ),
+        (
+            &id,
+            "192.0.2.77:80",
+            "no service is reached at 192.0.2.77:80/TCP",
+        ),
+        (&id, &ip.to_string(), "lacks a port"),
+        (
+            "4095",
+            "ends-there:80",
+            "no endpoint of this node is \"4095\"",
+        ),
+        (
+            "nobody",
+            "ends-there:80",
+            "no endpoint of this node is \"nobody\"",
+        ),
+        (
+            "10.244.1.254",
+            "ends-there:80",
+            "no endpoint of this node has 10.244.1.254",
+        ),
+        ("host:x", "ends-there:80", "\"x\" is no port"),
+        ("2001:db8::1", &target.to_string(), "has no address of IPv4"),
+    ] {
+        let ran = node.cli(&format!("service trace {source} {destination}"))?;
+        ensure!(ran.code == Some(1), "{source} {destination}: {ran:?}");
+        ensure!(ran.stderr.contains(told), "{source} {destination}: {ran:?}");
+    }
+    let ran = node.cli(&format!("service trace {id} ends-there:80 --protocol icmp"))?;
+    ensure!(ran.code == Some(2), "{ran:?}");
+    Ok(())
+}
+
+/// That policy refuses a client's flow to these backends: its egress, or the ingress of those on its own node.
+pub(super) fn is_refused(
+    node: &Node,
+    client: &Member,
+    target: SocketAddr,
+    [verdict, side]: [&str; 2],
+) -> anyhow::Result<()> {
+    let id = client.endpoint.id.to_string();
+    let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
+    let refused = trace.backends().into_iter();
+    let refused = refused.filter(|backend| backend[side]["allowed"] == false);
+    ensure!(refused.count() > 0, "{}", trace.told);
+    ensure!(
+        trace.answer().contains("no rule allows it"),
+        "{}",
+        trace.answer()
+    );
+    Ok(())
+}
+
+/// That a client's flow is let through by rules, which are named.
+pub(super) fn is_admitted(
+    node: &Node,
+    client: &Member,
+    target: SocketAddr,
+    rule: &str,
+) -> anyhow::Result<()> {
+    let id = client.endpoint.id.to_string();
+    let trace = wait_traced(node, [&id, &target.to_string(), ""], "reached")?;
+    ensure!(trace.answer().contains(rule), "{}", trace.told);
+    Ok(())
+}
