@@ -134,8 +134,7 @@ pub struct Backend {
     pub port_be: u16,
     /// [`BACKEND_LINGERS`] or 0.
     pub flags: u16,
-    /// Flows that were sent to it and are not over, as far as is known: counted by the programs, and set now and then by
-    /// the agent.
+    /// Flows that were sent to it and are not over, as far as is known: counted by the programs.
     pub flows: u32,
     /// Explicit padding, zero.
     pub pad2: u32,

@@ -58,8 +58,8 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
         stand.write(service)?;
     }
     let names = ["web-1", "web-2", "web-3"];
-    let foe = Member::on(there, "foe", "--label role=foe")?;
-    let caged = Member::on(there, "caged", "--label role=caged")?;
+    let foe = Member::on(there, "foe", "--label role=foe --name foe")?;
+    let caged = Member::on(there, "caged", "--label role=caged --name caged")?;
     for client in stand.clients.iter().chain([&foe, &caged]) {
         for target in targets(&service) {
             wait_answered_by(&client.name, target, &names)?;

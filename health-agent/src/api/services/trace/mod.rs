@@ -24,6 +24,7 @@ use health_model::api::{
     ServiceTrace, SourceKind, TracedBackend, TracedFrontend, TracedRanges, TracedSource,
 };
 use health_model::policy::Protocol;
+use health_registry::config::ServiceProxyMode;
 use serde::Deserialize;
 
 use self::ends::Ends;
@@ -61,8 +62,14 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
         let problem = "this agent serves no services; see run --service-manifests";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     };
+    let config = source.config();
+    if config.services.service_proxy_mode == ServiceProxyMode::Ipvs {
+        let problem =
+            "services are served by IPVS, which chooses by itself; `ipvsadm -Ln` shows what it has";
+        return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
+    }
     let ends = Ends::of(source, book, query)?;
-    let kernel = Kernel::open(&source.config().location)?;
+    let kernel = Kernel::open(&config.location)?;
     let mut differences = Vec::new();
     let traced = ends.source(source, &kernel, &mut differences)?;
     let flow = Connection {
