@@ -3,6 +3,7 @@
 mod agents;
 mod modes;
 mod place;
+mod policy;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +14,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use health_model::ipam::Family;
 use health_service::choice::Topology;
-use health_service::provider::ipvs::netlink::server::{Client, Timeouts};
+use health_service::provider::ipvs::netlink::server::{Client, Scheduler, Timeouts};
+use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs};
 use health_service::runner::Intervals;
@@ -123,8 +125,16 @@ impl Bed {
     }
 
     fn start(&mut self) -> anyhow::Result<()> {
+        self.start_with(&Scheduler::RoundRobin)
+    }
+
+    fn start_with(&mut self, scheduler: &Scheduler) -> anyhow::Result<()> {
         let _entered = self.runtime.enter();
         let provider = Ipvs::open(ipvs::Settings {
+            plan: PlanSettings {
+                scheduler: scheduler.clone(),
+                ..PlanSettings::default()
+            },
             rules: RuleSettings {
                 pod_networks: POD_NETWORKS
                     .iter()
@@ -260,6 +270,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     sets()?;
     other_address(&bed)?;
     drained(&mut bed, &place)?;
+    schedulers(&mut bed, &place)?;
 
     bed.stop();
     let handle = {
@@ -448,6 +459,44 @@ fn other_address(bed: &Bed) -> anyhow::Result<()> {
     command("ip address delete 192.168.77.9/24 dev client")?;
     bed.until("its end", |listed| !listed.contains("192.168.77.9:30080"))?;
     Ok(())
+}
+
+/// Each that the kernel has is taken by servers that are there, and gives out connections.
+fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
+    let mut missing = Vec::new();
+    for (scheduler, name) in Scheduler::KNOWN {
+        bed.stop();
+        bed.start_with(&scheduler)?;
+        let has_it = wait_for("the scheduler", PATIENCE, || {
+            let listed = command("ipvsadm -Ln")?;
+            let mut servers = [WEB, STICKY].into_iter().flat_map(|service| {
+                families().map(|is_ipv6| SocketAddr::new(vip(service, is_ipv6), 80))
+            });
+            let is_set = servers.all(|server| {
+                let head = format!("TCP  {server} {name}");
+                listed
+                    .lines()
+                    .any(|line| line == head || line.starts_with(&format!("{head} ")))
+            });
+            let error = bed.error();
+            ensure!(is_set || error.is_some(), "{listed}");
+            Ok(Some(is_set))
+        })
+        .with_context(|| name.to_owned())?;
+        if !has_it {
+            missing.push(name);
+            continue;
+        }
+        for is_ipv6 in families() {
+            let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
+            let told = ask(Some(&place.client), web).with_context(|| name.to_owned())?;
+            assert_eq!(told.server, PODS[0], "{name}");
+        }
+    }
+    // The newest is of Linux 5.13.
+    ensure!(missing.is_empty(), "the kernel lacks {missing:?}");
+    bed.stop();
+    bed.start()
 }
 
 /// A pod goes away while clients use it, and the provider ends and starts again meanwhile.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
+use health_registry::config::ServiceSettings;
 use nix::sys::signal::Signal;
 use nix::unistd::Group;
 use tests::attached::{self, has_tcx};
@@ -335,6 +336,85 @@ fn the_daemonset_gives_what_container_probes_need() -> anyhow::Result<()> {
         assert_eq!(mount["mountPath"], path);
         assert_eq!(volume["hostPath"]["path"], path);
     }
+    Ok(())
+}
+
+/// What an agent in a pod needs to serve services, beside what any agent needs.
+#[test]
+fn the_component_for_services_adds_what_they_need() -> anyhow::Result<()> {
+    const COMPONENT: &str = include_str!("../../../deploy/kubernetes/services/kustomization.yaml");
+    const RBAC: &str = include_str!("../../../deploy/kubernetes/rbac.yaml");
+    let component: serde_json::Value = serde_saphyr::from_str(COMPONENT)?;
+    let patch = component["patches"][0]["patch"].as_str();
+    let changes: Vec<serde_json::Value> = serde_saphyr::from_str(patch.context("no patch")?)?;
+    let added = |path: &str| -> Vec<_> {
+        let path = format!("/spec/template/spec/containers/0/{path}");
+        let changes = changes.iter().filter(|change| change["path"] == path);
+        changes.map(|change| change["value"].clone()).collect()
+    };
+    assert_eq!(
+        added("args/-"),
+        ["--services-from-kubernetes", "--service-proxy-mode=ebpf"]
+    );
+    let settings = ServiceSettings::default();
+    let ports = [
+        settings.service_health_listen,
+        settings.service_metrics_listen,
+    ];
+    let listed = added("ports");
+    let listed = listed[0].as_array().context("no ports")?;
+    let listed: Vec<_> = listed.iter().map(|port| &port["hostPort"]).collect();
+    assert_eq!(
+        listed,
+        ports.map(|listen| listen
+            .to_string()
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse::<u16>().ok()))
+    );
+
+    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(RBAC)?;
+    let rules = documents
+        .iter()
+        .flat_map(|one| one["rules"].as_array().into_iter().flatten());
+    let rules: Vec<_> = rules.collect();
+    for resource in ["services", "endpointslices"] {
+        let is_given = rules.iter().any(|rule| {
+            let has = |field: &str, value: &str| {
+                let values = rule[field].as_array().into_iter().flatten();
+                values.into_iter().any(|one| one == value)
+            };
+            has("resources", resource) && has("verbs", "list") && has("verbs", "watch")
+        });
+        assert!(is_given, "{resource}");
+    }
+    Ok(())
+}
+
+/// Without IPVS in the kernel, it is named, with what to do.
+#[test]
+#[ignore = "needs root"]
+fn where_the_kernel_has_no_ipvs_the_agent_says_so() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let node = bed.node(1);
+    if node.exec("ipvsadm -Ln").is_ok() {
+        println!("skipped: the kernel has IPVS");
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let flags = format!(
+        "--service-manifests {} --service-proxy-mode ipvs",
+        dir.path().display()
+    );
+    let ran = run_within(PATIENCE, &mut Start::new()?.with(&flags).command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("load the module ip_vs"),
+        "{}",
+        ran.stderr
+    );
+    // Nothing else of IPVS is there either, which is no failure.
+    let removed = node.cli("cleanup --services ipvs")?.success()?;
+    assert_eq!(removed, "nothing to remove\n");
     Ok(())
 }
 

@@ -34,6 +34,8 @@ const LONG: &[&str] = &[
     "attachment::",
     "direction::",
     "masquerade::",
+    "services_ipvs::",
+    "services::",
 ];
 
 /// How many jobs to run at once.

@@ -7,7 +7,7 @@ mod drain;
 mod errors;
 mod flows;
 pub(crate) mod load;
-mod policy;
+pub(crate) mod policy;
 mod reach;
 mod restart;
 mod trace;

@@ -25,7 +25,11 @@ const RULES: &str = r#"[
 ]"#;
 
 /// That nothing of a client gets through, since this node's policy drops it.
-fn is_kept_out(client: &Member, service: &ServiceManifest, node: &Node) -> anyhow::Result<()> {
+pub(crate) fn is_kept_out(
+    client: &Member,
+    service: &ServiceManifest,
+    node: &Node,
+) -> anyhow::Result<()> {
     for target in targets(service) {
         let before = counted(node, Reason::PolicyDenied)?;
         wait_for("packets to be dropped", PATIENCE, || {

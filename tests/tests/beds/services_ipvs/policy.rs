@@ -1,0 +1,87 @@
+//! Policy where IPVS serves: egress rules see the address of the service, and ingress rules see the client.
+
+use std::fs;
+
+use anyhow::ensure;
+use tests::Member;
+use tests::served::{ServiceManifest, curl};
+
+use crate::services::policy::is_kept_out;
+use crate::services::{Mode, Stand, targets, wait_answered_by, wait_datagrams_answered_by};
+
+/// Backends let friends and who is caged in. Who is caged may reach backends, but no address of a service.
+const RULES: &str = r#"[
+{"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
+ "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
+              "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]},
+{"labels": ["name=caged"], "endpointSelector": {"matchLabels": {"role": "caged"}},
+ "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}, {"toEntities": ["host", "remote-node"]}]},
+{"labels": ["name=friend"], "endpointSelector": {"matchLabels": {"role": "friend"}},
+ "egress": [{"toCIDR": ["10.96.0.0/16", "fd00:10:96::/48"], "toPorts": [{"ports": [{"port": "80", "protocol": "ANY"}]}]}]}
+]"#;
+
+#[test]
+#[ignore = "needs root"]
+fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let store = folder.path().join("identities.json");
+    let stand = Stand::start_with(
+        Mode::Ipvs,
+        ["--label app=web", "--label role=friend"],
+        &format!("--identity-store file:{}", store.display()),
+    )?;
+    let (here, there) = (stand.bed.node(1), stand.bed.node(2));
+    let service = stand.service("guarded", 1);
+    let own = ServiceManifest::new("guarded-1", 2).of(&stand.backends[..1]);
+    for service in [&service, &own] {
+        stand.write(service)?;
+    }
+    let names = ["web-1", "web-2", "web-3"];
+    let foe = Member::on(there, "foe", "--label role=foe")?;
+    let caged = Member::on(there, "caged", "--label role=caged")?;
+    for client in stand.clients.iter().chain([&foe, &caged]) {
+        for target in targets(&service) {
+            wait_answered_by(&client.name, target, &names)?;
+        }
+    }
+
+    let document = folder.path().join("policy.json");
+    fs::write(&document, RULES)?;
+    for node in [here, there] {
+        let said = node.cli(&format!("policy import {}", document.display()))?;
+        let said = said.success()?;
+        ensure!(said.contains("is in force after"), "{said}");
+    }
+    for client in &stand.clients {
+        for (target, address) in targets(&service).into_iter().zip(client.addresses()) {
+            let answers = curl(&client.name, target, 30)?;
+            ensure!(answers.all_from().is_some(), "{}: {answers}", client.name);
+            ensure!(
+                answers.clients.iter().eq([&address]),
+                "{:?}",
+                answers.clients
+            );
+            wait_datagrams_answered_by(&client.name, target, &names)?;
+        }
+        // It may reach none of them but by the service.
+        for backend in &stand.backends {
+            for address in backend.addresses() {
+                let answers = curl(&client.name, address, 1);
+                ensure!(
+                    answers?.backends.is_empty(),
+                    "{} reaches {address}",
+                    client.name
+                );
+            }
+        }
+    }
+    for backend in &stand.backends {
+        for address in backend.addresses() {
+            wait_answered_by(&caged.name, address, &[&backend.name])?;
+        }
+    }
+    // The one by the backend's node, the other by its own.
+    is_kept_out(&foe, &own, here)?;
+    is_kept_out(&caged, &own, there)?;
+    Ok(())
+}
