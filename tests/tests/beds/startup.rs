@@ -361,16 +361,15 @@ fn the_component_for_services_adds_what_they_need() -> anyhow::Result<()> {
         settings.service_health_listen,
         settings.service_metrics_listen,
     ];
+    let ports = ports.map(|listen| {
+        let listen = listen.to_string();
+        let (_, port) = listen.rsplit_once(':')?;
+        port.parse::<u64>().ok()
+    });
     let listed = added("ports");
     let listed = listed[0].as_array().context("no ports")?;
-    let listed: Vec<_> = listed.iter().map(|port| &port["hostPort"]).collect();
-    assert_eq!(
-        listed,
-        ports.map(|listen| listen
-            .to_string()
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse::<u16>().ok()))
-    );
+    let listed = listed.iter().map(|port| port["hostPort"].as_u64());
+    assert_eq!(listed.collect::<Vec<_>>(), ports);
 
     let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(RBAC)?;
     let rules = documents
