@@ -1,5 +1,7 @@
 //! The endpoints of workloads: their manager, and what builds their datapath.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -111,6 +113,7 @@ pub(super) fn surroundings(
     node: &NodeDatapath,
     registry: &dyn Registry,
     netlink: Handle,
+    services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
 ) -> Surroundings {
     let host = own.addresses.iter().chain(&own.secondary_addresses);
     Surroundings {
@@ -118,6 +121,7 @@ pub(super) fn surroundings(
         host: host.copied().collect(),
         routes: Box::new(netlink),
         host_prefixes: None,
+        services,
         health: node.health_addresses(),
         nodes: registry.watch(),
         has_heard: false,

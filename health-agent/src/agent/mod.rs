@@ -260,13 +260,15 @@ impl Agent {
             source.set_containers(containers.supervisor.clone());
         }
         let probes = containers.as_ref().map(|probes| &probes.supervisor);
+        let (services_told, service_addresses) = channel(Arc::default());
         let services = match service_parts {
             Some(parts) => {
-                let tables = node.datapath().services()?;
-                let standing = registry.standing();
-                let started =
-                    services::start(config, &own, parts, probes, standing, tables, &netlink);
-                Some(started.await?)
+                let links = services::Links {
+                    tables: node.datapath().services()?,
+                    standing: registry.standing(),
+                    addresses: services_told,
+                };
+                Some(services::start(config, &own, parts, probes, links, &netlink).await?)
             }
             None => None,
         };
@@ -286,7 +288,8 @@ impl Agent {
             &own,
             &node.health_addresses().borrow(),
         ));
-        let surroundings = endpoints::surroundings(&own, &node, &*registry, netlink.clone());
+        let surroundings =
+            endpoints::surroundings(&own, &node, &*registry, netlink.clone(), service_addresses);
         info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),

@@ -65,6 +65,8 @@ pub struct Surroundings {
     pub routes: Box<dyn HostRoutes>,
     /// What leads to this host beside those, when it was last read; `None` before it was.
     pub host_prefixes: Option<Vec<IpNet>>,
+    /// Addresses of services that are not translated before policy judges.
+    pub services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
     /// Addresses of this node's health endpoint.
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
@@ -115,6 +117,7 @@ impl Enforcer {
                 Ok(()) = addresses.changed() => {}
                 Ok(()) = around.nodes.changed() => {}
                 Ok(()) = around.health.changed() => {}
+                Ok(()) = around.services.changed() => {}
                 () = self.0.built.notified() => tokio::time::sleep(GATHER).await,
                 () = again => {}
                 else => return,
@@ -332,6 +335,7 @@ impl Enforcer {
         };
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
+        let services = around.services.borrow_and_update().clone();
         // The store may have been read, and the endpoints built, since this turn began.
         let is_latest = || *announced == **self.0.cluster.addresses().borrow();
         around.has_heard = around.has_heard
@@ -342,6 +346,7 @@ impl Enforcer {
         let known = ipcache(IpcacheInputs {
             host: &around.host,
             host_prefixes: around.host_prefixes.as_deref().unwrap_or_default(),
+            services: &services,
             health: &health,
             endpoints: &endpoints,
             own: &around.own,

@@ -134,6 +134,7 @@ fn surroundings() -> Surroundings {
         host: vec![NODE_ADDRESS],
         routes: Box::new(NoRoutes),
         host_prefixes: None,
+        services: watch::Sender::default().subscribe(),
         health: watch::Sender::default().subscribe(),
         nodes: watch::Sender::new(Arc::new(NodeSet::default())).subscribe(),
         has_heard: false,

@@ -1,6 +1,6 @@
 //! Identities of addresses for the programs: every prefix that has an identity of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use health_model::identity::Identity;
@@ -16,6 +16,8 @@ pub struct IpcacheInputs<'a> {
     pub host: &'a [IpAddr],
     /// What else leads to this host.
     pub host_prefixes: &'a [IpNet],
+    /// Addresses of services that are not translated before policy judges.
+    pub services: &'a BTreeSet<IpAddr>,
     /// Addresses of this node's health endpoint.
     pub health: &'a [IpAddr],
     /// This node's endpoints.
@@ -57,7 +59,7 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
 /// The identity of each prefix, and the node of what is an endpoint of another node. The longest
 /// prefix counts. Where several give one to the same prefix, the first of these does: this node's
 /// addresses, its health endpoint, its endpoints, other nodes' addresses, their health endpoints,
-/// announced endpoints, prefixes of policy, the world. Within prefixes that lead to this host alone, nobody else has
+/// announced endpoints, services, prefixes of policy, the world. Within prefixes that lead to this host alone, nobody else has
 /// any. So nobody else can claim what this node knows
 /// for itself, and a prefix of policy never hides an endpoint.
 pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
@@ -74,6 +76,15 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     }
     for (prefix, identity) in inputs.cidrs {
         entries.insert(prefix.trunc(), (*identity, None));
+    }
+    // Any endpoint may be behind one: it is not of the world, which no rule means that is about places outside. A rule can
+    // name it by a prefix of its own.
+    for ip in inputs.services {
+        let named = inputs.cidrs.iter();
+        let named = named.filter(|(prefix, _)| prefix.prefix_len() > 0 && prefix.contains(ip));
+        let named = named.max_by_key(|(prefix, _)| prefix.prefix_len());
+        let identity = named.map_or(Identity::UNKNOWN, |(_, identity)| *identity);
+        entries.insert(IpNet::from(*ip), (identity, None));
     }
     // This node knows its own endpoints better than what it announced before.
     for (prefix, one) in &inputs.announced.0 {
@@ -189,6 +200,7 @@ mod tests {
         let cache = ipcache(IpcacheInputs {
             host: &[ip("172.30.0.1"), ip("10.244.1.1")],
             host_prefixes: &[ip("172.30.0.255").into(), "198.18.7.0/24".parse().unwrap()],
+            services: &BTreeSet::from([ip("10.96.0.1"), ip("203.0.113.1"), ip("10.244.1.7")]),
             health: &[ip("10.244.1.2")],
             endpoints: &BTreeMap::from([(ip("10.244.1.7"), Identity(301))]),
             own: "default/a",
@@ -209,6 +221,10 @@ mod tests {
             ("172.30.0.2", Identity::REMOTE_NODE, None),
             ("fd00:30::2", Identity::REMOTE_NODE, None),
             ("fd00:10:244:2::2", Identity::HEALTH, Some("fd00:30::2")),
+            // Services: by the prefix of a rule, by none, and an endpoint that is one.
+            ("10.96.0.1", Identity(1 << 24 | 1), None),
+            ("203.0.113.1", Identity::UNKNOWN, None),
+            ("203.0.113.2", Identity::WORLD, None),
             ("192.0.2.1", Identity::WORLD, None),
             ("0.0.0.0", Identity::HOST, None),
             ("127.0.0.53", Identity::HOST, None),
@@ -268,6 +284,7 @@ mod tests {
             let cache = ipcache(IpcacheInputs {
                 host: &host,
                 host_prefixes: &[],
+                services: &BTreeSet::new(),
                 health: &health,
                 endpoints: &endpoints,
                 own: "default/me",

@@ -1,6 +1,7 @@
 //! The service proxy of the agent: connects sources, probes, a provider, and the servers for load balancers,
 //! supervisors and metrics.
 
+mod announce;
 mod measured;
 mod node_addresses;
 mod readiness;
@@ -10,7 +11,8 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
-use std::net::TcpListener;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +34,7 @@ use health_service::services::{Provider, Services, Settings};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+use self::announce::Announcing;
 use self::measured::Measured;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
@@ -106,16 +109,30 @@ impl Ports {
     }
 }
 
+/// What connects services with other parts of the agent.
+pub(super) struct Links {
+    /// What the programs read.
+    pub(super) tables: ServiceTables,
+    /// How this node stands with its cluster.
+    pub(super) standing: watch::Receiver<Standing>,
+    /// Tells policy the addresses of services whose backends it does not see.
+    pub(super) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+}
+
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(super) async fn start(
     config: &Config,
     own: &Node,
     parts: Parts,
     probes: Option<&Supervisor>,
-    standing: watch::Receiver<Standing>,
-    tables: ServiceTables,
+    links: Links,
     netlink: &Handle,
 ) -> anyhow::Result<ServedServices> {
+    let Links {
+        tables,
+        standing,
+        addresses: told,
+    } = links;
     let topology = Topology {
         node: config.node_name.as_str().into(),
         zone: config.services.service_node_zone.as_deref().map(Into::into),
@@ -134,6 +151,7 @@ pub(super) async fn start(
     } = parts;
     let (served, other) = match ipvs {
         Some(provider) => {
+            let provider = Announcing::new(provider, told);
             let served = serve(settings, topology, sources, ports, pods, provider);
             (served, Other::Ebpf(Box::new(tables)))
         }

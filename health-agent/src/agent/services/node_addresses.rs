@@ -79,12 +79,13 @@ async fn usable(
     let addresses = link::addresses(netlink).await?.into_iter();
     let addresses = addresses.filter(|carried| Some(carried.index) != of_services);
     let addresses = addresses.map(|carried| carried.address);
-    let is_chosen = |address: &IpAddr| {
-        networks.is_empty() || networks.iter().any(|network| network.contains(address))
-    };
-    Ok(addresses
-        .filter(|address| is_usable(address) && is_chosen(address))
-        .collect())
+    let usable = addresses.filter(|address| is_usable(address) && is_chosen(address, networks));
+    Ok(usable.collect())
+}
+
+/// Without networks, all are.
+fn is_chosen(address: &IpAddr, networks: &[IpNet]) -> bool {
+    networks.is_empty() || networks.iter().any(|network| network.contains(address))
 }
 
 fn is_usable(address: &IpAddr) -> bool {
@@ -93,4 +94,32 @@ fn is_usable(address: &IpAddr) -> bool {
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
     !address.is_loopback() && !is_of_link
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_ports_are_served_at_addresses_that_others_reach_in_the_chosen_networks() {
+        let chosen: Vec<IpNet> = ["172.30.0.0/24", "fd00:30::/64"]
+            .iter()
+            .map(|network| network.parse().unwrap())
+            .collect();
+        for (address, of_all, of_chosen) in [
+            ("172.30.0.1", true, true),
+            ("192.168.77.1", true, false),
+            ("fd00:30::1", true, true),
+            ("fd00:77::1", true, false),
+            ("127.0.0.1", false, false),
+            ("169.254.1.1", false, false),
+            ("fe80::1", false, false),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            let is_served =
+                |networks: &[IpNet]| is_usable(&address) && is_chosen(&address, networks);
+            let served = (is_served(&[]), is_served(&chosen));
+            assert_eq!(served, (of_all, of_chosen), "{address}");
+        }
+    }
 }

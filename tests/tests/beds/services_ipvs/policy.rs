@@ -9,13 +9,14 @@ use tests::served::{ServiceManifest, curl, curl_soon};
 use crate::services::policy::is_kept_out;
 use crate::services::{Mode, Stand, targets, wait_answered_by, wait_datagrams_answered_by};
 
-/// Backends let friends and who is caged in. Who is caged may reach backends, but no address of a service.
+/// Backends let friends and who is caged in. Who is caged may reach backends, hosts and the cluster, but by no rule
+/// the addresses of services.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
               "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]},
 {"labels": ["name=caged"], "endpointSelector": {"matchLabels": {"role": "caged"}},
- "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}, {"toEntities": ["host", "remote-node"]}]},
+ "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}, {"toEntities": ["host", "remote-node", "cluster"]}]},
 {"labels": ["name=friend"], "endpointSelector": {"matchLabels": {"role": "friend"}},
  "egress": [{"toCIDR": ["10.96.0.0/16", "fd00:10:96::/48"], "toPorts": [{"ports": [{"port": "80", "protocol": "ANY"}]}]}]}
 ]"#;

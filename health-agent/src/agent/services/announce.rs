@@ -1,0 +1,43 @@
+//! Tells policy which addresses are those of services, where others than this host are behind them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use health_service::services::{Provider, Work};
+use health_service::state::Listen;
+use tokio::sync::watch;
+
+/// A provider whose services keep their addresses while policy judges. They are told before they are served.
+pub(super) struct Announcing<P> {
+    provider: P,
+    told: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+}
+
+impl<P> Announcing<P> {
+    pub(super) fn new(provider: P, told: watch::Sender<Arc<BTreeSet<IpAddr>>>) -> Self {
+        Self { provider, told }
+    }
+}
+
+impl<P: Provider> Provider for Announcing<P> {
+    type Error = P::Error;
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
+        let frontends = work.state.ports().flat_map(|(_, port)| &port.frontends);
+        // NodePorts are at addresses of the host.
+        let addresses = frontends.filter_map(|frontend| match frontend.listen {
+            Listen::Address(address) => Some(address.ip()),
+            Listen::NodePort(_) => None,
+        });
+        let addresses: BTreeSet<_> = addresses.collect();
+        self.told.send_if_modified(|known| {
+            let differs = **known != addresses;
+            if differs {
+                *known = Arc::new(addresses);
+            }
+            differs
+        });
+        self.provider.sync(work).await
+    }
+}
