@@ -262,7 +262,7 @@ impl Agent {
         let probes = containers.as_ref().map(|probes| &probes.supervisor);
         let services = match service_parts {
             Some(parts) => {
-                let tables = node.datapath().services()?;
+                let tables = (node.datapath().services()?, node.datapath().socket_table()?);
                 Some(services::start(config, &own, parts, probes, tables, &netlink).await?)
             }
             None => None,

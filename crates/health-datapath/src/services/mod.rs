@@ -18,6 +18,7 @@ mod place;
 mod pool;
 mod ranges;
 mod read;
+mod sockets;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -36,6 +37,7 @@ pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
 pub use maps::{ServiceMapSizes, ServiceMaps};
 pub use pool::{FillMaglev, MaglevBackend};
+pub use sockets::{SocketTable, StuckSocket};
 
 use free::Arrays;
 use numbers::Numbers;

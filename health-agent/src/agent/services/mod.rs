@@ -3,6 +3,7 @@
 mod measured;
 mod node_addresses;
 mod readiness;
+mod sockets;
 mod sources;
 mod takeover;
 #[cfg(test)]
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_datapath::services::ServiceTables;
+use health_datapath::services::{ServiceTables, SocketTable};
 use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
@@ -33,6 +34,7 @@ use tokio::sync::watch;
 use self::measured::Measured;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
+use self::sockets::SocketWatch;
 pub(super) use self::sources::Sources;
 use self::takeover::{Other, Takeover};
 use crate::api::monitor::{self, Monitor};
@@ -52,6 +54,7 @@ pub(super) struct ServedServices {
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _node_addresses: Option<NodeAddressWatch>,
+    _sockets: Option<SocketWatch>,
     /// Changed by each sync that succeeds.
     in_force: watch::Receiver<Arc<HealthChecks>>,
     takeover: Option<Takeover>,
@@ -110,7 +113,7 @@ pub(super) async fn start(
     own: &Node,
     parts: Parts,
     probes: Option<&Supervisor>,
-    tables: ServiceTables,
+    (tables, sockets): (ServiceTables, SocketTable),
     netlink: &Handle,
 ) -> anyhow::Result<ServedServices> {
     let topology = Topology {
@@ -137,7 +140,11 @@ pub(super) async fn start(
         None => {
             let by = ebpf::Settings::new(clock::now_ns);
             let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
-            let served = serve(settings, topology, sources, ports, pods, provider);
+            let mut served = serve(settings, topology, sources, ports, pods, provider);
+            if let Ok(served) = &mut served {
+                let sockets = SocketWatch::follow(sockets, served.in_force.clone())?;
+                served._sockets = Some(sockets);
+            }
             (
                 served,
                 Other::Ipvs(ipvs_settings(config, own), netlink.clone()),
@@ -226,6 +233,7 @@ fn serve(
         _node_addresses: None,
         in_force: checks,
         takeover: None,
+        _sockets: None,
     })
 }
 

@@ -1,8 +1,8 @@
-//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its loopback
-//! and of its links.
+//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its links, and
+//! none of its loopback but those of `localhost`, which are for sockets of the host.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,12 @@ use tracing::warn;
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Time until the next look after one that failed.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Those of the loopback. No packet is served there.
+const LOCALHOST: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// Follows the node's addresses. Dropping it ends that.
 pub(super) struct NodeAddressWatch {
@@ -82,9 +88,8 @@ async fn usable(
     let is_chosen = |address: &IpAddr| {
         networks.is_empty() || networks.iter().any(|network| network.contains(address))
     };
-    Ok(addresses
-        .filter(|address| is_usable(address) && is_chosen(address))
-        .collect())
+    let addresses = addresses.filter(is_usable).chain(LOCALHOST);
+    Ok(addresses.filter(is_chosen).collect())
 }
 
 fn is_usable(address: &IpAddr) -> bool {
