@@ -34,10 +34,16 @@ pub struct DatapathConfig {
     /// By how much `CLOCK_TAI` is ahead of UTC on this host, nanoseconds: 37 s where the kernel was
     /// told of leap seconds, else 0.
     pub tai_offset_ns: u64,
+    /// The host's network namespace (`SO_NETNS_COOKIE`): services are there for sockets of this one. 0: for none.
+    pub netns_cookie: u64,
     /// The gateway of this node's endpoints, IPv4. Unset: no IPv4.
     pub gateway4: Addr,
     /// The gateway of this node's endpoints, IPv6. Unset: no IPv6.
     pub gateway6: Addr,
+    /// This node's IPv4 address, by which source ranges judge its own sockets. Unset: it has none.
+    pub node4: Addr,
+    /// This node's IPv6 address, likewise.
+    pub node6: Addr,
     /// The health endpoint's IPv4 address. It stands here and not only in `HEALTH_ENDPOINTS`, since the
     /// kernel inlines the look-up in an array: a third of the cost of an answer.
     pub health4: Addr,
@@ -49,4 +55,4 @@ pub struct DatapathConfig {
     pub flags: u16,
 }
 
-crate::map_types!(DatapathConfig = 144);
+crate::map_types!(DatapathConfig = 184);

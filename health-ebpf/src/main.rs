@@ -7,12 +7,13 @@
     reason = "the macro exports each program anew, without its comment"
 )]
 
-use aya_ebpf::macros::classifier;
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier};
+use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext};
 use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
 use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Stateful;
 use health_ebpf::frame::Frame;
+use health_ebpf::service::socket::{self, Call4, Call6};
 use health_ebpf::{collect, endpoint, nat, netdev, rtt, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
@@ -77,6 +78,60 @@ fn tcp_account(ctx: TcContext) -> i32 {
 #[classifier]
 fn ct_collect(ctx: TcContext) -> i32 {
     collect::collect(&Frame::new(&ctx)) as i32
+}
+
+/// cgroup: a socket connects to an IPv4 address.
+#[cgroup_sock_addr(connect4)]
+fn sock_connect4(ctx: SockAddrContext) -> i32 {
+    socket::connect(&Call4::new(ctx.sock_addr))
+}
+
+/// cgroup: a socket connects to an IPv6 address, or to an IPv4 one mapped into it.
+#[cgroup_sock_addr(connect6)]
+fn sock_connect6(ctx: SockAddrContext) -> i32 {
+    socket::connect(&Call6::new(ctx.sock_addr))
+}
+
+/// cgroup: a datagram is sent to an IPv4 address, by a socket that is not connected.
+#[cgroup_sock_addr(sendmsg4)]
+fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::send(&Call4::new(ctx.sock_addr))
+}
+
+/// cgroup: the same to an IPv6 address.
+#[cgroup_sock_addr(sendmsg6)]
+fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::send(&Call6::new(ctx.sock_addr))
+}
+
+/// cgroup: a process is told from which IPv4 address a datagram came.
+#[cgroup_sock_addr(recvmsg4)]
+fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::tell_peer(&Call4::new(ctx.sock_addr))
+}
+
+/// cgroup: the same of an IPv6 address, or of an IPv4 one mapped into it.
+#[cgroup_sock_addr(recvmsg6)]
+fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::tell_peer(&Call6::new(ctx.sock_addr))
+}
+
+/// cgroup: a process asks to which IPv4 address a socket is connected.
+#[cgroup_sock_addr(getpeername4)]
+fn sock_getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::tell_peer(&Call4::new(ctx.sock_addr))
+}
+
+/// cgroup: the same of an IPv6 address, or of an IPv4 one mapped into it.
+#[cgroup_sock_addr(getpeername6)]
+fn sock_getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::tell_peer(&Call6::new(ctx.sock_addr))
+}
+
+/// cgroup: a socket is closed.
+#[cgroup_sock(sock_release)]
+fn sock_release(ctx: SockContext) -> i32 {
+    socket::release(ctx.sock)
 }
 
 #[unsafe(link_section = "license")]

@@ -18,6 +18,7 @@ use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
@@ -161,6 +162,11 @@ pub static HEALTH_REVNAT_ANY4: LruHashMap<Tuple4, ServiceFlow4> =
 #[map]
 pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
     LruHashMap::pinned(REVNAT_ANY_ENTRIES, 0);
+
+/// What the host's own sockets were sent to.
+#[map]
+pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
+    LruHashMap::pinned(SOCKET_ENTRIES, 0);
 
 /// Packet counters.
 #[map]

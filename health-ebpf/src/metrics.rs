@@ -1,5 +1,7 @@
 //! Counting packets, and the one type in which a program's decision leaves it.
 
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
 use aya_ebpf::bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC};
 use health_common::metrics::{Direction, Reason, metrics_index};
 
@@ -62,6 +64,17 @@ pub fn ignore() -> Verdict {
 #[inline(always)]
 pub fn count(frame: &Frame, reason: Reason, direction: Direction) {
     count_bytes(frame.length(), reason, direction);
+}
+
+/// Counts what a process asked for, of which there is no packet. Such programs may be interrupted.
+#[inline(always)]
+pub fn count_call(reason: Reason, direction: Direction) {
+    if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {
+        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        unsafe {
+            atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(&raw mut (*counter).packets, 1)
+        };
+    }
 }
 
 /// As [`count`], of a packet of this length.

@@ -1,6 +1,7 @@
 //! The maps by name, with the layouts that `health-common` defines.
 
 use aya::maps::lpm_trie::Key;
+use aya_obj::generated::bpf_attach_type::{self, *};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
@@ -15,6 +16,7 @@ use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
     ServiceFlow6, SourceRange,
@@ -112,11 +114,13 @@ pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6");
 pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4");
 /// IPv6 flows of other protocols through services.
 pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6");
+/// What the host's own sockets were sent to.
+pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 36] = [
+pub const MAPS: [MapLayout; 37] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -152,10 +156,11 @@ pub const MAPS: [MapLayout; 36] = [
     REVNAT6,
     REVNAT_ANY4,
     REVNAT_ANY6,
+    SOCKETS,
     CONFIG,
 ];
 
-/// All programs that are always pinned.
+/// All programs on devices that are always pinned.
 pub const PROGRAMS: [&str; 9] = [
     "to_endpoint",
     "from_endpoint",
@@ -177,7 +182,20 @@ pub const IP_PROGRAMS: [(&str, &str); 4] = [
     (IP_MASQUERADE_IN, MASQUERADE_IN),
 ];
 
-/// The names of all programs.
+/// The programs for the host's own sockets, and their hooks. They are attached at the root of the control groups.
+pub const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
+    ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
+    ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
+    ("sock_sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sock_sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
+    ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
+    ("sock_getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
+    ("sock_getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
+    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
+];
+
+/// The names of the programs on devices.
 pub(crate) fn program_names() -> impl Iterator<Item = &'static str> {
     let of_ip = IP_PROGRAMS.map(|(name, _)| name);
     PROGRAMS.into_iter().chain(of_ip)

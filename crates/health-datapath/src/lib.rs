@@ -23,6 +23,7 @@ pub mod probe;
 mod resize;
 pub mod rtt_store;
 pub mod services;
+mod sockets;
 mod sys;
 mod table;
 mod trie;
@@ -40,6 +41,7 @@ use aya::programs::ProgramError;
 pub use attach::{Attachment, Attachments, Direction, Hook, HookFault};
 pub use loader::Datapath;
 pub use resize::MapSizes;
+pub use sockets::SocketFault;
 pub use workloads::Workload;
 
 /// The compiled programs that an agent loads.

@@ -31,7 +31,9 @@ use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
-use super::services::{ServiceMaps, ServiceTables, ServicesError};
+use super::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
+use super::sockets::Sockets;
+use super::table::Table;
 use super::workloads::{Workloads, with_link_local};
 use super::{DatapathError, Hook, PROGRAMS};
 
@@ -69,6 +71,7 @@ pub struct Datapath {
     pub(super) resizing: Option<PendingResize>,
     pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
     pub(super) workloads: Workloads,
+    pub(super) sockets: Sockets,
     config: Array<MapData, DatapathConfig>,
     masquerade: Array<MapData, MasqueradeConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
@@ -122,6 +125,7 @@ impl Datapath {
         for name in layout::PROGRAMS {
             programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);
         }
+        let sockets = Sockets::load(&mut ebpf, &pins)?;
         let log = EbpfLogger::init(&mut ebpf).ok();
         let maps = take_maps(ebpf);
         let clsact = Clsact::of(&pins);
@@ -138,6 +142,7 @@ impl Datapath {
             resizing: resizing.is_needed().then_some(resizing),
             endpoints,
             workloads: Workloads::default(),
+            sockets,
             config,
             masquerade,
             lock,
@@ -165,6 +170,7 @@ impl Datapath {
             resizing,
             endpoints: _,
             workloads,
+            sockets,
             config: _,
             masquerade: _,
             lock: _,
@@ -175,6 +181,7 @@ impl Datapath {
             && *may_have_filters
             && resizing.is_none()
             && *workloads == Workloads::default()
+            && sockets.are_as_loaded()
     }
 
     /// Tells programs which others they go on with.
@@ -300,6 +307,16 @@ impl Datapath {
     /// The tables of services. Has one owner, as [`Datapath::policy`].
     pub fn services(&self) -> Result<ServiceTables, ServicesError> {
         ServiceTables::open(ServiceMaps::from_pins(&self.pins)?)
+    }
+
+    /// What the host's own sockets are connected to.
+    pub fn socket_table(&self) -> Result<SocketTable, DatapathError> {
+        Ok(SocketTable {
+            sockets: Table::new(self.map_data(&layout::SOCKETS)?),
+            backends: Table::new(self.map_data(&layout::BACKENDS)?),
+            frontends4: Table::new(self.map_data(&layout::SVC4)?),
+            frontends6: Table::new(self.map_data(&layout::SVC6)?),
+        })
     }
 
     fn map_data(&self, layout: &layout::MapLayout) -> Result<MapData, DatapathError> {

@@ -31,6 +31,10 @@ impl Datapath {
             pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?;
             lost.push(name.to_owned());
         }
+        for name in self.sockets.without_pin(&self.pins) {
+            self.sockets.pin_program(&self.pins, name)?;
+            lost.push(name.to_owned());
+        }
         Ok(lost)
     }
 
@@ -42,6 +46,7 @@ impl Datapath {
             && self
                 .pinned_programs()
                 .all(|name| folder.join(name).exists())
+            && self.sockets.without_pin(&self.pins).is_empty()
     }
 
     /// The maps that have pins.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use aya::maps::{MapData, MapError};
 use aya::{Btf, BtfError};
-use aya_obj::generated::{bpf_insn, bpf_map_type};
+use aya_obj::generated::{bpf_attach_type, bpf_insn, bpf_map_type, bpf_prog_type};
 use aya_obj::relocation::EbpfRelocationError;
-use aya_obj::{EbpfSectionKind, Function, Map, Object, ParseError};
+use aya_obj::{EbpfSectionKind, Function, Map, Object, ParseError, ProgramSection};
 
 use super::sys;
 
@@ -119,7 +119,10 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
         };
         let func_info = function.func_info.func_info_bytes();
         let line_info = function.line_info.line_info_bytes();
-        let classifier = sys::Classifier {
+        let (kind, hook) = kind(&program.section);
+        let unverified = sys::Unverified {
+            kind,
+            hook,
             instructions: instruction_bytes(function),
             license: &program.license,
             types: types.as_ref().map(|types| types.as_fd()),
@@ -127,9 +130,9 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
             line_info: (&line_info, function.line_info_rec_size),
         };
         let (loaded, log) =
-            sys::verify_classifier(&classifier).map_err(|source| VerifierError::Refused {
+            sys::verify_program(&unverified).map_err(|source| VerifierError::Refused {
                 name: name.clone(),
-                said: sys::refusal(&classifier),
+                said: sys::refusal(&unverified),
                 source,
             })?;
         let log = read_log(&log).ok_or_else(|| VerifierError::Log {
@@ -145,6 +148,21 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
     }
     verified.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(verified)
+}
+
+/// A program's kind, and its hook where the kind has several.
+fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
+    match section {
+        ProgramSection::CgroupSockAddr { attach_type } => {
+            let hook: bpf_attach_type = (*attach_type).into();
+            (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR, hook as u32)
+        }
+        ProgramSection::CgroupSock { attach_type } => {
+            let hook: bpf_attach_type = (*attach_type).into();
+            (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK, hook as u32)
+        }
+        _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0),
+    }
 }
 
 /// Entries of tables, which the verifier takes no interest in.

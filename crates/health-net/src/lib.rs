@@ -4,6 +4,7 @@
 //! all others in the one of the calling thread.
 
 pub mod carrier;
+pub mod cgroup;
 pub mod changes;
 pub mod clock;
 mod error;
@@ -18,6 +19,7 @@ pub mod netlink;
 pub mod netns;
 pub mod rawsock;
 pub mod route;
+pub mod socket_diag;
 pub mod stdout;
 pub mod sysctl;
 pub mod tc;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,28 @@ const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
 /// The calling thread's own namespace. `/proc/self` would name the process's first thread's.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
+
+/// `SO_NETNS_COOKIE` (asm-generic/socket.h), from Linux 5.14 on.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// The kernel's number of the calling thread's network namespace; no other one ever has it.
+pub fn cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut cookie = 0_u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: the kernel writes no more than the length that it is told, which is that of `cookie`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    Ok(cookie)
+}
 
 /// Why a network namespace could not be made, entered or removed.
 #[derive(Debug, thiserror::Error)]

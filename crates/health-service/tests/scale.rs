@@ -167,7 +167,8 @@ async fn costs(services: u32) -> [u64; 3] {
         zone: None,
     });
     let sources = vec![probed.services(), other];
-    let served = Services::start(settings, topology.1, sources, Told(told)).unwrap();
+    let served =
+        Services::start(settings, topology.1, sources, Told(told)).expect("intervals that fit");
     let ports = 2 * services as usize;
     while done.recv().await.expect("a sync").0 != ports {}
     let mut view = served.handle().view();
@@ -183,7 +184,7 @@ async fn costs(services: u32) -> [u64; 3] {
             }
         };
         assert_eq!(ports, 1, "one port has changed");
-        assert!(view.has_changed().unwrap());
+        assert!(view.has_changed().expect("the services still run"));
         allocated - before
     };
     let probe = Readiness::from([(address(services / 2, 0), false)]);

@@ -265,6 +265,7 @@ impl Agent {
             Some(parts) => {
                 let links = services::Links {
                     tables: node.datapath().services()?,
+                    sockets: node.datapath().socket_table()?,
                     standing: registry.standing(),
                     addresses: services_told,
                 };

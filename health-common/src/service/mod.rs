@@ -1,11 +1,13 @@
 //! Services: `HEALTH_SVC4` and `HEALTH_SVC6` with the frontends, `HEALTH_SLOTS`, `HEALTH_MAGLEV` and `HEALTH_BACKENDS`
 //! with what stands behind them, `HEALTH_AFFINITY`, `HEALTH_SOURCE_RANGES`, and the flows that were sent to a backend:
-//! `HEALTH_REVNAT4` and `HEALTH_REVNAT6` for TCP, `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` for all other protocols.
+//! `HEALTH_REVNAT4` and `HEALTH_REVNAT6` for TCP, `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` for all other protocols,
+//! `HEALTH_SOCKETS` for the host's own sockets.
 //!
 //! A new flow to a frontend takes three look-ups: the frontend, a slot of its pool, the backend of the slot. The agent
 //! writes a new pool to free places and then changes the frontend, so no program ever reads a pool that is being changed.
 
 pub mod choice;
+pub mod socket;
 pub mod unreachable;
 
 use crate::addr::Addr;
@@ -103,6 +105,8 @@ pub const FRONTEND_WEIGHTED: u16 = 4;
 pub const FRONTEND_DROPS_INSIDE: u16 = 8;
 /// Flag: as [`FRONTEND_DROPS_INSIDE`], of flows from outside.
 pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
+/// Flag: an address of the loopback. Sockets of the host reach it; packets to it are nobody's business but the host's.
+pub const FRONTEND_HOST_ONLY: u16 = 32;
 
 /// Each backend with the same probability.
 pub const ALGORITHM_RANDOM: u8 = 0;

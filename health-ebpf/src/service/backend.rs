@@ -4,6 +4,7 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use health_common::addr::Addr;
 use health_common::ct::{CtState, Timeouts, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
@@ -11,8 +12,8 @@ use health_common::nat::can_change_port;
 use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
-    SourceRange,
+    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED,
+    Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
@@ -40,37 +41,72 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
     let Some(config) = HEALTH_CONFIG.get(0) else {
         return StepResult::PASSED;
     };
-    // SAFETY: entries are replaced as a whole.
-    let Some(&frontend) = (unsafe { T::frontends().get(flow.frontend_key()) }) else {
+    let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
     };
     let client = flow.source().0.to_addr();
-    if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client, frontend.service) {
-        return StepResult::dropped(Reason::ServiceSourceRange);
-    }
-    if frontend.inside.len == 0 {
-        return if frontend.flags & FRONTEND_DROPS_INSIDE != 0 {
-            StepResult::dropped(Reason::ServiceNoLocal)
-        } else {
-            StepResult::REJECTED
-        };
-    }
-    let index = match lasting(client, &frontend) {
-        Some(index) => Some(index),
-        None => fresh(request, &frontend),
+    let client = Client {
+        source: client,
+        stays_as: client,
     };
-    let Some((index, to)) =
-        index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
-    else {
-        return StepResult::dropped(Reason::ServiceNoBackend);
+    let is_new_connection = flow.protocol() == IP_PROTOCOL_TCP && opens(request);
+    let (index, to) = match elect(&flow, &client, &frontend, is_new_connection) {
+        Ok(chosen) => chosen,
+        Err(refused) => return refused,
     };
     if to.1 != flow.destination().1 && !can_change_port(flow.protocol()) {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
     request.set_backend(to);
+    enter(&flow, to, index, frontend.service, &config.timeouts)
+}
+
+/// What a packet is for, if it is for a service. Those of the loopback are served to sockets alone (CVE-2020-8558).
+#[inline(always)]
+pub(super) fn frontend_of_packets<T: Version>(flow: &T) -> Option<Frontend> {
+    // SAFETY: entries are replaced as a whole.
+    let frontend = unsafe { T::frontends().get(flow.frontend_key()) }?;
+    (frontend.flags & FRONTEND_HOST_ONLY == 0).then_some(*frontend)
+}
+
+/// Who opens a flow.
+pub(super) struct Client {
+    /// What source ranges judge.
+    pub(super) source: Addr,
+    /// By what affinity knows it.
+    pub(super) stays_as: Addr,
+}
+
+/// A backend for a new flow from this node, its index first; or what becomes of the flow without one.
+#[inline(always)]
+pub(super) fn elect<T: Version>(
+    flow: &T,
+    client: &Client,
+    frontend: &Frontend,
+    is_new_connection: bool,
+) -> Result<(u32, (T::Address, u16)), StepResult> {
+    if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client.source, frontend.service) {
+        return Err(StepResult::dropped(Reason::ServiceSourceRange));
+    }
+    if frontend.inside.len == 0 {
+        return Err(if frontend.flags & FRONTEND_DROPS_INSIDE != 0 {
+            StepResult::dropped(Reason::ServiceNoLocal)
+        } else {
+            StepResult::REJECTED
+        });
+    }
+    let index = match lasting(client.stays_as, frontend) {
+        Some(index) => Some(index),
+        None => fresh(flow, frontend, is_new_connection),
+    };
+    let Some((index, to)) =
+        index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
+    else {
+        return Err(StepResult::dropped(Reason::ServiceNoBackend));
+    };
     if frontend.affinity_secs != 0 {
         let key = AffinityKey {
-            client,
+            client: client.stays_as,
             service: frontend.service,
         };
         let affinity = Affinity {
@@ -80,7 +116,35 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
         // Without room, the next flow may go elsewhere.
         let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
     }
-    enter(&flow, to, index, frontend.service, &config.timeouts)
+    Ok((index, to))
+}
+
+/// Counts a flow that was sent to a backend.
+#[inline(always)]
+pub(super) fn count_flow(index: u32) {
+    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index) {
+        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        unsafe {
+            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(&raw mut (*backend).flows, 1)
+        };
+    }
+}
+
+/// Counts it no more, unless another service's backend stands there by now.
+#[inline(always)]
+pub(super) fn discount_flow(index: u32, service: u32) {
+    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index)
+        // SAFETY: aligned words of a map value.
+        && unsafe { (*backend).service == service && (*backend).flows > 0 }
+    {
+        // SAFETY: as above; adds -1.
+        unsafe {
+            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(
+                &raw mut (*backend).flows,
+                u32::MAX,
+            )
+        };
+    }
 }
 
 /// Enters a flow, both ways.
@@ -108,12 +172,7 @@ fn enter<T: Version>(
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index) {
-        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
-        unsafe {
-            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(&raw mut (*backend).flows, 1)
-        };
-    }
+    count_flow(index);
     StepResult::FOUND
 }
 
@@ -133,18 +192,8 @@ pub(crate) fn forget<T: Version>(sent: T) {
     {
         let _ = T::service_flows().remove(&flow);
     }
-    if T::service_flows().remove(&answer).is_ok()
-        && let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(back.backend)
-        // SAFETY: aligned words of a map value.
-        && unsafe { (*backend).service == back.service && (*backend).flows > 0 }
-    {
-        // SAFETY: as above; adds -1.
-        unsafe {
-            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(
-                &raw mut (*backend).flows,
-                u32::MAX,
-            )
-        };
+    if T::service_flows().remove(&answer).is_ok() {
+        discount_flow(back.backend, back.service);
     }
 }
 
@@ -156,7 +205,7 @@ pub(super) fn is_serving<T: Version>(parts: &ServiceFlowParts<T::Address>) -> bo
 
 /// Where a backend of a service listens.
 #[inline(always)]
-fn address<T: Version>(index: u32, service: u32) -> Option<(T::Address, u16)> {
+pub(super) fn address<T: Version>(index: u32, service: u32) -> Option<(T::Address, u16)> {
     let backend: &Backend = HEALTH_BACKENDS.get(index)?;
     let is_of_version = backend.addr.is_v4() == (T::IP_VERSION == 4);
     (backend.service == service && is_of_version)
@@ -165,7 +214,7 @@ fn address<T: Version>(index: u32, service: u32) -> Option<(T::Address, u16)> {
 
 /// Whether a client is in the ranges of a service.
 #[inline(always)]
-fn is_in_range(client: health_common::addr::Addr, service: u32) -> bool {
+fn is_in_range(client: Addr, service: u32) -> bool {
     let key = TrieKey {
         prefix_len: SOURCE_BITS,
         data: SourceRange {
@@ -178,7 +227,7 @@ fn is_in_range(client: health_common::addr::Addr, service: u32) -> bool {
 
 /// The backend that a client stays with.
 #[inline(always)]
-fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32> {
+fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
     if frontend.affinity_secs == 0 {
         return None;
     }
@@ -195,10 +244,9 @@ fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
 #[inline(always)]
-fn fresh<T: Version>(request: &Request<T>, frontend: &Frontend) -> Option<u32> {
-    let flow = &request.tuple;
+fn fresh<T: Version>(flow: &T, frontend: &Frontend, is_new_connection: bool) -> Option<u32> {
     let mut index = by_algorithm(flow, frontend, frontend.inside)?;
-    if flow.protocol() != IP_PROTOCOL_TCP || !opens(request) {
+    if !is_new_connection {
         return Some(index);
     }
     for _ in 1..TRIES {

@@ -7,6 +7,7 @@ mod answer;
 mod backend;
 mod reject;
 mod request;
+pub mod socket;
 mod step;
 
 use health_common::config::SERVICES;

@@ -9,7 +9,7 @@ use health_common::packet::Kind;
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
-use super::backend::{forget, is_serving};
+use super::backend::{forget, frontend_of_packets, is_serving};
 use super::step::{Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, keep};
@@ -51,8 +51,7 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
         request.set_backend(to);
         return StepResult::FOUND;
     }
-    // SAFETY: entries are replaced as a whole.
-    if unsafe { T::frontends().get(flow.frontend_key()) }.is_some() {
+    if frontend_of_packets(&flow).is_some() {
         // Of a connection that began before: IPVS goes on with it.
         if config.flags & SERVICES_HANDOVER != 0
             && flow.protocol() == IP_PROTOCOL_TCP

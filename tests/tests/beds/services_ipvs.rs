@@ -181,7 +181,9 @@ impl Bed {
 
     fn error(&self) -> Option<String> {
         let services = self.services.as_ref()?;
-        services.handle().view().borrow().error.clone()
+        let view = services.handle().view();
+        let failure = view.borrow().failure.clone();
+        failure.map(|failure| failure.error.clone())
     }
 
     /// Waits until a listing is so.

@@ -11,6 +11,7 @@ const SIZES: MapSizes = MapSizes {
     conntrack_any: 1_024,
     nat: 4_608,
     nat_any: 1_024,
+    services: None,
 };
 /// Packets of each CPU: of each kind and IP version many times what the maps have room for.
 const PACKETS: u64 = 30_000;

@@ -114,7 +114,8 @@ fn the_next_test_finds_all_maps_as_they_were_loaded() -> anyhow::Result<()> {
 
     let mut run = TestRun::of_pool(&pool);
     let programs = maps(&run)?.programs();
-    assert_eq!(programs.len(), layout::PROGRAMS.len());
+    let loaded = layout::PROGRAMS.len() + layout::SOCKET_PROGRAMS.len();
+    assert_eq!(programs.len(), loaded);
     spoil_all(&mut run, &fresh)?;
     let spoilt = maps(&run)?.contents()?;
     let same = fresh

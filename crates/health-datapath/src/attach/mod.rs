@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramError, TcAttachType};
 use nix::net::if_::if_nametoindex;
-use tracing::info;
+use tracing::{info, warn};
 
-use super::layout::{self, LINK_PINS};
+use super::layout::{self, LINK_PINS, SOCKET_PROGRAMS};
 use super::loader::{classifier, file_error, set_aside};
 use super::{Datapath, DatapathError, link_pin};
 
@@ -258,6 +258,10 @@ impl Datapath {
             outcome = outcome.and(self.take_over_or_attach(hook));
         }
         self.attach_adopted();
+        // The rest serves without them; they are tried again as what is found missing.
+        if let Err(error) = self.sockets.attach(&self.pins) {
+            warn!(%error, "services are not there for the host's own sockets");
+        }
         outcome?;
         self.remove_others(hooks)?;
         if let Some(resizing) = self.resizing.take() {
@@ -398,7 +402,9 @@ impl Datapath {
     /// Removes pinned links of other hooks, which detaches their programs.
     fn remove_other_links(&self, wanted: &[Hook]) -> Result<(), DatapathError> {
         let folder = self.pins.join(LINK_PINS);
-        let names: HashSet<String> = wanted.iter().map(Hook::pin_name).collect();
+        let of_sockets = SOCKET_PROGRAMS.map(|(name, _)| name.to_owned());
+        let names = wanted.iter().map(Hook::pin_name).chain(of_sockets);
+        let names: HashSet<String> = names.collect();
         for entry in fs::read_dir(&folder).map_err(file_error("read", &folder))? {
             let path = entry.map_err(file_error("read", &folder))?.path();
             let known = path

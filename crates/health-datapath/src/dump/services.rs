@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use health_common::ct::{Tuple4, Tuple6};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, SourceRange,
 };
@@ -88,6 +89,11 @@ impl Pinned {
             let (key, _): (Key<SourceRange>, u32) = decode(key, value)?;
             read_source_range(&(key.prefix_len(), key.data()))
         })
+    }
+
+    /// What the host's own sockets were sent to.
+    pub fn socket_rows(&self) -> Result<Rows<(SocketKey, SocketFlow)>, DumpError> {
+        self.rows(&layout::SOCKETS, decode)
     }
 
     /// Clients that stay with their backends.

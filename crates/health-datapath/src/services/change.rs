@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use health_common::service::{
     ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
-    FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
+    FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend,
+    Pool, SourceRange,
 };
 
 use super::free::{Extent, Store};
@@ -560,10 +561,12 @@ fn flags(frontend: &FrontendSpec, is_weighted: bool) -> u16 {
     let mut flags = frontend.flags & (FRONTEND_RESTRICTED | FRONTEND_KEEPS_SOURCE);
     let drops_inside = frontend.inside == Target::Drop;
     let drops_outside = frontend.outside == Target::Drop;
+    let is_loopback = frontend.address.ip().to_canonical().is_loopback();
     for (is_set, flag) in [
         (is_weighted, FRONTEND_WEIGHTED),
         (drops_inside, FRONTEND_DROPS_INSIDE),
         (drops_outside, FRONTEND_DROPS_OUTSIDE),
+        (is_loopback, FRONTEND_HOST_ONLY),
     ] {
         flags |= if is_set { flag } else { 0 };
     }

@@ -18,6 +18,7 @@ mod place;
 mod pool;
 mod ranges;
 mod read;
+mod sockets;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -38,6 +39,7 @@ pub use lookup::Connection;
 pub(crate) use lookup::Tuples;
 pub use maps::{ServiceMapSizes, ServiceMaps};
 pub use pool::{FillMaglev, MaglevBackend};
+pub use sockets::{SocketTable, StuckSocket};
 
 use free::Arrays;
 use numbers::Numbers;

@@ -1,13 +1,14 @@
-//! Links of programs to devices.
+//! Links of programs to devices and control groups.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use aya_obj::generated::bpf_cmd::BPF_LINK_CREATE;
-use aya_obj::generated::bpf_link_type::BPF_LINK_TYPE_TCX;
+use aya_obj::generated::bpf_attach_type;
+use aya_obj::generated::bpf_cmd::{BPF_LINK_CREATE, BPF_LINK_UPDATE};
+use aya_obj::generated::bpf_link_type::{BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX};
 
-use super::{bpf_open, object_info, open_pin};
+use super::{bpf, bpf_open, object_info, open_pin};
 
 /// The beginning of `struct bpf_link_info` of a TCX link.
 #[repr(C)]
@@ -21,12 +22,26 @@ struct TcxLinkInfo {
     attach_type: u32,
 }
 
-/// `union bpf_attr` for making a TCX link, at the end of those that a device has.
+/// The beginning of `struct bpf_link_info` of a link to a control group.
+#[repr(C)]
+#[derive(Default)]
+struct CgroupLinkInfo {
+    kind: u32,
+    id: u32,
+    program_id: u32,
+    pad: u32,
+    cgroup_id: u64,
+    attach_type: u32,
+    pad2: u32,
+}
+
+/// `union bpf_attr` for making a link, at the end of those that a device or a control group has.
 #[repr(C)]
 #[derive(Default)]
 struct LinkAttr {
     program: u32,
-    ifindex: u32,
+    /// Number of the device, or descriptor of the control group.
+    target: u32,
     attach_type: u32,
     flags: u32,
     relative: u32,
@@ -42,7 +57,7 @@ pub(crate) fn create_tcx_link(
 ) -> io::Result<OwnedFd> {
     let mut attr = LinkAttr {
         program: program.as_raw_fd() as u32,
-        ifindex: device,
+        target: device,
         attach_type,
         ..LinkAttr::default()
     };
@@ -56,4 +71,63 @@ pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     let mut info = TcxLinkInfo::default();
     object_info(link.as_fd(), &mut info)?;
     Ok((info.kind == BPF_LINK_TYPE_TCX as u32 && info.ifindex != 0).then_some(info.ifindex))
+}
+
+/// `union bpf_attr` for giving a link another program.
+#[repr(C)]
+#[derive(Default)]
+struct UpdateAttr {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// A link to a control group.
+pub(crate) struct CgroupLink {
+    /// Number of its program.
+    pub(crate) program: u32,
+    /// Where it is, as `enum bpf_attach_type` has it.
+    pub(crate) hook: u32,
+    /// Whether its program runs there: not after somebody detached it.
+    pub(crate) is_attached: bool,
+}
+
+/// Puts a program on a control group, behind those that are there. The link goes with its last descriptor or pin.
+pub(crate) fn create_cgroup_link(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    hook: bpf_attach_type,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        target: cgroup.as_raw_fd() as u32,
+        attach_type: hook as u32,
+        ..LinkAttr::default()
+    };
+    bpf_open(BPF_LINK_CREATE, &mut attr)
+}
+
+/// What is known of a link to a control group; an error for other objects.
+pub(crate) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
+    let mut info = CgroupLinkInfo::default();
+    object_info(link, &mut info)?;
+    if info.kind != BPF_LINK_TYPE_CGROUP as u32 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(CgroupLink {
+        program: info.program_id,
+        hook: info.attach_type,
+        is_attached: info.cgroup_id != 0,
+    })
+}
+
+/// Gives a link another program at once.
+pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = UpdateAttr {
+        link: link.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        ..UpdateAttr::default()
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr)
 }

@@ -12,16 +12,18 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD};
+use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF_OBJ_PIN};
 
 pub(crate) use self::btf::{btf, load_btf};
-pub(crate) use self::link::{create_tcx_link, device_of_link};
+pub(crate) use self::link::{
+    cgroup_link, create_cgroup_link, create_tcx_link, device_of_link, update_link,
+};
 pub(crate) use self::map::{
     CreateAttr, MapInfo, add, create_map, delete, delete_batch, fill_and_freeze, lookup,
     lookup_batch, map_by_id, map_info, next_key, open_map, set, update_batch, wait_for_programs,
 };
 pub(crate) use self::program::{
-    Classifier, jited_len, load_classifier, refusal, run_classifier, verify_classifier,
+    Unverified, jited_len, load_classifier, program_id, refusal, run_classifier, verify_program,
 };
 
 /// `union bpf_attr` for opening an object by its id.
@@ -81,13 +83,24 @@ fn bpf_open<A>(command: bpf_cmd, attr: &mut A) -> io::Result<OwnedFd> {
 }
 
 /// Opens the object that is pinned at `path`.
-fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
         path: path.as_ptr() as u64,
         ..PinAttr::default()
     };
     bpf_open(BPF_OBJ_GET, &mut attr)
+}
+
+/// Pins an object.
+pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinAttr {
+        path: path.as_ptr() as u64,
+        fd: object.as_raw_fd() as u32,
+        ..PinAttr::default()
+    };
+    bpf(BPF_OBJ_PIN, &mut attr)
 }
 
 fn object_info<I>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 use aya_obj::generated::bpf_cmd::{BPF_PROG_LOAD, BPF_PROG_TEST_RUN};
-use aya_obj::generated::bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS;
+use aya_obj::generated::bpf_prog_type::{self, BPF_PROG_TYPE_SCHED_CLS};
 
 use super::{bpf, bpf_open, object_info};
 
@@ -102,6 +102,13 @@ pub(crate) fn run_classifier(program: BorrowedFd<'_>, packet: &[u8]) -> io::Resu
     Ok(attr.result)
 }
 
+/// Number of a program.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = ProgramInfo::default();
+    object_info(program, &mut info)?;
+    Ok(info.id)
+}
+
 /// Bytes of machine code that a program was compiled to; 0 where it is interpreted.
 pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
@@ -109,8 +116,11 @@ pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info.jited_len)
 }
 
-/// A classifier to be verified.
-pub(crate) struct Classifier<'a> {
+/// A program to be verified.
+pub(crate) struct Unverified<'a> {
+    /// Its kind, and the hook that it is for where the kind has several.
+    pub(crate) kind: bpf_prog_type,
+    pub(crate) hook: u32,
     /// `struct bpf_insn` each.
     pub(crate) instructions: Vec<u8>,
     pub(crate) license: &'a CStr,
@@ -122,14 +132,14 @@ pub(crate) struct Classifier<'a> {
 }
 
 /// Loads a program, and tells what the verifier says of it (`BPF_LOG_STATS`).
-pub(crate) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd, String)> {
+pub(crate) fn verify_program(program: &Unverified<'_>) -> io::Result<(OwnedFd, String)> {
     let mut log = vec![0_u8; STATS_LEN];
     let program = load_with_log(program, BPF_LOG_STATS, &mut log)?;
     Ok((program, text_of(&log)))
 }
 
 /// What the verifier says last of a program that it refuses; nothing of one that it takes.
-pub(crate) fn refusal(program: &Classifier<'_>) -> String {
+pub(crate) fn refusal(program: &Unverified<'_>) -> String {
     let mut log = vec![0_u8; WAYS_LEN];
     if load_with_log(program, BPF_LOG_WAYS, &mut log).is_ok() {
         return String::new();
@@ -148,7 +158,7 @@ fn text_of(log: &[u8]) -> String {
     String::from_utf8_lossy(&log[..end.unwrap_or(log.len())]).into_owned()
 }
 
-fn load_with_log(program: &Classifier<'_>, level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
+fn load_with_log(program: &Unverified<'_>, level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
     let records = |(bytes, length): (&[u8], usize)| {
         let count = bytes.len().checked_div(length).unwrap_or(0);
         (bytes.as_ptr() as u64, length as u32, count as u32)
@@ -156,7 +166,8 @@ fn load_with_log(program: &Classifier<'_>, level: u32, log: &mut [u8]) -> io::Re
     let (func_info, func_info_rec_size, func_info_cnt) = records(program.func_info);
     let (line_info, line_info_rec_size, line_info_cnt) = records(program.line_info);
     let mut attr = ProgramAttr {
-        kind: BPF_PROG_TYPE_SCHED_CLS as u32,
+        kind: program.kind as u32,
+        expected_attach_type: program.hook,
         instructions: (program.instructions.len() / 8) as u32,
         insns: program.instructions.as_ptr() as u64,
         license: program.license.as_ptr() as u64,

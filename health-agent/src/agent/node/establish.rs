@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use health_mesh::hello::{Identity, Responder};
 use health_mesh::mesh_key::MeshKeys;
 use health_model::ipam::{Family, NodeIpam};
 use health_model::settings::Location;
-use health_net::link;
 use health_net::netlink::Handle;
-use health_registry::config::{Config, ServiceSettings};
+use health_net::{cgroup, link, netns};
+use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::Node;
 use health_service::maglev;
 use tokio::sync::watch;
@@ -152,6 +153,7 @@ impl NodeDatapath {
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_attachments(attachments);
+        datapath.set_socket_root(socket_root(config).as_deref())?;
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
@@ -205,6 +207,11 @@ impl NodeDatapath {
             before,
             port: config.health_port,
             flags: flags(config),
+            netns_cookie: if has_sockets(config) {
+                netns::cookie().context("cannot tell the host's network namespace")?
+            } else {
+                0
+            },
             timeouts: config.conntrack_timeouts.into(),
             is_followed: true,
             responder_is_elsewhere: false,
@@ -256,6 +263,30 @@ impl PreviousState {
             health::take_back(spec, self.state.as_ref()).await;
         }
     }
+}
+
+/// Whether services are there for the host's own sockets by programs; IPVS has them by itself.
+fn has_sockets(config: &Config) -> bool {
+    let services = &config.services;
+    services.has_services() && services.service_proxy_mode == ServiceProxyMode::Ebpf
+}
+
+/// Where the programs for the host's own sockets are to be; `None`: nowhere.
+fn socket_root(config: &Config) -> Option<PathBuf> {
+    if !has_sockets(config) {
+        return None;
+    }
+    let root = cgroup::root().unwrap_or_else(|error| {
+        warn!(%error, "cannot look for the control groups");
+        None
+    });
+    if root.is_none() {
+        warn!(
+            "services are not there for the host's own sockets: the root of the control groups (cgroup2) is not mounted \
+             here; endpoints have them"
+        );
+    }
+    root
 }
 
 /// What the programs shall do.

@@ -60,6 +60,8 @@ pub(super) struct NodeDatapath {
     has_device: bool,
     /// Those of [`DatapathConfig`].
     flags: u16,
+    /// The host's network namespace, if services are there for its sockets; else 0.
+    netns_cookie: u64,
     timeouts: Timeouts,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
@@ -267,6 +269,15 @@ impl NodeDatapath {
                 Err(error) => outcome.fail(error.into()),
             }
         }
+        for fault in datapath.socket_faults() {
+            match datapath.repair_sockets(fault) {
+                Ok(()) => outcome.repaired.push(CompletedRepair {
+                    cause: fault.cause(),
+                    what: fault.to_string(),
+                }),
+                Err(error) => outcome.fail(error.into()),
+            }
+        }
         outcome.without_programs = datapath.workloads_without_programs();
         Ok(())
     }
@@ -355,6 +366,13 @@ impl NodeDatapath {
         self.configure()
     }
 
+    /// The node's first address of a family; unset if it has none.
+    fn node_address(&self, family: Family) -> Addr {
+        let mut addresses = self.spec.node_addresses.iter();
+        let address = addresses.find(|address| Family::of(**address) == family);
+        address.copied().map(Addr::from).unwrap_or_default()
+    }
+
     /// Tells the programs about the endpoint and the agent's own probes.
     fn configure(&mut self) -> anyhow::Result<()> {
         let endpoint = self.endpoint.as_ref();
@@ -378,6 +396,9 @@ impl NodeDatapath {
             health_ifindex: endpoint.map(HealthEndpoint::ifindex).unwrap_or_default(),
             timeouts: self.timeouts,
             tai_offset_ns: self.tai_offset_ns,
+            netns_cookie: self.netns_cookie,
+            node4: self.node_address(Family::V4),
+            node6: self.node_address(Family::V6),
             gateway4: self.gateways[0].map(Addr::from).unwrap_or_default(),
             gateway6: self.gateways[1].map(Addr::from).unwrap_or_default(),
             health4: endpoint

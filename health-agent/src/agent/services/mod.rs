@@ -5,6 +5,7 @@ mod announce;
 mod measured;
 mod node_addresses;
 mod readiness;
+mod sockets;
 mod sources;
 mod standing;
 mod takeover;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_datapath::services::ServiceTables;
+use health_datapath::services::{ServiceTables, SocketTable};
 use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
@@ -38,6 +39,7 @@ use self::announce::Announcing;
 use self::measured::Measured;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
+use self::sockets::SocketWatch;
 pub(super) use self::sources::Sources;
 use self::takeover::{Other, Takeover};
 use crate::api::monitor::{self, Monitor};
@@ -57,6 +59,7 @@ pub(super) struct ServedServices {
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _node_addresses: Option<NodeAddressWatch>,
+    _sockets: Option<SocketWatch>,
     /// Changed by each sync that succeeds.
     in_force: watch::Receiver<Arc<HealthChecks>>,
     takeover: Option<Takeover>,
@@ -113,6 +116,8 @@ impl Ports {
 pub(super) struct Links {
     /// What the programs read.
     pub(super) tables: ServiceTables,
+    /// Where the host's own sockets were sent.
+    pub(super) sockets: SocketTable,
     /// How this node stands with its cluster.
     pub(super) standing: watch::Receiver<Standing>,
     /// Tells policy the addresses of services whose backends it does not see.
@@ -130,6 +135,7 @@ pub(super) async fn start(
 ) -> anyhow::Result<ServedServices> {
     let Links {
         tables,
+        sockets,
         standing,
         addresses: told,
     } = links;
@@ -158,7 +164,11 @@ pub(super) async fn start(
         None => {
             let by = ebpf::Settings::new(clock::now_ns);
             let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
-            let served = serve(settings, topology, sources, ports, pods, provider);
+            let mut served = serve(settings, topology, sources, ports, pods, provider);
+            if let Ok(served) = &mut served {
+                let sockets = SocketWatch::follow(sockets, served.in_force.clone())?;
+                served._sockets = Some(sockets);
+            }
             (
                 served,
                 Other::Ipvs(ipvs_settings(config, own), netlink.clone()),
@@ -249,6 +259,7 @@ fn serve(
         _node_addresses: None,
         in_force: checks,
         takeover: None,
+        _sockets: None,
     })
 }
 

@@ -1,8 +1,8 @@
-//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its loopback
-//! and of its links.
+//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its links, and
+//! none of its loopback but those of `localhost`, which are for sockets of the host.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,12 @@ use tracing::warn;
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Time from a failed listing to the next one.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Those of the loopback. No packet is served there.
+const LOCALHOST: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// Follows the node's addresses. Dropping it stops that.
 pub(super) struct NodeAddressWatch {
@@ -79,7 +85,8 @@ async fn usable(
     let addresses = link::addresses(netlink).await?.into_iter();
     let addresses = addresses.filter(|carried| Some(carried.index) != of_services);
     let addresses = addresses.map(|carried| carried.address);
-    let usable = addresses.filter(|address| is_usable(address) && is_chosen(address, networks));
+    let usable = addresses.filter(is_usable).chain(LOCALHOST);
+    let usable = usable.filter(|address| is_chosen(address, networks));
     Ok(usable.collect())
 }
 

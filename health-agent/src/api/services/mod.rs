@@ -43,6 +43,15 @@ impl ServiceBook {
             .collect()
     }
 
+    /// The services that a test picks out. It sees all that is shown of each: more work than by their names.
+    pub fn services_with(
+        &self,
+        mut is_meant: impl FnMut(&ServiceEntry) -> bool,
+    ) -> Vec<ServiceEntry> {
+        let services = self.services(|_| true).into_iter();
+        services.filter(|service| is_meant(service)).collect()
+    }
+
     /// The state of all services together.
     pub fn summary(&self) -> ServiceSummary {
         let view = self.view();

@@ -126,6 +126,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const REVNAT6: &str = layout::REVNAT6.name;
     const REVNAT_ANY4: &str = layout::REVNAT_ANY4.name;
     const REVNAT_ANY6: &str = layout::REVNAT_ANY6.name;
+    const SOCKETS: &str = layout::SOCKETS.name;
 
     match name {
         CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
@@ -219,6 +220,9 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
             let rows: Vec<_> = rows.collect();
             stream::print(format, &rows, |row| Some(lb::flow_entry(row)))
         }
+        SOCKETS => stream::print(format, &[pinned.socket_rows()?], |row| {
+            Some(lb::socket_entry(row))
+        }),
         _ => dump_by_types(pinned.map(name)?, format),
     }
 }

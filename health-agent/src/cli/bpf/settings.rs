@@ -37,6 +37,9 @@ pub(super) struct Settings {
     health4: Option<IpAddr>,
     health6: Option<IpAddr>,
     health_mac: Option<String>,
+    netns_cookie: Option<u64>,
+    node4: Option<IpAddr>,
+    node6: Option<IpAddr>,
 }
 
 impl From<DatapathConfig> for Settings {
@@ -54,6 +57,9 @@ impl From<DatapathConfig> for Settings {
             health4: address(config.health4),
             health6: address(config.health6),
             health_mac: has_endpoint.then(|| mac(config.health_mac)),
+            netns_cookie: (config.netns_cookie != 0).then_some(config.netns_cookie),
+            node4: address(config.node4),
+            node6: address(config.node6),
         }
     }
 }
@@ -71,7 +77,10 @@ impl fmt::Display for Settings {
         optional(f, "health_ifindex", self.health_ifindex)?;
         optional(f, "health4", self.health4)?;
         optional(f, "health6", self.health6)?;
-        optional(f, "health_mac", self.health_mac.as_ref())
+        optional(f, "health_mac", self.health_mac.as_ref())?;
+        optional(f, "netns_cookie", self.netns_cookie)?;
+        optional(f, "node4", self.node4)?;
+        optional(f, "node6", self.node6)
     }
 }
 

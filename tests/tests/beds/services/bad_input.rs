@@ -7,7 +7,7 @@ use serde_json::json;
 use tests::served::{PORT, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
-use super::{Stand, targets, wait_answered_by};
+use super::{Mode, Stand, targets, wait_answered_by};
 
 /// Waits until a line of `service list`, or of `service get` for one service, contains all these words.
 fn wait_told(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
@@ -109,7 +109,7 @@ fn failures(node: &Node) -> anyhow::Result<u64> {
 #[ignore = "needs root"]
 fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> anyhow::Result<()> {
     let room = format!("--service-backend-max-entries {TOO_MANY}");
-    let stand = Stand::start_with(["", ""], &room)?;
+    let stand = Stand::start_with(Mode::Ebpf, ["", ""], &room)?;
     let node = stand.bed.node(1);
     let [client, _] = &stand.clients;
     let neighbour = stand.service("neighbour", 1);

@@ -6,6 +6,7 @@ mod choice;
 mod drain;
 mod errors;
 mod flows;
+mod host;
 pub(crate) mod load;
 pub(crate) mod policy;
 mod reach;
@@ -178,7 +179,12 @@ pub(crate) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 /// Rows that share a bed, side by side.
 pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
 /// Those of a mode alone.
-const EBPF_ROWS: &[&[Row]] = &[choice::EBPF_ROWS, trace::ROWS];
+const EBPF_ROWS: &[&[Row]] = &[
+    choice::EBPF_ROWS,
+    host::REACH_ROWS,
+    host::FLOW_ROWS,
+    trace::ROWS,
+];
 /// How many rows are shown at a time on a machine that is slow: each waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;
 

@@ -59,9 +59,9 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
         for (backends, sizes) in SIZES {
             for node in stand.bed.nodes() {
                 node.kill_agent(Signal::SIGKILL)?;
-                load.wait_answered()?;
+                load.goes_on()?;
                 node.take_over_with(sizes)?;
-                load.wait_answered()
+                load.goes_on()
                     .with_context(|| format!("{} with {sizes}", node.name()))?;
                 let maps = node.listing("bpf map list")?;
                 let maps = maps.as_array().context("the maps are no list")?;

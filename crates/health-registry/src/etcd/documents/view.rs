@@ -118,7 +118,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
     }
 }
 
-impl<T, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T, R> {
+impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T, R> {
     fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
         let is_empty = pairs.is_empty();
         self.missing = self.documents.keys().cloned().collect();

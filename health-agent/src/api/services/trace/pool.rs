@@ -55,7 +55,7 @@ impl Owner {
             let has = |port: &ServicePortEntry| {
                 port.protocol == protocol && port.frontends.iter().any(is_it)
             };
-            let mut services = book.services(|service| service.ports.iter().any(has));
+            let mut services = book.services_with(|service| service.ports.iter().any(has));
             let service = services.pop()?;
             let port = service.ports.iter().find(|port| has(port))?.clone();
             let frontend = port.frontends.iter().find(|one| is_it(one))?.clone();
@@ -248,7 +248,7 @@ pub(super) fn nobody(book: &ServiceBook, flow: &Connection) -> Refusal {
         address.is_ok_and(|address| address.ip() == ip)
     };
     let has = |port: &ServicePortEntry| port.frontends.iter().any(is_at);
-    let near = book.services(|service| service.ports.iter().any(has));
+    let near = book.services_with(|service| service.ports.iter().any(has));
     let near: Vec<_> = near
         .iter()
         .map(|service| format!("{ip} is {} with {}", service.full_name(), ports_of(service)))

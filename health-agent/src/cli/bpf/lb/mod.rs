@@ -5,6 +5,7 @@ pub(super) mod entries;
 mod flows;
 mod frontends;
 mod maglev;
+mod sockets;
 
 use clap::{ArgGroup, Args, Subcommand};
 use health_datapath::dump::Pinned;
@@ -13,6 +14,7 @@ use crate::cli::output::OutputArgs;
 
 pub(super) use clients::print as print_clients;
 pub(super) use flows::entry as flow_entry;
+pub(super) use sockets::entry as socket_entry;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,7 +34,8 @@ Examples:
   health-agent bpf lb list -o json | jq '.[] | select(.inside.backends == [])'
   health-agent bpf lb list --maglev
   health-agent bpf lb list --affinity
-  health-agent bpf lb list --flows -o jsonl";
+  health-agent bpf lb list --flows -o jsonl
+  health-agent bpf lb list --sockets";
 
 /// Commands of `bpf lb`.
 #[derive(Debug, Subcommand)]
@@ -45,7 +48,7 @@ pub enum LbCommand {
 
 /// Flags of `bpf lb list`.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("what").args(["affinity", "maglev", "flows"]))]
+#[command(group = ArgGroup::new("what").args(["affinity", "maglev", "flows", "sockets"]))]
 pub struct ListArgs {
     /// List the clients that stay with a backend instead
     #[arg(long)]
@@ -56,6 +59,9 @@ pub struct ListArgs {
     /// List the flows that were sent to a backend instead, two entries for each
     #[arg(long)]
     flows: bool,
+    /// What the host's own sockets were sent to, two entries for each backend of a socket
+    #[arg(long)]
+    sockets: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -66,6 +72,8 @@ impl LbCommand {
         let format = args.output.output;
         if args.flows {
             flows::print(pinned, format)
+        } else if args.sockets {
+            sockets::print(pinned, format)
         } else if args.affinity {
             clients::print(pinned, format)
         } else if args.maglev {

@@ -36,6 +36,7 @@ fn owner(kind: &str, [inside, outside]: [&str; 2], backends: Vec<ServiceBackend>
         frontends: vec![frontend.clone()],
         backends,
         topology: Vec::new(),
+        failures: Vec::new(),
     };
     Owner {
         service: ServiceEntry {

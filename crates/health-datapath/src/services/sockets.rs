@@ -1,0 +1,79 @@
+//! The host's own sockets that are connected to backends.
+
+use std::io;
+use std::net::SocketAddr;
+
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6};
+
+use super::place::{Place, socket_addr};
+use crate::table::Table;
+
+/// What such sockets are connected to, to be read.
+#[derive(Debug)]
+pub struct SocketTable {
+    pub(crate) sockets: Table<SocketKey, SocketFlow>,
+    pub(crate) backends: Table<u32, Backend>,
+    pub(crate) frontends4: Table<FrontendKey4, Frontend>,
+    pub(crate) frontends6: Table<FrontendKey6, Frontend>,
+}
+
+/// A connected UDP socket whose datagrams nobody serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StuckSocket {
+    /// The kernel's number of it (`SO_COOKIE`).
+    pub cookie: u64,
+    /// The backend that it was connected to.
+    pub backend: SocketAddr,
+}
+
+impl SocketTable {
+    /// The connected UDP sockets whose backend does not serve any more, or whose frontend is gone. The sockets may be
+    /// connected elsewhere by now.
+    pub fn stuck(&self) -> io::Result<Vec<StuckSocket>> {
+        let mut connected = Vec::new();
+        self.sockets.for_each(|key, flow| {
+            if key.is_connected() && key.protocol == IP_PROTOCOL_UDP {
+                connected.push((key, flow));
+            }
+        })?;
+        let mut stuck = Vec::new();
+        for (key, flow) in connected {
+            if !self.is_serving(&flow)? || !self.has_frontend(&key, &flow)? {
+                stuck.push(StuckSocket {
+                    cookie: key.cookie,
+                    backend: socket_addr((flow.addr, flow.port_be)),
+                });
+            }
+        }
+        Ok(stuck)
+    }
+
+    fn is_serving(&self, flow: &SocketFlow) -> io::Result<bool> {
+        let backend = self.backends.get(&flow.backend)?;
+        Ok(backend.is_some_and(|backend| {
+            backend.service == flow.service
+                && (backend.addr, backend.port_be) == (flow.addr, flow.port_be)
+        }))
+    }
+
+    /// Whether the frontend that a socket was connected to still belongs to the service. `true` also if it is not known.
+    fn has_frontend(&self, key: &SocketKey, flow: &SocketFlow) -> io::Result<bool> {
+        let answers = key.answers(flow.addr, flow.port_be);
+        let Some(named) = self.sockets.get(&answers)? else {
+            return Ok(true);
+        };
+        let place = Place {
+            addr: named.addr,
+            port_be: named.port_be,
+            protocol: key.protocol,
+        };
+        let frontend = match (place.key4(), place.key6()) {
+            (Some(key), _) => self.frontends4.get(&key)?,
+            (_, Some(key)) => self.frontends6.get(&key)?,
+            _ => None,
+        };
+        Ok(frontend.is_some_and(|frontend| frontend.service == flow.service))
+    }
+}

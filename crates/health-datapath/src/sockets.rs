@@ -1,0 +1,284 @@
+//! The programs for the host's own sockets: at the root of the control groups, by links that are pinned, replaced in
+//! place, watched and put back. Programs of others at the same hooks stay where they are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::Ebpf;
+use aya::programs::Program;
+use aya_obj::generated::bpf_attach_type;
+use tracing::{debug, warn};
+
+use super::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
+use super::loader::{file_error, program_error, remove_tree, set_aside};
+use super::{Datapath, DatapathError, link_pin, sys};
+
+/// The programs, and where they are.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    /// Empty where the kernel takes none of them.
+    programs: BTreeMap<&'static str, SocketProgram>,
+    /// Where they shall be; `None`: nowhere.
+    root: Option<CgroupRoot>,
+    /// By program; kept open so that a removed pin alone detaches nothing.
+    links: BTreeMap<&'static str, OwnedFd>,
+}
+
+#[derive(Debug)]
+struct SocketProgram {
+    fd: OwnedFd,
+    id: u32,
+    hook: bpf_attach_type,
+}
+
+/// The root of the control groups (version 2).
+#[derive(Debug)]
+struct CgroupRoot {
+    path: PathBuf,
+    folder: File,
+}
+
+/// What was wrong with the program of a hook for sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketFault {
+    /// The program of this name was not there.
+    Detached(&'static str),
+    /// The program was there, its link's pin was not.
+    PinLost(&'static str),
+}
+
+impl SocketFault {
+    /// A short fixed word, to count by: that of [`HookFault`](super::HookFault).
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::Detached(_) => "program-detached",
+            Self::PinLost(_) => "link-pin-lost",
+        }
+    }
+}
+
+impl fmt::Display for SocketFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Detached(program) => {
+                write!(
+                    f,
+                    "program {program} at the root of the control groups was detached"
+                )
+            }
+            Self::PinLost(program) => {
+                write!(f, "the pinned link of program {program} was removed")
+            }
+        }
+    }
+}
+
+impl Sockets {
+    /// Loads the programs of an object and pins them. Without those the rest goes on.
+    pub(super) fn load(ebpf: &mut Ebpf, pins: &Path) -> Result<Self, DatapathError> {
+        let mut programs = BTreeMap::new();
+        for (name, hook) in SOCKET_PROGRAMS {
+            match load(ebpf, name, hook) {
+                Ok(program) => programs.insert(name, program),
+                Err(error) => {
+                    warn!(%error, "services cannot be there for the host's own sockets");
+                    return Ok(Self::default());
+                }
+            };
+        }
+        let sockets = Self {
+            programs,
+            ..Self::default()
+        };
+        for name in sockets.programs.keys() {
+            sockets.pin_program(pins, name)?;
+        }
+        Ok(sockets)
+    }
+
+    /// Whether they are as they were loaded.
+    pub(super) fn are_as_loaded(&self) -> bool {
+        self.root.is_none() && self.links.is_empty()
+    }
+
+    /// The programs without a pin.
+    pub(super) fn without_pin(&self, pins: &Path) -> Vec<&'static str> {
+        let folder = pins.join(PROGRAM_PINS);
+        let names = self.programs.keys().copied();
+        names.filter(|name| !folder.join(name).exists()).collect()
+    }
+
+    /// Pins a program, in place of another's pin of its name.
+    pub(super) fn pin_program(&self, pins: &Path, name: &str) -> Result<(), DatapathError> {
+        let program = self.programs.get(name);
+        let program = program.ok_or_else(|| DatapathError::Missing(name.to_owned()))?;
+        pin(program.fd.as_fd(), &pins.join(PROGRAM_PINS), name)
+    }
+
+    /// Puts the programs where they shall be, and nowhere else.
+    pub(super) fn attach(&mut self, pins: &Path) -> Result<(), DatapathError> {
+        if self.root.is_none() {
+            return self.detach(pins);
+        }
+        let names: Vec<_> = self.programs.keys().copied().collect();
+        for name in names {
+            if !self.is_attached(name) {
+                self.attach_program(pins, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_program(&mut self, pins: &Path, name: &'static str) -> Result<(), DatapathError> {
+        let (Some(root), Some(program)) = (&self.root, self.programs.get(name)) else {
+            return Ok(());
+        };
+        let former = [pins.to_owned(), set_aside(pins)].map(|pins| pins.join(LINK_PINS).join(name));
+        let mut taken = former.iter().filter_map(|pin| program.take_over(pin));
+        let link = match taken.next() {
+            Some(link) => link,
+            None => sys::create_cgroup_link(program.fd.as_fd(), root.folder.as_fd(), program.hook)
+                .map_err(|source| DatapathError::Filter {
+                    what: "attach",
+                    hook: format!("program {name} at {}", root.path.display()),
+                    source,
+                })?,
+        };
+        pin(link.as_fd(), &pins.join(LINK_PINS), name)?;
+        self.links.insert(name, link);
+        Ok(())
+    }
+
+    /// Takes the programs off, those of a former agent too.
+    fn detach(&mut self, pins: &Path) -> Result<(), DatapathError> {
+        self.links.clear();
+        for (name, _) in SOCKET_PROGRAMS {
+            for pins in [pins.to_owned(), set_aside(pins)] {
+                remove_tree(&pins.join(LINK_PINS).join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self, name: &str) -> bool {
+        let (Some(link), Some(program)) = (self.links.get(name), self.programs.get(name)) else {
+            return false;
+        };
+        sys::cgroup_link(link.as_fd())
+            .is_ok_and(|found| found.is_attached && found.program == program.id)
+    }
+
+    fn faults(&self, pins: &Path) -> Vec<SocketFault> {
+        if self.root.is_none() {
+            return Vec::new();
+        }
+        let folder = pins.join(LINK_PINS);
+        let fault = |name: &&'static str| {
+            if !self.is_attached(name) {
+                Some(SocketFault::Detached(name))
+            } else if !folder.join(name).exists() {
+                Some(SocketFault::PinLost(name))
+            } else {
+                None
+            }
+        };
+        self.programs.keys().filter_map(fault).collect()
+    }
+
+    fn repair(&mut self, pins: &Path, fault: SocketFault) -> Result<(), DatapathError> {
+        match fault {
+            SocketFault::Detached(name) => {
+                // A link that was detached attaches nothing any more.
+                self.links.remove(name);
+                self.attach_program(pins, name)
+            }
+            SocketFault::PinLost(name) => match self.links.get(name) {
+                Some(link) => pin(link.as_fd(), &pins.join(LINK_PINS), name),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+impl SocketProgram {
+    /// Puts the program into the link that is pinned there, if it is one of this hook.
+    fn take_over(&self, path: &Path) -> Option<OwnedFd> {
+        let link = sys::open_pin(path).ok()?;
+        let taken = sys::cgroup_link(link.as_fd()).and_then(|found| {
+            if !found.is_attached || found.hook != self.hook as u32 {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            sys::update_link(link.as_fd(), self.fd.as_fd())
+        });
+        match taken {
+            Ok(()) => Some(link),
+            Err(error) => {
+                debug!(pin = %path.display(), %error, "a pinned link is of no use any more");
+                None
+            }
+        }
+    }
+}
+
+impl Datapath {
+    /// Has services be there for the host's own sockets, from the next [`Datapath::attach`] on: by programs at the root
+    /// of the control groups, which is mounted here. `None`: no more.
+    pub fn set_socket_root(&mut self, root: Option<&Path>) -> Result<(), DatapathError> {
+        self.sockets.root = match root {
+            Some(path) => Some(CgroupRoot {
+                path: path.to_owned(),
+                folder: File::open(path).map_err(file_error("open", path))?,
+            }),
+            None => None,
+        };
+        Ok(())
+    }
+
+    /// What is wrong with the programs for the host's own sockets.
+    pub fn socket_faults(&self) -> Vec<SocketFault> {
+        self.sockets.faults(&self.pins)
+    }
+
+    /// Puts right what [`Datapath::socket_faults`] found.
+    pub fn repair_sockets(&mut self, fault: SocketFault) -> Result<(), DatapathError> {
+        self.make_folders()?;
+        self.sockets.repair(&self.pins, fault)
+    }
+}
+
+fn load(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    hook: bpf_attach_type,
+) -> Result<SocketProgram, DatapathError> {
+    let failed = || program_error("load", name);
+    let fd = match ebpf.program_mut(name) {
+        Some(Program::CgroupSockAddr(program)) => {
+            program.load().map_err(failed())?;
+            program.fd().map_err(failed())?.try_clone()
+        }
+        Some(Program::CgroupSock(program)) => {
+            program.load().map_err(failed())?;
+            program.fd().map_err(failed())?.try_clone()
+        }
+        _ => return Err(DatapathError::Missing(name.to_owned())),
+    };
+    let fd = fd.map_err(|error| failed()(error.into()))?;
+    let fd = fd.as_fd().try_clone_to_owned();
+    let fd = fd.map_err(|error| failed()(error.into()))?;
+    let id = sys::program_id(fd.as_fd()).map_err(|error| failed()(error.into()))?;
+    Ok(SocketProgram { fd, id, hook })
+}
+
+/// Pins an object, in place of what stands there.
+fn pin(object: impl AsFd, folder: &Path, name: &str) -> Result<(), DatapathError> {
+    let path = folder.join(name);
+    let fresh = folder.join(link_pin::fresh(name));
+    remove_tree(&fresh)?;
+    sys::pin(object.as_fd(), &fresh).map_err(file_error("pin", &fresh))?;
+    fs::rename(&fresh, &path).map_err(file_error("rename", &fresh))
+}

@@ -1,0 +1,214 @@
+//! Sockets of the calling thread's network namespace, as netlink lists and ends them (sock_diag(7)).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// `struct nlmsghdr`, bytes.
+const HEADER: usize = 16;
+/// `struct inet_diag_sockid`, bytes, and where it begins in `struct inet_diag_msg`.
+const ID: usize = 48;
+const ID_AT: usize = 4;
+/// Where the cookie is in it.
+const COOKIE_AT: usize = 40;
+/// `TCP_ESTABLISHED`, of UDP: connected; as a bit.
+const CONNECTED: u32 = 1 << 1;
+/// How often a listing is asked for that changes interrupt.
+const LIST_ATTEMPTS: u32 = 20;
+
+/// A connected UDP socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectedSocket {
+    /// The kernel's number of it (`SO_COOKIE`).
+    pub cookie: u64,
+    /// To what it is connected.
+    pub peer: SocketAddr,
+    family: u8,
+    /// `struct inet_diag_sockid`.
+    id: [u8; ID],
+}
+
+/// A connection to the kernel. It is bound to the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct SocketDiag(Socket);
+
+impl SocketDiag {
+    /// Opens one in the calling thread's network namespace.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.bind_auto()?;
+        Ok(Self(socket))
+    }
+
+    /// All UDP sockets that are connected.
+    pub fn connected_udp(&self) -> io::Result<Vec<ConnectedSocket>> {
+        let mut sockets = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            sockets.extend(self.list(family as u8)?);
+        }
+        Ok(sockets)
+    }
+
+    fn list(&self, family: u8) -> io::Result<Vec<ConnectedSocket>> {
+        for _ in 0..LIST_ATTEMPTS {
+            let (mut sockets, mut is_whole) = (Vec::new(), true);
+            self.ask(
+                SOCK_DIAG_BY_FAMILY,
+                NLM_F_DUMP,
+                (family, &[0; ID]),
+                |flags, body| {
+                    is_whole &= flags & NLM_F_DUMP_INTR == 0;
+                    sockets.extend(connected(body));
+                },
+            )?;
+            if is_whole {
+                return Ok(sockets);
+            }
+        }
+        Err(io::Error::other(format!(
+            "changes interrupted the listing of sockets {LIST_ATTEMPTS} times"
+        )))
+    }
+
+    /// Disconnects a socket: whoever waits for what it receives gets `ECONNABORTED`, whoever sends `EDESTADDRREQ`. An error of kind
+    /// [`NotFound`](io::ErrorKind::NotFound) if it is gone or connected to something else by now, and of kind
+    /// [`Unsupported`](io::ErrorKind::Unsupported) where the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
+    pub fn destroy(&self, socket: &ConnectedSocket) -> io::Result<()> {
+        let of = (socket.family, &socket.id);
+        self.ask(SOCK_DESTROY, NLM_F_ACK, of, |_, _| {})
+    }
+
+    /// Sends a request about UDP sockets, and hands on what is answered until the end of it.
+    fn ask(
+        &self,
+        kind: u16,
+        flags: u16,
+        (family, id): (u8, &[u8; ID]),
+        mut each: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        // `struct inet_diag_req_v2`.
+        let mut request = vec![family, libc::IPPROTO_UDP as u8, 0, 0];
+        request.extend_from_slice(&CONNECTED.to_ne_bytes());
+        request.extend_from_slice(id);
+        let length = (HEADER + request.len()) as u32;
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend_from_slice(&kind.to_ne_bytes());
+        message.extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        message.extend_from_slice(&[0; 8]);
+        message.append(&mut request);
+        self.0.send_to(&message, &NetlinkAddr::new(0, 0), 0)?;
+        loop {
+            let (received, _) = self.0.recv_from_full()?;
+            let mut rest = received.as_slice();
+            while let Some((header, body, next)) = split(rest) {
+                rest = next;
+                match header.kind {
+                    NLMSG_DONE | NLMSG_ERROR => return outcome(body),
+                    _ => each(header.flags, body),
+                }
+            }
+        }
+    }
+}
+
+struct Header {
+    kind: u16,
+    flags: u16,
+}
+
+/// The first message: its header, what is in it, and the others.
+fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
+    let header = Header {
+        kind: u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?),
+        flags: u16::from_ne_bytes(*bytes.get(6..)?.first_chunk()?),
+    };
+    let body = bytes.get(HEADER..length)?;
+    // Each begins at a multiple of 4.
+    let next = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((header, body, next))
+}
+
+/// What the end of an answer says: 0, or the number of an error below it.
+fn outcome(body: &[u8]) -> io::Result<()> {
+    let code = body
+        .first_chunk()
+        .map_or(0, |code| i32::from_ne_bytes(*code));
+    if code < 0 {
+        Err(io::Error::from_raw_os_error(-code))
+    } else {
+        Ok(())
+    }
+}
+
+/// A socket by its `struct inet_diag_msg`.
+fn connected(body: &[u8]) -> Option<ConnectedSocket> {
+    let family = *body.first()?;
+    let id: [u8; ID] = *body.get(ID_AT..)?.first_chunk()?;
+    let port = u16::from_be_bytes(*id[2..].first_chunk()?);
+    let to = &id[20..];
+    let ip: IpAddr = match i32::from(family) {
+        libc::AF_INET => Ipv4Addr::from(*to.first_chunk::<4>()?).into(),
+        libc::AF_INET6 => Ipv6Addr::from(*to.first_chunk::<16>()?).to_canonical(),
+        _ => return None,
+    };
+    let words = &id[COOKIE_AT..];
+    let low = u32::from_ne_bytes(*words.first_chunk()?);
+    let high = u32::from_ne_bytes(*words[4..].first_chunk()?);
+    Some(ConnectedSocket {
+        cookie: u64::from(high) << 32 | u64::from(low),
+        peer: SocketAddr::new(ip, port),
+        family,
+        id,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use socket2::SockRef;
+
+    use super::*;
+
+    #[test]
+    fn connected_sockets_are_listed_with_their_peers() {
+        let diag = SocketDiag::open().unwrap();
+        let mut wanted = Vec::new();
+        for ip in ["127.0.0.1", "::1"] {
+            let ip: IpAddr = ip.parse().unwrap();
+            let peer = UdpSocket::bind((ip, 0)).unwrap();
+            let socket = UdpSocket::bind((ip, 0)).unwrap();
+            socket.connect(peer.local_addr().unwrap()).unwrap();
+            let cookie = SockRef::from(&socket).cookie().unwrap();
+            wanted.push((cookie, peer.local_addr().unwrap(), socket, peer));
+        }
+        let listed = diag.connected_udp().unwrap();
+        for (cookie, peer, socket, unconnected) in &wanted {
+            let found = listed.iter().find(|found| found.cookie == *cookie);
+            assert_eq!(found.unwrap().peer, *peer);
+            let other = SockRef::from(unconnected).cookie().unwrap();
+            assert!(listed.iter().all(|found| found.cookie != other));
+            assert!(socket.take_error().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_no_socket() {
+        let mut body = vec![libc::AF_INET as u8, 1, 0, 0];
+        body.extend_from_slice(&[1; ID]);
+        assert!(connected(&body).is_some());
+        assert_eq!(connected(&body[..body.len() - 1]), None);
+        assert!(split(&body[..7]).is_none());
+    }
+}

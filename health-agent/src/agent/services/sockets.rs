@@ -1,0 +1,85 @@
+//! Connected UDP sockets of the host whose backends serve no more. The kernel asks no program where their datagrams go,
+//! so they are ended: the process is told, and opens another one.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use health_datapath::services::SocketTable;
+use health_net::socket_diag::SocketDiag;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+/// Time between two looks, at least.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+/// At most: a socket may have been connected while its backend went.
+const LONGEST_PERIOD: Duration = Duration::from_secs(30);
+
+/// Ends such sockets. Dropping it ends that.
+pub(super) struct SocketWatch(JoinHandle<()>);
+
+impl SocketWatch {
+    /// Looks after each change of the services. Must be called in a tokio runtime, by a thread in the host's namespace.
+    pub(super) fn follow<T: Send + Sync + 'static>(
+        table: SocketTable,
+        mut changes: watch::Receiver<T>,
+    ) -> io::Result<Self> {
+        let mut parts = (table, SocketDiag::open()?);
+        let task = tokio::spawn(async move {
+            loop {
+                let look = spawn_blocking(move || {
+                    let ended = end_stuck(&parts.0, &parts.1);
+                    (parts, ended)
+                });
+                let Ok((back, ended)) = look.await else {
+                    return;
+                };
+                parts = back;
+                match ended {
+                    Ok(0) => {}
+                    Ok(sockets) => info!(sockets, "ended UDP sockets whose backends serve no more"),
+                    Err(error) => {
+                        warn!(%error, "cannot end UDP sockets whose backends serve no more");
+                    }
+                }
+                sleep(SHORTEST_PERIOD).await;
+                if matches!(timeout(LONGEST_PERIOD, changes.changed()).await, Ok(Err(_))) {
+                    return;
+                }
+            }
+        });
+        Ok(Self(task))
+    }
+}
+
+impl Drop for SocketWatch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// How many sockets were ended.
+fn end_stuck(table: &SocketTable, diag: &SocketDiag) -> io::Result<usize> {
+    let stuck = table.stuck()?;
+    if stuck.is_empty() {
+        return Ok(0);
+    }
+    let stuck: HashMap<_, _> = stuck
+        .into_iter()
+        .map(|socket| (socket.cookie, socket.backend))
+        .collect();
+    let sockets = diag.connected_udp()?.into_iter();
+    // By now it may be connected to something else.
+    let sockets = sockets.filter(|socket| stuck.get(&socket.cookie) == Some(&socket.peer));
+    let mut ended = 0;
+    for socket in sockets {
+        match diag.destroy(&socket) {
+            Ok(()) => ended += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(ended)
+}

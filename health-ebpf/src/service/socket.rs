@@ -1,0 +1,412 @@
+//! The host's own sockets: what they connect or send to is a backend instead of the service, before there is a packet;
+//! and whom they hear from is the service.
+//!
+//! Programs of control groups see the sockets of all network namespaces. These are for those of the host's alone.
+
+use core::ptr;
+
+use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr};
+use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
+use health_common::masquerade::Address as _;
+use health_common::metrics::{Direction, Reason};
+use health_common::service::Frontend;
+use health_common::service::socket::{SocketFlow, SocketKey};
+
+use super::backend::{Client, address, count_flow, discount_flow, elect};
+use super::step::StepResult;
+use crate::ip_version::Version;
+use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS};
+use crate::metrics::count_call;
+
+/// The call goes on.
+const GO_ON: i32 = 1;
+/// It fails, with the error that was set.
+const REFUSED: i32 = 0;
+
+const EPERM: i32 = 1;
+const ECONNREFUSED: i32 = 111;
+const EHOSTUNREACH: i32 = 113;
+
+/// A system call that names an address, and what the kernel lets a program of its version see and change of it.
+pub trait Call {
+    /// Whether the address may be one of IPv6.
+    const IS_V6: bool;
+    /// The context.
+    fn context(&self) -> *mut bpf_sock_addr;
+    /// The address; of IPv4 in its mapped form.
+    fn addr(&self) -> Addr;
+    /// Has the call name another address of the same version.
+    fn set_addr(&self, addr: Addr);
+}
+
+/// A call with an IPv4 address.
+pub struct Call4(*mut bpf_sock_addr);
+
+/// A call with an IPv6 address.
+pub struct Call6(*mut bpf_sock_addr);
+
+impl Call4 {
+    /// That of a context.
+    #[inline(always)]
+    pub fn new(context: *mut bpf_sock_addr) -> Self {
+        Self(context)
+    }
+}
+
+impl Call6 {
+    /// That of a context.
+    #[inline(always)]
+    pub fn new(context: *mut bpf_sock_addr) -> Self {
+        Self(context)
+    }
+}
+
+impl Call for Call4 {
+    const IS_V6: bool = false;
+
+    #[inline(always)]
+    fn context(&self) -> *mut bpf_sock_addr {
+        self.0
+    }
+
+    #[inline(always)]
+    fn addr(&self) -> Addr {
+        // SAFETY: a field of the context that the verifier lets these programs read, in words.
+        Addr::v4(unsafe { ptr::read_volatile(&raw const (*self.0).user_ip4) })
+    }
+
+    #[inline(always)]
+    fn set_addr(&self, addr: Addr) {
+        // SAFETY: as above, and write.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).user_ip4, addr.words_be[3]) }
+    }
+}
+
+impl Call for Call6 {
+    const IS_V6: bool = true;
+
+    #[inline(always)]
+    fn context(&self) -> *mut bpf_sock_addr {
+        self.0
+    }
+
+    #[inline(always)]
+    fn addr(&self) -> Addr {
+        // SAFETY: fields of the context that the verifier lets these programs read, in words.
+        unsafe {
+            Addr {
+                words_be: [
+                    ptr::read_volatile(&raw const (*self.0).user_ip6[0]),
+                    ptr::read_volatile(&raw const (*self.0).user_ip6[1]),
+                    ptr::read_volatile(&raw const (*self.0).user_ip6[2]),
+                    ptr::read_volatile(&raw const (*self.0).user_ip6[3]),
+                ],
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn set_addr(&self, addr: Addr) {
+        let [a, b, c, d] = addr.words_be;
+        // SAFETY: as above, and write.
+        unsafe {
+            ptr::write_volatile(&raw mut (*self.0).user_ip6[0], a);
+            ptr::write_volatile(&raw mut (*self.0).user_ip6[1], b);
+            ptr::write_volatile(&raw mut (*self.0).user_ip6[2], c);
+            ptr::write_volatile(&raw mut (*self.0).user_ip6[3], d);
+        }
+    }
+}
+
+/// The other end that a call names.
+struct Named {
+    addr: Addr,
+    port_be: u16,
+}
+
+impl Named {
+    #[inline(always)]
+    fn by(call: &impl Call) -> Self {
+        Self {
+            addr: call.addr(),
+            // SAFETY: a field of the context, which the verifier lets all of these programs read as a word.
+            port_be: unsafe { ptr::read_volatile(&raw const (*call.context()).user_port) } as u16,
+        }
+    }
+
+    /// Has a call name this.
+    #[inline(always)]
+    fn put_into(&self, call: &impl Call) {
+        call.set_addr(self.addr);
+        // SAFETY: as above, and write.
+        unsafe {
+            ptr::write_volatile(
+                &raw mut (*call.context()).user_port,
+                u32::from(self.port_be),
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn of(flow: &SocketFlow) -> Self {
+        Self {
+            addr: flow.addr,
+            port_be: flow.port_be,
+        }
+    }
+}
+
+/// The socket of a call, as the key of what it is connected to, if it is one of the host's; with the settings.
+#[inline(always)]
+fn socket(call: &impl Call) -> Option<(SocketKey, &'static DatapathConfig)> {
+    let config = HEALTH_CONFIG.get(0)?;
+    let context = call.context();
+    // SAFETY: helpers for this kind of context, and a field of it that may be read.
+    let (netns, protocol) = unsafe {
+        (
+            bpf_get_netns_cookie(context.cast()),
+            ptr::read_volatile(&raw const (*context).protocol),
+        )
+    };
+    if config.netns_cookie != netns {
+        return None;
+    }
+    // SAFETY: as above.
+    let cookie = unsafe { bpf_get_socket_cookie(context.cast()) };
+    Some((SocketKey::connected(cookie, protocol as u8), config))
+}
+
+/// A socket connects.
+#[inline(always)]
+pub fn connect<C: Call>(call: &C) -> i32 {
+    let Some((socket, config)) = socket(call) else {
+        return GO_ON;
+    };
+    forget(&socket);
+    let named = Named::by(call);
+    if named.addr.is_v4() {
+        connect_to::<Tuple4, C>(call, &socket, &named, config)
+    } else if C::IS_V6 {
+        connect_to::<Tuple6, C>(call, &socket, &named, config)
+    } else {
+        GO_ON
+    }
+}
+
+#[inline(always)]
+fn connect_to<T, C: Call>(
+    call: &C,
+    socket: &SocketKey,
+    named: &Named,
+    config: &DatapathConfig,
+) -> i32
+where
+    T: Version<Address: Default>,
+{
+    let Some((frontend, flow)) = frontend::<T>(socket, named) else {
+        return GO_ON;
+    };
+    let backend = match choose(&flow, &frontend, config) {
+        Ok(backend) => backend,
+        Err(refused) => return refused,
+    };
+    // Without room the process hears of the backend, and is not helped when that is gone.
+    if HEALTH_SOCKETS
+        .insert(socket, backend, u64::from(BPF_ANY))
+        .is_ok()
+    {
+        count_flow(backend.backend);
+    }
+    expect_answers(socket, named, &backend);
+    Named::of(&backend).put_into(call);
+    GO_ON
+}
+
+/// An unconnected socket sends a datagram.
+#[inline(always)]
+pub fn send<C: Call>(call: &C) -> i32 {
+    let Some((socket, config)) = socket(call) else {
+        return GO_ON;
+    };
+    let named = Named::by(call);
+    if named.addr.is_v4() {
+        send_to::<Tuple4, C>(call, &socket, &named, config)
+    } else if C::IS_V6 {
+        send_to::<Tuple6, C>(call, &socket, &named, config)
+    } else {
+        GO_ON
+    }
+}
+
+#[inline(always)]
+fn send_to<T, C: Call>(call: &C, socket: &SocketKey, named: &Named, config: &DatapathConfig) -> i32
+where
+    T: Version<Address: Default>,
+{
+    let Some((frontend, flow)) = frontend::<T>(socket, named) else {
+        return GO_ON;
+    };
+    let sent = SocketKey {
+        addr: named.addr,
+        port_be: named.port_be,
+        ..*socket
+    };
+    let backend = match known::<T>(&sent, frontend.service) {
+        Some(backend) => backend,
+        None => {
+            let backend = match choose(&flow, &frontend, config) {
+                Ok(backend) => backend,
+                Err(refused) => return refused,
+            };
+            // Without room, the next datagram may go elsewhere.
+            let _ = HEALTH_SOCKETS.insert(sent, backend, u64::from(BPF_ANY));
+            backend
+        }
+    };
+    expect_answers(socket, named, &backend);
+    Named::of(&backend).put_into(call);
+    GO_ON
+}
+
+/// Where a socket's datagrams to a frontend go, while that serves.
+#[inline(always)]
+fn known<T: Version>(sent: &SocketKey, service: u32) -> Option<SocketFlow> {
+    // SAFETY: only calls on this socket change the entry, and values are replaced as a whole.
+    let flow = *unsafe { HEALTH_SOCKETS.get(sent) }?;
+    let (addr, port_be) = address::<T>(flow.backend, service)?;
+    let is_same = flow.service == service && addr.to_addr() == flow.addr && port_be == flow.port_be;
+    is_same.then_some(flow)
+}
+
+/// A process is told whom it hears from, or to whom its socket is connected: the service.
+#[inline(always)]
+pub fn tell_peer<C: Call>(call: &C) -> i32 {
+    let Some((socket, _)) = socket(call) else {
+        return GO_ON;
+    };
+    let named = Named::by(call);
+    let answers = socket.answers(named.addr, named.port_be);
+    // SAFETY: as in `known`.
+    if let Some(flow) = unsafe { HEALTH_SOCKETS.get(answers) } {
+        // A frontend is of its backends' version.
+        if C::IS_V6 || flow.addr.is_v4() {
+            Named::of(flow).put_into(call);
+        }
+    }
+    GO_ON
+}
+
+/// A socket is closed.
+#[inline(always)]
+pub fn release(context: *mut bpf_sock) -> i32 {
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return GO_ON;
+    };
+    // SAFETY: helpers for this kind of context, and a field of it that may be read.
+    let (netns, cookie, protocol) = unsafe {
+        (
+            bpf_get_netns_cookie(context.cast()),
+            bpf_get_socket_cookie(context.cast()),
+            ptr::read_volatile(&raw const (*context).protocol),
+        )
+    };
+    if config.netns_cookie == netns {
+        forget(&SocketKey::connected(cookie, protocol as u8));
+    }
+    GO_ON
+}
+
+/// Forgets what a socket was connected to.
+#[inline(always)]
+fn forget(socket: &SocketKey) {
+    // SAFETY: as in `known`.
+    let Some(&flow) = (unsafe { HEALTH_SOCKETS.get(socket) }) else {
+        return;
+    };
+    let answers = socket.answers(flow.addr, flow.port_be);
+    let _ = HEALTH_SOCKETS.remove(answers);
+    if HEALTH_SOCKETS.remove(socket).is_ok() {
+        discount_flow(flow.backend, flow.service);
+    }
+}
+
+/// The frontend that a call names, if it is one; and the flow, of which only one end is known.
+#[inline(always)]
+fn frontend<T>(socket: &SocketKey, named: &Named) -> Option<(Frontend, T)>
+where
+    T: Version<Address: Default>,
+{
+    let source = T::Address::default();
+    let destination = T::Address::of_addr(&named.addr);
+    let mut flow = T::of_echo(source, destination, 0, TUPLE_OUT);
+    // It has no port yet. Maglev is to send different flows to different backends.
+    flow.set_ports(socket.cookie as u16, named.port_be, socket.protocol);
+    // SAFETY: entries are replaced as a whole.
+    let frontend = unsafe { T::frontends().get(flow.frontend_key()) }?;
+    Some((*frontend, flow))
+}
+
+/// A backend for a new flow of the host; or what the call returns, and its error.
+#[inline(always)]
+fn choose<T: Version>(
+    flow: &T,
+    frontend: &Frontend,
+    config: &DatapathConfig,
+) -> Result<SocketFlow, i32> {
+    let client = Client {
+        source: if T::IP_VERSION == 4 {
+            config.node4
+        } else {
+            config.node6
+        },
+        // To affinity, the host is one client, whatever its addresses are.
+        stays_as: Addr::default(),
+    };
+    let (index, (addr, port_be)) =
+        elect(flow, &client, frontend, false).map_err(|refused| refuse(refused))?;
+    Ok(SocketFlow {
+        addr: addr.to_addr(),
+        port_be,
+        pad: 0,
+        backend: index,
+        service: frontend.service,
+    })
+}
+
+/// Fails the call: nobody would hear of a packet that was dropped.
+#[inline(always)]
+fn refuse(why: StepResult) -> i32 {
+    let (reason, error) = if why == StepResult::REJECTED {
+        (Reason::ServiceRejected, ECONNREFUSED)
+    } else if why == StepResult::dropped(Reason::ServiceNoLocal) {
+        (Reason::ServiceNoLocal, EHOSTUNREACH)
+    } else if why == StepResult::dropped(Reason::ServiceSourceRange) {
+        // As of a packet that the host's own firewall drops.
+        (Reason::ServiceSourceRange, EPERM)
+    } else {
+        (Reason::ServiceNoBackend, EHOSTUNREACH)
+    };
+    count_call(reason, Direction::Egress);
+    // SAFETY: a helper of these programs, from Linux 6.1 on.
+    unsafe { bpf_set_retval(-error) };
+    REFUSED
+}
+
+/// Has what a backend answers seem to come from the frontend.
+#[inline(always)]
+fn expect_answers(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
+    let key = socket.answers(backend.addr, backend.port_be);
+    let frontend = SocketFlow {
+        addr: named.addr,
+        port_be: named.port_be,
+        ..*backend
+    };
+    // SAFETY: as in `known`.
+    let known = unsafe { HEALTH_SOCKETS.get(key) };
+    if known != Some(&frontend) {
+        let _ = HEALTH_SOCKETS.insert(key, frontend, u64::from(BPF_ANY));
+    }
+}

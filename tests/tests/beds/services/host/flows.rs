@@ -1,0 +1,162 @@
+//! Who answers the host, and what becomes of its sockets when backends go.
+
+use anyhow::{Context as _, ensure};
+use nix::errno::Errno;
+use serde_json::json;
+use tests::served::{Connection, Datagrams, ServiceManifest, curl};
+use tests::{PATIENCE, wait_for};
+
+use super::super::EACH;
+use super::{ALL, all_targets, ask_from, targets, unconnected};
+use super::{Row, SOON, Stand, wait_answered_by, wait_datagrams_answered_by};
+
+pub(in crate::services) const ROWS: &[Row] = &[
+    ("the_host_is_one_client_to_affinity", affinity),
+    (
+        "unconnected_sockets_of_the_host_go_elsewhere_when_their_backend_stops_serving",
+        unconnected_move,
+    ),
+    (
+        "connected_sockets_of_the_host_are_ended_when_their_backend_stops_serving",
+        connected_end,
+    ),
+    (
+        "flows_of_the_host_are_counted_until_their_sockets_are_closed",
+        counts,
+    ),
+];
+
+/// Whichever of its addresses a process uses.
+fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("host-affinity", number).spec(json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } },
+    }));
+    stand.write(&service)?;
+    for node in stand.bed.nodes() {
+        for target in targets(&service) {
+            let first = wait_for("an answer", PATIENCE, || {
+                let answers = curl(node.name(), target, 1)?;
+                Ok(answers.backends.into_keys().next())
+            })?;
+            let answers = curl(node.name(), target, EACH)?;
+            ensure!(answers.of(&first) == EACH, "{answers}, first by {first}");
+        }
+    }
+    Ok(())
+}
+
+/// Has the endpoint of this name stop serving, or serve again.
+fn set_serving(
+    stand: &Stand,
+    service: &mut ServiceManifest,
+    name: &str,
+    is_serving: bool,
+) -> anyhow::Result<()> {
+    let own = stand.backend(name)?.slice_endpoint();
+    let mut endpoints = service.endpoints.iter_mut();
+    let endpoint = endpoints
+        .find(|endpoint| endpoint.addresses == own.addresses)
+        .context("no such endpoint")?;
+    endpoint.set_ready(is_serving);
+    stand.write(service)
+}
+
+/// While it serves, they stay with it.
+fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = stand.service("host-asks", number);
+    stand.write(&service)?;
+    let node = stand.bed.node(1);
+    for target in all_targets(&targets(&service)) {
+        wait_datagrams_answered_by(node.name(), target, &ALL)?;
+        let socket = unconnected(node, target)?;
+        let first = ask_from(&socket, target)?;
+        for _ in 0..EACH {
+            let name = ask_from(&socket, target)?;
+            ensure!(name == first, "{name} answers, before it was {first}");
+        }
+        set_serving(stand, &mut service, &first, false)?;
+        wait_for("another one to answer", PATIENCE, || {
+            Ok((ask_from(&socket, target)? != first).then_some(()))
+        })?;
+        set_serving(stand, &mut service, &first, true)?;
+    }
+    Ok(())
+}
+
+/// What a process gets from a socket that was ended: as it waits for an answer, and as it sends.
+const ENDED: [i32; 2] = [Errno::ECONNABORTED as i32, Errno::EDESTADDRREQ as i32];
+
+/// The process is told, and the next socket is answered. Connections of TCP go on.
+fn connected_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = stand.service("host-hears", number);
+    let node = stand.bed.node(1);
+    for target in all_targets(&targets(&service)) {
+        stand.write(&service)?;
+        wait_answered_by(node.name(), target, &ALL)?;
+        wait_datagrams_answered_by(node.name(), target, &ALL)?;
+        let mut connection = Connection::open(node.name(), target)?;
+        let by = connection.ask()?.backend;
+        let mut flow = Datagrams::open(node.name(), target)?;
+        let asked = |flow: &mut Datagrams| wait_for("an answer", PATIENCE, || Ok(flow.ask(SOON)?));
+        let first = asked(&mut flow)?.backend;
+        let ended = |flow: &mut Datagrams| {
+            wait_for("the socket to be ended", PATIENCE, || {
+                let error = flow.ask(SOON).err();
+                let number = error.and_then(|error| error.raw_os_error());
+                Ok(number.filter(|number| ENDED.contains(number)))
+            })
+        };
+        set_serving(stand, &mut service, &first, false)?;
+        ended(&mut flow).context("unready backend")?;
+        let mut flow = Datagrams::open(node.name(), target)?;
+        let second = asked(&mut flow)?.backend;
+        ensure!(second != first, "{second} answers still");
+
+        stand.manifests.remove(&service.name)?;
+        ended(&mut flow).context("removed service")?;
+        let answer = connection.ask()?;
+        ensure!(answer.backend == by, "{answer:?}, before by {by}");
+        set_serving(stand, &mut service, &first, true)?;
+    }
+    Ok(())
+}
+
+/// Refused ones too.
+fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let backend = &stand.backends[0];
+    let service = ServiceManifest::new("host-counts", number).of([backend]);
+    stand.write(&service)?;
+    let node = stand.bed.node(1);
+    let target = targets(&service)[0];
+    wait_answered_by(node.name(), target, &["web-1"])?;
+    let flows = || -> anyhow::Result<u64> {
+        let listed = node.listing("bpf map dump HEALTH_BACKENDS")?;
+        let frontends = node.listing("bpf map dump HEALTH_SVC4")?;
+        let frontends = frontends.as_array().context("frontends are no list")?;
+        let of_service = frontends.iter().find(|frontend| {
+            frontend["key"]["address"] == target.to_string() && frontend["key"]["protocol"] == "TCP"
+        });
+        let number = &of_service.context("no frontend")?["value"]["service"];
+        let backends = listed.as_array().context("backends are no list")?;
+        let own = backends
+            .iter()
+            .find(|backend| backend["value"]["service"] == *number);
+        own.context("no backend")?["value"]["flows"]
+            .as_u64()
+            .context("no count")
+    };
+    let wait_count = |wanted: u64| {
+        wait_for("flows to be counted", PATIENCE, || {
+            let count = flows()?;
+            ensure!(count == wanted, "{count}, not {wanted}");
+            Ok(Some(()))
+        })
+    };
+    wait_count(0)?;
+    let open = || Connection::open(node.name(), target);
+    let connections = [open()?, open()?, open()?];
+    wait_count(3)?;
+    drop(connections);
+    wait_count(0)
+}

@@ -1,0 +1,184 @@
+//! The programs for the host's own sockets: they serve without an agent, are put back, and are gone with the services.
+//! Programs of others, and sockets of other network namespaces, are none of their business.
+
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use socket2::SockRef;
+use tests::process::run;
+use tests::served::{Connection, Datagrams};
+use tests::testrun::TestRun;
+use tests::upgrade::with_other_programs;
+use tests::{Node, PATIENCE, wait_for};
+
+use super::{ALL, SOON, Stand, ask_from, targets, unconnected};
+use super::{wait_answered_by, wait_datagrams_answered_by};
+
+/// Sockets that are in use while agents come and go.
+struct InUse {
+    connection: Connection,
+    by: String,
+    connected: Datagrams,
+    unconnected: UdpSocket,
+    target: SocketAddr,
+}
+
+impl InUse {
+    fn open(node: &Node, target: SocketAddr) -> anyhow::Result<Self> {
+        let mut connection = Connection::open(node.name(), target)?;
+        Ok(Self {
+            by: connection.ask()?.backend,
+            connection,
+            connected: Datagrams::open(node.name(), target)?,
+            unconnected: unconnected(node, target)?,
+            target,
+        })
+    }
+
+    /// All of them are answered, and by the same.
+    fn ask(&mut self) -> anyhow::Result<()> {
+        let answer = self.connection.ask()?;
+        ensure!(answer.backend == self.by, "{answer:?}, not by {}", self.by);
+        wait_for("an answer", PATIENCE, || Ok(self.connected.ask(SOON)?))?;
+        ask_from(&self.unconnected, self.target)?;
+        Ok(())
+    }
+}
+
+/// The numbers of the sockets that a node's programs know.
+fn known_sockets(node: &Node) -> anyhow::Result<Vec<u64>> {
+    let listed = node.listing("bpf lb list --sockets")?;
+    let rows = listed.as_array().context("the sockets are no list")?;
+    Ok(rows
+        .iter()
+        .filter_map(|row| row["cookie"].as_u64())
+        .collect())
+}
+
+fn connected_socket(target: SocketAddr) -> std::io::Result<(UdpSocket, u64)> {
+    let any = if target.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(target)?;
+    let cookie = SockRef::from(&socket).cookie()?;
+    Ok((socket, cookie))
+}
+
+/// Which programs are attached where, as the node's agent lists them.
+fn at_cgroup(node: &Node) -> anyhow::Result<Vec<String>> {
+    let listed = node.listing("bpf prog list")?;
+    let rows = listed.as_array().context("the programs are no list")?;
+    let of_sockets = rows.iter().filter(|row| {
+        let attached = row["attached"].as_array();
+        attached.is_some_and(|places| places.iter().any(|place| place == "cgroup"))
+    });
+    let names = of_sockets.filter_map(|row| row["name"].as_str().map(str::to_owned));
+    Ok(names.collect())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() -> anyhow::Result<()>
+{
+    let mut foreign = TestRun::load_alone();
+    let root = health_net::cgroup::root()?.context("no control groups")?;
+    foreign.datapath.set_socket_root(Some(&root))?;
+    foreign.datapath.attach(&[])?;
+    let stand = Stand::start()?;
+    let service = stand.service("of-host", 1);
+    stand.write(&service)?;
+    let node = stand.bed.node(1);
+    let targets = targets(&service);
+    for target in &targets {
+        wait_answered_by(node.name(), *target, &ALL)?;
+    }
+    let names = at_cgroup(node)?;
+    ensure!(names.len() == 9, "{names:?}");
+
+    // Sockets of an endpoint are told nothing.
+    let [client, _] = &stand.clients;
+    for target in &targets {
+        wait_datagrams_answered_by(&client.name, *target, &ALL)?;
+        let (_of_client, cookie) = client.netns.run_in(|| connected_socket(*target))??;
+        let (own, own_cookie) = node.run_in(|| connected_socket(*target))??;
+        let known = known_sockets(node)?;
+        ensure!(!known.contains(&cookie), "{known:?} has {cookie}");
+        ensure!(known.contains(&own_cookie), "{known:?} lacks {own_cookie}");
+        drop(own);
+        wait_for("a closed socket to be forgotten", PATIENCE, || {
+            Ok((!known_sockets(node)?.contains(&own_cookie)).then_some(()))
+        })?;
+    }
+
+    // Without an agent, and by another one's programs.
+    let folder = tempfile::tempdir()?;
+    let other = folder.path().join("health-agent");
+    with_other_programs(&other)?;
+    let in_use = targets.iter().map(|target| InUse::open(node, *target));
+    let mut in_use: Vec<InUse> = in_use.collect::<anyhow::Result<_>>()?;
+    for (signal, binary) in [
+        (Signal::SIGKILL, Some(other.as_path())),
+        (Signal::SIGTERM, None),
+    ] {
+        node.kill_agent(signal)?;
+        for sockets in &mut in_use {
+            sockets.ask().context("no agent")?;
+            wait_answered_by(node.name(), sockets.target, &ALL)?;
+        }
+        node.take_over(binary)?;
+        for sockets in &mut in_use {
+            sockets.ask().context("the next agent")?;
+            let target = sockets.target;
+            wait_answered_by(node.name(), target, &ALL)?;
+            let peer = node.run_in(|| TcpStream::connect(target)?.peer_addr())??;
+            ensure!(peer == target, "{peer} instead of {target}");
+        }
+    }
+
+    // What others take away is put back.
+    let pin = node.pins().join("links/sock_connect4");
+    let mut detach = Command::new("nsenter");
+    detach
+        .args(["--mount", "--target", &node.agent_pid()?.to_string()])
+        .args(["bpftool", "link", "detach", "pinned"])
+        .arg(&pin);
+    run(&mut detach)?.success()?;
+    wait_answered_by(node.name(), targets[0], &ALL)?;
+    let repaired = node.logged(&["program sock_connect4", "was detached"])?;
+    ensure!(!repaired.is_empty(), "nothing is said of it");
+
+    // Without services they go.
+    node.kill_agent(Signal::SIGTERM)?;
+    node.start_agent_with("")?;
+    for target in &targets {
+        wait_for("the service to be gone", PATIENCE, || {
+            let connected = node.run_in(|| TcpStream::connect_timeout(target, SOON))?;
+            Ok(connected.is_err().then_some(()))
+        })?;
+    }
+    let names = at_cgroup(node)?;
+    ensure!(names.is_empty(), "{names:?}");
+    ensure!(!pin.exists(), "{} is there", pin.display());
+
+    // And with a cleanup.
+    node.kill_agent(Signal::SIGTERM)?;
+    node.take_over(None)?;
+    for target in &targets {
+        wait_answered_by(node.name(), *target, &ALL)?;
+    }
+    node.kill_agent(Signal::SIGTERM)?;
+    node.cli("cleanup")?.success()?;
+    for target in &targets {
+        let connected = node.run_in(|| TcpStream::connect_timeout(target, SOON))?;
+        ensure!(connected.is_err(), "{target} is reached");
+    }
+    // Links of another instance stand where they stood.
+    let faults = foreign.datapath.socket_faults();
+    ensure!(faults.is_empty(), "{faults:?}");
+    Ok(())
+}
