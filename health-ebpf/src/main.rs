@@ -131,7 +131,7 @@ fn sock_getpeername6(ctx: SockAddrContext) -> i32 {
 /// cgroup: a socket is closed.
 #[cgroup_sock(sock_release)]
 fn sock_release(ctx: SockContext) -> i32 {
-    socket::release(ctx.sock)
+    socket::release(&ctx)
 }
 
 #[unsafe(link_section = "license")]

@@ -5,8 +5,9 @@
 
 use core::ptr;
 
-use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr};
+use aya_ebpf::bindings::{BPF_ANY, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
+use aya_ebpf::programs::SockContext;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
@@ -301,7 +302,8 @@ pub fn tell_peer<C: Call>(call: &C) -> i32 {
 
 /// A socket is closed.
 #[inline(always)]
-pub fn release(context: *mut bpf_sock) -> i32 {
+pub fn release(ctx: &SockContext) -> i32 {
+    let context = ctx.sock;
     let Some(config) = HEALTH_CONFIG.get(0) else {
         return GO_ON;
     };
@@ -365,8 +367,7 @@ fn choose<T: Version>(
         // To affinity, the host is one client, whatever its addresses are.
         stays_as: Addr::default(),
     };
-    let (index, (addr, port_be)) =
-        elect(flow, &client, frontend, false).map_err(|refused| refuse(refused))?;
+    let (index, (addr, port_be)) = elect(flow, &client, frontend, false).map_err(refuse)?;
     Ok(SocketFlow {
         addr: addr.to_addr(),
         port_be,
