@@ -263,9 +263,12 @@ impl Agent {
         let (services_told, service_addresses) = channel(Arc::default());
         let services = match service_parts {
             Some(parts) => {
+                let datapath = node.datapath();
+                let (tables, sockets) = (datapath.services()?, datapath.socket_table()?);
+                drop(datapath);
                 let links = services::Links {
-                    tables: node.datapath().services()?,
-                    sockets: node.datapath().socket_table()?,
+                    tables,
+                    sockets,
                     standing: registry.standing(),
                     addresses: services_told,
                 };
