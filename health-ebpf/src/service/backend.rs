@@ -4,38 +4,41 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
-use health_common::ct::{CtState, Timeouts, lifetime};
-use health_common::masquerade::Address as _;
+use health_common::ct::{CtState, TUPLE_OUT, lifetime};
+use health_common::identity;
+use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::can_change_port;
 use health_common::service::choice::{flow_hash, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED,
-    Frontend, Pool, SourceRange,
+    BACKEND_LINGERS, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST,
+    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
+    FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{answer_key, opens};
-use super::step::{Request, StepResult};
+use super::request::{answer_key, is_open, opens};
+use super::step::{Place, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::ipcache::TrieKey;
+use crate::ipcache::{TrieKey, identity_of};
 use crate::maps::{
-    HEALTH_AFFINITY, HEALTH_BACKENDS, HEALTH_CONFIG, HEALTH_MAGLEV, HEALTH_SLOTS,
+    HEALTH_AFFINITY, HEALTH_BACKENDS, HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_MAGLEV, HEALTH_SLOTS,
     HEALTH_SOURCE_RANGES,
 };
+use crate::nat::settings as masquerade;
 
 /// How many backends are tried whose ports to the client may be another connection's.
 const TRIES: u32 = 3;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
-/// Chooses a backend for a new flow from an endpoint, and enters the flow.
+/// Chooses a backend for a new flow, and enters the flow.
 #[inline(always)]
-pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
     let Some(config) = HEALTH_CONFIG.get(0) else {
         return StepResult::PASSED;
@@ -45,11 +48,19 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
         return StepResult::PASSED;
     };
     let client = flow.source().0.to_addr();
+    if flow.destination().0.is_loopback() || P::IS_UPLINK && is_own(flow.source().0) {
+        return StepResult::PASSED;
+    }
+    let (pool, drops) = if P::IS_UPLINK {
+        (frontend.outside, FRONTEND_DROPS_OUTSIDE)
+    } else {
+        (frontend.inside, FRONTEND_DROPS_INSIDE)
+    };
     if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client, frontend.service) {
         return StepResult::dropped(Reason::ServiceSourceRange);
     }
-    if frontend.inside.len == 0 {
-        return if frontend.flags & FRONTEND_DROPS_INSIDE != 0 {
+    if pool.len == 0 {
+        return if frontend.flags & drops != 0 {
             StepResult::dropped(Reason::ServiceNoLocal)
         } else {
             StepResult::REJECTED
@@ -57,7 +68,7 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
     }
     let index = match lasting(client, &frontend) {
         Some(index) => Some(index),
-        None => fresh(request, &frontend),
+        None => fresh::<T, P>(request, &frontend, pool),
     };
     let Some((index, to)) =
         index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
@@ -68,6 +79,14 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
     request.set_backend(to);
+    let mut flags = 0;
+    if P::IS_UPLINK {
+        flags = FLOW_FROM_OUTSIDE | way(to.0, &frontend);
+        if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        }
+        request.flow_flags = flags.into();
+    }
     if frontend.affinity_secs != 0 {
         let key = AffinityKey {
             client,
@@ -80,35 +99,58 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
         // Without room, the next flow may go elsewhere.
         let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
     }
-    enter(&flow, to, index, frontend.service, &config.timeouts)
+    let parts = ServiceFlowParts {
+        to,
+        backend: index,
+        service: frontend.service,
+        expires: coarse_now_secs()
+            + lifetime(flow.protocol(), CtState::default(), &config.timeouts),
+        flags,
+    };
+    enter::<T, P>(&flow, &parts)
+}
+
+/// Whether nobody outside has an address: it is this host's, an endpoint's, or none that a packet is sent from.
+#[inline(always)]
+fn is_own<A: Address>(source: A) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some() || identity_of(source) == identity::HOST
+}
+
+/// How a flow from outside gets to a backend, as flags of its entry.
+#[inline(always)]
+fn way<A: Address>(backend: A, frontend: &Frontend) -> u16 {
+    if HEALTH_ENDPOINTS.get_ptr(backend.to_addr()).is_some() {
+        0
+    } else if frontend.flags & FRONTEND_KEEPS_SOURCE != 0 || identity_of(backend) == identity::HOST
+    {
+        FLOW_OF_HOST
+    } else {
+        FLOW_MASQUERADED
+    }
 }
 
 /// Enters a flow, both ways.
 #[inline(always)]
-fn enter<T: Version>(
-    flow: &T,
-    to: (T::Address, u16),
-    index: u32,
-    service: u32,
-    timeouts: &Timeouts,
-) -> StepResult {
-    let expires = coarse_now_secs() + lifetime(flow.protocol(), CtState::default(), timeouts);
-    let back = T::service_flow(flow.destination(), index, service, expires);
-    let answer = answer_key(flow, to);
+fn enter<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> StepResult {
+    let back = T::service_flow(&ServiceFlowParts {
+        to: flow.destination(),
+        ..*parts
+    });
+    let answer = answer_key::<T, P>(flow, parts.to);
     if T::service_flows()
         .insert(&answer, &back, u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    let out = T::service_flow(to, index, service, expires);
+    let out = T::service_flow(parts);
     if T::service_flows()
         .insert(flow, &out, u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index) {
+    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(parts.backend) {
         // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
         unsafe {
             atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(&raw mut (*backend).flows, 1)
@@ -145,6 +187,22 @@ pub(crate) fn forget<T: Version>(sent: T) {
                 u32::MAX,
             )
         };
+    }
+}
+
+/// As [`forget`], of a flow from outside whose packets went to this node's backend by this tuple; of no other, which the
+/// programs at its client's device forget.
+#[inline(always)]
+pub(crate) fn forget_from_outside<T: Version>(sent: T) {
+    let sent = sent.with_direction(TUPLE_OUT);
+    let answer = sent.reply();
+    let Some(back) = T::service_flows().get_ptr(&answer) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let back = T::service_flow_parts(unsafe { &*back });
+    if back.flags & FLOW_FROM_OUTSIDE != 0 {
+        forget(sent);
     }
 }
 
@@ -196,26 +254,22 @@ fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
 #[inline(always)]
-fn fresh<T: Version>(request: &Request<T>, frontend: &Frontend) -> Option<u32> {
+fn fresh<T: Version, P: Place>(
+    request: &Request<T>,
+    frontend: &Frontend,
+    pool: Pool,
+) -> Option<u32> {
     let flow = &request.tuple;
-    let mut index = by_algorithm(flow, frontend, frontend.inside)?;
+    let mut index = by_algorithm(flow, frontend, pool)?;
     if flow.protocol() != IP_PROTOCOL_TCP || !opens(request) {
         return Some(index);
     }
     for _ in 1..TRIES {
         let to = address::<T>(index, frontend.service)?;
-        let translated = flow.with_destination(to);
-        let is_taken = match T::flows().tcp.get_ptr(translated) {
-            // SAFETY: a value of that map.
-            Some(tracked) => unsafe {
-                !(*tracked).has_expired(coarse_now_secs()) && !(*tracked).state().is_closed()
-            },
-            None => false,
-        };
-        if !is_taken {
+        if !is_open::<T, P>(&flow.with_destination(to)) {
             break;
         }
-        index = by_chance(frontend, frontend.inside)?;
+        index = by_chance(frontend, pool)?;
     }
     Some(index)
 }

@@ -5,9 +5,11 @@
 
 mod answer;
 mod backend;
+mod forward;
 mod reject;
 mod request;
 mod step;
+mod uplink;
 
 use health_common::config::SERVICES;
 
@@ -18,9 +20,10 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use network_types::eth::EthHdr;
 
-pub(crate) use backend::forget;
-pub use step::Steps;
+pub(crate) use backend::{forget, forget_from_outside};
 use step::{Request, StepResult};
+pub use step::{Steps, UplinkSteps};
+pub use uplink::{arrive, from_service, leave, to_service};
 
 /// Whether there are services.
 #[inline(always)]
@@ -61,6 +64,12 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
 #[inline(always)]
 pub fn withdraw<T: Steps>(frame: &Frame) {
     let _ = T::withdraw(frame.skb(), &mut Request::<T>::new());
+}
+
+/// Forgets the flow from outside of a packet to an endpoint whose policy refuses it.
+#[inline(always)]
+pub fn withdraw_from_outside<T: Steps>(frame: &Frame) {
+    let _ = T::withdraw_from_outside(frame.skb(), &mut Request::<T>::new());
 }
 
 /// Gives a backend's answer to an endpoint the frontend's address.

@@ -7,6 +7,7 @@ mod drain;
 mod errors;
 mod flows;
 mod load;
+mod outside;
 mod policy;
 mod reach;
 mod restart;
