@@ -160,12 +160,10 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         return match endpoint_at(frame, destination) {
             Some(endpoint) => {
                 let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
-                if service::is_on() {
-                    if tracked.is_err() {
-                        service::withdraw_from_outside::<T>(frame);
-                    } else if let Some(verdict) = service::answer::<T>(frame) {
-                        return verdict;
-                    }
+                if service::is_on()
+                    && let Some(verdict) = service::answer::<T>(frame, tracked.is_ok())
+                {
+                    return verdict;
                 }
                 settle(frame, tracked, Reason::Forwarded, Direction::Egress)
             }

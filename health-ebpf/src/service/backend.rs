@@ -36,13 +36,10 @@ const TRIES: u32 = 3;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
-/// Chooses a backend for a new flow, and enters the flow.
+/// Chooses a backend for a new flow.
 #[inline(always)]
 pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
-    let Some(config) = HEALTH_CONFIG.get(0) else {
-        return StepResult::PASSED;
-    };
     // SAFETY: entries are replaced as a whole.
     let Some(&frontend) = (unsafe { T::frontends().get(flow.frontend_key()) }) else {
         return StepResult::PASSED;
@@ -67,8 +64,8 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
         };
     }
     let index = match lasting(client, &frontend) {
-        Some(index) => Some(index),
-        None => fresh::<T, P>(request, &frontend, pool),
+        Some(index) if !P::IS_UPLINK || is_within_reach(index, &frontend) => Some(index),
+        _ => fresh::<T, P>(request, &frontend, pool),
     };
     let Some((index, to)) =
         index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
@@ -79,9 +76,8 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
     request.set_backend(to);
-    let mut flags = 0;
     if P::IS_UPLINK {
-        flags = FLOW_FROM_OUTSIDE | way(to.0, &frontend);
+        let flags = FLOW_FROM_OUTSIDE | way(to.0, &frontend);
         if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
@@ -99,15 +95,18 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
         // Without room, the next flow may go elsewhere.
         let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
     }
-    let parts = ServiceFlowParts {
-        to,
-        backend: index,
-        service: frontend.service,
-        expires: coarse_now_secs()
-            + lifetime(flow.protocol(), CtState::default(), &config.timeouts),
-        flags,
-    };
-    enter::<T, P>(&flow, &parts)
+    (request.backend, request.service) = (index, frontend.service);
+    StepResult::CHOSEN
+}
+
+/// Whether a client's packets that keep their source may go to a backend that it stays with: the answers of endpoints alone
+/// are known to come back this way.
+#[inline(always)]
+fn is_within_reach(index: u32, frontend: &Frontend) -> bool {
+    frontend.flags & FRONTEND_KEEPS_SOURCE == 0
+        || HEALTH_BACKENDS
+            .get(index)
+            .is_some_and(|backend| HEALTH_ENDPOINTS.get_ptr(backend.addr).is_some())
 }
 
 /// Whether nobody outside has an address: it is this host's, an endpoint's, or none that a packet is sent from.
@@ -129,23 +128,35 @@ fn way<A: Address>(backend: A, frontend: &Frontend) -> u16 {
     }
 }
 
-/// Enters a flow, both ways.
+/// Enters the new flow, both ways.
 #[inline(always)]
-fn enter<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> StepResult {
-    let back = T::service_flow(&ServiceFlowParts {
+pub(super) fn enter<T: Version, P: Place>(
+    _frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return StepResult::PASSED;
+    };
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    let lifetime = lifetime(flow.protocol(), CtState::default(), &config.timeouts);
+    let mut parts = ServiceFlowParts {
         to: flow.destination(),
-        ..*parts
-    });
-    let answer = answer_key::<T, P>(flow, parts.to);
+        backend: request.backend,
+        service: request.service,
+        expires: coarse_now_secs() + lifetime,
+        flags: request.flow_flags as u16,
+    };
+    let answer = answer_key::<T, P>(&flow, request.backend());
     if T::service_flows()
-        .insert(&answer, &back, u64::from(BPF_ANY))
+        .insert(&answer, &T::service_flow(&parts), u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    let out = T::service_flow(parts);
+    parts.to = request.backend();
     if T::service_flows()
-        .insert(flow, &out, u64::from(BPF_ANY))
+        .insert(&flow, &T::service_flow(&parts), u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
@@ -266,7 +277,7 @@ fn fresh<T: Version, P: Place>(
     }
     for _ in 1..TRIES {
         let to = address::<T>(index, frontend.service)?;
-        if !is_open::<T, P>(&flow.with_destination(to)) {
+        if !is_open::<T, P>(flow.with_destination(to)) {
             break;
         }
         index = by_chance(frontend, pool)?;

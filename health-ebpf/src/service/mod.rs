@@ -41,10 +41,13 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
     let mut request = Request::<T>::new();
     let found = T::find(skb, &mut request);
     let is_new = found == StepResult::IS_NEW;
-    let result = match found {
-        StepResult::IS_NEW => T::choose(skb, &mut request),
-        result => result,
-    };
+    let mut result = found;
+    if result == StepResult::IS_NEW {
+        result = T::choose(skb, &mut request);
+    }
+    if result == StepResult::CHOSEN {
+        result = T::enter(skb, &mut request);
+    }
     let result = match result {
         StepResult::FOUND => T::rewrite(skb, &mut request),
         StepResult::IS_ERROR => T::send_error(skb, &mut request),
@@ -66,21 +69,17 @@ pub fn withdraw<T: Steps>(frame: &Frame) {
     let _ = T::withdraw(frame.skb(), &mut Request::<T>::new());
 }
 
-/// Forgets the flow from outside of a packet to an endpoint whose policy refuses it.
+/// Gives a backend's answer to an endpoint the frontend's address. Of a packet that the endpoint's policy refuses, it forgets
+/// the flow, if that is from outside.
 #[inline(always)]
-pub fn withdraw_from_outside<T: Steps>(frame: &Frame) {
-    let _ = T::withdraw_from_outside(frame.skb(), &mut Request::<T>::new());
-}
-
-/// Gives a backend's answer to an endpoint the frontend's address.
-#[inline(always)]
-pub fn answer<T: Steps>(frame: &Frame) -> Option<Verdict> {
-    let mut request = Request::<T>::new();
-    dropped(
-        frame,
-        T::answer(frame.skb(), &mut request),
-        Direction::Egress,
-    )
+pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
+    let (skb, mut request) = (frame.skb(), Request::<T>::new());
+    let result = if is_admitted {
+        T::answer(skb, &mut request)
+    } else {
+        T::withdraw_from_outside(skb, &mut request)
+    };
+    dropped(frame, result, Direction::Egress)
 }
 
 #[inline(always)]

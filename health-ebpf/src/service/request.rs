@@ -62,7 +62,7 @@ pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>
     }
     // A connection without a service between the ports of one with it: its segments and answers are nobody else's.
     // From outside anybody can send a SYN in the name of a client: there only what is over goes.
-    if opens(request) && (!P::IS_UPLINK || !is_open::<T, P>(&flow)) {
+    if opens(request) && (!P::IS_UPLINK || !is_open::<T, P>(flow)) {
         let _ = T::service_flows().remove(&flow);
         let _ = T::service_flows().remove(&flow.reply());
     }
@@ -125,26 +125,29 @@ fn may_reopen<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Addres
     {
         return false;
     }
-    let translated = flow.with_destination(parts.to);
-    let at_uplink = P::IS_UPLINK && parts.flags & FLOW_MASQUERADED == 0;
-    is_tracked_open(translated, at_uplink).unwrap_or(true)
+    let mut translated = flow.with_destination(parts.to);
+    if P::IS_UPLINK && parts.flags & FLOW_MASQUERADED == 0 {
+        translated = translated.with_direction(TUPLE_IN);
+    }
+    goes_on(&translated).unwrap_or(true)
 }
 
 /// Whether a connection is known that is not over. From outside to an endpoint or this host it is one of direction in.
 #[inline(always)]
-pub(super) fn is_open<T: Version, P: Place>(flow: &T) -> bool {
-    is_tracked_open(*flow, false) == Some(true)
-        || P::IS_UPLINK && is_tracked_open(*flow, true) == Some(true)
+pub(super) fn is_open<T: Version, P: Place>(mut flow: T) -> bool {
+    if goes_on(&flow) == Some(true) {
+        return true;
+    }
+    if !P::IS_UPLINK {
+        return false;
+    }
+    flow = flow.with_direction(TUPLE_IN);
+    goes_on(&flow) == Some(true)
 }
 
-/// Whether the connection with this tuple, of direction out or else in, is not over; `None` if it is not known.
+/// Whether the connection under this key is not over; `None` if it is not known.
 #[inline(always)]
-fn is_tracked_open<T: Version>(flow: T, is_inbound: bool) -> Option<bool> {
-    let key = if is_inbound {
-        flow.with_direction(TUPLE_IN)
-    } else {
-        flow
-    };
+fn goes_on<T: Version>(key: &T) -> Option<bool> {
     let tracked = T::flows().tcp.get_ptr(key)?;
     // SAFETY: a value of that map.
     Some(unsafe { !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs()) })

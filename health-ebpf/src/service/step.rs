@@ -6,7 +6,7 @@ use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::Reason;
 
 use super::answer::answer;
-use super::backend::choose;
+use super::backend::{choose, enter};
 use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
 use super::request::{find, rewrite, send_error, withdraw, withdraw_from_outside};
@@ -42,6 +42,8 @@ impl StepResult {
     pub(super) const REJECTED: Self = Self(5);
     /// It was handed to the device by which it goes on.
     pub(super) const FORWARDED: Self = Self(6);
+    /// The request names the backend of a new flow, which is to be entered.
+    pub(super) const CHOSEN: Self = Self(7);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
@@ -90,6 +92,10 @@ pub struct Request<T: Version> {
     pub(super) addr_be: T::Address,
     /// Its port.
     pub(super) port_be: u32,
+    /// Index of the backend of a new flow.
+    pub(super) backend: u32,
+    /// Number of the service's port, for a new flow.
+    pub(super) service: u32,
     /// At an uplink: where the IP header begins.
     pub(super) ip_at: u32,
     /// Where the transport header or the ICMP error begins.
@@ -119,6 +125,8 @@ where
             tuple: T::default(),
             addr_be: T::Address::default(),
             port_be: 0,
+            backend: 0,
+            service: 0,
             ip_at: ip_at as u32,
             content_at: 0,
             is_later: 0,
@@ -161,6 +169,8 @@ pub trait Steps: Version<Address: Default> + Unreachable {
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`enter`].
+    fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`rewrite`].
     fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`send_error`].
@@ -181,6 +191,8 @@ pub trait UplinkSteps: Version<Address: Default> + Unreachable {
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`enter`].
+    fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`rewrite`].
     fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`send_error`].
@@ -224,6 +236,7 @@ steps!(
     Tuple4,
     find as service4_find,
     choose as service4_choose,
+    enter as service4_enter,
     rewrite as service4_rewrite,
     send_error as service4_send_error,
     answer as service4_answer,
@@ -237,6 +250,7 @@ steps!(
     Tuple4,
     find as uplink4_find,
     choose as uplink4_choose,
+    enter as uplink4_enter,
     rewrite as uplink4_rewrite,
     send_error as uplink4_send_error,
     answer as uplink4_answer,
@@ -250,6 +264,7 @@ steps!(
     Tuple6,
     find as service6_find,
     choose as service6_choose,
+    enter as service6_enter,
     rewrite as service6_rewrite,
     send_error as service6_send_error,
     answer as service6_answer,
@@ -263,6 +278,7 @@ steps!(
     Tuple6,
     find as uplink6_find,
     choose as uplink6_choose,
+    enter as uplink6_enter,
     rewrite as uplink6_rewrite,
     send_error as uplink6_send_error,
     answer as uplink6_answer,

@@ -72,6 +72,9 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     if result == StepResult::IS_NEW {
         result = T::choose(skb, &mut request);
     }
+    if result == StepResult::CHOSEN {
+        result = T::enter(skb, &mut request);
+    }
     result = match result {
         StepResult::FOUND => {
             if request.flow_flags as u16 & FLOW_OF_HOST != 0 {

@@ -336,6 +336,20 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_serves_has_an_address_where_nothing_is_masqueraded() {
+        let settings = settings(&["10.0.0.0/8"], &[], &[]);
+        let nodes = addresses(&["172.30.0.1", "fd00:30::1"]);
+        let config = settings.of_serving_node(&nodes, &[]).expect("both versions");
+        let plain = settings.of_node(&nodes, &[]).expect("both versions");
+        assert_eq!(config.v4, plain.v4);
+        assert!(config.v6.is_on() && !plain.v6.is_on());
+        let far = words("2001:db8::9".parse::<std::net::Ipv6Addr>().expect("an address").octets());
+        assert!(config.v6.is_native(&far) && !config.v6.is_behind(&far));
+        let only4 = settings.of_serving_node(&nodes[..1], &[]).expect("IPv4");
+        assert!(!only4.v6.is_on());
+    }
+
+    #[test]
     fn a_gateways_network_is_not_one_of_the_nodes_endpoints() {
         let nodes = addresses(&["172.30.0.1", "fd00:30::1"]);
         let pods: Vec<IpNet> = ["10.244.1.0/24", "fd00:10:244:1::/64"]
