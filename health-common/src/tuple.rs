@@ -98,16 +98,14 @@ pub trait Tuple: Copy + Default + PartialEq {
     #[must_use]
     fn with_destination(self, to: (Self::Address, u16)) -> Self;
 
-    /// A flow of a service: the other side's address and port, network byte order, the backend's index, the number of the
-    /// service's port, and when it is over, in seconds.
-    fn service_flow(
-        to: (Self::Address, u16),
-        backend: u32,
-        service: u32,
-        expires: u32,
-    ) -> Self::ServiceFlow;
+    /// The same tuple in another direction: [`TUPLE_OUT`] or [`crate::ct::TUPLE_IN`].
+    #[must_use]
+    fn with_direction(self, direction: u8) -> Self;
 
-    /// The parts of a service's flow, as [`Tuple::service_flow`] takes them.
+    /// A flow of a service.
+    fn service_flow(parts: &ServiceFlowParts<Self::Address>) -> Self::ServiceFlow;
+
+    /// The parts of a service's flow.
     fn service_flow_parts(flow: &Self::ServiceFlow) -> ServiceFlowParts<Self::Address>;
 
     /// What is masqueraded of this IP version.
@@ -128,6 +126,8 @@ pub struct ServiceFlowParts<A> {
     pub service: u32,
     /// When it is over: seconds of `CLOCK_MONOTONIC`.
     pub expires: u32,
+    /// [`crate::service::FLOW_FROM_OUTSIDE`] and the other bits.
+    pub flags: u16,
 }
 
 macro_rules! tuple {
@@ -267,19 +267,19 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn service_flow(
-                to: ($address, u16),
-                backend: u32,
-                service: u32,
-                expires: u32,
-            ) -> $service_flow {
+            fn with_direction(self, direction: u8) -> Self {
+                Self { direction, ..self }
+            }
+
+            #[inline(always)]
+            fn service_flow(parts: &ServiceFlowParts<$address>) -> $service_flow {
                 $service_flow {
-                    addr_be: to.0.by_words(),
-                    port_be: to.1,
-                    pad: 0,
-                    backend,
-                    service,
-                    expires,
+                    addr_be: parts.to.0.by_words(),
+                    port_be: parts.to.1,
+                    flags: parts.flags,
+                    backend: parts.backend,
+                    service: parts.service,
+                    expires: parts.expires,
                 }
             }
 
@@ -290,6 +290,7 @@ macro_rules! tuple {
                     backend: flow.backend,
                     service: flow.service,
                     expires: flow.expires,
+                    flags: flow.flags,
                 }
             }
 

@@ -152,6 +152,9 @@ impl<T: Version> Maps<T> {
             }
             FLOW_REMOVED + self.release(key)
         } else {
+            if !self.is_tracked(key) {
+                service::forget_from_outside(key);
+            }
             FLOW_REMOVED
         }
     }

@@ -160,9 +160,8 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         return match endpoint_at(frame, destination) {
             Some(endpoint) => {
                 let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
-                if tracked.is_ok()
-                    && service::is_on()
-                    && let Some(verdict) = service::answer::<T>(frame)
+                if service::is_on()
+                    && let Some(verdict) = service::answer::<T>(frame, tracked.is_ok())
                 {
                     return verdict;
                 }

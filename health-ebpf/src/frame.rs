@@ -29,6 +29,13 @@ pub const L4_AT6: usize = IP_AT + 40;
 /// not cross namespaces, so no endpoint can set it; what else this host marks so came by another device, or by none.
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
+/// Mark of a packet that `to_service` sends to a backend elsewhere, which is to get it from this node's address; `masquerade`
+/// clears it. Processes can set it too, so it counts only on packets that came by a device.
+pub const MARK_SERVED: u32 = 0x6865_7376;
+
+/// Of `linux/if_packet.h`.
+const PACKET_HOST: u32 = 0;
+
 /// A packet at a tc hook.
 pub struct Frame<'a> {
     ctx: &'a TcContext,
@@ -71,6 +78,25 @@ impl<'a> Frame<'a> {
     pub fn came_by(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.skb()).ingress_ifindex }
+    }
+
+    /// Whether this mark was set on the packet here, and not by a process that sent it.
+    #[inline(always)]
+    pub fn was_marked(&self, mark: u32) -> bool {
+        self.mark() == mark && self.came_by() != 0
+    }
+
+    /// Whether the link sent the packet to this host's own address: not to a group, and not to others.
+    #[inline(always)]
+    pub fn is_to_host(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).pkt_type == PACKET_HOST }
+    }
+
+    /// Length of the header before the IP header, if there are no tags, bytes.
+    #[inline(always)]
+    pub fn link_header_len(&self) -> usize {
+        LINK_HEADER_LEN.load() as usize
     }
 
     /// When the kernel took the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while nobody on the

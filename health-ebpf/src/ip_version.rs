@@ -45,6 +45,12 @@ pub trait Version: Tuple + Sized + 'static {
     const ADDRESSES_AT: [u32; 2];
     /// Where the IP header holds its checksum.
     const IP_CHECK_AT: Option<u32>;
+    /// Where the IP header holds its time to live or hop limit.
+    const TTL_AT: u32;
+    /// Its address family.
+    const FAMILY: u8;
+    /// An address in the words of the kernel's look-up of routes.
+    fn fib_words(address: Self::Address) -> [u32; 4];
     /// Source and destination in a header.
     fn ends(ip: &Self::Header) -> (Self::Address, Self::Address);
     /// Protocol of what follows a header: with IPv6, of an extension header too.
@@ -76,7 +82,7 @@ pub trait Version: Tuple + Sized + 'static {
 macro_rules! version {
     (
         $tuple:ty, $header:ty, $flows:expr, $translations:expr, $service_flows:expr, $frontends:ident, $fragments:ident, $read:ident,
-        $read_inner:ident, $protocol:ident, $may_be_probe:ident, $is_intact:ident, $check_at:expr
+        $read_inner:ident, $protocol:ident, $may_be_probe:ident, $is_intact:ident, $check_at:expr, $ttl:ident, $family:literal, $fib_words:expr
     ) => {
         impl Version for $tuple {
             type Header = $header;
@@ -86,6 +92,13 @@ macro_rules! version {
                 offset_of!($header, daddr_be) as u32,
             ];
             const IP_CHECK_AT: Option<u32> = $check_at;
+            const TTL_AT: u32 = offset_of!($header, $ttl) as u32;
+            const FAMILY: u8 = $family;
+
+            #[inline(always)]
+            fn fib_words(address: Self::Address) -> [u32; 4] {
+                $fib_words(address)
+            }
 
             #[inline(always)]
             fn ends(ip: &$header) -> (Self::Address, Self::Address) {
@@ -162,7 +175,10 @@ version!(
     protocol,
     may_be_probe4,
     is_intact4,
-    Some(offset_of!(Ipv4Header, check) as u32)
+    Some(offset_of!(Ipv4Header, check) as u32),
+    ttl,
+    2,
+    |address| [address, 0, 0, 0]
 );
 version!(
     Tuple6,
@@ -186,5 +202,8 @@ version!(
     next_header,
     may_be_probe6,
     is_intact6,
-    None
+    None,
+    hop_limit,
+    10,
+    |words| words
 );

@@ -14,7 +14,7 @@ use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Stateful;
 use health_ebpf::frame::Frame;
 use health_ebpf::service::socket::{self, Call4, Call6};
-use health_ebpf::{collect, endpoint, nat, netdev, rtt, tcp};
+use health_ebpf::{collect, endpoint, nat, netdev, rtt, service, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
@@ -50,6 +50,18 @@ fn masquerade(ctx: TcContext) -> i32 {
 #[classifier]
 fn unmasquerade(ctx: TcContext) -> i32 {
     nat::unmasquerade(&Frame::new(&ctx)).code()
+}
+
+/// Where `from_netdev` and `unmasquerade` go on with packets that may be for a service.
+#[classifier]
+fn to_service(ctx: TcContext) -> i32 {
+    service::to_service(&Frame::new(&ctx)).code()
+}
+
+/// Where `to_netdev` goes on with packets that may answer one.
+#[classifier]
+fn from_service(ctx: TcContext) -> i32 {
+    service::from_service(&Frame::new(&ctx)).code()
 }
 
 /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add what it observed itself to a row of

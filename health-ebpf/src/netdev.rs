@@ -14,7 +14,7 @@ use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
 use crate::tcp::{self, Packet};
-use crate::{arrivals as counts, nat, probe_flow, rtt, turnround};
+use crate::{arrivals as counts, nat, probe_flow, rtt, service, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
@@ -24,7 +24,7 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
     };
     if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Egress) {
         tcp::sent(frame, &packet);
-        return nat::leave(frame, ethertype);
+        return service::leave(frame, ethertype);
     }
     let probe = match ethertype {
         ETHERTYPE_IPV4 => probe_leaves::<Tuple4>(frame, ip_at),
@@ -33,7 +33,7 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
     };
     match probe {
         Some(verdict) => verdict,
-        None => nat::leave(frame, ethertype),
+        None => service::leave(frame, ethertype),
     }
 }
 

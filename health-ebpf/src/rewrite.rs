@@ -2,7 +2,7 @@
 
 use core::ffi::c_long;
 
-use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes};
 use health_common::nat::{ChecksumField, Difference, End, checksum_field, port_at};
 
@@ -159,6 +159,43 @@ fn replace(
             0,
             u64::from(difference.word()),
             flags | optional,
+        )
+    };
+    done(result)
+}
+
+/// Takes one from the time to live or hop limit of the packet whose IP header is at `ip_at`, as a router does. `None`, and
+/// nothing is changed, when that leaves none.
+#[inline(always)]
+pub fn decrement_ttl<T: Version>(frame: &Frame, ip_at: u32) -> Option<()> {
+    let at = ip_at + T::TTL_AT;
+    let mut ttl = 0_u8;
+    load(frame, at, &mut ttl, 1)?;
+    if ttl <= 1 {
+        return None;
+    }
+    let left = ttl - 1;
+    if let Some(check_at) = T::IP_CHECK_AT {
+        // The upper half of a word of the header.
+        let [old, new] = [ttl, left].map(|ttl| u64::from(u16::from_ne_bytes([ttl, 0])));
+        // SAFETY: a valid context; the helper checks the rest.
+        let result = unsafe { bpf_l3_csum_replace(frame.skb(), ip_at + check_at, old, new, 2) };
+        done(result)?;
+    }
+    // What the device computed over the whole packet has IPv6's header in it, which no checksum makes up for.
+    let flags = if T::IP_VERSION == 6 {
+        BPF_F_RECOMPUTE_CSUM
+    } else {
+        0
+    };
+    // SAFETY: as above, and a value of one byte.
+    let result = unsafe {
+        bpf_skb_store_bytes(
+            frame.skb(),
+            at,
+            (&raw const left).cast(),
+            1,
+            u64::from(flags),
         )
     };
     done(result)

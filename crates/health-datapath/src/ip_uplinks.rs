@@ -42,8 +42,7 @@ impl Datapath {
         let calls = layout::IP_CALLS.name;
         let map = ebpf.take_map(layout::CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(calls.to_owned()))?;
-        let names = [layout::IP_MASQUERADE_OUT, layout::IP_MASQUERADE_IN];
-        self.connect(&layout::IP_CALLS, names)?;
+        self.connect(&layout::IP_CALLS, &layout::IP_CALLED)?;
         // Only now they count as loaded.
         self.maps.insert(calls.to_owned(), map);
         Ok(())

@@ -4,6 +4,9 @@ use aya::maps::lpm_trie::Key;
 use aya_obj::generated::bpf_attach_type::{self, *};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
+use health_common::calls::{
+    CALL_FROM_SERVICE, CALL_MASQUERADE, CALL_TO_SERVICE, CALL_UNMASQUERADE, CALLS_ENTRIES,
+};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
@@ -161,13 +164,15 @@ pub const MAPS: [MapLayout; 37] = [
 ];
 
 /// All programs on devices that are always pinned.
-pub const PROGRAMS: [&str; 9] = [
+pub const PROGRAMS: [&str; 11] = [
     "to_endpoint",
     "from_endpoint",
     TO_NETDEV,
     FROM_NETDEV,
     MASQUERADE_OUT,
     MASQUERADE_IN,
+    TO_SERVICE,
+    FROM_SERVICE,
     RTT_ACCOUNT,
     TCP_ACCOUNT,
     CT_COLLECT,
@@ -175,11 +180,28 @@ pub const PROGRAMS: [&str; 9] = [
 
 /// Programs that there are once more, for uplinks whose packets begin with the IP header: their names, and the names of
 /// the programs that they are loaded from.
-pub const IP_PROGRAMS: [(&str, &str); 4] = [
+pub const IP_PROGRAMS: [(&str, &str); 6] = [
     (TO_IP_NETDEV, TO_NETDEV),
     (FROM_IP_NETDEV, FROM_NETDEV),
     (IP_MASQUERADE_OUT, MASQUERADE_OUT),
     (IP_MASQUERADE_IN, MASQUERADE_IN),
+    (IP_TO_SERVICE, TO_SERVICE),
+    (IP_FROM_SERVICE, FROM_SERVICE),
+];
+
+/// The programs that others go on with, and their places in `HEALTH_CALLS`.
+pub const CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
+    (CALL_MASQUERADE, MASQUERADE_OUT),
+    (CALL_UNMASQUERADE, MASQUERADE_IN),
+    (CALL_TO_SERVICE, TO_SERVICE),
+    (CALL_FROM_SERVICE, FROM_SERVICE),
+];
+/// The same of `HEALTH_IP_CALLS`.
+pub const IP_CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
+    (CALL_MASQUERADE, IP_MASQUERADE_OUT),
+    (CALL_UNMASQUERADE, IP_MASQUERADE_IN),
+    (CALL_TO_SERVICE, IP_TO_SERVICE),
+    (CALL_FROM_SERVICE, IP_FROM_SERVICE),
 ];
 
 /// The programs for the host's own sockets, and their hooks. They are attached at the root of the control groups.
@@ -209,6 +231,10 @@ pub const FROM_NETDEV: &str = "from_netdev";
 pub const MASQUERADE_OUT: &str = "masquerade";
 /// The program that `from_netdev` goes on with.
 pub const MASQUERADE_IN: &str = "unmasquerade";
+/// The program that `from_netdev` and `unmasquerade` go on with.
+pub const TO_SERVICE: &str = "to_service";
+/// The program that `to_netdev` goes on with where there are services.
+pub const FROM_SERVICE: &str = "from_service";
 /// `to_netdev` for uplinks whose packets begin with the IP header.
 pub const TO_IP_NETDEV: &str = "to_ip_netdev";
 /// `from_netdev` for the same.
@@ -217,6 +243,10 @@ pub const FROM_IP_NETDEV: &str = "from_ip_netdev";
 pub const IP_MASQUERADE_OUT: &str = "ip_masquerade";
 /// The program that `from_ip_netdev` goes on with.
 pub const IP_MASQUERADE_IN: &str = "ip_unmasquerade";
+/// The program that `from_ip_netdev` and `ip_unmasquerade` go on with.
+pub const IP_TO_SERVICE: &str = "ip_to_service";
+/// The program that `to_ip_netdev` goes on with where there are services.
+pub const IP_FROM_SERVICE: &str = "ip_from_service";
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.

@@ -14,7 +14,6 @@ use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use health_common::addr::Addr;
-use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
@@ -186,18 +185,17 @@ impl Datapath {
 
     /// Tells programs which others they go on with.
     pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
-        let names = [layout::MASQUERADE_OUT, layout::MASQUERADE_IN];
-        self.connect(&layout::CALLS, names)
+        self.connect(&layout::CALLS, &layout::CALLED)
     }
 
-    /// Puts the programs of these names, for either direction, in their places in a map.
+    /// Puts programs in their places in a map.
     pub(super) fn connect(
         &mut self,
         map: &layout::MapLayout,
-        [out, into]: [&str; 2],
+        called: &[(u32, &str)],
     ) -> Result<(), DatapathError> {
         let mut calls = typed(&self.pins, map, ProgramArray::try_from)?;
-        for (index, name) in [(CALL_MASQUERADE, out), (CALL_UNMASQUERADE, into)] {
+        for &(index, name) in called {
             let program = classifier(&mut self.programs, name)?;
             let fd = program.fd().map_err(program_error("open", name))?;
             calls

@@ -193,6 +193,13 @@ pub struct SourceRange {
     pub addr: Addr,
 }
 
+/// Flag: the client's packets come by an uplink.
+pub const FLOW_FROM_OUTSIDE: u16 = 1;
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node, and gets the packets from this node's address.
+pub const FLOW_MASQUERADED: u16 = 2;
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is no endpoint, so the uplinks' programs enter the flow into conntrack.
+pub const FLOW_OF_HOST: u16 = 4;
+
 /// One way of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a frontend;
 /// of direction in, of what a backend answers.
 #[repr(C)]
@@ -202,8 +209,8 @@ pub struct ServiceFlow4 {
     pub addr_be: u32,
     /// Its port.
     pub port_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
+    /// [`FLOW_FROM_OUTSIDE`] and the other bits.
+    pub flags: u16,
     /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
     pub backend: u32,
     /// Number of the service's port.
@@ -220,8 +227,8 @@ pub struct ServiceFlow6 {
     pub addr_be: [u32; 4],
     /// Its port.
     pub port_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
+    /// [`FLOW_FROM_OUTSIDE`] and the other bits.
+    pub flags: u16,
     /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
     pub backend: u32,
     /// Number of the service's port.

@@ -12,7 +12,7 @@ use super::settings;
 use super::step::{Passage, Sender, StepResult, Steps};
 use crate::conntrack::{Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
-use crate::frame::Frame;
+use crate::frame::{Frame, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_PEERS};
 use crate::packet::ParsedPacket;
@@ -115,7 +115,9 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         passage.tuple = flow;
         return StepResult::FOUND;
     }
-    if sender != Sender::Node && is_native::<T>(&flow.destination().0, settings) {
+    if !matches!(sender, Sender::Node | Sender::Served)
+        && is_native::<T>(&flow.destination().0, settings)
+    {
         return StepResult::PASSED;
     }
     let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), &mut flow)
@@ -158,6 +160,9 @@ fn sender<T: Version>(
     source: &T::Address,
     settings: &Masquerade<T::Address>,
 ) -> Option<(Sender, u32)> {
+    if frame.was_marked(MARK_SERVED) {
+        return Some((Sender::Served, frame.ifindex()));
+    }
     if *source == settings.node_be {
         return Some((Sender::Node, frame.ifindex()));
     }
@@ -184,7 +189,7 @@ pub(super) fn unmasqueraded<T: Version>(
     settings: &Masquerade<T::Address>,
     reason: Reason,
 ) -> StepResult {
-    if sender == Sender::Node || is_native::<T>(destination, settings) {
+    if sender == Sender::Node || sender != Sender::Served && is_native::<T>(destination, settings) {
         StepResult::PASSED
     } else {
         StepResult::dropped(reason)

@@ -19,10 +19,11 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 use crate::bounds::forgotten;
-use crate::frame::Frame;
+use crate::frame::{Frame, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
 use crate::metrics::{Verdict, ignore, refuse};
+use crate::service;
 use arriving::arriving;
 use leaving::leaving;
 use step::StepResult;
@@ -45,14 +46,14 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     ignore()
 }
 
-/// Hands a packet that came by an uplink on to `unmasquerade`, if it may be for a masqueraded flow.
+/// Hands a packet that came by an uplink on to `unmasquerade`, if it may be for a masqueraded flow, or to services.
 #[inline(always)]
 pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
         // SAFETY: as above.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_UNMASQUERADE) };
     }
-    ignore()
+    service::arrive(frame)
 }
 
 #[inline(always)]
@@ -72,7 +73,10 @@ pub fn masquerade(frame: &Frame) -> Verdict {
         Some((ETHERTYPE_IPV6, ip_at)) => leaving::<Tuple6>(frame, ip_at),
         _ => StepResult::PASSED,
     };
-    verdict(frame, result, Direction::Egress)
+    if frame.was_marked(MARK_SERVED) {
+        frame.set_mark(0);
+    }
+    dropped(frame, result, Direction::Egress).unwrap_or_else(ignore)
 }
 
 /// The program `unmasquerade`: a packet that came by an uplink.
@@ -83,21 +87,25 @@ pub fn unmasquerade(frame: &Frame) -> Verdict {
         Some((ETHERTYPE_IPV6, ip_at)) => arriving::<Tuple6>(frame, ip_at),
         _ => StepResult::PASSED,
     };
-    verdict(frame, result, Direction::Ingress)
+    match dropped(frame, result, Direction::Ingress) {
+        Some(verdict) => verdict,
+        None => service::arrive(frame),
+    }
 }
 
 #[inline(always)]
-fn verdict(frame: &Frame, result: StepResult, direction: Direction) -> Verdict {
+fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Verdict> {
     for reason in DROPS {
         if result == StepResult::dropped(reason) {
-            return refuse(frame, reason, direction);
+            return Some(refuse(frame, reason, direction));
         }
     }
-    ignore()
+    None
 }
 
+/// What is masqueraded of an IP version.
 #[inline(always)]
-fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
+pub(crate) fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
     // Else LLVM adds the place in it before the comparison with null, which older verifiers do not take.
     Some(T::masquerade(forgotten(HEALTH_MASQUERADE.get(0)?)))
 }

@@ -11,9 +11,9 @@ use super::arriving::{find_reply, note_opened, read_arriving, rewrite_destinatio
 use super::error::{arriving_error, leaving_error};
 use super::leaving::{find, read_leaving, rewrite_source};
 use super::port::{take, translate};
-use crate::bounds::forgotten;
+use crate::bounds::header_at;
 use crate::conntrack::PacketFlags;
-use crate::frame::{Frame, IP_AT_MAX};
+use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::rewrite::{self, Ends};
 
@@ -60,6 +60,8 @@ pub(super) enum Sender {
     Endpoint,
     /// A host behind this gateway.
     Routed,
+    /// A client of a service, whose packet goes to a backend elsewhere.
+    Served,
 }
 
 /// What the steps know of a packet.
@@ -116,9 +118,7 @@ impl<T: Version> Passage<T> {
     /// Where the IP header begins, in bounds that the verifier sees.
     #[inline(always)]
     pub(super) fn ip_at(&self) -> Option<usize> {
-        // A mask's bounds stay with the value where it is put away; those of comparisons do not in Linux 6.1.
-        const MASK: u32 = (IP_AT_MAX + 1).next_power_of_two() - 1;
-        (self.ip_at <= IP_AT_MAX).then(|| (forgotten(self.ip_at) & MASK) as usize)
+        header_at(self.ip_at)
     }
 
     #[inline(always)]

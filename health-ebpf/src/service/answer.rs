@@ -4,87 +4,116 @@ use health_common::ct::TUPLE_IN;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
+use health_common::service::FLOW_FROM_OUTSIDE;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use super::request::error;
-use super::step::{Request, StepResult};
+use super::step::{Place, Request, StepResult};
 use crate::clock::coarse_now_secs;
-use crate::fragment::find;
-use crate::frame::{Frame, IP_AT};
+use crate::fragment::{find, keep};
+use crate::frame::Frame;
 use crate::ip_version::Version;
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::{self, Ends};
 
-/// Gives a packet to an endpoint the service's source if it answers one that went there.
+/// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
+/// found, and not changed.
 #[inline(always)]
-pub(super) fn answer<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
+        return StepResult::PASSED;
+    };
     let Some(ParsedPacket {
         mut packet,
         content_at,
-    }) = T::read(frame, IP_AT, TUPLE_IN)
+    }) = T::read(frame, ip_at, TUPLE_IN)
     else {
         return StepResult::PASSED;
     };
     request.content_at = content_at;
     match packet.kind {
         Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return answer_error(frame, request),
+        Kind::IcmpError => return answer_error::<T, P>(frame, request, ip_at),
         Kind::NoFlow => return StepResult::PASSED,
     }
     if !find(&mut packet) {
         return StepResult::PASSED;
     }
     request.is_later = packet.is_later().into();
+    request.tcp_flags = packet.tcp_flags.into();
     request.tuple = packet.tuple;
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some(frontend) = frontend(&key) else {
+    let Some((frontend, flags)) = frontend::<T, P>(&key) else {
         return StepResult::PASSED;
     };
+    if P::IS_UPLINK {
+        // At an endpoint's device it was kept before.
+        keep(&packet, &config.timeouts);
+        request.flow_flags = flags.into();
+        if request.is_passing != 0 {
+            return StepResult::FOUND;
+        }
+    }
     let ends = Ends::<T> {
         end: End::Source,
         old: key.source(),
         new: frontend,
     };
     let content_at = request.content_at();
-    match rewrite::packet(frame, IP_AT as u32, content_at, key.protocol(), &ends) {
-        Some(()) => StepResult::PASSED,
+    match rewrite::packet(frame, ip_at as u32, content_at, key.protocol(), &ends) {
+        Some(()) => StepResult::FOUND,
         None => StepResult::dropped(Reason::WriteFailed),
     }
 }
 
-/// The service that a backend's packet with this tuple, of direction in, answers for.
+/// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow.
 #[inline(always)]
-fn frontend<T: Version>(key: &T) -> Option<(T::Address, u16)> {
+fn frontend<T: Version, P: Place>(key: &T) -> Option<((T::Address, u16), u16)> {
     let entry = T::service_flows().get_ptr(key)?;
     // SAFETY: a value of that map.
-    let frontend = T::service_flow_parts(unsafe { &*entry }).to;
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
+        return None;
+    }
+    let (frontend, flags) = (parts.to, parts.flags);
     if key.protocol() == IP_PROTOCOL_TCP {
-        return Some(frontend);
+        return Some((frontend, flags));
     }
     // Only what the client sends makes a flow last.
     let flow = key.reply().with_destination(frontend);
     let out = T::service_flows().get_ptr(&flow)?;
     // SAFETY: as above.
     let expires = T::service_flow_parts(unsafe { &*out }).expires;
-    (coarse_now_secs() < expires).then_some(frontend)
+    (coarse_now_secs() < expires).then_some((frontend, flags))
 }
 
 /// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
 #[inline(always)]
-fn answer_error<T: Version>(frame: &Frame, request: &Request<T>) -> StepResult {
+fn answer_error<T: Version, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+    ip_at: usize,
+) -> StepResult {
     let error_at = request.content_at;
-    let Some((source, _)) = T::addresses(frame, IP_AT) else {
+    let Some((source, _)) = T::addresses(frame, ip_at) else {
         return StepResult::PASSED;
     };
-    let Some(inner) = T::read_inner(frame, IP_AT, error_at, TUPLE_IN) else {
+    let Some(inner) = T::read_inner(frame, ip_at, error_at, TUPLE_IN) else {
         return StepResult::PASSED;
     };
     // As above.
     let key = inner.reply;
-    let Some(frontend) = frontend(&key) else {
+    let Some((frontend, flags)) = frontend::<T, P>(&key) else {
         return StepResult::PASSED;
     };
+    if P::IS_UPLINK {
+        request.flow_flags = flags.into();
+        if request.is_passing != 0 {
+            return StepResult::FOUND;
+        }
+    }
     let inside = Ends::<T> {
         end: End::Destination,
         old: key.source(),
@@ -101,5 +130,5 @@ fn answer_error<T: Version>(frame: &Frame, request: &Request<T>) -> StepResult {
         old: (source, 0),
         new: (sender, 0),
     };
-    error(frame, error_at, &inner, &inside, &around)
+    error(frame, (ip_at, error_at), &inner, &inside, &around)
 }

@@ -5,49 +5,53 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::addr::Addr;
-use health_common::ct::{CtState, Timeouts, lifetime};
-use health_common::masquerade::Address as _;
+use health_common::ct::{CtState, TUPLE_OUT, lifetime};
+use health_common::identity;
+use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::can_change_port;
 use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weighted};
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED,
-    Frontend, Pool, SourceRange,
+    Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FRONTEND_DROPS_INSIDE,
+    FRONTEND_DROPS_OUTSIDE, FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
+    FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{answer_key, opens};
-use super::step::{Request, StepResult};
+use super::request::{answer_key, is_open, opens};
+use super::step::{Place, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::ipcache::TrieKey;
+use crate::ipcache::{TrieKey, identity_of};
 use crate::maps::{
-    HEALTH_AFFINITY, HEALTH_BACKENDS, HEALTH_CONFIG, HEALTH_MAGLEV, HEALTH_SLOTS,
+    HEALTH_AFFINITY, HEALTH_BACKENDS, HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_MAGLEV, HEALTH_SLOTS,
     HEALTH_SOURCE_RANGES,
 };
+use crate::nat::settings as masquerade;
 
 /// How many backends are tried at most if the client already has a connection to one with the same ports.
 const TRIES: u32 = 3;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
-/// Chooses a backend for a new flow from an endpoint, and enters the flow.
+/// Chooses a backend for a new flow.
 #[inline(always)]
-pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
-    let Some(config) = HEALTH_CONFIG.get(0) else {
-        return StepResult::PASSED;
-    };
     let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
     };
     let client = flow.source().0.to_addr();
+    if flow.destination().0.is_loopback() || P::IS_UPLINK && is_own(flow.source().0) {
+        return StepResult::PASSED;
+    }
     let client = Client {
         source: client,
         stays_as: client,
+        is_outside: P::IS_UPLINK,
     };
     let is_new_connection = flow.protocol() == IP_PROTOCOL_TCP && opens(request);
     let (index, to) = match elect(&flow, &client, &frontend, is_new_connection) {
@@ -58,7 +62,15 @@ pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> St
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
     request.set_backend(to);
-    enter(&flow, to, index, frontend.service, &config.timeouts)
+    if P::IS_UPLINK {
+        let flags = FLOW_FROM_OUTSIDE | way(to.0, &frontend);
+        if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        }
+        request.flow_flags = flags.into();
+    }
+    (request.backend, request.service) = (index, frontend.service);
+    StepResult::CHOSEN
 }
 
 /// What a packet is for, if it is for a service. Those of the loopback are served to sockets alone (CVE-2020-8558).
@@ -75,9 +87,11 @@ pub(super) struct Client {
     pub(super) source: Addr,
     /// By what affinity knows it.
     pub(super) stays_as: Addr,
+    /// Whether its packets come by an uplink.
+    pub(super) is_outside: bool,
 }
 
-/// A backend for a new flow from this node, its index first; or what becomes of the flow without one.
+/// A backend for a new flow, its index first; or what becomes of the flow without one.
 #[inline(always)]
 pub(super) fn elect<T: Version>(
     flow: &T,
@@ -88,16 +102,21 @@ pub(super) fn elect<T: Version>(
     if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client.source, frontend.service) {
         return Err(StepResult::dropped(Reason::ServiceSourceRange));
     }
-    if frontend.inside.len == 0 {
-        return Err(if frontend.flags & FRONTEND_DROPS_INSIDE != 0 {
+    let (pool, drops) = if client.is_outside {
+        (frontend.outside, FRONTEND_DROPS_OUTSIDE)
+    } else {
+        (frontend.inside, FRONTEND_DROPS_INSIDE)
+    };
+    if pool.len == 0 {
+        return Err(if frontend.flags & drops != 0 {
             StepResult::dropped(Reason::ServiceNoLocal)
         } else {
             StepResult::REJECTED
         });
     }
     let index = match lasting(client.stays_as, frontend) {
-        Some(index) => Some(index),
-        None => fresh(flow, frontend, is_new_connection),
+        Some(index) if !client.is_outside || is_within_reach(index, frontend) => Some(index),
+        _ => fresh(flow, frontend, pool, is_new_connection),
     };
     let Some((index, to)) =
         index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
@@ -147,32 +166,66 @@ pub(super) fn discount_flow(index: u32, service: u32) {
     }
 }
 
-/// Enters a flow, both ways.
+/// Whether a client's packets that keep their source may go to a backend that it stays with: the answers of endpoints alone
+/// are known to come back this way.
 #[inline(always)]
-fn enter<T: Version>(
-    flow: &T,
-    to: (T::Address, u16),
-    index: u32,
-    service: u32,
-    timeouts: &Timeouts,
-) -> StepResult {
-    let expires = coarse_now_secs() + lifetime(flow.protocol(), CtState::default(), timeouts);
-    let back = T::service_flow(flow.destination(), index, service, expires);
-    let answer = answer_key(flow, to);
+fn is_within_reach(index: u32, frontend: &Frontend) -> bool {
+    frontend.flags & FRONTEND_KEEPS_SOURCE == 0
+        || HEALTH_BACKENDS
+            .get(index)
+            .is_some_and(|backend| HEALTH_ENDPOINTS.get_ptr(backend.addr).is_some())
+}
+
+/// Whether nobody outside has an address: it is this host's, an endpoint's, or none that a packet is sent from.
+#[inline(always)]
+fn is_own<A: Address>(source: A) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some() || identity_of(source) == identity::HOST
+}
+
+/// How a flow from outside gets to a backend, as flags of its entry.
+#[inline(always)]
+fn way<A: Address>(backend: A, frontend: &Frontend) -> u16 {
+    if HEALTH_ENDPOINTS.get_ptr(backend.to_addr()).is_some() {
+        0
+    } else if frontend.flags & FRONTEND_KEEPS_SOURCE != 0 || identity_of(backend) == identity::HOST
+    {
+        FLOW_OF_HOST
+    } else {
+        FLOW_MASQUERADED
+    }
+}
+
+/// Enters the new flow, both ways.
+#[inline(always)]
+pub(super) fn enter<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return StepResult::PASSED;
+    };
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    let lifetime = lifetime(flow.protocol(), CtState::default(), &config.timeouts);
+    let mut parts = ServiceFlowParts {
+        to: flow.destination(),
+        backend: request.backend,
+        service: request.service,
+        expires: coarse_now_secs() + lifetime,
+        flags: request.flow_flags as u16,
+    };
+    let answer = answer_key::<T, P>(&flow, request.backend());
     if T::service_flows()
-        .insert(&answer, &back, u64::from(BPF_ANY))
+        .insert(&answer, &T::service_flow(&parts), u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    let out = T::service_flow(to, index, service, expires);
+    parts.to = request.backend();
     if T::service_flows()
-        .insert(flow, &out, u64::from(BPF_ANY))
+        .insert(&flow, &T::service_flow(&parts), u64::from(BPF_ANY))
         .is_err()
     {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    count_flow(index);
+    count_flow(parts.backend);
     StepResult::FOUND
 }
 
@@ -194,6 +247,22 @@ pub(crate) fn forget<T: Version>(sent: T) {
     }
     if T::service_flows().remove(&answer).is_ok() {
         discount_flow(back.backend, back.service);
+    }
+}
+
+/// As [`forget`], of a flow from outside whose packets went to this node's backend by this tuple; of no other, which the
+/// programs at its client's device forget.
+#[inline(always)]
+pub(crate) fn forget_from_outside<T: Version>(sent: T) {
+    let sent = sent.with_direction(TUPLE_OUT);
+    let answer = sent.reply();
+    let Some(back) = T::service_flows().get_ptr(&answer) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let back = T::service_flow_parts(unsafe { &*back });
+    if back.flags & FLOW_FROM_OUTSIDE != 0 {
+        forget(sent);
     }
 }
 
@@ -244,25 +313,22 @@ fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
 #[inline(always)]
-fn fresh<T: Version>(flow: &T, frontend: &Frontend, is_new_connection: bool) -> Option<u32> {
-    let mut index = by_algorithm(flow, frontend, frontend.inside)?;
+fn fresh<T: Version>(
+    flow: &T,
+    frontend: &Frontend,
+    pool: Pool,
+    is_new_connection: bool,
+) -> Option<u32> {
+    let mut index = by_algorithm(flow, frontend, pool)?;
     if !is_new_connection {
         return Some(index);
     }
     for _ in 1..TRIES {
         let to = address::<T>(index, frontend.service)?;
-        let translated = flow.with_destination(to);
-        let is_taken = match T::flows().tcp.get_ptr(translated) {
-            // SAFETY: a value of that map.
-            Some(tracked) => unsafe {
-                !(*tracked).has_expired(coarse_now_secs()) && !(*tracked).state().is_closed()
-            },
-            None => false,
-        };
-        if !is_taken {
+        if !is_open::<T, P>(flow.with_destination(to)) {
             break;
         }
-        index = by_chance(frontend, frontend.inside)?;
+        index = by_chance(frontend, pool)?;
     }
     Some(index)
 }

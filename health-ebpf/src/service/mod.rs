@@ -5,10 +5,12 @@
 
 mod answer;
 mod backend;
+mod forward;
 mod reject;
 mod request;
 pub mod socket;
 mod step;
+mod uplink;
 
 use health_common::config::SERVICES;
 
@@ -19,9 +21,10 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use network_types::eth::EthHdr;
 
-pub(crate) use backend::forget;
-pub use step::Steps;
+pub(crate) use backend::{forget, forget_from_outside};
 use step::{Request, StepResult};
+pub use step::{Steps, UplinkSteps};
+pub use uplink::{arrive, from_service, leave, to_service};
 
 /// Whether there are services.
 #[inline(always)]
@@ -39,10 +42,13 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
     let mut request = Request::<T>::new();
     let found = T::find(skb, &mut request);
     let is_new = found == StepResult::IS_NEW;
-    let result = match found {
-        StepResult::IS_NEW => T::choose(skb, &mut request),
-        result => result,
-    };
+    let mut result = found;
+    if result == StepResult::IS_NEW {
+        result = T::choose(skb, &mut request);
+    }
+    if result == StepResult::CHOSEN {
+        result = T::enter(skb, &mut request);
+    }
     let result = match result {
         StepResult::FOUND => T::rewrite(skb, &mut request),
         StepResult::IS_ERROR => T::send_error(skb, &mut request),
@@ -64,15 +70,17 @@ pub fn withdraw<T: Steps>(frame: &Frame) {
     let _ = T::withdraw(frame.skb(), &mut Request::<T>::new());
 }
 
-/// Gives a backend's answer to an endpoint the frontend's address.
+/// Gives a backend's answer to an endpoint the frontend's address. Of a packet that the endpoint's policy refuses, it forgets
+/// the flow, if that is from outside.
 #[inline(always)]
-pub fn answer<T: Steps>(frame: &Frame) -> Option<Verdict> {
-    let mut request = Request::<T>::new();
-    dropped(
-        frame,
-        T::answer(frame.skb(), &mut request),
-        Direction::Egress,
-    )
+pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
+    let (skb, mut request) = (frame.skb(), Request::<T>::new());
+    let result = if is_admitted {
+        T::answer(skb, &mut request)
+    } else {
+        T::withdraw_from_outside(skb, &mut request)
+    };
+    dropped(frame, result, Direction::Egress)
 }
 
 #[inline(always)]

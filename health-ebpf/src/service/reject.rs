@@ -7,7 +7,7 @@ use health_common::service::unreachable::{
     HEADER4, HEADER6, LONG, Quoted4, Quoted6, SHORT, Unreachable4, Unreachable6,
 };
 
-use super::step::{Request, StepResult};
+use super::step::{Place, Request, StepResult};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
 use crate::packet::load;
@@ -66,14 +66,25 @@ impl Unreachable for Tuple6 {
 /// Makes an ICMP error out of the packet that it is about. What has options, extensions or no transport header is
 /// dropped silently.
 #[inline(always)]
-pub(super) fn reject<T: Unreachable>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    if request.content_at() != Some(T::L4_AT as u32) {
+pub(super) fn reject<T: Unreachable, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    // Tags between the headers would stay where they are.
+    let ip_at = if P::IS_UPLINK {
+        frame.link_header_len()
+    } else {
+        IP_AT
+    };
+    if P::IS_UPLINK && request.ip_at != ip_at as u32
+        || request.content_at() != Some((ip_at + T::HEADER_LEN) as u32)
+    {
         return StepResult::REJECTED;
     }
-    let is_told = if frame.length() as usize >= IP_AT + size_of::<T::Long>() {
-        replace::<T::Long>(frame)
+    let is_told = if frame.length() as usize >= ip_at + size_of::<T::Long>() {
+        replace::<T::Long>(frame, ip_at)
     } else {
-        replace::<T::Short>(frame)
+        replace::<T::Short>(frame, ip_at)
     };
     match is_told {
         Some(()) => StepResult::TURNED,
@@ -82,16 +93,16 @@ pub(super) fn reject<T: Unreachable>(frame: &Frame, request: &mut Request<T>) ->
 }
 
 #[inline(always)]
-fn replace<Q: Quoted>(frame: &Frame) -> Option<()> {
+fn replace<Q: Quoted>(frame: &Frame, ip_at: usize) -> Option<()> {
     let mut quoted = Q::default();
     let (len, skb) = (size_of::<Q>() as u32, frame.skb());
-    load(frame, IP_AT as u32, &mut quoted, len)?;
+    load(frame, ip_at as u32, &mut quoted, len)?;
     let error = quoted.tell();
     let room = (size_of::<Q::Error>() - size_of::<Q>()) as i32;
     // SAFETY: a valid context; the helpers check the rest.
     let is_resized = unsafe {
-        bpf_skb_change_tail(skb, IP_AT as u32 + len, 0) == 0
+        bpf_skb_change_tail(skb, ip_at as u32 + len, 0) == 0
             && bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_MAC, 0) == 0
     };
-    (is_resized && frame.store(IP_AT, &error)).then_some(())
+    (is_resized && frame.store(ip_at, &error)).then_some(())
 }

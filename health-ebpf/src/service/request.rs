@@ -1,34 +1,35 @@
 //! Packets from a client to a service.
 
 use health_common::config::{DatapathConfig, SERVICES_HANDOVER};
-use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_OUT, lifetime};
+use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
-use super::backend::{forget, frontend_of_packets, is_serving};
-use super::step::{Request, StepResult};
+use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
+use super::step::{Place, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, keep};
-use crate::frame::{Frame, IP_AT};
+use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::packet::{Inner, ParsedPacket};
 use crate::rewrite::{self, Ends};
 
-/// Reads a packet that an endpoint sent, and finds the backend of its flow.
+/// Reads a packet that may be for a service, and finds the backend of its flow.
 #[inline(always)]
-pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let Some(config) = HEALTH_CONFIG.get(0) else {
+pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
         return StepResult::PASSED;
     };
     let Some(ParsedPacket {
         mut packet,
         content_at,
-    }) = T::read(frame, IP_AT, TUPLE_OUT)
+    }) = T::read(frame, ip_at, TUPLE_OUT)
     else {
         return StepResult::PASSED;
     };
@@ -46,9 +47,12 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
     request.tcp_flags = packet.tcp_flags.into();
     // Keys must be on the stack.
     let flow = request.tuple;
-    if let Some(to) = known(request, &flow, config) {
+    if let Some(parts) = known::<T, P>(request, &flow, config) {
         keep(&packet, &config.timeouts);
-        request.set_backend(to);
+        request.set_backend(parts.to);
+        if P::IS_UPLINK {
+            request.flow_flags = parts.flags.into();
+        }
         return StepResult::FOUND;
     }
     if frontend_of_packets(&flow).is_some() {
@@ -63,7 +67,8 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
         return StepResult::IS_NEW;
     }
     // A connection without a service between the ports of one with it: its segments and answers are nobody else's.
-    if opens(request) {
+    // From outside anybody can send a SYN in the name of a client: there only what is over goes.
+    if opens(request) && (!P::IS_UPLINK || !is_open::<T, P>(flow)) {
         let _ = T::service_flows().remove(&flow);
         let _ = T::service_flows().remove(&flow.reply());
     }
@@ -72,25 +77,30 @@ pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepR
 
 /// Where the packets of a known flow go; `None` if it is to get another backend.
 #[inline(always)]
-fn known<T: Version>(
+fn known<T: Version, P: Place>(
     request: &Request<T>,
     flow: &T,
     config: &DatapathConfig,
-) -> Option<(T::Address, u16)> {
+) -> Option<ServiceFlowParts<T::Address>> {
     let entry = T::service_flows().get_ptr_mut(flow)?;
     // SAFETY: a value of that map, valid memory for the program's run; words that are replaced together are only read
     // together by whoever sent the packets of this flow.
     let parts = T::service_flow_parts(unsafe { &*entry });
+    // In the name of an endpoint of this node nobody outside sends.
+    if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
+        return None;
+    }
     let protocol = flow.protocol();
     if protocol == IP_PROTOCOL_TCP {
-        if opens(request) && !may_reopen(flow, &parts) {
+        if opens(request) && !may_reopen::<T, P>(flow, &parts) {
             return None;
         }
-        return Some(parts.to);
+        return Some(parts);
     }
     let now = coarse_now_secs();
     // What an endpoint that is its own backend answers goes to the client, whoever serves.
-    let is_answer = gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
+    let is_answer =
+        !P::IS_UPLINK && gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
     let must_serve = protocol == IP_PROTOCOL_UDP && !is_answer;
     if now >= parts.expires || must_serve && !is_serving::<T>(&parts) {
         return None;
@@ -100,43 +110,61 @@ fn known<T: Version>(
         extend::<T>(entry, expires);
         // The answers of an endpoint to itself have no other end that makes them last.
         if !is_answer
-            && let Some(back) = T::service_flows().get_ptr_mut(&answer_key(flow, parts.to))
+            && let Some(back) = T::service_flows().get_ptr_mut(&answer_key::<T, P>(flow, parts.to))
         {
             extend::<T>(back, expires);
         }
     }
-    Some(parts.to)
+    Some(parts)
 }
 
 /// Whether a SYN of a known flow goes to its backend: sent again, or before anybody closed the connection.
 #[inline(always)]
-fn may_reopen<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
+fn may_reopen<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
     if !is_serving::<T>(parts) {
         return false;
     }
     // Evicted, or taken by a connection of the client's without a service.
     if T::service_flows()
-        .get_ptr(&answer_key(flow, parts.to))
+        .get_ptr(&answer_key::<T, P>(flow, parts.to))
         .is_none()
     {
         return false;
     }
-    let translated = flow.with_destination(parts.to);
-    match T::flows().tcp.get_ptr(translated) {
-        // SAFETY: a value of that map.
-        Some(tracked) => unsafe {
-            !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs())
-        },
-        None => true,
+    let mut translated = flow.with_destination(parts.to);
+    if P::IS_UPLINK && parts.flags & FLOW_MASQUERADED == 0 {
+        translated = translated.with_direction(TUPLE_IN);
     }
+    goes_on(&translated).unwrap_or(true)
+}
+
+/// Whether a connection is known that is not over. From outside to an endpoint or this host it is one of direction in.
+#[inline(always)]
+pub(super) fn is_open<T: Version, P: Place>(mut flow: T) -> bool {
+    if goes_on(&flow) == Some(true) {
+        return true;
+    }
+    if !P::IS_UPLINK {
+        return false;
+    }
+    flow = flow.with_direction(TUPLE_IN);
+    goes_on(&flow) == Some(true)
+}
+
+/// Whether the connection under this key is not over; `None` if it is not known.
+#[inline(always)]
+fn goes_on<T: Version>(key: &T) -> Option<bool> {
+    let tracked = T::flows().tcp.get_ptr(key)?;
+    // SAFETY: a value of that map.
+    Some(unsafe { !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs()) })
 }
 
 /// The key of what a backend answers.
 #[inline(always)]
-pub(super) fn answer_key<T: Version>(flow: &T, to: (T::Address, u16)) -> T {
+pub(super) fn answer_key<T: Version, P: Place>(flow: &T, to: (T::Address, u16)) -> T {
     match gateway::<T>() {
         // Of itself, an endpoint gets the packet from the gateway, and answers there.
-        Some(gateway) if to.0 == flow.source().0 => flow
+        Some(gateway) if !P::IS_UPLINK && to.0 == flow.source().0 => flow
             .with_destination((gateway, flow.source().1))
             .reply()
             .with_destination(to)
@@ -166,23 +194,29 @@ pub(super) fn opens<T: Version>(request: &Request<T>) -> bool {
 /// An endpoint that is its own backend gets the packet from the gateway, which it does not take for itself; what it
 /// answers to the gateway is found as a flow, too, and goes the same way back.
 #[inline(always)]
-pub(super) fn rewrite<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn rewrite<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
     let (source, destination) = (flow.source(), flow.destination());
     let backend = request.backend();
+    if P::IS_UPLINK {
+        return match end::<T, P>(frame, request, End::Destination, destination, backend) {
+            Some(()) => StepResult::FOUND,
+            None => StepResult::dropped(Reason::WriteFailed),
+        };
+    }
     let gateway = gateway::<T>();
     if gateway.is_some_and(|gateway| gateway == destination.0) {
         let client = (source.0, destination.1);
-        return both(frame, request, (source, backend), (destination, client));
+        return both::<T, P>(frame, request, (source, backend), (destination, client));
     }
     if backend.0 == source.0 {
         let Some(gateway) = gateway else {
             return StepResult::dropped(Reason::ServiceNoBackend);
         };
         let client = (gateway, source.1);
-        return both(frame, request, (source, client), (destination, backend));
+        return both::<T, P>(frame, request, (source, client), (destination, backend));
     }
-    match end(frame, request, End::Destination, destination, backend) {
+    match end::<T, P>(frame, request, End::Destination, destination, backend) {
         Some(()) => StepResult::FOUND,
         None => StepResult::dropped(Reason::WriteFailed),
     }
@@ -195,14 +229,14 @@ type Change<T> = (
 );
 
 #[inline(always)]
-fn both<T: Version>(
+fn both<T: Version, P: Place>(
     frame: &Frame,
     request: &Request<T>,
     source: Change<T>,
     destination: Change<T>,
 ) -> StepResult {
-    let is_written = end(frame, request, End::Source, source.0, source.1).is_some()
-        && end(
+    let is_written = end::<T, P>(frame, request, End::Source, source.0, source.1).is_some()
+        && end::<T, P>(
             frame,
             request,
             End::Destination,
@@ -218,7 +252,7 @@ fn both<T: Version>(
 }
 
 #[inline(always)]
-fn end<T: Version>(
+fn end<T: Version, P: Place>(
     frame: &Frame,
     request: &Request<T>,
     end: End,
@@ -227,7 +261,8 @@ fn end<T: Version>(
 ) -> Option<()> {
     let ends = Ends::<T> { end, old, new };
     let protocol = request.tuple.protocol();
-    rewrite::packet(frame, IP_AT as u32, request.content_at(), protocol, &ends)
+    let ip_at = P::ip_at(request)? as u32;
+    rewrite::packet(frame, ip_at, request.content_at(), protocol, &ends)
 }
 
 /// The gateway of this node's endpoints.
@@ -244,23 +279,49 @@ pub(super) fn gateway<T: Version>() -> Option<T::Address> {
 
 /// Forgets the flow of a packet that was rewritten.
 #[inline(always)]
-pub(super) fn withdraw<T: Version>(frame: &Frame, _request: &mut Request<T>) -> StepResult {
-    if let Some(ParsedPacket { packet, .. }) = T::read(frame, IP_AT, TUPLE_OUT)
-        && !packet.is_later()
-    {
-        forget(packet.tuple);
+pub(super) fn withdraw<T: Version, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    if let Some(sent) = rewritten::<T, P>(frame, request) {
+        forget(sent);
     }
     StepResult::PASSED
 }
 
+/// As [`withdraw`], if the flow is from outside.
+#[inline(always)]
+pub(super) fn withdraw_from_outside<T: Version, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    if let Some(sent) = rewritten::<T, P>(frame, request) {
+        forget_from_outside(sent);
+    }
+    StepResult::PASSED
+}
+
+/// The tuple of a packet that was sent to a backend.
+#[inline(always)]
+fn rewritten<T: Version, P: Place>(frame: &Frame, request: &Request<T>) -> Option<T> {
+    let ParsedPacket { packet, .. } = T::read(frame, P::ip_at(request)?, TUPLE_OUT)?;
+    (!packet.is_later()).then_some(packet.tuple)
+}
+
 /// Sends an ICMP error about what a service answered to the backend that did.
 #[inline(always)]
-pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn send_error<T: Version, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
     let error_at = request.content_at;
-    let Some((source, destination)) = T::addresses(frame, IP_AT) else {
+    let Some(ip_at) = P::ip_at(request) else {
         return StepResult::PASSED;
     };
-    let Some(inner) = T::read_inner(frame, IP_AT, error_at, TUPLE_OUT) else {
+    let Some((source, destination)) = T::addresses(frame, ip_at) else {
+        return StepResult::PASSED;
+    };
+    let Some(inner) = T::read_inner(frame, ip_at, error_at, TUPLE_OUT) else {
         return StepResult::PASSED;
     };
     // Keys must be on the stack.
@@ -270,11 +331,15 @@ pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) ->
     };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
-    // Of another endpoint's flow nobody tells.
-    let is_between = source == flow.source().0 && destination == flow.destination().0;
-    if !is_between || parts.to.0 == flow.source().0 {
+    // Of another endpoint's flow nobody tells. From outside, routers on the way do.
+    let is_between =
+        (P::IS_UPLINK || source == flow.source().0) && destination == flow.destination().0;
+    let is_from_outside = parts.flags & FLOW_FROM_OUTSIDE != 0;
+    let is_own = !P::IS_UPLINK && parts.to.0 == flow.source().0;
+    if !is_between || is_own || is_from_outside != P::IS_UPLINK {
         return StepResult::PASSED;
     }
+    request.flow_flags = parts.flags.into();
     let inside = Ends::<T> {
         end: End::Source,
         old: flow.destination(),
@@ -285,22 +350,22 @@ pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) ->
         old: (destination, 0),
         new: (parts.to.0, 0),
     };
-    error(frame, error_at, &inner, &inside, &around)
+    error(frame, (ip_at, error_at), &inner, &inside, &around)
 }
 
 /// Rewrites an ICMP error, and the packet in it.
 #[inline(always)]
 pub(super) fn error<T: Version>(
     frame: &Frame,
-    error_at: u32,
+    (ip_at, error_at): (usize, u32),
     inner: &Inner<T>,
     inside: &Ends<T>,
     around: &Ends<T>,
 ) -> StepResult {
     if rewrite::inner(frame, error_at, inner, inside).is_none()
-        || rewrite::packet(frame, IP_AT as u32, Some(error_at), T::ICMP, around).is_none()
+        || rewrite::packet(frame, ip_at as u32, Some(error_at), T::ICMP, around).is_none()
     {
         return StepResult::dropped(Reason::WriteFailed);
     }
-    StepResult::PASSED
+    StepResult::FOUND
 }

@@ -6,11 +6,12 @@ use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::Reason;
 
 use super::answer::answer;
-use super::backend::choose;
+use super::backend::{choose, enter};
+use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
-use super::request::{find, rewrite, send_error, withdraw};
-use crate::bounds::forgotten;
-use crate::frame::Frame;
+use super::request::{find, rewrite, send_error, withdraw, withdraw_from_outside};
+use crate::bounds::{forgotten, header_at};
+use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
 
 /// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
@@ -39,11 +40,46 @@ impl StepResult {
     pub(super) const TURNED: Self = Self(4);
     /// Its sender is to be told that there is no backend.
     pub(super) const REJECTED: Self = Self(5);
+    /// It was handed to the device by which it goes on.
+    pub(super) const FORWARDED: Self = Self(6);
+    /// The request names the backend of a new flow, which is to be entered.
+    pub(super) const CHOSEN: Self = Self(7);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
     pub(super) const fn dropped(reason: Reason) -> Self {
         Self(reason as u32)
+    }
+}
+
+/// Where the programs are that take the steps.
+pub(super) trait Place {
+    /// At an uplink, and not at an endpoint's device.
+    const IS_UPLINK: bool;
+    /// Where the packet's IP header begins.
+    fn ip_at<T: Version>(request: &Request<T>) -> Option<usize>;
+}
+
+/// At the device of an endpoint.
+pub(super) struct AtEndpoint;
+/// At an uplink.
+pub(super) struct AtUplink;
+
+impl Place for AtEndpoint {
+    const IS_UPLINK: bool = false;
+
+    #[inline(always)]
+    fn ip_at<T: Version>(_request: &Request<T>) -> Option<usize> {
+        Some(IP_AT)
+    }
+}
+
+impl Place for AtUplink {
+    const IS_UPLINK: bool = true;
+
+    #[inline(always)]
+    fn ip_at<T: Version>(request: &Request<T>) -> Option<usize> {
+        header_at(request.ip_at)
     }
 }
 
@@ -56,12 +92,22 @@ pub struct Request<T: Version> {
     pub(super) addr_be: T::Address,
     /// Its port.
     pub(super) port_be: u32,
+    /// Index of the backend of a new flow.
+    pub(super) backend: u32,
+    /// Number of the service's port, for a new flow.
+    pub(super) service: u32,
+    /// At an uplink: where the IP header begins.
+    pub(super) ip_at: u32,
     /// Where the transport header or the ICMP error begins.
     pub(super) content_at: u32,
     /// A later fragment: there is no transport header.
     pub(super) is_later: u32,
     /// Of the segment, 0 for other protocols.
     pub(super) tcp_flags: u32,
+    /// At an uplink: the flags of its flow, such as [`health_common::service::FLOW_MASQUERADED`].
+    pub(super) flow_flags: u32,
+    /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
+    pub(super) is_passing: u32,
 }
 
 impl<T: Version> Request<T>
@@ -70,13 +116,23 @@ where
 {
     #[inline(always)]
     pub(super) fn new() -> Self {
+        Self::at(IP_AT)
+    }
+
+    #[inline(always)]
+    pub(super) fn at(ip_at: usize) -> Self {
         Self {
             tuple: T::default(),
             addr_be: T::Address::default(),
             port_be: 0,
+            backend: 0,
+            service: 0,
+            ip_at: ip_at as u32,
             content_at: 0,
             is_later: 0,
             tcp_flags: 0,
+            flow_flags: 0,
+            is_passing: 0,
         }
     }
 }
@@ -93,6 +149,12 @@ impl<T: Version> Request<T> {
         (self.addr_be, self.port_be) = (addr_be, port_be.into());
     }
 
+    /// Whether the packet is of a flow itself, and not an error about one.
+    #[inline(always)]
+    pub(super) fn has_flow(&self) -> bool {
+        self.tuple.protocol() != 0
+    }
+
     /// Where the transport header begins, if there is one.
     #[inline(always)]
     pub(super) fn content_at(&self) -> Option<u32> {
@@ -100,12 +162,15 @@ impl<T: Version> Request<T> {
     }
 }
 
-/// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there.
+/// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there. These
+/// are those at the devices of endpoints.
 pub trait Steps: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`enter`].
+    fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`rewrite`].
     fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`send_error`].
@@ -116,11 +181,35 @@ pub trait Steps: Version<Address: Default> + Unreachable {
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`withdraw`].
     fn withdraw(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`withdraw_from_outside`].
+    fn withdraw_from_outside(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+}
+
+/// Those at uplinks.
+pub trait UplinkSteps: Version<Address: Default> + Unreachable {
+    /// See [`find`].
+    fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`choose`].
+    fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`enter`].
+    fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`rewrite`].
+    fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`send_error`].
+    fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`answer`].
+    fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`reject`].
+    fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`forward`].
+    fn forward(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`note`].
+    fn note(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
 }
 
 macro_rules! steps {
-    ($tuple:ty, $($step:ident as $name:ident),+) => {
-        impl Steps for $tuple {$(
+    ($steps:ident, $place:ty, $tuple:ty, $($step:ident as $name:ident),+) => {
+        impl $steps for $tuple {$(
             #[inline(always)]
             fn $step(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult {
                 #[unsafe(no_mangle)]
@@ -130,7 +219,7 @@ macro_rules! steps {
                     let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { request.as_mut() } {
-                        Some(request) => $step::<$tuple>(&Frame::new(&ctx), request),
+                        Some(request) => $step::<$tuple, $place>(&Frame::new(&ctx), request),
                         None => StepResult::PASSED,
                     };
                     result.0
@@ -142,22 +231,58 @@ macro_rules! steps {
 }
 
 steps!(
+    Steps,
+    AtEndpoint,
     Tuple4,
     find as service4_find,
     choose as service4_choose,
+    enter as service4_enter,
     rewrite as service4_rewrite,
     send_error as service4_send_error,
     answer as service4_answer,
     reject as service4_reject,
-    withdraw as service4_withdraw
+    withdraw as service4_withdraw,
+    withdraw_from_outside as service4_withdraw_from_outside
 );
 steps!(
+    UplinkSteps,
+    AtUplink,
+    Tuple4,
+    find as uplink4_find,
+    choose as uplink4_choose,
+    enter as uplink4_enter,
+    rewrite as uplink4_rewrite,
+    send_error as uplink4_send_error,
+    answer as uplink4_answer,
+    reject as uplink4_reject,
+    forward as uplink4_forward,
+    note as uplink4_note
+);
+steps!(
+    Steps,
+    AtEndpoint,
     Tuple6,
     find as service6_find,
     choose as service6_choose,
+    enter as service6_enter,
     rewrite as service6_rewrite,
     send_error as service6_send_error,
     answer as service6_answer,
     reject as service6_reject,
-    withdraw as service6_withdraw
+    withdraw as service6_withdraw,
+    withdraw_from_outside as service6_withdraw_from_outside
+);
+steps!(
+    UplinkSteps,
+    AtUplink,
+    Tuple6,
+    find as uplink6_find,
+    choose as uplink6_choose,
+    enter as uplink6_enter,
+    rewrite as uplink6_rewrite,
+    send_error as uplink6_send_error,
+    answer as uplink6_answer,
+    reject as uplink6_reject,
+    forward as uplink6_forward,
+    note as uplink6_note
 );

@@ -28,6 +28,8 @@ pub struct ServiceFlow {
     pub service: u32,
     /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
+    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
+    pub flags: u16,
 }
 
 /// A client that stays with its backend.
@@ -119,6 +121,7 @@ fn flow<T: Version<ServiceFlow: Pod>>(key: &[u8], value: &[u8]) -> Option<(Flow,
         backend: parts.backend,
         service: parts.service,
         expires: parts.expires,
+        flags: parts.flags,
     };
     Some((Flow::of(&tuple), flow))
 }

@@ -162,14 +162,7 @@ impl MasqueradeSettings {
                 return Err(MasqueradeError::GatewayOverlapsPods { cidr, pod_cidr });
             }
         }
-        let v4 = addresses.iter().find_map(|address| match address {
-            IpAddr::V4(v4) => Some(word(v4.octets())),
-            IpAddr::V6(_) => None,
-        });
-        let v6 = addresses.iter().find_map(|address| match address {
-            IpAddr::V4(_) => None,
-            IpAddr::V6(v6) => Some(words(v6.octets())),
-        });
+        let (v4, v6) = first_addresses(addresses);
         Ok(MasqueradeConfig {
             v4: self.of_version(v4, |cidr| match cidr {
                 IpNet::V4(v4) => Some(prefix4(v4)),
@@ -180,6 +173,30 @@ impl MasqueradeSettings {
                 IpNet::V6(v6) => Some(prefix6(v6)),
             })?,
         })
+    }
+
+    /// As [`of_node`](Self::of_node) on a node that serves clients outside: where nothing is masqueraded, no destination is
+    /// reached with translation, but what is sent to backends elsewhere has to leave with the node's address.
+    pub fn of_serving_node(
+        &self,
+        addresses: &[IpAddr],
+        pod_cidrs: &[IpNet],
+    ) -> Result<MasqueradeConfig, MasqueradeError> {
+        let mut config = self.of_node(addresses, pod_cidrs)?;
+        let (v4, v6) = first_addresses(addresses);
+        self.serve(&mut config.v4, v4);
+        self.serve(&mut config.v6, v6);
+        Ok(config)
+    }
+
+    fn serve<A: Address + Default>(&self, masquerade: &mut Masquerade<A>, node_be: Option<A>) {
+        let Some(node_be) = node_be.filter(|_| !masquerade.is_on()) else {
+            return;
+        };
+        masquerade.node_be = node_be;
+        masquerade.ports = self.masquerade_ports.0;
+        // The first prefix, without a single bit, has all addresses.
+        masquerade.native_count = 1;
     }
 
     fn of_version<A: Address + Default>(
@@ -206,6 +223,19 @@ impl MasqueradeSettings {
         masquerade.gateway_count = fill(&mut masquerade.gateway, gateway);
         Ok(masquerade)
     }
+}
+
+/// The first address of each IP version, network byte order.
+fn first_addresses(addresses: &[IpAddr]) -> (Option<u32>, Option<[u32; 4]>) {
+    let v4 = addresses.iter().find_map(|address| match address {
+        IpAddr::V4(v4) => Some(word(v4.octets())),
+        IpAddr::V6(_) => None,
+    });
+    let v6 = addresses.iter().find_map(|address| match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(v6) => Some(words(v6.octets())),
+    });
+    (v4, v6)
 }
 
 /// Puts values into the first places; how many.
@@ -303,6 +333,27 @@ mod tests {
         assert!(!native([11, 0, 0, 1]) && !native([192, 0, 3, 7]));
         assert!(config.v4.is_behind(&word([192, 168, 7, 7])));
         assert!(!config.v4.is_behind(&word([10, 1, 1, 1])));
+    }
+
+    #[test]
+    fn a_node_that_serves_has_an_address_where_nothing_is_masqueraded() {
+        let settings = settings(&["10.0.0.0/8"], &[], &[]);
+        let nodes = addresses(&["172.30.0.1", "fd00:30::1"]);
+        let config = settings
+            .of_serving_node(&nodes, &[])
+            .expect("both versions");
+        let plain = settings.of_node(&nodes, &[]).expect("both versions");
+        assert_eq!(config.v4, plain.v4);
+        assert!(config.v6.is_on() && !plain.v6.is_on());
+        let far = words(
+            "2001:db8::9"
+                .parse::<std::net::Ipv6Addr>()
+                .expect("an address")
+                .octets(),
+        );
+        assert!(config.v6.is_native(&far) && !config.v6.is_behind(&far));
+        let only4 = settings.of_serving_node(&nodes[..1], &[]).expect("IPv4");
+        assert!(!only4.v6.is_on());
     }
 
     #[test]

@@ -141,9 +141,12 @@ impl NodeDatapath {
         } else {
             ProgramLog::Warn
         };
-        let masquerade = config
-            .masquerade
-            .of_node(&spec.node_addresses, &spec.pod_cidrs)?;
+        let (settings, addresses) = (&config.masquerade, &spec.node_addresses);
+        let masquerade = if config.services.has_services() {
+            settings.of_serving_node(addresses, &spec.pod_cidrs)?
+        } else {
+            settings.of_node(addresses, &spec.pod_cidrs)?
+        };
         let sizes = MapSizes {
             conntrack: config.conntrack_max_entries,
             conntrack_any: config.conntrack_any_max_entries,

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_datapath::layout;
 use serde::Serialize;
 
@@ -10,23 +9,21 @@ use super::entry::Entry;
 
 /// Entries of `HEALTH_CALLS` as they are shown, of indexes and ids of programs.
 pub(super) fn entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
-    named(rows, [layout::MASQUERADE_OUT, layout::MASQUERADE_IN])
+    named(rows, &layout::CALLED)
 }
 
 /// The same of `HEALTH_IP_CALLS`.
 pub(super) fn ip_entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
-    named(rows, [layout::IP_MASQUERADE_OUT, layout::IP_MASQUERADE_IN])
+    named(rows, &layout::IP_CALLED)
 }
 
-fn named(rows: Vec<(u32, u32)>, [out, into]: [&'static str; 2]) -> Vec<Entry<u32, Call>> {
+fn named(rows: Vec<(u32, u32)>, called: &[(u32, &'static str)]) -> Vec<Entry<u32, Call>> {
     let entry = |(key, id)| Entry {
         key,
         value: Call {
-            program: match key {
-                CALL_MASQUERADE => Some(out),
-                CALL_UNMASQUERADE => Some(into),
-                _ => None,
-            },
+            program: called
+                .iter()
+                .find_map(|&(index, name)| (index == key).then_some(name)),
             id,
         },
     };

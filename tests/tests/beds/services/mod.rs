@@ -8,6 +8,7 @@ mod errors;
 mod flows;
 mod host;
 pub(crate) mod load;
+mod outside;
 pub(crate) mod policy;
 mod reach;
 mod restart;

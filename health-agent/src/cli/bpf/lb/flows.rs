@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
 use serde::Serialize;
@@ -24,7 +25,16 @@ pub(in crate::cli::bpf) struct FlowValue {
     service: u32,
     /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries end with their connections.
     expires: Option<u32>,
+    /// Where the client's packets come by an uplink, and how they get to the backend.
+    flags: Vec<&'static str>,
 }
+
+/// Flags of a flow, and their names.
+const FLAGS: [(u16, &str); 3] = [
+    (FLOW_FROM_OUTSIDE, "FromOutside"),
+    (FLOW_MASQUERADED, "Masqueraded"),
+    (FLOW_OF_HOST, "OfHost"),
+];
 
 impl fmt::Display for FlowValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,8 +49,14 @@ impl fmt::Display for FlowValue {
             ..
         } = self;
         write!(f, "{rewritten} {to} backend={backend} service={service}")?;
-        self.expires
-            .map_or(Ok(()), |expires| write!(f, " expires={expires}"))
+        if let Some(expires) = self.expires {
+            write!(f, " expires={expires}")?;
+        }
+        if self.flags.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " [ {} ]", self.flags.join(" "))
+        }
     }
 }
 
@@ -59,6 +75,10 @@ pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowK
         backend: to.backend,
         service: to.service,
         expires: (!is_tcp).then_some(to.expires),
+        flags: FLAGS
+            .into_iter()
+            .filter_map(|(flag, name)| (to.flags & flag != 0).then_some(name))
+            .collect(),
     };
     Entry { key, value }
 }
@@ -81,21 +101,27 @@ mod tests {
                 destination_port: destination.port(),
             }
         };
-        let to = |to: &str| ServiceFlow {
+        let to = |to: &str, flags| ServiceFlow {
             to: to.parse().unwrap(),
             backend: 4,
             service: 3,
             expires: 99,
+            flags,
         };
         let out = flow(false, 6, "10.1.0.9:4000", "10.96.0.1:80");
         assert_eq!(
-            Row::from(entry((out, to("10.1.0.1:8080")))).to_string(),
+            Row::from(entry((out, to("10.1.0.1:8080", 0)))).to_string(),
             "TCP OUT 10.1.0.9:4000 -> 10.96.0.1:80 XLATE_DST 10.1.0.1:8080 backend=4 service=3"
         );
         let back = flow(true, 17, "[fd00:1::1]:53", "[fd00:1::9]:4000");
         assert_eq!(
-            Row::from(entry((back, to("[fd00:96::1]:53")))).to_string(),
-            "UDP IN [fd00:1::1]:53 -> [fd00:1::9]:4000 XLATE_SRC [fd00:96::1]:53 backend=4 service=3 expires=99"
+            Row::from(entry((
+                back,
+                to("[fd00:96::1]:53", FLOW_FROM_OUTSIDE | FLOW_MASQUERADED)
+            )))
+            .to_string(),
+            "UDP IN [fd00:1::1]:53 -> [fd00:1::9]:4000 XLATE_SRC [fd00:96::1]:53 backend=4 service=3 expires=99 \
+             [ FromOutside Masqueraded ]"
         );
     }
 }

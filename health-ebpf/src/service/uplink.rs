@@ -1,0 +1,149 @@
+//! Services for what comes from outside this node: the programs `to_service` and `from_service`.
+//!
+//! A backend of this node gets a client's packets as they are, but for the destination. One elsewhere gets them from this
+//! node's address, which `masquerade` gives them, so that its answers come back here. What backends answer gets the
+//! service's source where it leaves for the client.
+
+use aya_ebpf::bindings::TC_ACT_REDIRECT;
+use health_common::calls::{CALL_FROM_SERVICE, CALL_TO_SERVICE};
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use health_common::service::FLOW_OF_HOST;
+use network_types::eth::EthHdr;
+
+use super::step::{Request, StepResult, UplinkSteps};
+use super::{dropped, is_on};
+use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
+use crate::maps::HEALTH_CALLS;
+use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
+use crate::nat;
+
+/// Hands a packet that came by an uplink on to `to_service`, if there are services.
+#[inline(always)]
+pub fn arrive(frame: &Frame) -> Verdict {
+    if is_on() && frame.is_to_host() {
+        // SAFETY: nothing is held that would have to be dropped.
+        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_TO_SERVICE) };
+    }
+    ignore()
+}
+
+/// Hands a packet that leaves by an uplink on to `from_service`, if there are services, or to masquerading.
+#[inline(always)]
+pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
+    // An error that `to_service` sent back.
+    if frame.was_marked(MARK_ANSWERED) {
+        frame.set_mark(0);
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    }
+    if is_on() && !frame.was_marked(MARK_SERVED) {
+        // SAFETY: as above.
+        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_FROM_SERVICE) };
+    }
+    nat::leave(frame, ethertype)
+}
+
+/// The program `to_service`: a packet that came by an uplink.
+#[inline(always)]
+pub fn to_service(frame: &Frame) -> Verdict {
+    match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => arriving::<Tuple4>(frame, ip_at),
+        Some((ETHERTYPE_IPV6, ip_at)) => arriving::<Tuple6>(frame, ip_at),
+        _ => ignore(),
+    }
+}
+
+/// The program `from_service`: a packet that leaves by an uplink.
+#[inline(always)]
+pub fn from_service(frame: &Frame) -> Verdict {
+    match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => leaving::<Tuple4>(frame, ip_at, ETHERTYPE_IPV4),
+        Some((ETHERTYPE_IPV6, ip_at)) => leaving::<Tuple6>(frame, ip_at, ETHERTYPE_IPV6),
+        _ => ignore(),
+    }
+}
+
+#[inline(always)]
+fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
+    let skb = frame.skb();
+    let mut request = Request::<T>::at(ip_at);
+    let mut result = T::find(skb, &mut request);
+    if result == StepResult::IS_NEW {
+        result = T::choose(skb, &mut request);
+    }
+    if result == StepResult::CHOSEN {
+        result = T::enter(skb, &mut request);
+    }
+    result = match result {
+        StepResult::FOUND => {
+            if request.flow_flags as u16 & FLOW_OF_HOST != 0 {
+                let _ = T::note(skb, &mut request);
+            }
+            T::rewrite(skb, &mut request)
+        }
+        StepResult::IS_ERROR => T::send_error(skb, &mut request),
+        StepResult::REJECTED => return reject(frame, T::reject(skb, &mut request)),
+        result => result,
+    };
+    if result == StepResult::PASSED {
+        request.is_passing = 1;
+        result = T::answer(skb, &mut request);
+    }
+    if result != StepResult::FOUND {
+        return dropped(frame, result, Direction::Ingress).unwrap_or_else(ignore);
+    }
+    if T::forward(skb, &mut request) == StepResult::FORWARDED {
+        redirected(
+            frame,
+            Reason::Forwarded,
+            Direction::Ingress,
+            TC_ACT_REDIRECT.into(),
+        )
+    } else {
+        pass(frame, Reason::Forwarded, Direction::Ingress)
+    }
+}
+
+#[inline(always)]
+fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
+    let skb = frame.skb();
+    let mut request = Request::<T>::at(ip_at);
+    let result = T::answer(skb, &mut request);
+    if result != StepResult::FOUND {
+        return match dropped(frame, result, Direction::Egress) {
+            Some(verdict) => verdict,
+            None => nat::leave(frame, ethertype),
+        };
+    }
+    if request.flow_flags as u16 & FLOW_OF_HOST != 0 && request.has_flow() {
+        let _ = T::note(skb, &mut request);
+    }
+    pass(frame, Reason::Forwarded, Direction::Egress)
+}
+
+/// Tells a client that there is no backend, by the way that its packet came, if an error could be made of that.
+#[inline(always)]
+fn reject(frame: &Frame, result: StepResult) -> Verdict {
+    let is_told = result == StepResult::TURNED && turn_round(frame);
+    if !is_told {
+        return refuse(frame, Reason::ServiceRejected, Direction::Ingress);
+    }
+    count(frame, Reason::ServiceRejected, Direction::Ingress);
+    frame.set_mark(MARK_ANSWERED);
+    let code = frame.redirect(frame.ifindex(), 0);
+    redirected(frame, Reason::Forwarded, Direction::Ingress, code)
+}
+
+/// Swaps the hardware addresses, if there are any.
+#[inline(always)]
+fn turn_round(frame: &Frame) -> bool {
+    if frame.link_header_len() == 0 {
+        return true;
+    }
+    let Some(ethernet) = frame.at::<EthHdr>(0) else {
+        return false;
+    };
+    let swapped = [ethernet.src_addr, ethernet.dst_addr];
+    frame.store(0, &swapped)
+}

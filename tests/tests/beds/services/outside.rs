@@ -1,0 +1,507 @@
+//! Clients outside the cluster, behind a router: what they reach of services by the addresses of a node, and whom the
+//! backends see.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+
+use anyhow::{Context as _, ensure};
+use health_common::metrics::Reason;
+use health_net::netns::NetNs;
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tests::bed::{ROUTER, command_in, ip};
+use tests::outside::{self, FAR, FAR4, FAR6, ROUTER_DEVICE, far};
+use tests::process::run;
+use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
+use tests::{Node, PATIENCE, wait_for};
+
+use super::{SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
+
+const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
+
+/// What is shown of clients outside, one after the other on a bed.
+type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
+
+const ROWS: &[Row] = &[
+    ("a_backend_here_sees_the_client", here),
+    ("a_backend_elsewhere_sees_the_node", elsewhere),
+    ("local_policy_keeps_the_source_or_drops", local_policy),
+    ("external_addresses_are_reached", external),
+    ("source_ranges_count_at_load_balancers", source_ranges),
+    ("a_cluster_ip_is_reached_where_it_is_routed", cluster_ip),
+    ("a_process_of_the_node_is_a_backend", of_the_node),
+    ("without_endpoints_clients_are_refused", refused),
+    ("other_ports_of_the_node_are_its_own", others),
+    ("a_udp_flow_moves", udp_moves),
+    ("connections_outlive_backends_and_agents", connections),
+    ("long_datagrams_and_smaller_paths", smaller_path),
+    ("flows_end_with_conntrack", flows_end),
+];
+
+/// The router's ways to addresses of services lead to the first node.
+fn add_routes(stand: &Stand) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    outside::add(node)?;
+    for (cidrs, via) in [
+        (["10.96.0.0/16", "203.0.113.0/24"], node.addresses().first()),
+        (
+            ["fd00:10:96::/64", "2001:db8:113::/64"],
+            node.addresses().get(1),
+        ),
+    ] {
+        let via = via.context("no address")?;
+        for cidr in cidrs {
+            ip(ROUTER, &format!("route add {cidr} via {via}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn show_rows(agent: &str) -> anyhow::Result<()> {
+    let collected = "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s";
+    let stand = Stand::start_with(["", ""], &format!("{collected} {agent}"))?;
+    add_routes(&stand)?;
+    for (number, (name, show)) in (1..).zip(ROWS) {
+        show(&stand, number).with_context(|| (*name).to_owned())?;
+        println!("ok {name}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn clients_outside_are_served() -> anyhow::Result<()> {
+    show_rows("")
+}
+
+#[test]
+#[ignore = "needs root"]
+fn clients_outside_are_served_by_nodes_that_masquerade() -> anyhow::Result<()> {
+    show_rows("--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48")
+}
+
+/// A NodePort for both protocols.
+fn node_port(number: u8) -> u16 {
+    30_000 + u16::from(number)
+}
+
+fn with_node_port(mut service: ServiceManifest, number: u8) -> ServiceManifest {
+    for port in &mut service.ports {
+        port.node_port = Some(node_port(number));
+    }
+    service
+}
+
+/// Where a NodePort of the first node is, on each IP version, and the client's address there.
+fn node_targets(stand: &Stand, number: u8) -> Vec<(SocketAddr, IpAddr)> {
+    let addresses = stand.bed.node(1).addresses().into_iter();
+    let targets = addresses.map(|ip| SocketAddr::new(ip, node_port(number)));
+    targets.map(|target| (target, own(target))).collect()
+}
+
+/// The client's address of a target's IP version.
+fn own(target: SocketAddr) -> IpAddr {
+    match target {
+        SocketAddr::V4(_) => FAR4.into(),
+        SocketAddr::V6(_) => FAR6.into(),
+    }
+}
+
+/// That TCP and UDP are answered by these, who take the client for this one; and that segments that are cut later get
+/// through.
+fn is_answered_by(target: SocketAddr, names: &[&str], client: IpAddr) -> anyhow::Result<()> {
+    let answers = wait_answered_by(FAR, target, names)?;
+    ensure!(
+        answers.clients.iter().eq([&client]),
+        "{:?}",
+        answers.clients
+    );
+    let answers = wait_datagrams_answered_by(FAR, target, names)?;
+    ensure!(
+        answers.clients.iter().eq([&client]),
+        "{:?}",
+        answers.clients
+    );
+    let mut connection = Connection::open(FAR, target)?;
+    for _ in 0..3 {
+        connection.upload(3 << 20)?;
+    }
+    Ok(())
+}
+
+fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = ServiceManifest::new("here", number).of(&stand.backends[..1]);
+    stand.write(&with_node_port(service, number))?;
+    for (target, client) in node_targets(stand, number) {
+        is_answered_by(target, &["web-1"], client)?;
+    }
+    Ok(())
+}
+
+fn elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
+    stand.write(&with_node_port(service, number))?;
+    for (target, _) in node_targets(stand, number) {
+        is_answered_by(target, &["web-2", "web-3"], target.ip())?;
+    }
+    Ok(())
+}
+
+/// Clients of the cluster may still use all endpoints.
+fn local_policy(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand
+        .service("kept", number)
+        .spec(json!({ "externalTrafficPolicy": "Local" }));
+    let mut service = with_node_port(service, number);
+    stand.write(&service)?;
+    let [inside, _] = &stand.clients;
+    for (target, client) in node_targets(stand, number) {
+        is_answered_by(target, &["web-1"], client)?;
+        wait_answered_by(&inside.name, target, &ALL)?;
+    }
+    service = service.of(&stand.backends[1..]);
+    stand.write(&service)?;
+    let node = stand.bed.node(1);
+    for (target, _) in node_targets(stand, number) {
+        wait_dropped(node, target, Reason::ServiceNoLocal)?;
+        wait_answered_by(&inside.name, target, &["web-2", "web-3"])?;
+    }
+    Ok(())
+}
+
+fn connect(target: SocketAddr) -> anyhow::Result<std::io::Result<TcpStream>> {
+    let connect = || TcpStream::connect_timeout(&target, SOON);
+    Ok(NetNs::open(FAR)?.run_in(connect)?)
+}
+
+/// Waits until connections are dropped silently, and counted so.
+fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> anyhow::Result<()> {
+    let before = counted(node, reason)?;
+    wait_for("packets to be dropped", PATIENCE, || {
+        let kind = connect(target)?.err().map(|error| error.kind());
+        ensure!(kind == Some(ErrorKind::TimedOut), "{kind:?}");
+        Ok((counted(node, reason)? > before).then_some(()))
+    })
+    .with_context(|| target.to_string())
+}
+
+/// Addresses that the router sends here: external ones, or those of a load balancer.
+fn external_ips(number: u8) -> [IpAddr; 2] {
+    let [v4, v6] = [
+        format!("203.0.113.{number}").parse(),
+        format!("2001:db8:113::{number:x}").parse(),
+    ];
+    [v4, v6].map(|ip| ip.expect("an address"))
+}
+
+fn external_targets(number: u8) -> [SocketAddr; 2] {
+    external_ips(number).map(|ip| (ip, 80).into())
+}
+
+fn external(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let ips = external_ips(number);
+    let service = stand.service("external-ip", number);
+    stand.write(&service.spec(json!({ "externalIPs": ips })))?;
+    for target in external_targets(number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        wait_datagrams_answered_by(FAR, target, &ALL)?;
+    }
+    Ok(())
+}
+
+fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let write = |ranges: &[&str]| {
+        let service = stand.service("balanced", number).spec(json!({
+            "type": "LoadBalancer",
+            "loadBalancerSourceRanges": ranges,
+        }));
+        let mut list = with_node_port(service, number).json();
+        let ingress = external_ips(number).map(|ip| json!({ "ip": ip }));
+        list["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+        stand.manifests.write_file("balanced", &list.to_string())
+    };
+    write(&["192.0.2.0/24", "2001:db8::/64"])?;
+    for target in external_targets(number) {
+        wait_answered_by(FAR, target, &ALL)?;
+    }
+    write(&["198.51.100.0/24", "2001:db8:7::/64"])?;
+    for target in external_targets(number) {
+        wait_dropped(stand.bed.node(1), target, Reason::ServiceSourceRange)?;
+    }
+    for (target, _) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+    }
+    Ok(())
+}
+
+fn cluster_ip(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = stand.service("routed", number);
+    stand.write(&service)?;
+    for target in targets(&service) {
+        wait_answered_by(FAR, target, &ALL)?;
+        wait_datagrams_answered_by(FAR, target, &ALL)?;
+    }
+    service = service.spec(json!({ "internalTrafficPolicy": "Local" }));
+    stand.write(&service)?;
+    for target in targets(&service) {
+        wait_answered_by(FAR, target, &["web-1"])?;
+    }
+    Ok(())
+}
+
+/// A pod in the node's own network; its address is the node's.
+fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    const PORT: u16 = 7070;
+    let node = stand.bed.node(1);
+    let mut server = command_in(node.name(), "python3");
+    server.args(["-c", HOST_SERVER, &PORT.to_string()]);
+    let _server = tests::process::Running::start(&mut server)?;
+    let mut service = stand.service("host", number);
+    service.ports = vec![ServicePort {
+        target: PORT,
+        ..ServicePort::http(80)
+    }];
+    service.endpoints.truncate(1);
+    service.endpoints[0].addresses = node.addresses();
+    stand.write(&with_node_port(service, number))?;
+    for (target, client) in node_targets(stand, number) {
+        let answers = wait_answered_by(FAR, target, &["host"])?;
+        ensure!(
+            answers.clients.iter().eq([&client]),
+            "{:?}",
+            answers.clients
+        );
+        let listed = node.cli("bpf ct list --proto tcp")?.success()?;
+        ensure!(
+            listed.contains(&format!(":{PORT} ")) && listed.contains(&client.to_string()),
+            "not in conntrack: {listed}"
+        );
+    }
+    Ok(())
+}
+
+/// Answers with a name and whom it takes the client for.
+const HOST_SERVER: &str = r#"
+import sys, socket, http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        ip = self.client_address[0]
+        body = ("host %s\n" % (ip[7:] if ip.startswith("::ffff:") else ip)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+    request_queue_size = 128
+Server(("::", int(sys.argv[1])), Handler).serve_forever()
+"#;
+
+/// At once, in the name of the service; flows that were there go on.
+fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = with_node_port(stand.service("nobody", number), number);
+    stand.write(&service)?;
+    let mut all = node_targets(stand, number);
+    all.extend(
+        targets(&service)
+            .into_iter()
+            .map(|target| (target, own(target))),
+    );
+    let mut flows = Vec::new();
+    for (target, _) in &all {
+        wait_answered_by(FAR, *target, &ALL)?;
+        flows.push(Connection::open(FAR, *target)?);
+    }
+    service.endpoints.clear();
+    stand.write(&service)?;
+    for (target, _) in all {
+        wait_for("connections to be refused", PATIENCE, || {
+            let kind = connect(target)?.err().map(|error| error.kind());
+            Ok((kind == Some(ErrorKind::ConnectionRefused)).then_some(()))
+        })
+        .with_context(|| target.to_string())?;
+        wait_for(
+            "datagrams to be refused",
+            PATIENCE,
+            || match Datagrams::open(FAR, target)?.ask(SOON) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Some(())),
+                other => anyhow::bail!("{target}: {other:?}"),
+            },
+        )?;
+    }
+    for flow in &mut flows {
+        flow.ask()?;
+    }
+    Ok(())
+}
+
+/// The agent's own server, and the port of health checks beside a service with local policy.
+fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let check = 31_000 + u16::from(number);
+    let service = stand.service("checked", number).spec(json!({
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": check,
+    }));
+    stand.write(&with_node_port(service, number))?;
+    for (target, _) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &["web-1"])?;
+        let url = format!("http://{}/", SocketAddr::new(target.ip(), check));
+        wait_for("the check to answer", PATIENCE, || {
+            let mut curl = command_in(FAR, "curl");
+            let said = run(curl.args(["-s", "--noproxy", "*", "--max-time", "5", &url]))?.stdout;
+            ensure!(said.contains("\"localEndpoints\":1"), "{url}: {said:?}");
+            Ok(Some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// To another backend, when its own serves no more; here and elsewhere.
+fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = with_node_port(stand.service("moving", number), number);
+    for (target, _) in node_targets(stand, number) {
+        service = service.of(&stand.backends);
+        stand.write(&service)?;
+        wait_answered_by(FAR, target, &ALL)?;
+        let mut flow = Datagrams::open(FAR, target)?;
+        let first = flow.ask(SOON)?.context("no answer")?.backend;
+        for _ in 0..5 {
+            let again = flow.ask(SOON)?.context("no answer")?.backend;
+            ensure!(again == first, "{first}, then {again}");
+        }
+        let left = stand.backends.iter().filter(|one| one.name != first);
+        service = service.of(left);
+        stand.write(&service)?;
+        wait_for("the flow to move", PATIENCE, || {
+            let answer = flow.ask(SOON)?.context("no answer")?;
+            Ok((answer.backend != first).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A backend that gets no new flows keeps those that it has, whatever happens to the agent.
+fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut service = with_node_port(stand.service("lasting", number), number);
+    stand.write(&service)?;
+    let mut open = Vec::new();
+    for (target, _) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        for name in ALL {
+            open.push(wait_for("a connection to each", PATIENCE, || {
+                let mut connection = Connection::open(FAR, target)?;
+                let is_to = connection.ask()?.backend == name;
+                Ok(is_to.then_some((name, connection)))
+            })?);
+        }
+    }
+    let all_answer = |open: &mut Vec<(&str, Connection)>| -> anyhow::Result<()> {
+        for (name, connection) in open {
+            let answer = connection.upload(1 << 20)?;
+            ensure!(answer.backend == *name, "{name}, then {answer:?}");
+        }
+        Ok(())
+    };
+    service.endpoints.clear();
+    stand.write(&service)?;
+    for (target, _) in node_targets(stand, number) {
+        wait_for("connections to be refused", PATIENCE, || {
+            Ok(connect(target)?.is_err().then_some(()))
+        })?;
+    }
+    all_answer(&mut open)?;
+    let node = stand.bed.node(1);
+    node.kill_agent(Signal::SIGKILL)?;
+    all_answer(&mut open)?;
+    node.take_over(None)?;
+    all_answer(&mut open)
+}
+
+/// Bytes of a datagram that goes in fragments.
+const LONG: usize = 4000;
+
+/// Fragments go where their first one went, both ways, and what a router says of packets too large for the way to the
+/// client gets to the backend.
+fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    const SMALLER: u32 = 1300;
+    let service = with_node_port(stand.service("far", number), number);
+    stand.write(&service)?;
+    let ask_all = || -> anyhow::Result<()> {
+        for (target, _) in node_targets(stand, number) {
+            for name in ALL {
+                wait_for("long answers of each", PATIENCE, || {
+                    let mut flow = Datagrams::open(FAR, target)?;
+                    let first = flow.ask(SOON)?.context("no answer")?;
+                    if first.backend != name {
+                        return Ok(None);
+                    }
+                    let question = "long".repeat(LONG / 4);
+                    // The first answer may be what tells of a smaller path.
+                    let answer = match flow.ask_with(question.as_bytes(), SOON)? {
+                        Some(answer) => answer,
+                        None => flow
+                            .ask_with(question.as_bytes(), SOON)?
+                            .with_context(|| format!("no long answer of {name}"))?,
+                    };
+                    ensure!(answer.backend == name, "{name}, then {answer:?}");
+                    Ok(Some(()))
+                })
+                .with_context(|| format!("{name} by {target}"))?;
+            }
+        }
+        Ok(())
+    };
+    for (target, _) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+    }
+    ask_all()?;
+    let change = |what: &str, mtu: &str| -> anyhow::Result<()> {
+        for client in far() {
+            ip(
+                ROUTER,
+                &format!("route {what} {client} dev {ROUTER_DEVICE} {mtu}"),
+            )?;
+        }
+        Ok(())
+    };
+    change("add", &format!("mtu {SMALLER}"))?;
+    let learned = ask_all().and_then(|()| {
+        // Who sees the client knows the way to it.
+        for backend in &stand.backends[..1] {
+            for client in far() {
+                let mut route = command_in(&backend.member.name, "ip");
+                let route = run(route.args(["route", "get", &client.to_string()]))?.success()?;
+                ensure!(
+                    route.contains(&format!("mtu {SMALLER}")),
+                    "to {client}: {route}"
+                );
+            }
+        }
+        Ok(())
+    });
+    change("delete", "")?;
+    learned
+}
+
+/// What conntrack has no flow for is no flow of a service.
+fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let service = with_node_port(stand.service("ends", number), number);
+    stand.write(&service)?;
+    for (target, _) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+    }
+    let port = node_port(number).to_string();
+    let count = || -> anyhow::Result<usize> {
+        let listed = node.cli("bpf lb list --flows")?.success()?;
+        Ok(listed.lines().filter(|line| line.contains(&port)).count())
+    };
+    ensure!(count()? > 0, "no flow is listed");
+    // Closed connections are over after 10 s, and are collected every 10 s.
+    wait_for("the flows to be forgotten", 2 * PATIENCE, || {
+        Ok((count()? == 0).then_some(()))
+    })
+}
