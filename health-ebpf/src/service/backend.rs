@@ -51,10 +51,9 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
     let client = Client {
         source: client,
         stays_as: client,
-        is_outside: P::IS_UPLINK,
     };
     let is_new_connection = flow.protocol() == IP_PROTOCOL_TCP && opens(request);
-    let (index, to) = match elect(&flow, &client, &frontend, is_new_connection) {
+    let (index, to) = match elect::<T, P>(&flow, &client, &frontend, is_new_connection) {
         Ok(chosen) => chosen,
         Err(refused) => return refused,
     };
@@ -87,13 +86,11 @@ pub(super) struct Client {
     pub(super) source: Addr,
     /// By what affinity knows it.
     pub(super) stays_as: Addr,
-    /// Whether its packets come by an uplink.
-    pub(super) is_outside: bool,
 }
 
 /// A backend for a new flow, its index first; or what becomes of the flow without one.
 #[inline(always)]
-pub(super) fn elect<T: Version>(
+pub(super) fn elect<T: Version, P: Place>(
     flow: &T,
     client: &Client,
     frontend: &Frontend,
@@ -102,7 +99,7 @@ pub(super) fn elect<T: Version>(
     if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client.source, frontend.service) {
         return Err(StepResult::dropped(Reason::ServiceSourceRange));
     }
-    let (pool, drops) = if client.is_outside {
+    let (pool, drops) = if P::IS_UPLINK {
         (frontend.outside, FRONTEND_DROPS_OUTSIDE)
     } else {
         (frontend.inside, FRONTEND_DROPS_INSIDE)
@@ -115,8 +112,8 @@ pub(super) fn elect<T: Version>(
         });
     }
     let index = match lasting(client.stays_as, frontend) {
-        Some(index) if !client.is_outside || is_within_reach(index, frontend) => Some(index),
-        _ => fresh(flow, frontend, pool, is_new_connection),
+        Some(index) if !P::IS_UPLINK || is_within_reach(index, frontend) => Some(index),
+        _ => fresh::<T, P>(flow, frontend, pool, is_new_connection),
     };
     let Some((index, to)) =
         index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
@@ -313,7 +310,7 @@ fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
 #[inline(always)]
-fn fresh<T: Version>(
+fn fresh<T: Version, P: Place>(
     flow: &T,
     frontend: &Frontend,
     pool: Pool,

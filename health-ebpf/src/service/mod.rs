@@ -67,18 +67,17 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
 /// Forgets the new flow of a packet that policy refuses: it would take the places of others.
 #[inline(always)]
 pub fn withdraw<T: Steps>(frame: &Frame) {
-    let _ = T::withdraw(frame.skb(), &mut Request::<T>::new());
+    let _ = T::withdraw(frame.skb());
 }
 
 /// Gives a backend's answer to an endpoint the frontend's address. Of a packet that the endpoint's policy refuses, it forgets
 /// the flow, if that is from outside.
 #[inline(always)]
 pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
-    let (skb, mut request) = (frame.skb(), Request::<T>::new());
     let result = if is_admitted {
-        T::answer(skb, &mut request)
+        T::answer(frame.skb())
     } else {
-        T::withdraw_from_outside(skb, &mut request)
+        T::withdraw_from_outside(frame.skb())
     };
     dropped(frame, result, Direction::Egress)
 }

@@ -17,7 +17,7 @@ use health_common::service::Frontend;
 use health_common::service::socket::{SocketFlow, SocketKey};
 
 use super::backend::{Client, address, count_flow, discount_flow, elect};
-use super::step::StepResult;
+use super::step::{AtEndpoint, StepResult};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS};
 use crate::metrics::count_call;
@@ -367,7 +367,8 @@ fn choose<T: Version>(
         // To affinity, the host is one client, whatever its addresses are.
         stays_as: Addr::default(),
     };
-    let (index, (addr, port_be)) = elect(flow, &client, frontend, false).map_err(refuse)?;
+    let (index, (addr, port_be)) =
+        elect::<T, AtEndpoint>(flow, &client, frontend, false).map_err(refuse)?;
     Ok(SocketFlow {
         addr: addr.to_addr(),
         port_be,

@@ -176,13 +176,13 @@ pub trait Steps: Version<Address: Default> + Unreachable {
     /// See [`send_error`].
     fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`answer`].
-    fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    fn answer(skb: *mut __sk_buff) -> StepResult;
     /// See [`reject`].
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`withdraw`].
-    fn withdraw(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    fn withdraw(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw_from_outside`].
-    fn withdraw_from_outside(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    fn withdraw_from_outside(skb: *mut __sk_buff) -> StepResult;
 }
 
 /// Those at uplinks.
@@ -208,7 +208,10 @@ pub trait UplinkSteps: Version<Address: Default> + Unreachable {
 }
 
 macro_rules! steps {
-    ($steps:ident, $place:ty, $tuple:ty, $($step:ident as $name:ident),+) => {
+    (
+        $steps:ident, $place:ty, $tuple:ty, $($step:ident as $name:ident),+
+        $(; alone $($alone:ident as $alone_name:ident),+)?
+    ) => {
         impl $steps for $tuple {$(
             #[inline(always)]
             fn $step(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult {
@@ -226,7 +229,21 @@ macro_rules! steps {
                 }
                 StepResult($name(skb, request))
             }
-        )+}
+        )+
+        // Steps with a request of their own: it does not take the stack of who calls them while others are called.
+        $($(
+            #[inline(always)]
+            fn $alone(skb: *mut __sk_buff) -> StepResult {
+                #[unsafe(no_mangle)]
+                #[inline(never)]
+                extern "C" fn $alone_name(skb: *mut __sk_buff) -> u32 {
+                    let ctx = TcContext::new(skb);
+                    let mut request = Request::<$tuple>::new();
+                    $alone::<$tuple, $place>(&Frame::new(&ctx), &mut request).0
+                }
+                StepResult($alone_name(skb))
+            }
+        )+)?}
     };
 }
 
@@ -239,8 +256,9 @@ steps!(
     enter as service4_enter,
     rewrite as service4_rewrite,
     send_error as service4_send_error,
+    reject as service4_reject;
+    alone
     answer as service4_answer,
-    reject as service4_reject,
     withdraw as service4_withdraw,
     withdraw_from_outside as service4_withdraw_from_outside
 );
@@ -267,8 +285,9 @@ steps!(
     enter as service6_enter,
     rewrite as service6_rewrite,
     send_error as service6_send_error,
+    reject as service6_reject;
+    alone
     answer as service6_answer,
-    reject as service6_reject,
     withdraw as service6_withdraw,
     withdraw_from_outside as service6_withdraw_from_outside
 );

@@ -163,6 +163,7 @@ fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
         backend: parts.backend,
         service: parts.service,
         expires: parts.expires,
+        flags: parts.flags,
     }
 }
 
