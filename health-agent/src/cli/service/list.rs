@@ -163,7 +163,7 @@ SERVICE    PORT          TYPE           FRONTENDS         BACKENDS   POLICY     
 shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      no local backends: drops
                                         node port 30080
 shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      address conflict
-                                                                                                              not in force
+                                                                                                            not in force
 "
         );
         let without = services_table(&[web()], &[], false, false);

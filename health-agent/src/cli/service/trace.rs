@@ -299,7 +299,7 @@ Known flow:   leaves 10.244.1.8:8080, its connection is over
 Affinity:   -
 Algorithm:   random
 Backends:
-  ADDRESS           NAME    STATE   SHARE    WEIGHT   FLOWS   NODE     EGRESS                                      INGRESS                              PROBLEM
+  ADDRESS           NAME    STATE   SHARE    WEIGHT   FLOWS   NODE     EGRESS                                      INGRESS                            PROBLEM
   10.244.1.8:8080   web-1   ready   100.0%   1        2       hnode1   allowed: not enforced: no rule selects it   refused: no rule allows it\\u{1b}   -
 Difference:   the programs lead to nothing
 Answer:   shop/web:http -> 10.244.1.8:8080 (web-1)

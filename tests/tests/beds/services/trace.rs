@@ -224,7 +224,8 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
             ensure!(trace.backends().is_empty(), "{}", trace.told);
             ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
-            let connect = || std::net::TcpStream::connect_timeout(&target, SOON);
+            let within = if verdict == "dropped" { SOON } else { PATIENCE };
+            let connect = || std::net::TcpStream::connect_timeout(&target, within);
             let error = client.netns.run_in(connect)?.err();
             let kind = error.context("it is answered")?.kind();
             let is_refused = kind == std::io::ErrorKind::ConnectionRefused;

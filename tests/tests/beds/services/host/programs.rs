@@ -149,8 +149,10 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         .arg(&pin);
     run(&mut detach)?.success()?;
     wait_answered_by(node.name(), targets[0], &ALL)?;
-    let repaired = node.logged(&["program sock_connect4", "was detached"])?;
-    ensure!(!repaired.is_empty(), "nothing is said of it");
+    wait_for("the repair to be logged", PATIENCE, || {
+        let repaired = node.logged(&["program sock_connect4", "was detached"])?;
+        Ok((!repaired.is_empty()).then_some(()))
+    })?;
 
     // Without services they go.
     node.kill_agent(Signal::SIGTERM)?;
