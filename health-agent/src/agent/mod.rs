@@ -263,9 +263,9 @@ impl Agent {
         let (services_told, service_addresses) = channel(Arc::default());
         let services = match service_parts {
             Some(parts) => {
-                let datapath = node.datapath();
-                let (tables, sockets) = (datapath.services()?, datapath.socket_table()?);
-                drop(datapath);
+                // One lock after the other.
+                let tables = node.datapath().services()?;
+                let sockets = node.datapath().socket_table()?;
                 let links = services::Links {
                     tables,
                     sockets,

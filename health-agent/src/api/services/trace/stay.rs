@@ -107,6 +107,7 @@ mod tests {
             backend: 4,
             service: 3,
             expires: 100,
+            flags: 0,
         },
         is_serving: true,
         has_answer: true,
