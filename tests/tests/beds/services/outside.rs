@@ -15,7 +15,7 @@ use tests::process::run;
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
-use super::{SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
+use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
@@ -59,7 +59,7 @@ fn add_routes(stand: &Stand) -> anyhow::Result<()> {
 
 fn show_rows(agent: &str) -> anyhow::Result<()> {
     let collected = "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s";
-    let stand = Stand::start_with(["", ""], &format!("{collected} {agent}"))?;
+    let stand = Stand::start_with(Mode::Ebpf, ["", ""], &format!("{collected} {agent}"))?;
     add_routes(&stand)?;
     for (number, (name, show)) in (1..).zip(ROWS) {
         show(&stand, number).with_context(|| (*name).to_owned())?;
