@@ -312,7 +312,10 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut flows = Vec::new();
     for (target, _) in &all {
         wait_answered_by(FAR, *target, &ALL)?;
-        flows.push(Connection::open(FAR, *target)?);
+        let mut flow = Connection::open(FAR, *target)?;
+        // A server waits a minute for the first request, and an hour for the next.
+        flow.ask()?;
+        flows.push(flow);
     }
     service.endpoints.clear();
     stand.write(&service)?;
@@ -427,9 +430,11 @@ const LONG: usize = 4000;
 /// client gets to the backend.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SMALLER: u32 = 1300;
+    // Sent whole: fragments of IPv4 are cut further by the router, which tells nobody.
+    const WHOLE: usize = 1400;
     let service = with_node_port(stand.service("far", number), number);
     stand.write(&service)?;
-    let ask_all = || -> anyhow::Result<()> {
+    let ask_all = |length: usize| -> anyhow::Result<()> {
         for (target, _) in node_targets(stand, number) {
             for name in ALL {
                 wait_for("long answers of each", PATIENCE, || {
@@ -438,7 +443,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
                     if first.backend != name {
                         return Ok(None);
                     }
-                    let question = "long".repeat(LONG / 4);
+                    let question = "long".repeat(length / 4);
                     // The first answer may be what tells of a smaller path.
                     let answer = match flow.ask_with(question.as_bytes(), SOON)? {
                         Some(answer) => answer,
@@ -457,7 +462,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, _) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &ALL)?;
     }
-    ask_all()?;
+    ask_all(LONG)?;
     let change = |what: &str, mtu: &str| -> anyhow::Result<()> {
         for client in far() {
             ip(
@@ -468,7 +473,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
         Ok(())
     };
     change("add", &format!("mtu {SMALLER}"))?;
-    let learned = ask_all().and_then(|()| {
+    let learned = ask_all(WHOLE).and_then(|()| {
         // Who sees the client knows the way to it.
         for backend in &stand.backends[..1] {
             for client in far() {
