@@ -17,6 +17,8 @@ const NAME: &str = "web";
 const NUMBER: u8 = 80;
 /// Its port at the ClusterIPs.
 const PORT: u16 = 80;
+/// Its port at the nodes.
+const NODE_PORT: u16 = 30_080;
 /// How many backends there are.
 const BACKENDS: usize = 3;
 /// Requests to each address: so many that no backend is left out by chance.
@@ -50,13 +52,21 @@ impl Folders {
     }
 }
 
-/// The service, its backends on all nodes, and a client on the first.
+/// The service, its backends on all nodes, and its clients.
 #[derive(Debug)]
 pub struct Show {
     backends: Vec<Backend>,
-    client: Member,
-    targets: Vec<SocketAddr>,
+    routes: Vec<Route>,
     folders: Folders,
+    /// On the first node.
+    _client: Member,
+}
+
+/// From where a client asks, and at which address of the service.
+#[derive(Debug)]
+struct Route {
+    from: String,
+    to: SocketAddr,
 }
 
 impl Show {
@@ -72,16 +82,16 @@ impl Show {
         let pod = folders.pods.path().join(format!("{}.json", first.name));
         fs::write(&pod, first.pod().to_string())
             .with_context(|| format!("cannot write {}", pod.display()))?;
-        folders
-            .manifests
-            .write(&ServiceManifest::new(NAME, NUMBER).of(&backends))?;
-        let families = client.addresses().into_iter().map(|ip| ip.is_ipv4());
-        let targets = cluster_ips(NUMBER).into_iter().zip(families);
+        let mut service = ServiceManifest::new(NAME, NUMBER).of(&backends);
+        service.ports.truncate(1);
+        service.ports[0].node_port = Some(NODE_PORT);
+        folders.manifests.write(&service)?;
+        let routes = routes(bed, &client);
         Ok(Self {
             backends,
-            targets: targets.map(|(ip, _)| (ip, PORT).into()).collect(),
-            client,
+            routes,
             folders,
+            _client: client,
         })
     }
 
@@ -119,10 +129,10 @@ impl Show {
             if is_stopped() {
                 return Ok(Some(false));
             }
-            for target in &self.targets {
-                let answers = curl_soon(&self.client.name, *target, 10 * BACKENDS)?;
+            for Route { from, to } in &self.routes {
+                let answers = curl_soon(from, *to, 10 * BACKENDS)?;
                 let is_so = (answers.of(first) > 0) == is_ready && answers.failed.is_empty();
-                ensure!(is_so, "{target}: {answers}");
+                ensure!(is_so, "{from} to {to}: {answers}");
             }
             Ok(Some(true))
         })?;
@@ -132,14 +142,14 @@ impl Show {
 
     fn round(&self, state: &str, is_ready: bool) -> anyhow::Result<Round> {
         let mut ways = Vec::new();
-        for target in &self.targets {
-            let answers = curl(&self.client.name, *target, REQUESTS)?;
+        for Route { from, to } in &self.routes {
+            let answers = curl(from, *to, REQUESTS)?;
             let used = self.backends.iter().map(|one| answers.of(&one.name) > 0);
             let is_as_expected =
                 answers.failed.is_empty() && used.eq([is_ready].into_iter().chain([true; 2]));
             ways.push(Way {
-                from: self.client.name.clone(),
-                to: *target,
+                from: from.clone(),
+                to: *to,
                 requests: REQUESTS,
                 answers,
                 is_as_expected,
@@ -154,25 +164,45 @@ impl Show {
     /// What to try by hand, with this node's agent.
     pub fn guide(&self, node: &Node) -> String {
         let first = &self.backends[0];
-        let urls: Vec<_> = self
-            .targets
-            .iter()
-            .map(|to| format!("http://{to}/"))
-            .collect();
+        let requests = self.routes.iter().map(|Route { from, to }| {
+            format!("\n  a request             nsenter --net=/run/netns/{from} curl http://{to}/")
+        });
         format!(
-            "\nThe service runs as well. Try\n  \
-             a request             nsenter --net=/run/netns/{client} curl {url}\n  \
+            "\nThe service runs as well. Try{requests}\n  \
              which are ready       {cli} service get {NAME}\n  \
              fail a probe          rm {ready}\n  \
              let it succeed        touch {ready}\n  \
              change the service    editor {manifests}/{NAME}.json",
-            client = self.client.name,
-            url = urls.join(" "),
+            requests = requests.collect::<String>(),
             cli = crate::process::shown(&node.cli_command()),
             ready = first.ready_file().display(),
             manifests = self.folders.manifests.path().display(),
         )
     }
+}
+
+/// From an endpoint and from the first node itself to the ClusterIPs, from outside to the NodePort at the first node. Only
+/// that one probes, so only it takes backends out.
+fn routes(bed: &Bed, client: &Member) -> Vec<Route> {
+    let (first, last) = (bed.node(1), bed.nodes().last());
+    let outside = last.map_or(first.name(), Node::name);
+    let families = client.addresses().len();
+    let cluster = cluster_ips(NUMBER).map(|ip| SocketAddr::from((ip, PORT)));
+    let nodes = first
+        .addresses()
+        .into_iter()
+        .map(|ip| (ip, NODE_PORT).into());
+    let at_cluster = [client.name.as_str(), first.name()]
+        .into_iter()
+        .flat_map(|from| cluster.iter().take(families).map(move |to| (from, *to)));
+    let at_node = nodes.take(families).map(|to| (outside, to));
+    at_cluster
+        .chain(at_node)
+        .map(|(from, to)| Route {
+            from: from.to_owned(),
+            to,
+        })
+        .collect()
 }
 
 /// The answers in each state of the backends.

@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
@@ -170,7 +171,14 @@ fn local_policy(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 fn connect(target: SocketAddr) -> anyhow::Result<std::io::Result<TcpStream>> {
-    let connect = || TcpStream::connect_timeout(&target, SOON);
+    connect_within(target, SOON)
+}
+
+fn connect_within(
+    target: SocketAddr,
+    time: Duration,
+) -> anyhow::Result<std::io::Result<TcpStream>> {
+    let connect = || TcpStream::connect_timeout(&target, time);
     Ok(NetNs::open(FAR)?.run_in(connect)?)
 }
 
@@ -321,8 +329,12 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, _) in all {
         wait_for("connections to be refused", PATIENCE, || {
-            let kind = connect(target)?.err().map(|error| error.kind());
-            Ok((kind == Some(ErrorKind::ConnectionRefused)).then_some(()))
+            // Linux waits for the answer to its second SYN where the first error comes while it still sends.
+            let kind = connect_within(target, PATIENCE)?
+                .err()
+                .map(|error| error.kind());
+            ensure!(kind == Some(ErrorKind::ConnectionRefused), "{kind:?}");
+            Ok(Some(()))
         })
         .with_context(|| target.to_string())?;
         wait_for(
