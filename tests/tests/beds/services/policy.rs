@@ -4,6 +4,7 @@ use std::fs;
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
+use tempfile::TempDir;
 use tests::served::{Datagrams, ServiceManifest, curl};
 use tests::{Member, Node, PATIENCE, wait_for};
 
@@ -11,6 +12,8 @@ use super::{
     Mode, SOON, Stand, counted, targets, trace, wait_answered_by, wait_datagrams_answered_by,
 };
 
+/// The backends.
+pub(crate) const NAMES: [&str; 3] = ["web-1", "web-2", "web-3"];
 /// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the backends
 /// at the service's port, where no backend listens.
 const RULES: &str = r#"[
@@ -45,44 +48,78 @@ pub(crate) fn is_kept_out(
     Ok(())
 }
 
+/// Backends that only friends may reach, and a foe and somebody caged on the second node. All reach them before the rules
+/// are in force.
+pub(crate) struct Guarded {
+    pub(crate) stand: Stand,
+    /// Of all backends.
+    pub(crate) service: ServiceManifest,
+    /// Of the first one alone.
+    pub(crate) own: ServiceManifest,
+    pub(crate) foe: Member,
+    pub(crate) caged: Member,
+    /// Holds the identities of all agents.
+    _folder: TempDir,
+}
+
+impl Guarded {
+    pub(crate) fn start(mode: Mode, rules: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let store = folder.path().join("identities.json");
+        let stand = Stand::start_with(
+            mode,
+            ["--label app=web", "--label role=friend"],
+            &format!("--identity-store file:{}", store.display()),
+        )?;
+        let (here, there) = (stand.bed.node(1), stand.bed.node(2));
+        let service = stand.service("guarded", 1);
+        let own = ServiceManifest::new("guarded-1", 2).of(&stand.backends[..1]);
+        for service in [&service, &own] {
+            stand.write(service)?;
+        }
+        let foe = Member::on(there, "foe", "--label role=foe --name foe")?;
+        let caged = Member::on(there, "caged", "--label role=caged --name caged")?;
+        for client in stand.clients.iter().chain([&foe, &caged]) {
+            for target in targets(&service) {
+                wait_answered_by(&client.name, target, &NAMES)?;
+            }
+        }
+        let document = folder.path().join("policy.json");
+        fs::write(&document, rules)?;
+        for node in [here, there] {
+            let said = node.cli(&format!("policy import {}", document.display()))?;
+            let said = said.success()?;
+            ensure!(said.contains("is in force after"), "{said}");
+        }
+        Ok(Self {
+            stand,
+            service,
+            own,
+            foe,
+            caged,
+            _folder: folder,
+        })
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let store = folder.path().join("identities.json");
-    let stand = Stand::start_with(
-        Mode::Ebpf,
-        ["--label app=web", "--label role=friend"],
-        &format!("--identity-store file:{}", store.display()),
-    )?;
+    let Guarded {
+        stand,
+        service,
+        own,
+        foe,
+        caged,
+        _folder,
+    } = Guarded::start(Mode::Ebpf, RULES)?;
     let (here, there) = (stand.bed.node(1), stand.bed.node(2));
-    let service = stand.service("guarded", 1);
-    let own = ServiceManifest::new("guarded-1", 2).of(&stand.backends[..1]);
-    for service in [&service, &own] {
-        stand.write(service)?;
-    }
-    let names = ["web-1", "web-2", "web-3"];
-    let foe = Member::on(there, "foe", "--label role=foe --name foe")?;
-    let caged = Member::on(there, "caged", "--label role=caged --name caged")?;
-    for client in stand.clients.iter().chain([&foe, &caged]) {
-        for target in targets(&service) {
-            wait_answered_by(&client.name, target, &names)?;
-        }
-    }
-
-    let document = folder.path().join("policy.json");
-    fs::write(&document, RULES)?;
-    for node in [here, there] {
-        let said = node.cli(&format!("policy import {}", document.display()))?;
-        let said = said.success()?;
-        ensure!(said.contains("is in force after"), "{said}");
-    }
     for client in &stand.clients {
         for target in targets(&service) {
             let answers = curl(&client.name, target, 30)?;
             ensure!(answers.all_from().is_some(), "{}: {answers}", client.name);
             trace::is_admitted(stand.node_of(client), client, target, "name=friend")?;
-            wait_datagrams_answered_by(&client.name, target, &names)?;
+            wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
     }
     // The one by the backend's node, the other by its own.

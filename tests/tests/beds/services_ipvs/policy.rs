@@ -1,13 +1,10 @@
 //! Policy where IPVS serves: egress rules see the address of the service, and ingress rules see the client.
 
-use std::fs;
-
 use anyhow::ensure;
-use tests::Member;
-use tests::served::{ServiceManifest, curl, curl_soon};
+use tests::served::{curl, curl_soon};
 
-use crate::services::policy::is_kept_out;
-use crate::services::{Mode, Stand, targets, wait_answered_by, wait_datagrams_answered_by};
+use crate::services::policy::{Guarded, NAMES, is_kept_out};
+use crate::services::{Mode, targets, wait_answered_by, wait_datagrams_answered_by};
 
 /// Backends let friends and who is caged in. Who is caged may reach backends, hosts and the cluster, but by no rule
 /// the addresses of services.
@@ -24,37 +21,17 @@ const RULES: &str = r#"[
 #[test]
 #[ignore = "needs root"]
 fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let store = folder.path().join("identities.json");
-    let stand = Stand::start_with(
-        Mode::Ipvs,
-        ["--label app=web", "--label role=friend"],
-        &format!("--identity-store file:{}", store.display()),
-    )?;
+    let Guarded {
+        stand,
+        service,
+        own,
+        foe,
+        caged,
+        ..
+    } = &Guarded::start(Mode::Ipvs, RULES)?;
     let (here, there) = (stand.bed.node(1), stand.bed.node(2));
-    let service = stand.service("guarded", 1);
-    let own = ServiceManifest::new("guarded-1", 2).of(&stand.backends[..1]);
-    for service in [&service, &own] {
-        stand.write(service)?;
-    }
-    let names = ["web-1", "web-2", "web-3"];
-    let foe = Member::on(there, "foe", "--label role=foe")?;
-    let caged = Member::on(there, "caged", "--label role=caged")?;
-    for client in stand.clients.iter().chain([&foe, &caged]) {
-        for target in targets(&service) {
-            wait_answered_by(&client.name, target, &names)?;
-        }
-    }
-
-    let document = folder.path().join("policy.json");
-    fs::write(&document, RULES)?;
-    for node in [here, there] {
-        let said = node.cli(&format!("policy import {}", document.display()))?;
-        let said = said.success()?;
-        ensure!(said.contains("is in force after"), "{said}");
-    }
     for client in &stand.clients {
-        for (target, address) in targets(&service).into_iter().zip(client.addresses()) {
+        for (target, address) in targets(service).into_iter().zip(client.addresses()) {
             let answers = curl(&client.name, target, 30)?;
             ensure!(answers.all_from().is_some(), "{}: {answers}", client.name);
             ensure!(
@@ -62,7 +39,7 @@ fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::
                 "{:?}",
                 answers.clients
             );
-            wait_datagrams_answered_by(&client.name, target, &names)?;
+            wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
         // It may reach them by the service alone.
         let direct = stand.backends[0].addresses()[0];
@@ -75,7 +52,7 @@ fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::
         }
     }
     // The one by the backend's node, the other by its own.
-    is_kept_out(&foe, &own, here)?;
-    is_kept_out(&caged, &own, there)?;
+    is_kept_out(foe, own, here)?;
+    is_kept_out(caged, own, there)?;
     Ok(())
 }
