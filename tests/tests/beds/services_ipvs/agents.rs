@@ -283,7 +283,11 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let node = stand.bed.node(1);
     let single = |ip: IpAddr| format!("{ip}/{}", if ip.is_ipv6() { 128 } else { 32 });
-    let outsiders = outside::CLIENT_CIDRS.map(str::to_owned).to_vec();
+    // Not their networks: the node has an address there, too.
+    let outsiders: Vec<_> = balancer
+        .iter()
+        .map(|ip| outsider(ip).map(single))
+        .collect::<anyhow::Result<_>>()?;
     let insiders = client.addresses().into_iter().chain(node.addresses());
     let insiders: Vec<_> = insiders.map(single).collect();
     for (ranges, is_outsider) in [(outsiders, true), (insiders, false)] {
