@@ -291,10 +291,10 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
         until_standing(&mut standing, &expected).await?;
     }
     bed.server.delete("n1");
-    until_standing(&mut standing, &Standing::Unknown).await?;
+    until_standing(&mut standing, &Standing::Untold).await?;
     bed.server.put(plain.clone());
     until_standing(&mut standing, &known(false, &[])).await?;
-    // One that is left out of the mesh is not gone.
+    // The watch tells the same of one that is left out of the mesh.
     bed.server.put(changed(&|node| {
         node["metadata"]["labels"] = json!({ EXCLUDE_LABEL: "" });
     }));

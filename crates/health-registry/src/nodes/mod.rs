@@ -103,11 +103,8 @@ pub struct UnusableEntry {
 /// How this node stands with its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody tells: the registry has not been read yet, or is of a kind that does not say, or an operator has left the
-    /// node out of the mesh.
+    /// Nobody tells: the registry has not been read yet, is of a kind that does not say, or does not have this node.
     Untold,
-    /// The cluster does not know this node any more.
-    Unknown,
     /// The cluster knows it.
     Known {
         /// Whether its object is being deleted.

@@ -14,7 +14,6 @@ pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle
                 is_deleting: false,
                 taints: &[],
             })),
-            Standing::Unknown => handle.node(None),
             Standing::Known {
                 is_deleting,
                 taints,

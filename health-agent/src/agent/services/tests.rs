@@ -231,9 +231,8 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
         (known(false, &["node.kubernetes.io/unschedulable"]), true),
         (known(false, &[doomed]), false),
         (Standing::Untold, true),
-        (known(true, &[]), false),
         (known(false, &[]), true),
-        (Standing::Unknown, false),
+        (known(true, &[]), false),
     ] {
         cluster.send_replace(standing.clone());
         while handle.healthz().node_eligible != Some(is_eligible) {

@@ -7,7 +7,7 @@ use kube::api::{Api, ApiResource};
 use kube::runtime::watcher;
 use tokio::sync::watch;
 
-use super::object::{NodeObject, Record, SELECTOR, is_excluded};
+use super::object::{NodeObject, Record, SELECTOR};
 use super::view::View;
 use crate::kubernetes::follow::{Kept, unheard};
 use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness, Standing};
@@ -59,9 +59,9 @@ impl KeptNodes {
         (kept, receiver)
     }
 
-    /// Tells what this node's object says. One that an operator has left out of the mesh is not followed: nothing is
-    /// known of it.
-    fn note_own(&self, is_left_out: bool) {
+    /// Tells what this node's object says. Of one that is gone nothing is known: the watch ends in the same way if an
+    /// operator leaves the node out of the mesh.
+    fn note_own(&self) {
         let Some(own) = &self.own else {
             return;
         };
@@ -70,12 +70,7 @@ impl KeptNodes {
             &own.annotated,
             record.map(|own| own.health_addresses().to_vec()),
         );
-        let was_told = *own.standing.borrow() != Standing::Untold;
-        let standing = match record {
-            Some(record) => record.standing(),
-            None if was_told && !is_left_out => Standing::Unknown,
-            None => Standing::Untold,
-        };
+        let standing = record.map_or(Standing::Untold, Record::standing);
         tell(&own.standing, standing);
     }
 
@@ -123,23 +118,22 @@ impl Kept for KeptNodes {
 
     fn end_list(&mut self) -> Result<(), String> {
         self.view.end_list().map_err(|empty| empty.to_string())?;
-        self.note_own(false);
+        self.note_own();
         Ok(())
     }
 
     fn apply(&mut self, object: NodeObject) -> bool {
         let changed = self.view.apply(object.into());
         if changed {
-            self.note_own(false);
+            self.note_own();
         }
         changed
     }
 
     fn delete(&mut self, object: NodeObject) -> bool {
-        let is_left_out = is_excluded(&object);
         let changed = self.view.delete(Record::from(object).name());
         if changed {
-            self.note_own(is_left_out);
+            self.note_own();
         }
         changed
     }

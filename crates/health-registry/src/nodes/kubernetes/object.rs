@@ -23,12 +23,6 @@ pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 pub(super) const SELECTOR: &str =
     "!health-agent.io/exclude,type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate";
 
-/// Whether an operator has left out an object with these labels.
-pub(super) fn is_excluded(object: &NodeObject) -> bool {
-    let labels = object.metadata.labels.as_ref();
-    labels.is_some_and(|labels| labels.contains_key(EXCLUDE_LABEL))
-}
-
 /// A Node object without the fields that don't matter here, which make up most of it.
 pub(super) type NodeObject = Object<NodeSpec, NodeStatus>;
 
