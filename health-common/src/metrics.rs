@@ -47,6 +47,8 @@ pub enum Reason {
     CtInvalid = 11,
     /// An ICMP error about a flow of an endpoint.
     CtRelated = 12,
+    /// A packet of a service's flow between outside and another node, sent on by XDP.
+    ForwardedByXdp = 13,
     /// An event that somebody monitors was lost: the ring buffer was full.
     EventLost = 127,
     /// Dropped: the source address cannot be answered or is not the sender's.
@@ -82,7 +84,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -96,6 +98,7 @@ impl Reason {
         Self::ProbeDamaged,
         Self::CtInvalid,
         Self::CtRelated,
+        Self::ForwardedByXdp,
         Self::EventLost,
         Self::InvalidSource,
         Self::PolicyDenied,
@@ -138,6 +141,7 @@ impl Reason {
             Self::CtFull => "Conntrack full",
             Self::CtInvalid => "Of no flow",
             Self::CtRelated => "Error about a flow",
+            Self::ForwardedByXdp => "Forwarded by XDP",
             Self::WriteFailed => "Error writing to packet",
             Self::UnsupportedL2 => "Unsupported L2 protocol",
             Self::NatNoMapping => "No mapping for NAT masquerade",

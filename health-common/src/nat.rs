@@ -380,6 +380,15 @@ impl Change {
         }
     }
 
+    /// The changes at both ends.
+    #[inline(always)]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            address: self.address.and(other.address),
+            port: self.port.and(other.port),
+        }
+    }
+
     /// By how much the sum under a transport checksum changes.
     #[inline(always)]
     pub const fn under(&self, field: &ChecksumField) -> Difference {

@@ -260,6 +260,7 @@ macro_rules! tuple {
             #[inline(always)]
             fn with_destination(self, to: ($address, u16)) -> Self {
                 Self {
+                    saddr_be: self.saddr_be.by_words(),
                     daddr_be: to.0.by_words(),
                     dport_be: to.1,
                     ..self

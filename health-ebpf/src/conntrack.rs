@@ -6,7 +6,7 @@ use core::ptr;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
-    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
+    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_STATE_OFFSET, CT_TX_CLOSING, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
 use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
 use health_common::identity;
@@ -299,6 +299,35 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
 #[inline(always)]
 pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
     find(flows, tuple).is_some()
+}
+
+/// Enters a packet with this tuple, in the direction that it goes, into the entry of a flow that is under way: one of TCP
+/// is if it is open both ways, and this segment leaves it so. `false` for all else, which is entered nowhere.
+#[inline(always)]
+pub fn enter_under_way<K: Tuple>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+    tcp_flags: u8,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+) -> bool {
+    let protocol = tuple.protocol();
+    let Some((entry, side)) = find(flows, tuple) else {
+        return false;
+    };
+    if protocol == IP_PROTOCOL_TCP {
+        // SAFETY: a value of a conntrack map, as below.
+        let state = unsafe { (*entry).state() };
+        let is_open = state.has(CT_SEEN_NON_SYN)
+            && state.flags() & (CT_RX_CLOSING | CT_TX_CLOSING) == 0;
+        // SAFETY: as above.
+        if !is_open || unsafe { !advance(entry, tuple, side, tcp_flags) } {
+            return false;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { update(entry, protocol, traffic, timeouts, coarse_now_ns()) };
+    true
 }
 
 /// As [`is_known`], if the gate admits the flow.

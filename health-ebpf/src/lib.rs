@@ -16,6 +16,7 @@ pub mod conntrack;
 pub mod endpoint;
 pub mod endpoint_flow;
 pub mod events;
+pub mod fib;
 pub mod fragment;
 pub mod frame;
 pub mod ip_version;
@@ -34,6 +35,7 @@ pub mod service;
 pub mod table;
 pub mod tcp;
 pub mod turnround;
+pub mod xdp;
 
 /// Never reached: the verifier proves that no program panics.
 #[panic_handler]

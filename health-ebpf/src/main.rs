@@ -7,13 +7,14 @@
     reason = "the macro exports each program anew, without its comment"
 )]
 
-use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier};
-use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext};
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp};
+use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext, XdpContext};
 use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
 use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Stateful;
 use health_ebpf::frame::Frame;
 use health_ebpf::service::socket::{self, Call4, Call6};
+use health_ebpf::xdp::XdpFrame;
 use health_ebpf::{collect, endpoint, nat, netdev, rtt, service, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
@@ -62,6 +63,12 @@ fn to_service(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_service(ctx: TcContext) -> i32 {
     service::from_service(&Frame::new(&ctx)).code()
+}
+
+/// XDP, uplinks.
+#[xdp]
+fn xdp_netdev(ctx: XdpContext) -> u32 {
+    health_ebpf::xdp::xdp_netdev(&XdpFrame::new(&ctx)).code()
 }
 
 /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add what it observed itself to a row of

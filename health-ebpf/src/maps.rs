@@ -24,6 +24,7 @@ use health_common::service::{
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
     REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
 };
+use health_common::service::xdp::{XDP_DEVICES, XdpDevice};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FRAGMENTS: u32 = 8_192;
@@ -167,6 +168,11 @@ pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
 #[map]
 pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
     LruHashMap::pinned(SOCKET_ENTRIES, 0);
+
+/// Devices on which XDP sends packets of services on.
+#[map]
+pub static HEALTH_XDP_DEVICES: HashMap<u32, XdpDevice> =
+    HashMap::pinned(XDP_DEVICES, BPF_F_NO_PREALLOC);
 
 /// Packet counters.
 #[map]

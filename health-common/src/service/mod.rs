@@ -9,6 +9,7 @@
 pub mod choice;
 pub mod socket;
 pub mod unreachable;
+pub mod xdp;
 
 use crate::addr::Addr;
 

@@ -12,7 +12,7 @@ use crate::ip_version::Version;
 
 /// The entry under a key.
 #[inline(always)]
-pub(super) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
+pub(crate) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
     let entry = T::translations().get_ptr(key)?;
     // SAFETY: a value of that map.
     Some(unsafe { *entry })
@@ -21,7 +21,7 @@ pub(super) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
 /// The translation of an outbound flow, of which both entries are there. Both are looked up, so the map,
 /// which evicts what is not used, has both or none for long.
 #[inline(always)]
-pub(super) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
+pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
     let out = translation(flow)?;
     let key = flow.reply_key(&out);
     match translation(&key) {

@@ -25,6 +25,7 @@ use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
 use crate::metrics::{Verdict, ignore, refuse};
 use crate::service;
 use arriving::arriving;
+pub(crate) use entry::{translation, whole};
 use leaving::leaving;
 use step::StepResult;
 

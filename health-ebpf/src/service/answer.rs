@@ -70,7 +70,7 @@ pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<
 
 /// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow.
 #[inline(always)]
-fn frontend<T: Version, P: Place>(key: &T) -> Option<((T::Address, u16), u16)> {
+pub(super) fn frontend<T: Version, P: Place>(key: &T) -> Option<((T::Address, u16), u16)> {
     let entry = T::service_flows().get_ptr(key)?;
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });

@@ -12,17 +12,20 @@ pub mod socket;
 mod step;
 mod uplink;
 
-use health_common::config::SERVICES;
+use health_common::config::{DatapathConfig, SERVICES};
 
 use crate::frame::{Frame, MARK_ANSWERED};
+use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, redirected, refuse};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
+use health_common::packet::Packet;
+use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 pub(crate) use backend::{forget, forget_from_outside};
-use step::{Request, StepResult};
+use step::{AtUplink, Request, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};
 
@@ -32,6 +35,23 @@ pub fn is_on() -> bool {
     HEALTH_CONFIG
         .get(0)
         .is_some_and(|config| config.flags & SERVICES != 0)
+}
+
+/// Where a packet of a known flow from outside goes, and what is known of that flow.
+#[inline(always)]
+pub(crate) fn known_from_outside<T: Version<Address: Default>>(
+    packet: &Packet<T>,
+    flow: &T,
+    config: &DatapathConfig,
+) -> Option<ServiceFlowParts<T::Address>> {
+    request::known::<T, AtUplink>(&Request::of(packet), flow, config)
+}
+
+/// The service that a backend's packet to a client outside, with this tuple of direction in, answers for; and the flags of
+/// the flow.
+#[inline(always)]
+pub(crate) fn answered_to_outside<T: Version>(key: &T) -> Option<((T::Address, u16), u16)> {
+    answer::frontend::<T, AtUplink>(key)
 }
 
 /// Sends a packet of an endpoint on to a backend if it is for a service. `Ok`: it goes its way, to the backend or,

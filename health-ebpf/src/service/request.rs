@@ -77,7 +77,7 @@ pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>
 
 /// Where the packets of a known flow go; `None` if it is to get another backend.
 #[inline(always)]
-fn known<T: Version, P: Place>(
+pub(super) fn known<T: Version, P: Place>(
     request: &Request<T>,
     flow: &T,
     config: &DatapathConfig,

@@ -4,6 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::Reason;
+use health_common::packet::Packet;
 
 use super::answer::answer;
 use super::backend::{choose, enter};
@@ -114,6 +115,7 @@ impl<T: Version> Request<T>
 where
     T::Address: Default,
 {
+    /// Of a packet that nobody has read yet.
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self::at(IP_AT)
@@ -133,6 +135,16 @@ where
             tcp_flags: 0,
             flow_flags: 0,
             is_passing: 0,
+        }
+    }
+
+    /// Of a whole packet with this tuple and these TCP flags.
+    #[inline(always)]
+    pub(super) fn of(packet: &Packet<T>) -> Self {
+        Self {
+            tuple: packet.tuple,
+            tcp_flags: packet.tcp_flags.into(),
+            ..Self::new()
         }
     }
 }
