@@ -6,7 +6,8 @@ use core::ptr;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
-    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_STATE_OFFSET, CT_TX_CLOSING, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
+    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_STATE_OFFSET, CT_TX_CLOSING, CtEntry, CtState, Outcome,
+    Side, Timeouts, lifetime, tcp,
 };
 use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
 use health_common::identity;
@@ -318,8 +319,8 @@ pub fn enter_under_way<K: Tuple>(
     if protocol == IP_PROTOCOL_TCP {
         // SAFETY: a value of a conntrack map, as below.
         let state = unsafe { (*entry).state() };
-        let is_open = state.has(CT_SEEN_NON_SYN)
-            && state.flags() & (CT_RX_CLOSING | CT_TX_CLOSING) == 0;
+        let is_open =
+            state.has(CT_SEEN_NON_SYN) && state.flags() & (CT_RX_CLOSING | CT_TX_CLOSING) == 0;
         // SAFETY: as above.
         if !is_open || unsafe { !advance(entry, tuple, side, tcp_flags) } {
             return false;

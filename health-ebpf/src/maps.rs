@@ -19,12 +19,12 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
+use health_common::service::xdp::{XDP_DEVICES, XdpDevice};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
     REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
 };
-use health_common::service::xdp::{XDP_DEVICES, XdpDevice};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FRAGMENTS: u32 = 8_192;

@@ -20,6 +20,7 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::xdp::XdpDevice;
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
     ServiceFlow6, SourceRange,
@@ -119,11 +120,13 @@ pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_AN
 pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6");
 /// What the host's own sockets were sent to.
 pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS");
+/// Devices on which XDP sends packets of services on.
+pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 37] = [
+pub const MAPS: [MapLayout; 38] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -160,6 +163,7 @@ pub const MAPS: [MapLayout; 37] = [
     REVNAT_ANY4,
     REVNAT_ANY6,
     SOCKETS,
+    XDP_DEVICES,
     CONFIG,
 ];
 
@@ -220,7 +224,7 @@ pub const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
 /// The names of the programs on devices.
 pub(crate) fn program_names() -> impl Iterator<Item = &'static str> {
     let of_ip = IP_PROGRAMS.map(|(name, _)| name);
-    PROGRAMS.into_iter().chain(of_ip)
+    PROGRAMS.into_iter().chain(of_ip).chain([XDP_NETDEV])
 }
 
 /// The program for what leaves by an uplink.
@@ -247,6 +251,8 @@ pub const IP_MASQUERADE_IN: &str = "ip_unmasquerade";
 pub const IP_TO_SERVICE: &str = "ip_to_service";
 /// The program that `to_ip_netdev` goes on with where there are services.
 pub const IP_FROM_SERVICE: &str = "ip_from_service";
+/// The program of XDP for what comes by an uplink; pinned where services are to be served by it.
+pub const XDP_NETDEV: &str = "xdp_netdev";
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.

@@ -30,6 +30,7 @@ mod trie;
 pub mod verifier;
 mod walk;
 mod workloads;
+mod xdp;
 
 use std::io;
 use std::path::PathBuf;
@@ -69,7 +70,27 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// What is attached by clsact could not be read or changed.
+    /// A device's driver runs no XDP programs.
+    #[error(
+        "--service-xdp native: driver {driver} of device {device} runs no XDP programs; use generic, or leave the flag out"
+    )]
+    NoNativeXdp {
+        /// The device.
+        device: String,
+        /// What drives it.
+        driver: String,
+    },
+    /// A device has an XDP program of somebody else, which stays.
+    #[error(
+        "device {device} has another XDP program, {program}: services are served there without XDP"
+    )]
+    ForeignXdp {
+        /// The device.
+        device: String,
+        /// Name and number of the program.
+        program: String,
+    },
+    /// What is attached by clsact or XDP could not be read or changed.
     #[error("cannot {what} {hook}: {source}")]
     Filter {
         /// What was attempted.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use aya::maps::{
     Array, HashMap, Map, MapData, MapError, MapInfo, PerCpuArray, ProgramArray, RingBuf,
 };
+use aya::pin::PinError;
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
@@ -34,6 +35,7 @@ use super::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
 use super::sockets::Sockets;
 use super::table::Table;
 use super::workloads::{Workloads, with_link_local};
+use super::xdp::ServiceProgram;
 use super::{DatapathError, Hook, PROGRAMS};
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -63,6 +65,9 @@ pub struct Datapath {
     pub(super) attachments: Attachments,
     pub(super) attached: attach::AttachedPrograms,
     pub(super) clsact: Clsact,
+    pub(super) xdp: ServiceProgram,
+    /// Why programs that need not be there could not be attached.
+    pub(super) refused: Vec<DatapathError>,
     /// Whether a former agent may have attached by clsact what is to have links: until the first
     /// [`Datapath::attach`] is through, and while its programs serve endpoints.
     pub(super) may_have_filters: bool,
@@ -137,6 +142,8 @@ impl Datapath {
             attachments: Attachments::all(Attachment::Tcx),
             attached: attach::AttachedPrograms::default(),
             clsact,
+            xdp: ServiceProgram::default(),
+            refused: Vec::new(),
             may_have_filters: true,
             resizing: resizing.is_needed().then_some(resizing),
             endpoints,
@@ -165,6 +172,8 @@ impl Datapath {
             attachments,
             attached,
             clsact: _,
+            xdp,
+            refused: _,
             may_have_filters,
             resizing,
             endpoints: _,
@@ -177,6 +186,7 @@ impl Datapath {
         hooks.is_empty()
             && *attachments == Attachments::all(Attachment::Tcx)
             && attached.is_empty()
+            && xdp.program().is_none()
             && *may_have_filters
             && resizing.is_none()
             && *workloads == Workloads::default()
@@ -483,7 +493,7 @@ fn has_other_layout(pins: &Path) -> bool {
     other_sizes || (version != 0 && version != health_common::LAYOUT_VERSION)
 }
 
-fn typed<T>(
+pub(super) fn typed<T>(
     pins: &Path,
     layout: &layout::MapLayout,
     convert: impl FnOnce(Map) -> Result<T, MapError>,
@@ -539,11 +549,20 @@ pub(super) fn pin_program(
     name: &str,
     program: &mut SchedClassifier,
 ) -> Result<PathBuf, DatapathError> {
+    pin_at(pins, name, |path| program.pin(path))
+}
+
+/// As [`pin_program`], given what pins it at a path.
+pub(super) fn pin_at(
+    pins: &Path,
+    name: &str,
+    pin: impl FnOnce(&Path) -> Result<(), PinError>,
+) -> Result<PathBuf, DatapathError> {
     let folder = pins.join(PROGRAM_PINS);
     let path = folder.join(name);
     let fresh = folder.join(format!("{name}_new"));
     remove_tree(&fresh)?;
-    program.pin(&fresh).map_err(|source| DatapathError::Pin {
+    pin(&fresh).map_err(|source| DatapathError::Pin {
         path: fresh.clone(),
         source,
     })?;
@@ -577,7 +596,10 @@ pub(super) fn file_error<'a>(
     }
 }
 
-fn map_error(what: &'static str, map: &'static str) -> impl FnOnce(MapError) -> DatapathError {
+pub(super) fn map_error(
+    what: &'static str,
+    map: &'static str,
+) -> impl FnOnce(MapError) -> DatapathError {
     move |source| DatapathError::Map { what, map, source }
 }
 

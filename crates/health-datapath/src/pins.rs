@@ -1,7 +1,7 @@
 //! Pins of maps and programs that others remove.
 
-use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS};
-use super::loader::{classifier, pin_program};
+use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS, XDP_NETDEV};
+use super::loader::{classifier, pin_at, pin_program};
 use super::{Datapath, DatapathError};
 
 impl Datapath {
@@ -28,7 +28,10 @@ impl Datapath {
             .filter(|name| !self.pins.join(PROGRAM_PINS).join(name).exists())
             .collect();
         for name in missing {
-            pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?;
+            match self.xdp.program_mut().filter(|_| name == XDP_NETDEV) {
+                Some(program) => pin_at(&self.pins, name, |path| program.pin(path))?,
+                None => pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?,
+            };
             lost.push(name.to_owned());
         }
         for name in self.sockets.without_pin(&self.pins) {
@@ -57,6 +60,8 @@ impl Datapath {
 
     /// The names of the programs that have pins.
     fn pinned_programs(&self) -> impl Iterator<Item = &'static str> {
-        layout::program_names().filter(|name| self.programs.contains_key(name))
+        let has_xdp = self.xdp.program().is_some();
+        layout::program_names()
+            .filter(move |name| self.programs.contains_key(name) || has_xdp && *name == XDP_NETDEV)
     }
 }

@@ -161,6 +161,7 @@ fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
             let hook: bpf_attach_type = (*attach_type).into();
             (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK, hook as u32)
         }
+        ProgramSection::Xdp { .. } => (bpf_prog_type::BPF_PROG_TYPE_XDP, 0),
         _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0),
     }
 }

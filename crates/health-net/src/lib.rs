@@ -19,10 +19,12 @@ pub mod netlink;
 pub mod netns;
 pub mod rawsock;
 pub mod route;
+mod socket;
 pub mod socket_diag;
 pub mod stdout;
 pub mod sysctl;
 pub mod tc;
 pub mod tcp;
+pub mod xdp;
 
 pub use error::KernelError;

@@ -5,9 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR,
-    NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator, parse_string,
-    parse_u32,
+    NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NlasIterator, parse_string, parse_u32,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{
@@ -15,6 +13,8 @@ use netlink_packet_route::tc::{
     TcOption,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
+
+use super::socket::KernelSocket;
 
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
@@ -89,14 +89,12 @@ impl Filter {
 
 /// A connection to the kernel.
 #[derive(Debug)]
-pub struct Socket(netlink_sys::Socket);
+pub struct Socket(KernelSocket);
 
 impl Socket {
     /// Opens one in the calling thread's namespace.
     pub fn open() -> io::Result<Self> {
-        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        Ok(Self(socket))
+        KernelSocket::open(NETLINK_ROUTE).map(Self)
     }
 
     /// The devices that have a clsact qdisc.
@@ -200,43 +198,12 @@ impl Socket {
         flags: u16,
         each: &mut dyn FnMut(&TcHeader, Attributes),
     ) -> io::Result<()> {
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        self.0
-            .send_to(&bytes, &netlink_sys::SocketAddr::new(0, 0), 0)?;
-        loop {
-            let (bytes, _) = self.0.recv_from_full()?;
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                let message = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?;
-                let payload = message.payload();
-                match message.message_type() {
-                    NLMSG_ERROR | NLMSG_DONE => return answer(payload),
-                    _ => {
-                        let header = TcHeader::parse(payload).map_err(io::Error::other)?;
-                        let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
-                        each(&header, Attributes::read(attributes));
-                    }
-                }
-                let len = (message.length() as usize).next_multiple_of(4);
-                rest = rest.get(len..).unwrap_or_default();
-            }
-        }
-    }
-}
-
-/// The error number at the end of an answer.
-fn answer(payload: &[u8]) -> io::Result<()> {
-    let code = payload
-        .first_chunk()
-        .map_or(0, |code| i32::from_ne_bytes(*code));
-    match code {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(-code)),
+        self.0.request_route(request, flags, &mut |payload| {
+            let header = TcHeader::parse(payload).map_err(io::Error::other)?;
+            let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
+            each(&header, Attributes::read(attributes));
+            Ok(())
+        })
     }
 }
 

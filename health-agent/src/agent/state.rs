@@ -22,6 +22,7 @@ use health_model::api::{
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
+use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
 use health_registry::identity::Identities;
@@ -61,6 +62,8 @@ pub(super) struct AgentSource {
     waiting: RwLock<Option<String>>,
     /// What was repaired since the start, by cause.
     repairs: RwLock<BTreeMap<String, u64>>,
+    /// What is served without programs that would make it faster.
+    slower: RwLock<Option<String>>,
     watch_reporter: Reporter,
     watch_activity: Activity,
     maps: Grace,
@@ -97,6 +100,7 @@ impl AgentSource {
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
+            slower: RwLock::default(),
             watch_reporter,
             watch_activity,
             maps: Grace::default(),
@@ -127,6 +131,10 @@ impl AgentSource {
                 Some((false, problem)) => Observation::now("services", Some(problem)).warning(),
                 None => Observation::now("services", None),
             }));
+            if self.config.services.xdp() != ServiceXdp::Off {
+                let slower = self.slower.read().unwrap_or_else(PoisonError::into_inner);
+                observations.push(Observation::now("service-xdp", slower.clone()).warning());
+            }
             observations.extend(mesh.registries().into_iter().map(|registry| {
                 let problem = registry
                     .stale
@@ -279,6 +287,10 @@ impl AgentSource {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(&node.repairs);
+        self.slower
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&outcome.slower);
         let problem = outcome.problem().map(Problem::failure);
         self.watch_reporter.end(problem, Some(PERIOD));
     }

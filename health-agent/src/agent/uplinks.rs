@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use health_datapath::Hook;
+use health_model::settings::ServiceXdp;
 use health_net::KernelError;
 use health_net::link::{self, Link, LinkHeader};
 use health_net::netlink::Handle;
@@ -20,6 +21,8 @@ pub(super) struct Uplinks {
     addresses: Vec<NodeAddress>,
     /// What the packets of the uplinks that were there last begin with, by the uplinks' names.
     headers: HashMap<String, LinkHeader>,
+    /// Whether XDP serves on uplinks with an Ethernet header.
+    has_xdp: bool,
 }
 
 /// An address of the node.
@@ -79,6 +82,7 @@ impl Uplinks {
             asked: config.devices.clone(),
             addresses: addresses.collect(),
             headers: HashMap::new(),
+            has_xdp: config.services.xdp() != ServiceXdp::Off,
         };
         let found = UplinkSurvey {
             // The endpoint waits for them to be usable.
@@ -148,11 +152,17 @@ impl Uplinks {
 
     /// Where programs are to be on these uplinks.
     pub(super) fn hooks(&self, devices: &[String]) -> impl Iterator<Item = Hook> {
-        let hooks = |device: &String| match self.headers.get(device) {
-            Some(LinkHeader::Ethernet) => Some(Hook::uplink(device)),
-            Some(LinkHeader::Ip) => Some(Hook::ip_uplink(device)),
-            Some(LinkHeader::Other) | None => None,
+        let hooks = |device: &String| {
+            let header = self.headers.get(device);
+            let pair = match header {
+                Some(LinkHeader::Ethernet) => Some(Hook::uplink(device)),
+                Some(LinkHeader::Ip) => Some(Hook::ip_uplink(device)),
+                Some(LinkHeader::Other) | None => None,
+            };
+            let takes_xdp = self.has_xdp && header == Some(&LinkHeader::Ethernet);
+            let xdp = takes_xdp.then(|| Hook::xdp(device));
+            pair.into_iter().flatten().chain(xdp)
         };
-        devices.iter().filter_map(hooks).flatten()
+        devices.iter().flat_map(hooks)
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Outcome {
     pub(super) failure: Option<String>,
     /// What others took away and have to bring back.
     pub(super) missing: Vec<String>,
+    /// What is served without programs that would make it faster, in words.
+    pub(super) slower: Option<String>,
 }
 
 impl Outcome {
@@ -178,6 +180,7 @@ pub(super) struct Backoff {
     pause: Option<Duration>,
     next: Option<Instant>,
     last_problem: Option<String>,
+    last_slower: Option<String>,
 }
 
 impl Backoff {
@@ -202,6 +205,12 @@ impl Backoff {
             error!(cause = problem, ?retry_in, "cannot repair");
         }
         self.last_problem = problem;
+        if let Some(slower) = &outcome.slower
+            && self.last_slower.as_ref() != Some(slower)
+        {
+            warn!("{slower}");
+        }
+        self.last_slower.clone_from(&outcome.slower);
     }
 }
 

@@ -9,11 +9,13 @@ pub const XDP_DEVICES: u32 = 256;
 pub struct XdpDevice {
     /// Its hardware address. Frames for others are none of this host's business.
     pub mac: [u8; 6],
-    /// [`XDP_SENDS`] or 0.
+    /// [`XDP_RETURNS`] and [`XDP_SENDS`].
     pub flags: u16,
 }
 
-/// Flag: the device sends what XDP redirects to it.
-pub const XDP_SENDS: u16 = 1;
+/// Flag: the device sends packets by the way that they came.
+pub const XDP_RETURNS: u16 = 1;
+/// Flag: the device sends packets that came by others.
+pub const XDP_SENDS: u16 = 2;
 
 crate::map_types!(XdpDevice = 8);

@@ -85,17 +85,9 @@ pub(super) trait Plain: Version {
     /// As [`crate::fib::Traveller::class`].
     fn class(ip: &Self::Header) -> u32;
     /// The packet, of which the header tells the length, with the first bytes of its transport header.
-    fn packet(
-        ip: &Self::Header,
-        start: &TransportStart,
-        direction: u8,
-    ) -> Option<Packet<Self>>;
+    fn packet(ip: &Self::Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>>;
     /// Sends a packet on between other addresses: as many bits of its sum change as `addresses` says.
-    fn send_on(
-        ip: &mut Self::Header,
-        ends: (Self::Address, Self::Address),
-        addresses: Difference,
-    );
+    fn send_on(ip: &mut Self::Header, ends: (Self::Address, Self::Address), addresses: Difference);
 }
 
 impl Plain for Tuple4 {
@@ -191,4 +183,3 @@ pub(super) fn read<T: Plain>(frame: &XdpFrame, direction: u8) -> Option<Packet<T
         || packet.tcp_flags & (SYN | FIN | RST | ACK) == ACK;
     (matches!(packet.kind, Kind::Flow) && is_between).then_some(packet)
 }
-

@@ -15,7 +15,7 @@ use health_common::config::SERVICES;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use health_common::service::xdp::XDP_SENDS;
+use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS};
 use network_types::eth::EthHdr;
 
 use crate::conntrack::enter_under_way;
@@ -99,13 +99,13 @@ where
 #[inline(always)]
 fn way(frame: &XdpFrame, hop: &NextHop) -> Option<XdpVerdict> {
     let ifindex = frame.ifindex();
-    // SAFETY: entries are replaced as a whole, and but for the first look-up of either read in one piece.
-    let mac = unsafe { HEALTH_XDP_DEVICES.get(ifindex) }?.mac;
-    if frame.at::<EthHdr>(0)?.dst_addr != mac {
+    // SAFETY: entries are replaced as a whole.
+    let device = unsafe { HEALTH_XDP_DEVICES.get(ifindex) }?;
+    if frame.at::<EthHdr>(0)?.dst_addr != device.mac {
         return None;
     }
     if hop.ifindex == ifindex {
-        return Some(XdpVerdict(XDP_TX));
+        return (device.flags & XDP_RETURNS != 0).then_some(XdpVerdict(XDP_TX));
     }
     // SAFETY: as above.
     let device = unsafe { HEALTH_XDP_DEVICES.get(hop.ifindex) }?;

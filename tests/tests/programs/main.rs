@@ -17,3 +17,4 @@ mod service_packets;
 mod tcp_rtt;
 mod testrun;
 mod verifier;
+mod xdp;

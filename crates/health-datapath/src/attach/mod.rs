@@ -1,13 +1,15 @@
-//! Programs on their devices: attached by TCX links or by filters of clsact, replaced in place, watched and put
-//! back.
+//! Programs on their devices: attached by links of TCX and XDP or by filters of clsact, replaced in place, watched and
+//! put back.
 
 mod clsact;
 mod tcx;
+mod xdp;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
@@ -118,6 +120,21 @@ impl Hook {
         Self::pair(device, None, layout::FROM_IP_NETDEV, layout::TO_IP_NETDEV)
     }
 
+    /// The XDP program of an uplink.
+    pub fn xdp(device: &str) -> Self {
+        Self {
+            program: layout::XDP_NETDEV,
+            device: device.to_owned(),
+            number: None,
+            direction: Direction::Ingress,
+        }
+    }
+
+    /// Whether all is served without the program, too: XDP only makes it faster.
+    pub fn is_optional(&self) -> bool {
+        self.program == layout::XDP_NETDEV
+    }
+
     fn pair(
         device: &str,
         number: Option<u32>,
@@ -173,11 +190,13 @@ impl Hook {
 
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} at {} of {}",
-            self.program, self.direction, self.device
-        )
+        let Self {
+            program, device, ..
+        } = self;
+        match self.is_optional() {
+            true => write!(f, "{program} of {device}"),
+            false => write!(f, "{program} at {} of {device}", self.direction),
+        }
     }
 }
 
@@ -225,6 +244,13 @@ pub(super) enum ProgramHolder {
     Filter,
 }
 
+/// How a program gets to its device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Means {
+    Tc(Attachment),
+    Xdp,
+}
+
 /// Where programs were attached.
 pub(super) type AttachedPrograms = HashMap<Hook, ProgramHolder>;
 
@@ -235,17 +261,19 @@ impl Datapath {
         self.attachments = attachments;
     }
 
-    fn attachment_at(&self, hook: &Hook) -> Attachment {
+    fn means_at(&self, hook: &Hook) -> Means {
         match self.hooks.contains(hook) {
-            true => self.attachments.node,
-            false => self.attachments.endpoints,
+            _ if hook.is_optional() => Means::Xdp,
+            true => Means::Tc(self.attachments.node),
+            false => Means::Tc(self.attachments.endpoints),
         }
     }
 
     /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
     /// agent are replaced in place, without a packet in between that meets none.
     ///
-    /// Where one hook fails, the others are served all the same, and [`Datapath::hook_faults`] names it.
+    /// Where one hook fails, the others are served all the same, and [`Datapath::hook_faults`] names it. Where an
+    /// [optional](Hook::is_optional) one does, [`Datapath::refused`] says why, and it is no error.
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks = hooks.to_vec();
         self.make_folders()?;
@@ -254,8 +282,17 @@ impl Datapath {
             self.connect_programs()?;
         }
         let mut outcome = self.load_ip_programs_for(hooks);
-        for hook in hooks {
+        outcome = outcome.and(self.load_xdp_for(hooks));
+        let (optional, needed): (Vec<&Hook>, Vec<&Hook>) =
+            hooks.iter().partition(|hook| hook.is_optional());
+        for hook in needed {
             outcome = outcome.and(self.take_over_or_attach(hook));
+        }
+        self.refused.clear();
+        for hook in optional {
+            if let Err(error) = self.take_over_or_attach(hook) {
+                self.refused.push(error);
+            }
         }
         self.attach_adopted();
         // The rest serves without them; they are tried again as what is found missing.
@@ -268,7 +305,14 @@ impl Datapath {
             resizing.finish()?;
         }
         self.remove_unused_ip_pins()?;
+        self.remove_unused_xdp()?;
+        self.note_xdp_devices()?;
         self.remove_set_aside()
+    }
+
+    /// Why optional programs were not attached by the last [`Datapath::attach`].
+    pub fn refused(&self) -> &[DatapathError] {
+        &self.refused
     }
 
     /// The hooks of the last [`Datapath::attach`].
@@ -291,7 +335,9 @@ impl Datapath {
         match fault {
             HookFault::Detached(hook) => {
                 self.attached.remove(hook);
-                self.load_ip_programs_for(std::slice::from_ref(hook))?;
+                let hooks = std::slice::from_ref(hook);
+                self.load_ip_programs_for(hooks)?;
+                self.load_xdp_for(hooks)?;
                 self.take_over_or_attach(hook)
             }
             HookFault::PinLost(hook) => {
@@ -307,13 +353,22 @@ impl Datapath {
     }
 
     pub(super) fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
-        let Some(program) = self.programs.get(hook.program) else {
+        let means = self.means_at(hook);
+        let program = match means {
+            Means::Tc(_) => self
+                .programs
+                .get(hook.program)
+                .map(|program| program.info()),
+            Means::Xdp => self.xdp.program().map(|program| program.info()),
+        };
+        let Some(program) = program else {
             return Some(HookFault::Detached(hook.clone()));
         };
-        let program = program.info().ok()?.id();
-        let is_there = match self.attachment_at(hook) {
-            Attachment::Tcx => tcx::has_program(hook, program),
-            Attachment::Clsact => self.clsact.has_program(hook, program),
+        let program = program.ok()?.id();
+        let is_there = match means {
+            Means::Tc(Attachment::Tcx) => tcx::has_program(hook, program),
+            Means::Tc(Attachment::Clsact) => self.clsact.has_program(hook, program),
+            Means::Xdp => xdp::has_program(hook, self.xdp.mode(), program),
         };
         match self.attached.get(hook) {
             Some(ProgramHolder::Link(_)) if is_there && !self.link_pin(hook).exists() => {
@@ -341,10 +396,18 @@ impl Datapath {
     ) -> Result<(), DatapathError> {
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let former = folders.iter().flat_map(|folder| candidates(hook, folder));
-        let attachment = self.attachment_at(hook);
-        let program = classifier(&mut self.programs, hook.program)?;
-        let held = match attachment {
-            Attachment::Tcx => {
+        let means = self.means_at(hook);
+        let held = match means {
+            Means::Xdp => {
+                let former = former.collect();
+                let (mode, program) = (self.xdp.mode(), self.xdp.program());
+                let program = program.ok_or_else(|| DatapathError::Missing(hook.program.into()))?;
+                let program = program.fd().map_err(hook.program_error("attach"))?;
+                let link = xdp::attach(program.as_fd(), hook, mode, former)?;
+                ProgramHolder::Link(self.pin_object(hook, |path| link.pin(path))?)
+            }
+            Means::Tc(Attachment::Tcx) => {
+                let program = classifier(&mut self.programs, hook.program)?;
                 let link = tcx::attach(program, hook, former.collect())?;
                 let link = self.pin_link(hook, link)?;
                 // Only now: in between, a packet meets both, and at no time none.
@@ -353,7 +416,8 @@ impl Datapath {
                 }
                 ProgramHolder::Link(link)
             }
-            Attachment::Clsact => {
+            Means::Tc(Attachment::Clsact) => {
+                let program = classifier(&mut self.programs, hook.program)?;
                 self.clsact.attach(hook, program)?;
                 if let Some(pin) = tcx::pin_on_device(hook, former.collect()) {
                     fs::remove_file(&pin).map_err(file_error("remove", &pin))?;
@@ -367,13 +431,23 @@ impl Datapath {
 
     /// Pins a link under its hook's name, in place of what stands there.
     fn pin_link(&self, hook: &Hook, link: FdLink) -> Result<PinnedLink, DatapathError> {
+        self.pin_object(hook, |path| {
+            link.pin(path).map_err(|source| DatapathError::Pin {
+                path: path.to_owned(),
+                source,
+            })
+        })
+    }
+
+    fn pin_object(
+        &self,
+        hook: &Hook,
+        pin: impl FnOnce(&Path) -> Result<PinnedLink, DatapathError>,
+    ) -> Result<PinnedLink, DatapathError> {
         let path = self.link_pin(hook);
         let fresh = path.with_file_name(link_pin::fresh(&hook.pin_name()));
         let _ = fs::remove_file(&fresh);
-        let pinned = link.pin(&fresh).map_err(|source| DatapathError::Pin {
-            path: fresh.clone(),
-            source,
-        })?;
+        let pinned = pin(&fresh)?;
         fs::rename(&fresh, &path).map_err(file_error("rename", &fresh))?;
         Ok(pinned)
     }
@@ -388,7 +462,7 @@ impl Datapath {
         self.attached.retain(|hook, _| wanted.contains(hook));
         let (links, mut filters): (Vec<Hook>, Vec<Hook>) = wanted
             .into_iter()
-            .partition(|hook| self.attachment_at(hook) == Attachment::Tcx);
+            .partition(|hook| self.means_at(hook) != Means::Tc(Attachment::Clsact));
         let held_back = self.workloads.hooks_held_back();
         filters.extend_from_slice(&held_back);
         self.remove_other_links(&links)?;
@@ -420,8 +494,8 @@ impl Datapath {
 
     /// Takes a program off its device.
     pub(super) fn detach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
-        match self.attachment_at(hook) {
-            Attachment::Tcx => {
+        match self.means_at(hook) {
+            Means::Tc(Attachment::Tcx) | Means::Xdp => {
                 self.attached.remove(hook);
                 let pin = self.link_pin(hook);
                 match fs::remove_file(&pin) {
@@ -431,7 +505,7 @@ impl Datapath {
                     _ => Ok(()),
                 }
             }
-            Attachment::Clsact => {
+            Means::Tc(Attachment::Clsact) => {
                 self.clsact.detach(hook)?;
                 self.attached.remove(hook);
                 Ok(())

@@ -4,16 +4,18 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use aya_obj::generated::bpf_attach_type;
-use aya_obj::generated::bpf_cmd::{BPF_LINK_CREATE, BPF_LINK_UPDATE};
-use aya_obj::generated::bpf_link_type::{BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX};
+use aya_obj::generated::bpf_attach_type::{self, BPF_XDP};
+use aya_obj::generated::bpf_cmd::{BPF_LINK_CREATE, BPF_LINK_DETACH, BPF_LINK_UPDATE};
+use aya_obj::generated::bpf_link_type::{
+    BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX, BPF_LINK_TYPE_XDP,
+};
 
 use super::{bpf, bpf_open, object_info, open_pin};
 
-/// The beginning of `struct bpf_link_info` of a TCX link.
+/// The beginning of `struct bpf_link_info` of a link to a device. That of XDP ends behind the device.
 #[repr(C)]
 #[derive(Default)]
-struct TcxLinkInfo {
+struct DeviceLinkInfo {
     kind: u32,
     id: u32,
     program_id: u32,
@@ -35,7 +37,8 @@ struct CgroupLinkInfo {
     pad2: u32,
 }
 
-/// `union bpf_attr` for making a link, at the end of those that a device or a control group has.
+/// `union bpf_attr` for making a link: at the end of those that a device or a control group has, or, of XDP, where all
+/// behind the flags is 0.
 #[repr(C)]
 #[derive(Default)]
 struct LinkAttr {
@@ -64,13 +67,37 @@ pub(crate) fn create_tcx_link(
     bpf_open(BPF_LINK_CREATE, &mut attr)
 }
 
-/// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
+/// Puts an XDP program on a device that has none, with flags such as `XDP_FLAGS_DRV_MODE`. The link goes with its last
+/// descriptor or pin.
+pub(crate) fn create_xdp_link(
+    program: BorrowedFd<'_>,
+    device: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        target: device,
+        attach_type: BPF_XDP as u32,
+        flags,
+        ..LinkAttr::default()
+    };
+    bpf_open(BPF_LINK_CREATE, &mut attr)
+}
+
+/// Takes a link off its device at once, whoever holds it.
+pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = link.as_raw_fd() as u32;
+    bpf(BPF_LINK_DETACH, &mut attr)
+}
+
+/// Number of the device that the link pinned at `path`, of TCX or XDP, is on; `None` for other objects, and where
 /// the device is gone.
 pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     let link = open_pin(path)?;
-    let mut info = TcxLinkInfo::default();
+    let mut info = DeviceLinkInfo::default();
     object_info(link.as_fd(), &mut info)?;
-    Ok((info.kind == BPF_LINK_TYPE_TCX as u32 && info.ifindex != 0).then_some(info.ifindex))
+    let kinds = [BPF_LINK_TYPE_TCX, BPF_LINK_TYPE_XDP].map(|kind| kind as u32);
+    Ok((kinds.contains(&info.kind) && info.ifindex != 0).then_some(info.ifindex))
 }
 
 /// `union bpf_attr` for giving a link another program.

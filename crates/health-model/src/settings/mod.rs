@@ -2,9 +2,11 @@
 
 mod attach;
 mod location;
+mod service_xdp;
 
 pub use self::attach::AttachMode;
 pub use self::location::Location;
+pub use self::service_xdp::ServiceXdp;
 
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

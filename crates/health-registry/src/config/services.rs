@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use health_model::duration::{duration_text, parse_duration};
-use health_model::settings::InvalidSetting;
+use health_model::settings::{InvalidSetting, ServiceXdp};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,9 @@ pub struct ServiceSettings {
         with = "health_model::duration::nanoseconds"
     )]
     pub service_sync_max: Duration,
+    /// Whether XDP programs on the uplinks send packets of known flows between clients outside and backends on other nodes on
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub service_xdp: ServiceXdp,
     /// Where GET /healthz and /livez tell load balancers and supervisors how services do: ADDRESS:PORT, localhost:PORT
     /// (both IP versions) or off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
@@ -85,6 +88,7 @@ impl Default for ServiceSettings {
             service_node_zone: None,
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),
+            service_xdp: ServiceXdp::Off,
             service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
             service_metrics_listen: ListenAddress::Address(([127, 0, 0, 1], 10249).into()),
             maps: ServiceMapSettings::default(),
@@ -96,6 +100,14 @@ impl ServiceSettings {
     /// Whether any services are served.
     pub const fn has_services(&self) -> bool {
         self.service_manifests.is_some() || self.sources.has_any()
+    }
+
+    /// Whether XDP sends packets of services on; it does not unless the agent's programs serve them.
+    pub const fn xdp(&self) -> ServiceXdp {
+        match self.service_proxy_mode {
+            ServiceProxyMode::Ebpf if self.has_services() => self.service_xdp,
+            ServiceProxyMode::Ebpf | ServiceProxyMode::Ipvs => ServiceXdp::Off,
+        }
     }
 
     /// Where pages are served, by flag; nowhere without services.

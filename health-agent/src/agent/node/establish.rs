@@ -157,6 +157,7 @@ impl NodeDatapath {
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_attachments(attachments);
         datapath.set_socket_root(socket_root(config).as_deref())?;
+        datapath.set_xdp(config.services.xdp());
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
@@ -222,7 +223,11 @@ impl NodeDatapath {
             left: LeftFaults::default(),
         };
         node.configure()?;
-        node.datapath().attach(&node.hooks())?;
+        let hooks = node.hooks();
+        node.datapath().attach(&hooks)?;
+        if let Some(driver) = node.without_native_xdp() {
+            anyhow::bail!(driver);
+        }
         Ok(node)
     }
 }

@@ -10,7 +10,7 @@ use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, SERVICES, SERVICES_HANDOVER};
 use health_common::ct::Timeouts;
-use health_datapath::{Datapath, Hook};
+use health_datapath::{Datapath, DatapathError, Hook};
 use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::manager::HealthReport;
 use health_mesh::hello::Responder;
@@ -26,6 +26,7 @@ use self::establish::PreviousState;
 use super::addresses;
 use super::uplinks::{UplinkSurvey, Uplinks};
 use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
+use crate::causes::with_causes;
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -265,6 +266,10 @@ impl NodeDatapath {
                     let cause = fault.cause();
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
+                // All is served without it: the others are looked after as often as ever.
+                Err(error) if fault.hook().is_optional() => {
+                    outcome.slower = Some(with_causes(&error.into()));
+                }
                 // One device that is gone does not keep the others waiting.
                 Err(error) => outcome.fail(error.into()),
             }
@@ -278,6 +283,7 @@ impl NodeDatapath {
                 Err(error) => outcome.fail(error.into()),
             }
         }
+        datapath.note_xdp_devices()?;
         outcome.without_programs = datapath.workloads_without_programs();
         Ok(())
     }
@@ -371,6 +377,14 @@ impl NodeDatapath {
         let mut addresses = self.spec.node_addresses.iter();
         let address = addresses.find(|address| Family::of(**address) == family);
         address.copied().map(Addr::from).unwrap_or_default()
+    }
+
+    /// Why the driver of an uplink does not run the XDP program that it was asked to, in words.
+    fn without_native_xdp(&self) -> Option<String> {
+        let datapath = self.datapath();
+        let mut refused = datapath.refused().iter();
+        let found = refused.find(|error| matches!(error, DatapathError::NoNativeXdp { .. }));
+        found.map(DatapathError::to_string)
     }
 
     /// Tells the programs about the endpoint and the agent's own probes.

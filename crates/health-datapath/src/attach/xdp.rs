@@ -1,0 +1,98 @@
+//! Attachment by links of XDP. A link is pinned, and taken over by the next agent, as those of TCX are. It never takes
+//! the place of a program that somebody else attached: the kernel refuses that for links (net/core/dev.c,
+//! `dev_xdp_attach`).
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::PinnedLink;
+use aya::programs::loaded_programs;
+use aya_obj::generated::{XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE};
+use health_net::xdp::{self, Mode};
+
+use super::{Hook, tcx};
+use crate::{DatapathError, sys};
+
+/// A link that is not pinned under its hook's name.
+pub(super) struct XdpLink(OwnedFd);
+
+impl XdpLink {
+    /// Pins it.
+    pub(super) fn pin(self, path: &Path) -> Result<PinnedLink, DatapathError> {
+        sys::pin(self.0.as_fd(), path).map_err(|source| DatapathError::File {
+            what: "pin a link at",
+            path: path.to_owned(),
+            source,
+        })?;
+        PinnedLink::from_pin(path).map_err(|error| DatapathError::File {
+            what: "open the link at",
+            path: path.to_owned(),
+            source: io::Error::other(error),
+        })
+    }
+}
+
+/// Puts a program on its device: by the link that a former one has there, if one is among these pins and of this mode.
+pub(super) fn attach(
+    program: BorrowedFd<'_>,
+    hook: &Hook,
+    mode: Mode,
+    pins: Vec<PathBuf>,
+) -> Result<XdpLink, DatapathError> {
+    let number = hook.device_number().map_err(hook.failed("attach"))?;
+    if let Some(pin) = tcx::pin_on_device(hook, pins) {
+        let former = sys::open_pin(&pin).map_err(hook.failed("open the former link of"))?;
+        let device = xdp::device(number).map_err(hook.failed("look up"))?;
+        let is_of_mode = device.programs.iter().any(|(found, _)| *found == mode);
+        if is_of_mode && sys::update_link(former.as_fd(), program).is_ok() {
+            return Ok(XdpLink(former));
+        }
+        // A device has programs of one mode alone. Meanwhile the programs of tc serve all packets.
+        sys::detach_link(former.as_fd()).map_err(hook.failed("detach the former program of"))?;
+    }
+    let flags = match mode {
+        Mode::Native => XDP_FLAGS_DRV_MODE,
+        _ => XDP_FLAGS_SKB_MODE,
+    };
+    match sys::create_xdp_link(program, number, flags) {
+        Ok(link) => Ok(XdpLink(link)),
+        Err(error) => Err(refusal(hook, number, error)),
+    }
+}
+
+/// Why a device takes no program.
+fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
+    let device = hook.device.clone();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => DatapathError::NoNativeXdp {
+            driver: xdp::driver(&device).unwrap_or_else(|_| "unknown".to_owned()),
+            device,
+        },
+        Some(libc::EBUSY | libc::EEXIST) => {
+            let there = xdp::device(number).unwrap_or_default();
+            let program = there.programs.first().map(|(_, id)| told(*id));
+            DatapathError::ForeignXdp {
+                device,
+                program: program.unwrap_or_else(|| "which is gone by now".to_owned()),
+            }
+        }
+        _ => hook.failed("attach")(error),
+    }
+}
+
+/// A program in words.
+fn told(id: u32) -> String {
+    let mut programs = loaded_programs().filter_map(Result::ok);
+    let info = programs.find(|info| info.id() == id);
+    match info.as_ref().and_then(|info| info.name_as_str()) {
+        Some(name) if !name.is_empty() => format!("{name} (number {id})"),
+        _ => format!("number {id}"),
+    }
+}
+
+/// Whether the program of this number is there, in this mode. A device that is gone has none; its owner says so.
+pub(super) fn has_program(hook: &Hook, mode: Mode, id: u32) -> bool {
+    let device = hook.device_number().and_then(xdp::device);
+    device.is_ok_and(|device| device.programs.contains(&(mode, id)))
+}

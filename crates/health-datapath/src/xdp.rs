@@ -1,0 +1,127 @@
+//! The XDP program of services, which is loaded where it is to be used, and the devices that it may send packets by.
+
+use std::collections::HashMap as StdHashMap;
+
+use aya::EbpfLoader;
+use aya::maps::HashMap;
+use aya::programs::{Program, Xdp};
+use aya_obj::programs::XdpAttachType;
+use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS, XdpDevice};
+use health_model::settings::ServiceXdp;
+use health_net::xdp::{self, Mode};
+use nix::net::if_::if_nametoindex;
+
+use super::layout::{self, PROGRAM_PINS, XDP_NETDEV};
+use super::loader::{map_error, pin_at, program_error, remove_tree, typed};
+use super::{Datapath, DatapathError, Hook, PROGRAMS};
+
+/// The driver of virtual pairs of devices.
+const VETH: &str = "veth";
+
+/// The program, and what is to run it.
+#[derive(Debug, Default)]
+pub(super) struct ServiceProgram {
+    wanted: ServiceXdp,
+    program: Option<Xdp>,
+}
+
+impl ServiceProgram {
+    pub(super) const fn mode(&self) -> Mode {
+        match self.wanted {
+            ServiceXdp::Native => Mode::Native,
+            ServiceXdp::Off | ServiceXdp::Generic => Mode::Generic,
+        }
+    }
+
+    /// The program, once it is loaded.
+    pub(super) const fn program(&self) -> Option<&Xdp> {
+        self.program.as_ref()
+    }
+
+    pub(super) const fn program_mut(&mut self) -> Option<&mut Xdp> {
+        self.program.as_mut()
+    }
+}
+
+impl Datapath {
+    /// Chooses what runs [the hooks](Hook::xdp) of XDP. To be called before anything is attached.
+    pub fn set_xdp(&mut self, wanted: ServiceXdp) {
+        self.xdp.wanted = wanted;
+    }
+
+    /// Loads the program if one of the hooks is for it, unless it is loaded.
+    pub(super) fn load_xdp_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
+        if self.xdp.program.is_some() || !hooks.iter().any(|hook| hook.program == XDP_NETDEV) {
+            return Ok(());
+        }
+        // The loader creates maps whose pins are missing; the program would then not share them.
+        self.repair_pins()?;
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(&self.pins)
+            // It logs nothing; the code of others that would goes as they are loaded.
+            .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
+            .load(PROGRAMS)?;
+        let Some(Program::Xdp(program)) = ebpf.program_mut(XDP_NETDEV) else {
+            return Err(DatapathError::Missing(XDP_NETDEV.to_owned()));
+        };
+        program.load().map_err(program_error("load", XDP_NETDEV))?;
+        let path = pin_at(&self.pins, XDP_NETDEV, |path| program.pin(path))?;
+        let program = Xdp::from_pin(path, XdpAttachType::Interface)
+            .map_err(program_error("open", XDP_NETDEV))?;
+        self.xdp.program = Some(program);
+        Ok(())
+    }
+
+    /// Removes the pin that a former agent had of the program, where it is not loaded.
+    pub(super) fn remove_unused_xdp(&self) -> Result<(), DatapathError> {
+        if self.xdp.program.is_some() {
+            return Ok(());
+        }
+        remove_tree(&self.pins.join(PROGRAM_PINS).join(XDP_NETDEV))
+    }
+
+    /// Tells the program the devices that it is on, by their present numbers and hardware addresses. Without one of
+    /// them, it leaves what comes by that device to the host's stack.
+    pub fn note_xdp_devices(&mut self) -> Result<(), DatapathError> {
+        let hooks = self.hooks.iter().filter(|hook| hook.program == XDP_NETDEV);
+        let wanted: StdHashMap<u32, XdpDevice> = hooks
+            .filter(|hook| self.attached.contains_key(hook))
+            .filter_map(|hook| {
+                let number = if_nametoindex(hook.device.as_str()).ok()?;
+                let mac = xdp::device(number).ok()?.mac?;
+                let device = XdpDevice {
+                    mac: mac.0,
+                    flags: abilities(self.xdp.mode(), &hook.device, number),
+                };
+                Some((number, device))
+            })
+            .collect();
+        let failed = || map_error("write", layout::XDP_DEVICES.name);
+        let mut devices: HashMap<_, u32, XdpDevice> =
+            typed(&self.pins, &layout::XDP_DEVICES, HashMap::try_from)?;
+        let known: StdHashMap<u32, XdpDevice> = devices.iter().filter_map(Result::ok).collect();
+        for number in known.keys().filter(|number| !wanted.contains_key(number)) {
+            devices.remove(number).map_err(failed())?;
+        }
+        for (number, device) in wanted {
+            if known.get(&number) != Some(&device) {
+                devices.insert(number, device, 0).map_err(failed())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a device does with packets that the program hands to it.
+fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
+    // The host's stack sends them, by whatever device.
+    if mode == Mode::Generic {
+        return XDP_RETURNS | XDP_SENDS;
+    }
+    match xdp::sends(number) {
+        Ok(Some(true)) => XDP_RETURNS | XDP_SENDS,
+        // A driver that runs programs sends what they return, but for that of a veth.
+        _ if xdp::driver(device).is_ok_and(|driver| driver != VETH) => XDP_RETURNS,
+        _ => 0,
+    }
+}

@@ -1,0 +1,29 @@
+//! Whether XDP sends packets of services on, as it is asked for.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What sends packets between clients outside and backends on other nodes on, besides the programs of tc.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServiceXdp {
+    /// Nothing
+    #[default]
+    Off,
+    /// An XDP program in the drivers of the uplinks
+    Native,
+    /// An XDP program in the host's stack, which is slower and needs nothing of the drivers
+    Generic,
+}
+
+impl fmt::Display for ServiceXdp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}

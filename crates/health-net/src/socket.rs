@@ -1,0 +1,92 @@
+//! Requests to the kernel by netlink whose answers are waited for: they are there at once.
+
+use std::io;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+
+/// Bytes of `struct nlmsghdr`.
+const HEADER_LEN: usize = 16;
+
+/// A connection to the kernel, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct KernelSocket(netlink_sys::Socket);
+
+impl KernelSocket {
+    /// Opens one for this protocol, such as `NETLINK_ROUTE`.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(protocol)?;
+        socket.bind_auto()?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a request about routing, and calls `each` with the payload of every object in the answer.
+    pub(crate) fn request_route(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.request(&bytes, each)
+    }
+
+    /// As [`request_route`](Self::request_route), of a message of any type.
+    pub(crate) fn request_payload(
+        &mut self,
+        kind: u16,
+        payload: &[u8],
+        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let len = (HEADER_LEN + payload.len()) as u32;
+        let mut bytes = len.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+        // Sequence number and port: there is one request at a time, and the kernel knows the sender.
+        bytes.extend([0; 8]);
+        bytes.extend(payload);
+        self.request(&bytes, each)
+    }
+
+    fn request(
+        &mut self,
+        request: &[u8],
+        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.0
+            .send_to(request, &netlink_sys::SocketAddr::new(0, 0), 0)?;
+        loop {
+            let (bytes, _) = self.0.recv_from_full()?;
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let message = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?;
+                let payload = message.payload();
+                match message.message_type() {
+                    NLMSG_ERROR | NLMSG_DONE => return answer(payload),
+                    _ => each(payload)?,
+                }
+                let len = (message.length() as usize).next_multiple_of(4);
+                rest = rest.get(len..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// The error number at the end of an answer.
+fn answer(payload: &[u8]) -> io::Result<()> {
+    let code = payload
+        .first_chunk()
+        .map_or(0, |code| i32::from_ne_bytes(*code));
+    match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
+}
