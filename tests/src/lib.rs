@@ -14,6 +14,7 @@ pub mod hostile;
 pub mod http;
 pub mod liveness;
 pub mod member;
+pub mod offload;
 pub mod outside;
 pub mod packet;
 pub mod ping;

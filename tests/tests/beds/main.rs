@@ -50,6 +50,7 @@ mod residue;
 mod rtt;
 mod rtt_list;
 mod service_sources;
+mod service_xdp;
 mod services;
 mod services_ipvs;
 mod slow_peer;

@@ -10,7 +10,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use super::map::OpenMap;
 use super::{DumpError, Pinned, files};
 use crate::attach::Clsact;
-use crate::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
+use crate::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
 use crate::link_pin;
 
 /// One pinned map.
@@ -45,7 +45,7 @@ pub struct ProgInfo {
     pub id: u32,
     /// Tag: the kernel's hash of its instructions, hexadecimal.
     pub tag: String,
-    /// `device/ingress` or `device/egress`, for each attachment; `cgroup` at the root of the control groups.
+    /// `device/ingress`, `device/egress` or `device/xdp`, for each attachment; `cgroup` at the root of the control groups.
     pub attached: Vec<String>,
     /// Machine code, bytes.
     pub jited_bytes: u32,
@@ -139,6 +139,7 @@ impl Pinned {
 /// `to_netdev_eth0` -> `eth0/egress`.
 fn hook_of(pin_name: &str) -> String {
     match link_pin::parse(pin_name) {
+        Some((XDP_NETDEV, device)) => format!("{device}/xdp"),
         Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),
         Some((_, device)) => format!("{device}/ingress"),
         None if SOCKET_PROGRAMS.iter().any(|(name, _)| *name == pin_name) => "cgroup".to_owned(),

@@ -1,0 +1,41 @@
+//! The XDP program of services on the uplinks of real nodes: how it comes, stays and goes, and what it sends on.
+
+mod life;
+
+use health_net::xdp::{self, Mode};
+use nix::net::if_::if_nametoindex;
+use tests::served::Manifests;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// Where the program is.
+const UPLINK: &str = "eth0";
+
+/// The XDP programs on a device of a node.
+fn programs(node: &Node, device: &str) -> anyhow::Result<Vec<(Mode, u32)>> {
+    let look = || std::io::Result::Ok(xdp::device(if_nametoindex(device)?)?.programs);
+    Ok(node.run_in(look)??)
+}
+
+/// Waits until the uplink has one program, run so, and no other than this.
+fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<u32> {
+    wait_for("an XDP program", PATIENCE, || {
+        match programs(node, UPLINK)?.as_slice() {
+            &[(found, id)] if found == mode && Some(id) != former => Ok(Some(id)),
+            found => anyhow::bail!("{found:?}"),
+        }
+    })
+}
+
+/// Flags of an agent that serves the services of a folder by XDP.
+fn flags(manifests: &Manifests, mode: &str) -> String {
+    format!("{} --service-xdp {mode}", manifests.agent_args())
+}
+
+/// One node whose agent is not started yet.
+fn bed(manifests: &Manifests, mode: &str) -> anyhow::Result<Bed> {
+    Bed::builder()
+        .nodes(1)
+        .without_agents()
+        .agent_args(&flags(manifests, mode))
+        .start()
+}
