@@ -18,10 +18,10 @@ use health_common::ct::{
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT};
-use health_common::service::Backend;
 use health_common::service::xdp::XdpDevice;
+use health_common::service::{Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
 use health_common::tcp::Peer;
-use health_common::tuple::Tuple;
+use health_common::tuple::{ServiceFlowParts, Tuple};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::Hook;
 use health_model::settings::ServiceXdp;
@@ -327,13 +327,7 @@ where
             key: T::of([server, node], protocol, TUPLE_IN),
         };
         stand.serve(Some(backend))?;
-        let expires = now_secs() + 5;
-        let be = |(address, port): (T::Address, u16)| (address, port.to_be());
-        let out = T::service_flow(be(server), BACKEND, SERVICE, expires);
-        let back = T::service_flow(be(frontend), BACKEND, SERVICE, expires);
-        let mut flows = known.map(2);
-        flows.insert(known.sent, out, 0)?;
-        flows.insert(known.flow.reply(), back, 0)?;
+        known.serve(now_secs() + 5, FLOW_FROM_OUTSIDE | FLOW_MASQUERADED)?;
         known.translate(NAT_NEEDS_CT)?;
         known.track(|_| {})?;
         Ok(known)
@@ -342,6 +336,25 @@ where
     fn map<V: Pod>(&self, which: usize) -> aya::maps::HashMap<MapData, T, V> {
         let maps = T::MAPS[usize::from(self.protocol != TCP)];
         self.stand.run.hash_map(maps[which])
+    }
+
+    /// Enters it as a flow of a service, to the backend and back from the frontend.
+    fn serve(&self, expires: u32, flags: u16) -> anyhow::Result<()> {
+        let be = |host: IpAddr, port: u16| (address::<T>(host), port.to_be());
+        let server = be(self.backend, BACKEND_PORT);
+        let frontend = be(self.hosts.node, FRONTEND_PORT);
+        let mut flows = self.map(2);
+        for (key, to) in [(self.sent, server), (self.flow.reply(), frontend)] {
+            let flow = T::service_flow(&ServiceFlowParts {
+                to,
+                backend: BACKEND,
+                service: SERVICE,
+                expires,
+                flags,
+            });
+            flows.insert(key, flow, 0)?;
+        }
+        Ok(())
     }
 
     /// Translates it, with these flags.
@@ -650,6 +663,12 @@ where
             translations.remove(&known.flow)?;
             Ok(translations.remove(&known.key)?)
         }),
+        ("the flow is an endpoint's", |known, _| {
+            known.serve(now_secs() + 5, 0)
+        }),
+        ("the backend is on this node", |known, _| {
+            known.serve(now_secs() + 5, FLOW_FROM_OUTSIDE)
+        }),
         ("there is no flow of a service", |known, _| {
             let mut flows = known.map::<T::ServiceFlow>(2);
             flows.remove(&known.sent)?;
@@ -691,20 +710,7 @@ where
     T::ServiceFlow: Pod,
 {
     vec![("the flow is over", |known, _| {
-        for (key, to) in [
-            (
-                known.sent,
-                (address::<T>(known.backend), BACKEND_PORT.to_be()),
-            ),
-            (
-                known.flow.reply(),
-                (address::<T>(known.hosts.node), FRONTEND_PORT.to_be()),
-            ),
-        ] {
-            let flow = T::service_flow(to, BACKEND, SERVICE, 1);
-            known.map(2).insert(key, flow, 0)?;
-        }
-        Ok(())
+        known.serve(1, FLOW_FROM_OUTSIDE | FLOW_MASQUERADED)
     })]
 }
 

@@ -1,5 +1,6 @@
 //! The XDP program of services on the uplinks of real nodes: how it comes, stays and goes, and what it sends on.
 
+mod flows;
 mod life;
 
 use health_net::xdp::{self, Mode};

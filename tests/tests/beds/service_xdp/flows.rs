@@ -1,0 +1,143 @@
+//! A client outside on flows through a NodePort to a backend on another node: XDP carries them, with an agent and without.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use health_common::metrics::Reason;
+use health_net::xdp::{self, Mode};
+use nix::net::if_::if_nametoindex;
+use nix::sys::signal::Signal;
+use tests::bed::FABRIC;
+use tests::offload::{self, Offload};
+use tests::outside::{self, FAR};
+use tests::served::{Backend, Connection, Datagrams, Manifests, ServiceManifest};
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+use super::{UPLINK, flags, wait_program};
+
+const NODE_PORT: u16 = 30_080;
+
+/// What drivers can do is told by newer kernels alone. Without that, a veth's program hands nothing on.
+fn mode() -> anyhow::Result<(&'static str, Mode)> {
+    Ok(match xdp::sends(if_nametoindex("lo")?)? {
+        Some(_) => ("native", Mode::Native),
+        None => ("generic", Mode::Generic),
+    })
+}
+
+/// Packets that XDP has sent on.
+fn forwarded(node: &Node) -> anyhow::Result<u64> {
+    let listed = node.listing("bpf metrics list")?;
+    let rows = listed.as_array().context("the metrics are no list")?;
+    let rows = rows
+        .iter()
+        .filter(|row| row["reason"] == Reason::ForwardedByXdp.text());
+    Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
+}
+
+/// A connection and a socket of a client, to one NodePort.
+struct Flows {
+    connection: Connection,
+    datagrams: Datagrams,
+    target: SocketAddr,
+}
+
+impl Flows {
+    fn open(target: SocketAddr) -> anyhow::Result<Self> {
+        let answered = || Ok(Connection::open(FAR, target).and_then(|mut c| c.ask()).ok());
+        wait_for("the service to answer", PATIENCE, answered)?;
+        Ok(Self {
+            connection: Connection::open(FAR, target)?,
+            datagrams: Datagrams::open(FAR, target)?,
+            target,
+        })
+    }
+
+    /// Goes on with both, until XDP has carried packets of each both ways.
+    fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
+        let Self {
+            connection,
+            datagrams,
+            target,
+        } = self;
+        let mut carried = |what: &str, mut ask: Box<dyn FnMut() -> anyhow::Result<()> + '_>| {
+            let before = forwarded(node)?;
+            wait_for(what, PATIENCE, || {
+                ask()?;
+                // A question and its answer are four packets at least.
+                Ok((forwarded(node)? >= before + 4).then_some(()))
+            })
+            .with_context(|| format!("{target}"))
+        };
+        let node_address = target.ip();
+        carried(
+            "segments that XDP carries",
+            Box::new(|| {
+                let answer = connection.upload(100_000)?;
+                ensure!(
+                    answer.backend == "web" && answer.client == node_address,
+                    "{answer:?}"
+                );
+                Ok(())
+            }),
+        )?;
+        carried(
+            "datagrams that XDP carries",
+            Box::new(|| {
+                for _ in 0..2 {
+                    let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(PATIENCE)?))?;
+                    ensure!(
+                        answer.backend == "web" && answer.client == node_address,
+                        "{answer:?}"
+                    );
+                }
+                Ok(())
+            }),
+        )
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Result<()> {
+    let manifests = Manifests::new()?;
+    let (word, mode) = mode()?;
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .agent_args(&flags(&manifests, word))
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (node, other) = (bed.node(1), bed.node(2));
+    outside::add(node)?;
+    let backend = Backend::start(other, "web", "")?;
+    // Whoever sends sums up: XDP cannot know that a device was to do it.
+    offload::set(FAR, "eth0", Offload::Checksums, false)?;
+    offload::set(&backend.member.name, "eth0", Offload::Checksums, false)?;
+    // What XDP sends back is taken by the other end of a veth if that merges segments.
+    offload::set(FABRIC, node.name(), Offload::Merging, true)?;
+    let mut service = ServiceManifest::new("web", 1).of([&backend]);
+    for port in &mut service.ports {
+        port.node_port = Some(NODE_PORT);
+    }
+    manifests.write(&service)?;
+    let program = wait_program(node, mode, None)?;
+
+    let targets = node.addresses().into_iter();
+    let targets = targets.map(|address| SocketAddr::new(address, NODE_PORT));
+    let mut flows = targets.map(Flows::open).collect::<Result<Vec<_>, _>>()?;
+    for flows in &mut flows {
+        flows.go_on(node).context("with an agent")?;
+    }
+    node.kill_agent(Signal::SIGKILL)?;
+    for flows in &mut flows {
+        flows.go_on(node).context("without an agent")?;
+    }
+    node.start_agent()?;
+    wait_program(node, mode, Some(program))?;
+    for flows in &mut flows {
+        flows.go_on(node).context("with the next agent")?;
+    }
+    ensure!(super::programs(node, UPLINK)?.len() == 1);
+    Ok(())
+}
