@@ -6,35 +6,18 @@ use core::ffi::c_int;
 use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_REDIRECT, bpf_check_mtu_flags,
 };
-use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_fib_lookup, bpf_redirect_neigh};
+use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_redirect_neigh};
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
 use health_common::service::{FLOW_MASQUERADED, FLOW_OF_HOST};
 
 use super::step::{AtUplink, Place, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
+use crate::fib::FibLookup;
 use crate::frame::{Frame, IP_AT, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::rewrite::decrement_ttl;
-
-/// `struct bpf_fib_lookup`, whose generated binding is made of unions.
-#[repr(C)]
-struct FibLookup {
-    family: u8,
-    protocol: u8,
-    ports_be: [u16; 2],
-    /// 0: the packet's own length counts, with that of its segments.
-    total_len: u16,
-    /// The device that the packet came by, then the one by which it goes on.
-    ifindex: u32,
-    flow_info: u32,
-    source: [u32; 4],
-    /// The packet's, then that of the next hop.
-    destination: [u32; 4],
-    vlan: u32,
-    macs: [[u8; 6]; 2],
-}
 
 /// `struct bpf_redir_neigh`.
 #[repr(C)]
@@ -43,10 +26,7 @@ struct NextHop {
     address: [u32; 4],
 }
 
-const _: () = {
-    assert!(size_of::<FibLookup>() == size_of::<aya_ebpf::bindings::bpf_fib_lookup>());
-    assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
-};
+const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
 
 /// Sends a packet of a flow from outside on. `PASSED`: the host's stack does it, since it is for this host, has a VLAN tag,
 /// is too long for the next device or has come too far: whoever sent it is to be told.
@@ -81,27 +61,9 @@ pub(super) fn forward<T: Version, P: Place>(frame: &Frame, request: &mut Request
         }
         return handed_over(frame.redirect(ifindex, 0));
     }
-    let mut way = FibLookup {
-        family: T::FAMILY,
-        protocol: 0,
-        ports_be: [0; 2],
-        total_len: 0,
-        ifindex: frame.ifindex(),
-        flow_info: 0,
-        source: T::fib_words(source),
-        destination: T::fib_words(destination),
-        vlan: 0,
-        macs: [[0; 6]; 2],
-    };
-    // SAFETY: a valid context, and what the helper takes for its structure.
-    let found = unsafe {
-        bpf_fib_lookup(
-            frame.skb().cast(),
-            (&raw mut way).cast(),
-            size_of::<FibLookup>() as c_int,
-            0,
-        )
-    };
+    let mut way = FibLookup::of::<T>(frame.ifindex(), source, destination);
+    // SAFETY: a valid context.
+    let found = unsafe { way.ask(frame.skb().cast()) };
     // The neighbour that is not known yet is asked for as the packet is sent.
     let is_found =
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();

@@ -82,7 +82,7 @@ pub(super) trait Plain: Version {
     fn is_plain(ip: &Self::Header) -> bool;
     /// Length that the header tells, itself included, bytes.
     fn total_len(ip: &Self::Header) -> u32;
-    /// As [`crate::fib::Traveller::class`].
+    /// As [`crate::fib::FibLookup::flow_info`].
     fn class(ip: &Self::Header) -> u32;
     /// The packet, of which the header tells the length, with the first bytes of its transport header.
     fn packet(ip: &Self::Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>>;

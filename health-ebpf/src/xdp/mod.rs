@@ -9,6 +9,7 @@ mod frame;
 mod rewrite;
 
 use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::BPF_FIB_LKUP_RET_SUCCESS;
 use aya_ebpf::bindings::xdp_action::{XDP_PASS, XDP_REDIRECT, XDP_TX};
 use aya_ebpf::helpers::bpf_redirect;
 use health_common::config::SERVICES;
@@ -19,7 +20,7 @@ use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS};
 use network_types::eth::EthHdr;
 
 use crate::conntrack::enter_under_way;
-use crate::fib::{NextHop, Traveller, next_hop};
+use crate::fib::FibLookup;
 use crate::frame::IP_AT;
 use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES};
 use crate::metrics::count_bytes;
@@ -69,16 +70,16 @@ where
     }
     let mut passage: Passage<T> = flow::find(frame, config)?;
     let ip = frame.at::<T::Header>(IP_AT)?;
-    let traveller = Traveller::<T> {
-        ifindex: frame.ifindex(),
-        protocol: passage.flow.protocol(),
-        total_len: T::total_len(ip) as u16,
-        class: T::class(ip),
-        ends: (passage.source.0, passage.destination.0),
-    };
+    let ends = (passage.source.0, passage.destination.0);
+    let mut hop = FibLookup::of::<T>(frame.ifindex(), ends.0, ends.1);
+    hop.protocol = passage.flow.protocol();
+    hop.total_len = T::total_len(ip) as u16;
+    hop.flow_info = T::class(ip);
     // SAFETY: the context of this program.
-    let hop = unsafe { next_hop(frame.ctx().as_ptr(), &traveller) }?;
-    let verdict = way(frame, &hop)?;
+    if unsafe { hop.ask(frame.ctx().as_ptr()) } != BPF_FIB_LKUP_RET_SUCCESS.into() {
+        return None;
+    }
+    let verdict = way(frame, hop.ifindex)?;
     let traffic = passage.traffic(frame.length() - IP_AT as u32);
     let timeouts = &config.timeouts;
     if !enter_under_way(
@@ -90,29 +91,30 @@ where
     ) {
         return None;
     }
-    rewrite::packet(frame, &passage, hop.addresses)?;
+    let [own, next] = hop.macs;
+    rewrite::packet(frame, &passage, [next, own])?;
     count_bytes(frame.length(), Reason::ForwardedByXdp, Direction::Ingress);
     Some(verdict)
 }
 
-/// How a frame that is for this host gets to its next hop.
+/// How a frame that is for this host leaves by a device.
 #[inline(always)]
-fn way(frame: &XdpFrame, hop: &NextHop) -> Option<XdpVerdict> {
+fn way(frame: &XdpFrame, by: u32) -> Option<XdpVerdict> {
     let ifindex = frame.ifindex();
     // SAFETY: entries are replaced as a whole.
     let device = unsafe { HEALTH_XDP_DEVICES.get(ifindex) }?;
     if frame.at::<EthHdr>(0)?.dst_addr != device.mac {
         return None;
     }
-    if hop.ifindex == ifindex {
+    if by == ifindex {
         return (device.flags & XDP_RETURNS != 0).then_some(XdpVerdict(XDP_TX));
     }
     // SAFETY: as above.
-    let device = unsafe { HEALTH_XDP_DEVICES.get(hop.ifindex) }?;
+    let device = unsafe { HEALTH_XDP_DEVICES.get(by) }?;
     if device.flags & XDP_SENDS == 0 {
         return None;
     }
     // SAFETY: a helper without memory arguments.
-    let code = unsafe { bpf_redirect(hop.ifindex, 0) };
+    let code = unsafe { bpf_redirect(by, 0) };
     (code == i64::from(XDP_REDIRECT)).then_some(XdpVerdict(XDP_REDIRECT))
 }
