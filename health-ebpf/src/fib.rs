@@ -9,7 +9,8 @@ use crate::ip_version::Version;
 /// `struct bpf_fib_lookup`, whose generated binding is made of unions.
 #[repr(C)]
 pub struct FibLookup {
-    family: u8,
+    /// `AF_INET` or `AF_INET6`.
+    pub family: u8,
     /// Protocol behind the IP header.
     pub protocol: u8,
     ports_be: [u16; 2],
