@@ -1,6 +1,7 @@
 //! A client outside on flows through a NodePort to a backend on another node: XDP carries them, with an agent and without.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
@@ -10,12 +11,14 @@ use nix::sys::signal::Signal;
 use tests::bed::FABRIC;
 use tests::offload::{self, Offload};
 use tests::outside::{self, FAR};
-use tests::served::{Backend, Connection, Datagrams, Manifests, ServiceManifest};
+use tests::served::{Answer, Backend, Connection, Datagrams, Manifests, ServiceManifest};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 use super::{UPLINK, flags, wait_program};
 
 const NODE_PORT: u16 = 30_080;
+/// How long an answer to a datagram is waited for before it is asked again.
+const SOON: Duration = Duration::from_secs(1);
 
 /// What drivers can do is told by newer kernels alone. Without that, a veth's program hands nothing on.
 fn mode() -> anyhow::Result<(&'static str, Mode)> {
@@ -55,46 +58,34 @@ impl Flows {
 
     /// Goes on with both, until XDP has carried packets of each both ways.
     fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
-        let Self {
-            connection,
-            datagrams,
-            target,
-        } = self;
-        let mut carried = |what: &str, mut ask: Box<dyn FnMut() -> anyhow::Result<()> + '_>| {
-            let before = forwarded(node)?;
-            wait_for(what, PATIENCE, || {
-                ask()?;
-                // A question and its answer are four packets at least.
-                Ok((forwarded(node)? >= before + 4).then_some(()))
-            })
-            .with_context(|| format!("{target}"))
+        let expected = self.target.ip();
+        let judge = |answer: &Answer| {
+            let is_right = answer.backend == "web" && answer.client == expected;
+            ensure!(is_right, "{answer:?}");
+            Ok(())
         };
-        let node_address = target.ip();
-        carried(
-            "segments that XDP carries",
-            Box::new(|| {
-                let answer = connection.upload(100_000)?;
-                ensure!(
-                    answer.backend == "web" && answer.client == node_address,
-                    "{answer:?}"
-                );
-                Ok(())
-            }),
-        )?;
-        carried(
-            "datagrams that XDP carries",
-            Box::new(|| {
-                for _ in 0..2 {
-                    let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(PATIENCE)?))?;
-                    ensure!(
-                        answer.backend == "web" && answer.client == node_address,
-                        "{answer:?}"
-                    );
-                }
-                Ok(())
-            }),
-        )
+        let (connection, datagrams) = (&mut self.connection, &mut self.datagrams);
+        let segments = || judge(&connection.upload(100_000)?);
+        wait_carried(node, segments).with_context(|| format!("segments to {}", self.target))?;
+        // Each question and its answer are two packets.
+        let datagrams = || {
+            for _ in 0..2 {
+                let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(SOON)?));
+                judge(&answer?)?;
+            }
+            Ok(())
+        };
+        wait_carried(node, datagrams).with_context(|| format!("datagrams to {}", self.target))
     }
+}
+
+/// Goes on until XDP has carried four packets at once.
+fn wait_carried(node: &Node, mut go_on: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    wait_for("XDP to carry packets", PATIENCE, || {
+        let before = forwarded(node)?;
+        go_on()?;
+        Ok((forwarded(node)? >= before + 4).then_some(()))
+    })
 }
 
 #[test]
