@@ -118,10 +118,15 @@ fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
     if mode == Mode::Generic {
         return XDP_RETURNS | XDP_SENDS;
     }
-    match xdp::sends(number) {
-        Ok(Some(true)) => XDP_RETURNS | XDP_SENDS,
-        // A driver that runs programs sends what they return, but for that of a veth.
-        _ if xdp::driver(device).is_ok_and(|driver| driver != VETH) => XDP_RETURNS,
+    let sends = match xdp::sends(number) {
+        Ok(Some(true)) => XDP_SENDS,
         _ => 0,
-    }
+    };
+    // A driver that runs programs sends what they return. That of a veth leaves it in the other end's ring, unless a
+    // program is there, too (drivers/net/veth.c, `veth_xdp_flush`).
+    let returns = match xdp::driver(device) {
+        Ok(driver) if driver != VETH => XDP_RETURNS,
+        _ => 0,
+    };
+    sends | returns
 }

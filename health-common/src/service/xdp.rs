@@ -13,9 +13,9 @@ pub struct XdpDevice {
     pub flags: u16,
 }
 
-/// Flag: the device sends packets by the way that they came.
+/// Flag: the device sends back what its program returns (`XDP_TX`).
 pub const XDP_RETURNS: u16 = 1;
-/// Flag: the device sends packets that came by others.
+/// Flag: the device sends what programs redirect to it.
 pub const XDP_SENDS: u16 = 2;
 
 crate::map_types!(XdpDevice = 8);

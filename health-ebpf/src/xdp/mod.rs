@@ -106,8 +106,8 @@ fn way(frame: &XdpFrame, by: u32) -> Option<XdpVerdict> {
     if frame.at::<EthHdr>(0)?.dst_addr != device.mac {
         return None;
     }
-    if by == ifindex {
-        return (device.flags & XDP_RETURNS != 0).then_some(XdpVerdict(XDP_TX));
+    if by == ifindex && device.flags & XDP_RETURNS != 0 {
+        return Some(XdpVerdict(XDP_TX));
     }
     // SAFETY: as above.
     let device = unsafe { HEALTH_XDP_DEVICES.get(by) }?;

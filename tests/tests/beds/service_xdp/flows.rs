@@ -47,7 +47,12 @@ struct Flows {
 
 impl Flows {
     fn open(target: SocketAddr) -> anyhow::Result<Self> {
-        let answered = || Ok(Connection::open(FAR, target).and_then(|mut c| c.ask()).ok());
+        let answered = || {
+            Connection::open(FAR, target)
+                .and_then(|mut connection| connection.ask())
+                .map(Some)
+                .with_context(|| format!("{target}"))
+        };
         wait_for("the service to answer", PATIENCE, answered)?;
         Ok(Self {
             connection: Connection::open(FAR, target)?,

@@ -33,6 +33,8 @@ fn the_program_comes_stays_and_goes_as_those_of_tc_do() -> anyhow::Result<()> {
     let node = bed.node(1);
     node.start_agent()?;
     let first = wait_program(node, Mode::Native, None)?;
+    // The link is pinned right after the program is there.
+    bed.wait_all_reachable(PATIENCE)?;
     node.kill_agent(Signal::SIGKILL)?;
     assert_eq!(programs(node, UPLINK)?, [(Mode::Native, first)]);
     node.start_agent()?;
@@ -92,11 +94,14 @@ fn a_program_of_somebody_else_stays_and_is_named() -> anyhow::Result<()> {
     wait_for("the other program to be named", PATIENCE, || {
         Ok((!node.logged(&[" WARN ", &named])?.is_empty()).then_some(()))
     })?;
-    let status = node.cli("status")?;
-    ensure!(
-        status.stdout.contains(&named) || status.stderr.contains(&named),
-        "{status:?}"
-    );
+    wait_for("the status to name it", PATIENCE, || {
+        let shown = node.cli("status --succinct")?.stdout;
+        let warning = shown
+            .lines()
+            .find(|line| line.starts_with("Agent warning:   service-xdp: "));
+        ensure!(warning.is_some_and(|line| line.contains(&named)), "{shown}");
+        Ok(Some(()))
+    })?;
     assert_eq!(programs(node, UPLINK)?, [(Mode::Native, foreign)]);
 
     node.run_in(|| other.datapath.attach(&[]))??;
