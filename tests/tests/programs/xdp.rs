@@ -682,16 +682,16 @@ where
     T::Translation: Pod,
     T::ServiceFlow: Pod,
 {
-    fn with<T>(packet: &mut Packet, flags: u8) -> anyhow::Result<()> {
+    fn with(packet: &mut Packet, flags: u8) -> anyhow::Result<()> {
         packet.flags = flags;
         Ok(())
     }
     vec![
-        ("it opens a connection", |_, packet| with::<T>(packet, SYN)),
-        ("it answers that", |_, packet| with::<T>(packet, SYN | ACK)),
-        ("it ends one", |_, packet| with::<T>(packet, FIN | ACK)),
-        ("it resets one", |_, packet| with::<T>(packet, RST | ACK)),
-        ("it says nothing", |_, packet| with::<T>(packet, 0)),
+        ("it opens a connection", |_, packet| with(packet, SYN)),
+        ("it answers that", |_, packet| with(packet, SYN | ACK)),
+        ("it ends one", |_, packet| with(packet, FIN | ACK)),
+        ("it resets one", |_, packet| with(packet, RST | ACK)),
+        ("it says nothing", |_, packet| with(packet, 0)),
         ("the connection is not open yet", |known, _| {
             known.track(|entry| entry.set_state(CtState::new(0, SYN, SYN | ACK)))
         }),
