@@ -24,7 +24,7 @@ use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use tests::seed;
-use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};
+use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, REDIRECT, TestRun, run_program};
 
 use crate::endpoint_packets::Way::{self, In, Out};
 use crate::endpoint_packets::{
@@ -97,6 +97,29 @@ impl Bed {
             (DROP, [reason]) => Some(*reason),
             other => panic!("{way:?}: {other:?}"),
         }
+    }
+
+    /// Asserts that each of many packets is dropped for this reason, as [`verdict`](Self::verdict) of each would tell
+    /// at the price of reading all counters twice.
+    pub(crate) fn assert_dropped(&self, way: Way, packets: &[Vec<u8>], reason: Reason) {
+        let mut expected = self.drops();
+        for packet in packets {
+            let outcome = self.run.run(way.program(), packet);
+            let expected = Outcome {
+                code: DROP,
+                bytes: packet.clone(),
+            };
+            assert_eq!(outcome, expected, "{packet:x?}");
+        }
+        let dropped = expected.iter_mut().find(|(one, _)| *one == reason);
+        dropped.expect("a reason to drop").1 += packets.len() as u64;
+        if self.drops() == expected {
+            return;
+        }
+        for packet in packets {
+            assert_eq!(self.verdict(way, packet), Some(reason), "{packet:x?}");
+        }
+        panic!("the counters of all packets are not those of each");
     }
 
     fn drops(&self) -> Vec<(Reason, u64)> {

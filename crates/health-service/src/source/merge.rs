@@ -249,6 +249,8 @@ mod tests {
     const NAMES: [&str; 3] = ["a", "b", "c"];
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         /// What each of three sources has of three services: none, or one of two versions.
         #[test]
         fn sets_that_come_one_after_the_other_are_merged_as_they_would_be_at_once(

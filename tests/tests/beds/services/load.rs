@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use tests::served::{Connection, Datagrams, curl};
@@ -12,6 +13,8 @@ use tests::{Member, PATIENCE, wait_for};
 const REQUESTS: usize = 20;
 /// Requests on each kept-alive connection before it is closed.
 const KEPT_ALIVE: usize = 50;
+/// Between requests of a user, whose clients and servers would take all processors from the agents otherwise.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What users of a service do until it is over.
 #[derive(Debug, Default)]
@@ -59,6 +62,7 @@ impl Load {
     fn until_over(&self, mut work: impl FnMut() -> anyhow::Result<usize>) -> anyhow::Result<()> {
         while !self.is_over.load(Ordering::Relaxed) {
             self.done.fetch_add(work()?, Ordering::Relaxed);
+            thread::sleep(PAUSE);
         }
         Ok(())
     }
@@ -78,6 +82,7 @@ impl Load {
             let mut connection = Connection::open(from, target)?;
             let first = connection.ask()?;
             for _ in 1..KEPT_ALIVE {
+                thread::sleep(PAUSE);
                 let answer = connection.ask()?;
                 ensure!(answer == first, "{answer:?}, before {first:?}");
             }

@@ -36,7 +36,7 @@ static CLOCK: AtomicU64 = AtomicU64::new(0);
 
 fn cases() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
-    ProptestConfig::with_cases(if is_long { 5_000 } else { 48 })
+    ProptestConfig::with_cases(if is_long { 5_000 } else { 24 })
 }
 
 fn is_root() -> bool {
