@@ -23,6 +23,8 @@ const ID_AT: usize = 4;
 const COOKIE_AT: usize = 40;
 /// `TCP_ESTABLISHED`, of UDP: connected; as a bit.
 const CONNECTED: u32 = 1 << 1;
+/// The bits of all states.
+const ANY_STATE: u32 = u32::MAX;
 /// How often a listing is asked for that changes interrupt.
 const LIST_ATTEMPTS: u32 = 20;
 
@@ -52,25 +54,39 @@ impl SocketDiag {
 
     /// All UDP sockets that are connected.
     pub fn connected_udp(&self) -> io::Result<Vec<ConnectedSocket>> {
+        self.list(libc::IPPROTO_UDP as u8, CONNECTED, 0)
+    }
+
+    /// The cookies (`SO_COOKIE`) of sockets of an IP protocol, TCP or UDP, that have a local port, in whatever state.
+    pub fn cookies_at(&self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
+        let sockets = self.list(protocol, ANY_STATE, port)?;
+        Ok(sockets.iter().map(|socket| socket.cookie).collect())
+    }
+
+    /// Sockets in these states; with a port other than 0, those that have it.
+    fn list(&self, protocol: u8, states: u32, port: u16) -> io::Result<Vec<ConnectedSocket>> {
+        let mut id = [0; ID];
+        id[..2].copy_from_slice(&port.to_be_bytes());
         let mut sockets = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            sockets.extend(self.list(family as u8)?);
+            let about = About {
+                family: family as u8,
+                protocol,
+                states,
+                id: &id,
+            };
+            sockets.extend(self.list_about(&about)?);
         }
         Ok(sockets)
     }
 
-    fn list(&self, family: u8) -> io::Result<Vec<ConnectedSocket>> {
+    fn list_about(&self, about: &About) -> io::Result<Vec<ConnectedSocket>> {
         for _ in 0..LIST_ATTEMPTS {
             let (mut sockets, mut is_whole) = (Vec::new(), true);
-            self.ask(
-                SOCK_DIAG_BY_FAMILY,
-                NLM_F_DUMP,
-                (family, &[0; ID]),
-                |flags, body| {
-                    is_whole &= flags & NLM_F_DUMP_INTR == 0;
-                    sockets.extend(connected(body));
-                },
-            )?;
+            self.ask(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, about, |flags, body| {
+                is_whole &= flags & NLM_F_DUMP_INTR == 0;
+                sockets.extend(connected(body));
+            })?;
             if is_whole {
                 return Ok(sockets);
             }
@@ -84,22 +100,27 @@ impl SocketDiag {
     /// [`NotFound`](io::ErrorKind::NotFound) if it is gone or connected to something else by now, and of kind
     /// [`Unsupported`](io::ErrorKind::Unsupported) where the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
     pub fn destroy(&self, socket: &ConnectedSocket) -> io::Result<()> {
-        let of = (socket.family, &socket.id);
-        self.ask(SOCK_DESTROY, NLM_F_ACK, of, |_, _| {})
+        let about = About {
+            family: socket.family,
+            protocol: libc::IPPROTO_UDP as u8,
+            states: CONNECTED,
+            id: &socket.id,
+        };
+        self.ask(SOCK_DESTROY, NLM_F_ACK, &about, |_, _| {})
     }
 
-    /// Sends a request about UDP sockets, and hands on what is answered until the end of it.
+    /// Sends a request about sockets, and hands on what is answered until the end of it.
     fn ask(
         &self,
         kind: u16,
         flags: u16,
-        (family, id): (u8, &[u8; ID]),
+        about: &About,
         mut each: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
         // `struct inet_diag_req_v2`.
-        let mut request = vec![family, libc::IPPROTO_UDP as u8, 0, 0];
-        request.extend_from_slice(&CONNECTED.to_ne_bytes());
-        request.extend_from_slice(id);
+        let mut request = vec![about.family, about.protocol, 0, 0];
+        request.extend_from_slice(&about.states.to_ne_bytes());
+        request.extend_from_slice(about.id);
         let length = (HEADER + request.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
         message.extend_from_slice(&kind.to_ne_bytes());
@@ -119,6 +140,17 @@ impl SocketDiag {
             }
         }
     }
+}
+
+/// Sockets that a request is about.
+struct About<'a> {
+    family: u8,
+    /// IP protocol number.
+    protocol: u8,
+    /// A bit for each.
+    states: u32,
+    /// `struct inet_diag_sockid`; what is 0 may be anything.
+    id: &'a [u8; ID],
 }
 
 struct Header {
@@ -200,6 +232,29 @@ mod tests {
             let other = SockRef::from(unconnected).cookie().unwrap();
             assert!(listed.iter().all(|found| found.cookie != other));
             assert!(socket.take_error().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn sockets_are_found_by_their_local_port() {
+        let diag = SocketDiag::open().unwrap();
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let datagrams = UdpSocket::bind("[::]:0").unwrap();
+        for (protocol, port, cookie) in [
+            (
+                libc::IPPROTO_TCP,
+                client.local_addr().unwrap().port(),
+                SockRef::from(&client).cookie(),
+            ),
+            (
+                libc::IPPROTO_UDP,
+                datagrams.local_addr().unwrap().port(),
+                SockRef::from(&datagrams).cookie(),
+            ),
+        ] {
+            let found = diag.cookies_at(protocol as u8, port).unwrap();
+            assert!(found.contains(&cookie.unwrap()), "{protocol}: {found:?}");
         }
     }
 

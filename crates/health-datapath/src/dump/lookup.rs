@@ -6,10 +6,11 @@ use std::os::fd::AsFd as _;
 
 use aya::maps::MapData;
 use health_common::addr::Addr;
-use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::policy::{ANY_IDENTITY, PREFIX_PORT, PolicyEntry, PolicyKey};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use ipnet::IpNet;
 
 use super::{DumpError, OpenMap, Pinned};
@@ -74,10 +75,15 @@ impl Pinned {
         }
     }
 
-    /// The conntrack entry of a flow that somebody here opened.
-    pub fn conntrack_entry(&self, flow: &Connection) -> Result<Option<CtEntry>, DumpError> {
+    /// The conntrack entry of a flow: of [`TUPLE_OUT`](health_common::ct::TUPLE_OUT) if somebody here opened it or it is
+    /// masqueraded here, of [`TUPLE_IN`](health_common::ct::TUPLE_IN) if it came from outside.
+    pub fn conntrack_entry(
+        &self,
+        flow: &Connection,
+        direction: u8,
+    ) -> Result<Option<CtEntry>, DumpError> {
         let of = |layouts: [MapLayout; 2]| layouts[usize::from(!flow.is_tcp())];
-        match flow.tuples(TUPLE_OUT) {
+        match flow.tuples(direction) {
             Some(Tuples::V4(tuple)) => {
                 let layout = of([layout::CT4, layout::CT_ANY4]);
                 let entries = Table::<Tuple4, CtEntry>::new(self.map_data(&layout)?);
@@ -90,6 +96,12 @@ impl Pinned {
             }
             None => Ok(None),
         }
+    }
+
+    /// Whom one of the host's sockets sends to or hears from, instead of whom the key names.
+    pub fn socket_entry(&self, key: &SocketKey) -> Result<Option<SocketFlow>, DumpError> {
+        let sockets = Table::<SocketKey, SocketFlow>::new(self.map_data(&layout::SOCKETS)?);
+        sockets.get(key).map_err(self.reading(&layout::SOCKETS))
     }
 
     /// Whether a program of this name is pinned.

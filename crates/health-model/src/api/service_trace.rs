@@ -188,7 +188,7 @@ pub enum TraceVerdict {
     Refused,
     /// It is dropped silently.
     Dropped,
-    /// Its sender is told that there is no backend.
+    /// Its sender is told that there is no backend: by an ICMP error, or, of this node's own sockets, by the call.
     Rejected,
     /// It is no flow to a service: it goes on as it is.
     NotServed,

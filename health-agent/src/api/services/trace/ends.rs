@@ -1,9 +1,10 @@
 //! Who opens a flow, and to where.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use health_common::identity;
 use health_endpoint::lifecycle::State;
 use health_model::api::{
     Endpoint, NodeEntry, ServiceEntry, ServicePortEntry, SourceKind, TracedSource,
@@ -43,6 +44,11 @@ impl Ends {
         query: &TraceQuery,
     ) -> Result<Self, Refusal> {
         let (who, source_port) = who(source, &query.source)?;
+        if let Who::Address(address) = who
+            && !is_sent_from(address)
+        {
+            return Err(bad(format!("source: nothing is sent from {address}")));
+        }
         if let Some(protocol) = query.protocol
             && !Protocol::WITH_PORTS.contains(&protocol)
         {
@@ -50,8 +56,11 @@ impl Ends {
                 "protocol: {protocol} is none of TCP, UDP and SCTP"
             )));
         }
-        let (destination, protocol) = match query.destination.parse() {
-            Ok(address) => (address, query.protocol.unwrap_or(Protocol::TCP)),
+        let (destination, protocol) = match query.destination.parse::<SocketAddr>() {
+            Ok(address) => {
+                let address = (address.ip().to_canonical(), address.port()).into();
+                (address, query.protocol.unwrap_or(Protocol::TCP))
+            }
             Err(_) => of_service(book, &who, query)?,
         };
         let family = Family::of(destination.ip());
@@ -89,17 +98,11 @@ impl Ends {
         let family = Family::of(self.destination.ip());
         let address = match &self.who {
             Who::Address(address) => *address,
-            Who::Host => {
-                let own = nodes.iter().filter(|node| node.local);
-                let mut own = own.flat_map(|node| &node.addresses);
-                let found = own.find(|ip| Family::of(**ip) == family).copied();
-                found.ok_or_else(|| {
-                    bad(format!(
-                        "source: this node has no address of {}",
-                        family.name()
-                    ))
-                })?
-            }
+            // Without one, its sockets still reach what is at the loopback.
+            Who::Host => kernel.node_address(family).unwrap_or(match family {
+                Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+                Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+            }),
             Who::Endpoint(endpoint) => address_of(endpoint, family).ok_or_else(|| {
                 bad(format!(
                     "source: endpoint {} has no such address",
@@ -114,13 +117,17 @@ impl Ends {
                 endpoint.id
             ));
         }
-        let (kind, name) = match info {
-            Some(info) => (SourceKind::Endpoint, name_of(source, info.id)),
-            None => elsewhere(&nodes, address)?,
-        };
         let identity = match info {
             Some(info) => info.identity,
             None => kernel.pinned.identity_of(address)?,
+        };
+        let (kind, name) = match (info, &self.who) {
+            (Some(info), _) => (SourceKind::Endpoint, name_of(source, info.id)),
+            (None, Who::Host) => (SourceKind::Host, None),
+            (None, _) if identity == identity::HOST && !is_of_link(address) => {
+                (SourceKind::Host, None)
+            }
+            (None, _) => elsewhere(&nodes, address)?,
         };
         let labels = source.enforcer().and_then(|enforcer| {
             let identities = enforcer.identities();
@@ -164,6 +171,17 @@ fn address_of(endpoint: &Endpoint, family: Family) -> Option<IpAddr> {
     }
 }
 
+/// Whether packets may have an address as their source.
+fn is_sent_from(ip: IpAddr) -> bool {
+    let is_broadcast = ip == IpAddr::from(Ipv4Addr::BROADCAST);
+    !ip.is_unspecified() && !ip.is_multicast() && !is_broadcast
+}
+
+/// Whether an address is one of IPv6 that each link has anew: this node's, or its neighbour's.
+fn is_of_link(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
 /// What an address is that no endpoint of this node has, and which node it belongs to.
 fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<String>), Refusal> {
     for node in nodes {
@@ -186,11 +204,12 @@ fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<Stri
 
 /// Who is meant, and which port of it.
 fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal> {
-    if let Ok(address) = text.parse() {
-        return Ok((Who::Address(address), None));
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok((Who::Address(address.to_canonical()), None));
     }
     if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok((Who::Address(address.ip()), Some(address.port())));
+        let ip = address.ip().to_canonical();
+        return Ok((Who::Address(ip), Some(address.port())));
     }
     let (name, port) = match text.rsplit_once(':') {
         Some((name, port)) => match port.parse() {

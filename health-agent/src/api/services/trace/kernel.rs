@@ -1,26 +1,31 @@
 //! What the programs find.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use axum::http::StatusCode;
-use health_common::service::{Affinity, Backend, Frontend};
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{TUPLE_IN, TUPLE_OUT};
+use health_common::identity;
+use health_common::service::socket::SocketKey;
+use health_common::service::{
+    Affinity, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FRONTEND_KEEPS_SOURCE, Frontend,
+};
 use health_datapath::dump::{DumpError, Pinned, ServiceFlow};
 use health_datapath::services::{Connection, ServiceMaps, ServicesError};
-use health_model::api::SourceKind;
+use health_model::ipam::Family;
 use health_model::settings::Location;
 use health_net::clock;
+use health_net::socket_diag::SocketDiag;
 
+use super::place::Place;
 use crate::api::answer::Refusal;
-
-/// The program that serves the host's own sockets.
-const FOR_HOST: &str = "sock_connect4";
-/// The program that serves what comes by an uplink.
-const FOR_OUTSIDE: &str = "to_service";
 
 /// The maps of this node.
 pub(super) struct Kernel {
     pub(super) pinned: Pinned,
     pub(super) maps: ServiceMaps,
+    config: DatapathConfig,
     /// Seconds of `CLOCK_MONOTONIC`.
     now: u32,
 }
@@ -40,108 +45,303 @@ pub(super) struct FlowFacts {
     pub(super) now: u32,
 }
 
+/// What is known of a socket of the host that was sent to a service before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SocketFacts {
+    /// The backend that it was sent to.
+    pub(super) to: SocketAddr,
+    /// Index of that.
+    pub(super) backend: u32,
+    /// Whether it is connected, and not asked for with each datagram.
+    pub(super) is_connected: bool,
+    /// Whether the backend still serves the service.
+    pub(super) is_serving: bool,
+}
+
 /// What is known of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientFacts {
     pub(super) entry: Affinity,
     /// What stands where its backend stood.
     pub(super) backend: Option<Backend>,
+    /// Whether answers of that backend come back by this node.
+    pub(super) is_within_reach: bool,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
+}
+
+/// As whom the programs know who opens a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Client {
+    /// What source ranges judge.
+    pub(super) source: IpAddr,
+    /// By what affinity knows it.
+    pub(super) stays_as: IpAddr,
 }
 
 impl Kernel {
     pub(super) fn open(location: &Location) -> Result<Self, Refusal> {
         let pinned = Pinned::open(location)?;
+        let config = pinned.config()?.first().map(|(_, config)| *config);
         Ok(Self {
             maps: pinned.services()?,
             pinned,
+            config: config.unwrap_or_default(),
             now: clock::coarse_now_secs(),
         })
     }
 
-    /// Why the programs do not serve such a source, if so.
-    pub(super) fn unserved(&self, kind: SourceKind) -> Option<&'static str> {
-        match kind {
-            SourceKind::Endpoint => None,
-            SourceKind::Host if self.pinned.has_program(FOR_HOST) => None,
-            SourceKind::Host => Some("the host's own sockets are not served"),
-            _ if self.pinned.has_program(FOR_OUTSIDE) => None,
-            _ => Some("what comes from outside the node is not served"),
+    /// This node's address of a family, if the programs know one.
+    pub(super) fn node_address(&self, family: Family) -> Option<IpAddr> {
+        let own = self.own_address(family);
+        (!own.is_unset()).then(|| own.to_ip())
+    }
+
+    fn own_address(&self, family: Family) -> Addr {
+        match family {
+            Family::V4 => self.config.node4,
+            Family::V6 => self.config.node6,
         }
     }
 
-    pub(super) fn known_flow(&self, flow: &Connection) -> Result<Option<FlowFacts>, Refusal> {
-        let Some(entry) = self.maps.flow(flow)? else {
+    /// As whom the programs at a place know the source of a flow. All sockets of the host are one client.
+    pub(super) fn client_of(&self, place: Place, flow: &Connection) -> Client {
+        let source = flow.source.ip();
+        match place {
+            Place::Socket => Client {
+                source: self.own_address(Family::of(flow.destination.ip())).to_ip(),
+                stays_as: Addr::default().to_ip(),
+            },
+            Place::Endpoint | Place::Uplink => Client {
+                source,
+                stays_as: source,
+            },
+        }
+    }
+
+    /// What is known of a flow's packets.
+    pub(super) fn known_flow(
+        &self,
+        place: Place,
+        flow: &Connection,
+    ) -> Result<Option<FlowFacts>, Refusal> {
+        let is_from_outside = place == Place::Uplink;
+        let known = self.maps.flow(flow)?;
+        let known = known.filter(|entry| is_from_outside == has(entry, FLOW_FROM_OUTSIDE));
+        let Some(entry) = known else {
             return Ok(None);
         };
-        let backend = self.maps.backend(entry.backend)?;
-        let serves =
-            |backend: Backend| backend.service == entry.service && address(&backend) == entry.to;
         let answered = Connection {
             source: entry.to,
-            destination: self.client_seen(flow.source, entry.to.ip())?,
+            destination: match place {
+                Place::Endpoint => self.client_seen(flow.source, entry.to.ip()),
+                _ => flow.source,
+            },
             ..*flow
+        };
+        let translated = Connection {
+            destination: entry.to,
+            ..*flow
+        };
+        let direction = match is_from_outside && !has(&entry, FLOW_MASQUERADED) {
+            true => TUPLE_IN,
+            false => TUPLE_OUT,
         };
         Ok(Some(FlowFacts {
             entry,
-            is_serving: backend.is_some_and(serves),
+            is_serving: self.serves(entry.backend, entry.service, entry.to)?,
             has_answer: self.maps.answer(&answered)?.is_some(),
-            is_open: self.is_open(flow, entry.to)?,
+            is_open: self.goes_on(&translated, direction)?,
             now: self.now,
         }))
     }
 
-    /// Whom a backend sees: an endpoint that is its own backend gets its packets from the gateway.
-    fn client_seen(&self, client: SocketAddr, backend: IpAddr) -> Result<SocketAddr, Refusal> {
-        if client.ip() != backend {
-            return Ok(client);
-        }
-        let config = self.pinned.config()?;
-        let gateway = config.first().map(|(_, config)| match client {
-            SocketAddr::V4(_) => config.gateway4,
-            SocketAddr::V6(_) => config.gateway6,
-        });
-        let gateway = gateway.filter(|gateway| !gateway.is_unset());
-        Ok(gateway.map_or(client, |gateway| (gateway.to_ip(), client.port()).into()))
-    }
-
-    /// Whether a connection is open between the client's port and a backend; none if none is known.
-    pub(super) fn is_open(
+    /// What is known of the host's socket that has the port of a flow's source, and was sent to the flow's destination.
+    pub(super) fn known_socket(
         &self,
         flow: &Connection,
+        frontend: &Frontend,
+    ) -> Result<Option<SocketFacts>, Refusal> {
+        let cookies = SocketDiag::open()
+            .and_then(|diag| diag.cookies_at(flow.protocol, flow.source.port()))
+            .map_err(|error| {
+                let problem = format!("source: list the sockets of this node: {error}");
+                Refusal(StatusCode::INTERNAL_SERVER_ERROR, problem)
+            })?;
+        for cookie in cookies {
+            let connected = SocketKey::connected(cookie, flow.protocol);
+            let sent = SocketKey {
+                addr: flow.destination.ip().into(),
+                port_be: flow.destination.port().to_be(),
+                ..connected
+            };
+            for (key, is_connected) in [(connected, true), (sent, false)] {
+                let Some(entry) = self.pinned.socket_entry(&key)? else {
+                    continue;
+                };
+                let to = end(entry.addr, entry.port_be);
+                let answers = self
+                    .pinned
+                    .socket_entry(&connected.answers(entry.addr, entry.port_be))?;
+                let named = answers.map(|named| end(named.addr, named.port_be));
+                if is_connected && named != Some(flow.destination) {
+                    continue;
+                }
+                let is_of_frontend = entry.service == frontend.service;
+                return Ok(Some(SocketFacts {
+                    to,
+                    backend: entry.backend,
+                    is_connected,
+                    is_serving: is_of_frontend && self.serves(entry.backend, entry.service, to)?,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn serves(&self, index: u32, service: u32, to: SocketAddr) -> Result<bool, Refusal> {
+        let backend = self.maps.backend(index)?;
+        Ok(backend.is_some_and(|backend| backend.service == service && address(&backend) == to))
+    }
+
+    /// Whom a backend sees: an endpoint that is its own backend gets its packets from the gateway.
+    fn client_seen(&self, client: SocketAddr, backend: IpAddr) -> SocketAddr {
+        let gateway = match client {
+            SocketAddr::V4(_) => self.config.gateway4,
+            SocketAddr::V6(_) => self.config.gateway6,
+        };
+        match client.ip() == backend && !gateway.is_unset() {
+            true => (gateway.to_ip(), client.port()).into(),
+            false => client,
+        }
+    }
+
+    /// Whether a connection is known to be open between the client's port and a backend.
+    pub(super) fn is_open(
+        &self,
+        place: Place,
+        flow: &Connection,
         to: SocketAddr,
-    ) -> Result<Option<bool>, Refusal> {
+    ) -> Result<bool, Refusal> {
         let translated = Connection {
             destination: to,
             ..*flow
         };
-        let entry = self.pinned.conntrack_entry(&translated)?;
+        let directions: &[u8] = match place {
+            Place::Socket => &[],
+            Place::Endpoint => &[TUPLE_OUT],
+            Place::Uplink => &[TUPLE_OUT, TUPLE_IN],
+        };
+        for direction in directions {
+            if self.goes_on(&translated, *direction)? == Some(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a connection is not over; none if it is not known.
+    fn goes_on(&self, packets: &Connection, direction: u8) -> Result<Option<bool>, Refusal> {
+        let entry = self.pinned.conntrack_entry(packets, direction)?;
         Ok(entry.map(|entry| !entry.state().is_closed() && !entry.has_expired(self.now)))
     }
 
+    /// What is known of a client with affinity.
     pub(super) fn client(
         &self,
-        client: IpAddr,
-        entry: &Frontend,
+        place: Place,
+        client: &Client,
+        frontend: &Frontend,
     ) -> Result<Option<ClientFacts>, Refusal> {
-        if entry.affinity_secs == 0 {
+        if frontend.affinity_secs == 0 {
             return Ok(None);
         }
-        let Some(known) = self.maps.client(client, entry.service)? else {
+        let Some(known) = self.maps.client(client.stays_as, frontend.service)? else {
             return Ok(None);
+        };
+        let backend = self.maps.backend(known.backend)?;
+        let keeps_source = place == Place::Uplink && frontend.flags & FRONTEND_KEEPS_SOURCE != 0;
+        let is_within_reach = match backend {
+            Some(backend) if keeps_source => self.pinned.endpoint(backend.addr.to_ip())?.is_some(),
+            _ => true,
         };
         Ok(Some(ClientFacts {
             entry: known,
-            backend: self.maps.backend(known.backend)?,
+            backend,
+            is_within_reach,
             now: self.now,
+        }))
+    }
+
+    /// The index of the backend that a Maglev table has for a flow, if that can be told before the flow is there.
+    pub(super) fn by_maglev(
+        &self,
+        place: Place,
+        flow: &Connection,
+        frontend: &Frontend,
+    ) -> Result<Option<u32>, Refusal> {
+        let is_by_client = frontend.affinity_secs != 0;
+        let can_tell = match place {
+            // Without affinity the number of the socket counts.
+            Place::Socket => is_by_client,
+            Place::Endpoint | Place::Uplink => is_by_client || flow.source.port() != 0,
+        };
+        if !can_tell {
+            return Ok(None);
+        }
+        let hashed = match (place, flow.destination) {
+            (Place::Socket, SocketAddr::V4(_)) => from_zero(flow, Ipv4Addr::UNSPECIFIED.into()),
+            (Place::Socket, SocketAddr::V6(_)) => from_zero(flow, Ipv6Addr::UNSPECIFIED.into()),
+            (Place::Endpoint | Place::Uplink, _) => *flow,
+        };
+        let pool = place.pool(frontend);
+        Ok(self.maps.by_maglev(pool, &hashed, is_by_client)?)
+    }
+
+    /// What keeps a flow from outside from a backend: on another node it sees this one, which must have an address.
+    pub(super) fn unreachable(
+        &self,
+        backend: &Backend,
+        frontend: &Frontend,
+    ) -> Result<Option<String>, Refusal> {
+        let ip = backend.addr.to_ip();
+        let is_direct = frontend.flags & FRONTEND_KEEPS_SOURCE != 0
+            || self.pinned.endpoint(ip)?.is_some()
+            || self.pinned.identity_of(ip)? == identity::HOST;
+        if is_direct {
+            return Ok(None);
+        }
+        let rows = self.pinned.masquerade()?;
+        let is_masqueraded = rows.first().is_some_and(|(_, config)| match ip {
+            IpAddr::V4(_) => config.v4.is_on(),
+            IpAddr::V6(_) => config.v6.is_on(),
+        });
+        Ok((!is_masqueraded).then(|| {
+            let family = Family::of(ip).name();
+            format!("it is on another node, and this node has no address of {family} to send from")
         }))
     }
 }
 
+fn has(entry: &ServiceFlow, flag: u16) -> bool {
+    entry.flags & flag != 0
+}
+
+/// A flow as the hash of sockets has it.
+fn from_zero(flow: &Connection, source: IpAddr) -> Connection {
+    Connection {
+        source: (source, 0).into(),
+        ..*flow
+    }
+}
+
+fn end(addr: Addr, port_be: u16) -> SocketAddr {
+    (addr.to_ip(), u16::from_be(port_be)).into()
+}
+
 /// Where a backend listens.
 pub(super) fn address(backend: &Backend) -> SocketAddr {
-    (backend.addr.to_ip(), u16::from_be(backend.port_be)).into()
+    end(backend.addr, backend.port_be)
 }
 
 impl From<DumpError> for Refusal {

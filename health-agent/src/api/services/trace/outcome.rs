@@ -6,6 +6,8 @@ use health_datapath::services::Connection;
 use health_model::api::{TraceVerdict, TracedBackend, TracedFrontend, TracedPolicy};
 use health_model::policy::Protocol;
 
+use super::place::Place;
+
 /// Backends that the line names, at most.
 const NAMED: usize = 3;
 
@@ -33,13 +35,14 @@ pub(super) struct Outcome {
 impl Outcome {
     /// Of one that is kept from all backends, or may go to these.
     pub(super) fn of(
+        place: Place,
         frontend: &TracedFrontend,
         flow: &Connection,
         refused: Option<Refused>,
         backends: &[TracedBackend],
     ) -> Self {
         let (verdict, what) = match refused {
-            Some(refused) => refused.outcome(),
+            Some(refused) => refused.outcome(place),
             None => chosen(backends),
         };
         let service = frontend.service.clone().unwrap_or_else(|| {
@@ -54,30 +57,37 @@ impl Outcome {
 }
 
 impl Refused {
-    fn outcome(self) -> (TraceVerdict, String) {
-        let (verdict, what) = match self {
-            Self::NotServed(why) => (
-                TraceVerdict::NotServed,
-                format!("passed on as it is: {why}"),
-            ),
-            Self::Unknown => (
-                TraceVerdict::NotServed,
-                "passed on as it is: the programs know no such frontend".to_owned(),
-            ),
+    /// Packets are dropped, or answered where there is no backend. A process is told at once.
+    fn outcome(self, place: Place) -> (TraceVerdict, String) {
+        let (silent, what, error) = match self {
+            Self::NotServed(why) => {
+                let what = format!("passed on as it is: {why}");
+                return (TraceVerdict::NotServed, what);
+            }
+            Self::Unknown => {
+                let what = "passed on as it is: the programs know no such frontend";
+                return (TraceVerdict::NotServed, what.to_owned());
+            }
             Self::SourceRange => (
-                TraceVerdict::Dropped,
-                "dropped: the source is in no range of those that may use it".to_owned(),
+                true,
+                "the source is in no range of those that may use it",
+                "EPERM",
             ),
-            Self::NoBackend => (
-                TraceVerdict::Rejected,
-                "rejected: there is no backend".to_owned(),
-            ),
+            Self::NoBackend => (false, "there is no backend", "ECONNREFUSED"),
             Self::NoLocalBackend => (
-                TraceVerdict::Dropped,
-                "dropped: there are backends, but none that it may use".to_owned(),
+                true,
+                "there are backends, but none that it may use",
+                "EHOSTUNREACH",
             ),
         };
-        (verdict, what)
+        match (place.has_packets(), silent) {
+            (false, _) => (
+                TraceVerdict::Rejected,
+                format!("rejected with {error}: {what}"),
+            ),
+            (true, true) => (TraceVerdict::Dropped, format!("dropped: {what}")),
+            (true, false) => (TraceVerdict::Rejected, format!("rejected: {what}")),
+        }
     }
 }
 
@@ -207,7 +217,7 @@ mod tests {
             source: "10.1.0.9:0".parse().unwrap(),
             destination: "10.96.0.1:80".parse().unwrap(),
         };
-        let outcome = Outcome::of(&frontend, &flow, refused, backends);
+        let outcome = Outcome::of(Place::Endpoint, &frontend, &flow, refused, backends);
         (outcome.verdict, outcome.answer)
     }
 
@@ -273,5 +283,13 @@ mod tests {
         ] {
             assert_eq!(outcome(Some(refused), &[]).0, verdict);
         }
+        assert_eq!(
+            Refused::NoLocalBackend.outcome(Place::Socket),
+            (
+                TraceVerdict::Rejected,
+                "rejected with EHOSTUNREACH: there are backends, but none that it may use"
+                    .to_owned()
+            )
+        );
     }
 }

@@ -219,10 +219,15 @@ pub(super) fn pool(
 ) -> TracedPool {
     let inside = source.kind.is_inside();
     let mut reasons = owner.map_or_else(Vec::new, |owner| owner.reasons(inside));
-    if source.kind == SourceKind::RemoteEndpoint {
+    let senders = match source.kind {
+        SourceKind::RemoteEndpoint => Some("endpoints"),
+        SourceKind::Node => Some("processes"),
+        SourceKind::Endpoint | SourceKind::Host | SourceKind::Outside => None,
+    };
+    if let Some(senders) = senders {
         let node = source.name.as_deref().unwrap_or("its node");
         reasons.push(format!(
-            "{node} chooses for its own endpoints: this is of packets that come here untranslated"
+            "{node} chooses for its own {senders}: this is of packets that come here untranslated"
         ));
     }
     let has_frontend = found.is_some();

@@ -7,7 +7,7 @@ use health_common::service::Frontend;
 use health_datapath::services::Connection;
 use health_model::api::TracedStay;
 
-use super::kernel::{ClientFacts, FlowFacts, address};
+use super::kernel::{ClientFacts, FlowFacts, SocketFacts, address};
 
 /// A backend that is known before any is chosen.
 pub(super) struct Stay {
@@ -46,11 +46,33 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     stay(entry.backend, Some(entry.to), stays, reason.to_owned())
 }
 
+/// Whether what a socket of the host sends goes where it was sent before.
+pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
+    let SocketFacts {
+        to,
+        backend,
+        is_connected,
+        is_serving,
+    } = *facts;
+    let (stays, reason) = match (is_connected, is_serving) {
+        (true, _) if flow.is_tcp() => (true, "its socket is connected to it"),
+        (true, true) => (true, "its socket is connected to it"),
+        (true, false) => (
+            false,
+            "its backend serves no more: the agent ends the socket",
+        ),
+        (false, true) => (true, "its socket keeps it while it serves"),
+        (false, false) => (false, "its backend serves no more"),
+    };
+    stay(backend, Some(to), stays, reason.to_owned())
+}
+
 /// Whether the next flow of a client goes where its last one went.
 pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
     let ClientFacts {
         entry,
         backend,
+        is_within_reach,
         now,
     } = facts;
     let secs = frontend.affinity_secs;
@@ -63,6 +85,10 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         (_, true, false) => (
             false,
             format!("its last packet was {age} s ago, of {secs} s"),
+        ),
+        (_, true, true) if !is_within_reach => (
+            false,
+            "its backend is not on this node, and is to see the client".to_owned(),
         ),
         (_, true, true) => (
             true,
@@ -157,6 +183,24 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_keeps_its_backend_while_that_serves_and_a_connection_longer() {
+        let stays = |protocol, is_connected, is_serving| {
+            let facts = SocketFacts {
+                to: FACTS.entry.to,
+                backend: 4,
+                is_connected,
+                is_serving,
+            };
+            socket(&connection(protocol), &facts).told.stays
+        };
+        assert!(stays(Protocol::TCP, true, true) && stays(Protocol::TCP, true, false));
+        for is_connected in [true, false] {
+            assert!(stays(Protocol::UDP, is_connected, true));
+            assert!(!stays(Protocol::UDP, is_connected, false));
+        }
+    }
+
+    #[test]
     fn a_client_stays_for_its_time_with_a_backend_that_gets_flows() {
         let frontend = Frontend {
             service: 3,
@@ -169,6 +213,7 @@ mod tests {
                 last_used,
             },
             backend,
+            is_within_reach: true,
             now: 130,
         };
         let backend = Backend {
@@ -183,6 +228,11 @@ mod tests {
         assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
         assert_eq!(well.reason, "its last packet was 30 s ago, of 60 s");
         assert!(!told(facts(70, Some(backend))).stays);
+        let away = ClientFacts {
+            is_within_reach: false,
+            ..facts(100, Some(backend))
+        };
+        assert!(!told(away).stays);
         let lingers = Backend {
             flags: BACKEND_LINGERS,
             ..backend

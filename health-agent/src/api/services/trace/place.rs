@@ -1,0 +1,82 @@
+//! Where a flow meets the programs that serve it.
+
+use health_common::ct::IP_PROTOCOL_SCTP;
+use health_common::identity;
+use health_common::service::{
+    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_HOST_ONLY, Frontend, Pool,
+};
+use health_datapath::services::Connection;
+use health_model::api::{SourceKind, TracedSource};
+
+use super::kernel::Kernel;
+
+/// What a flow meets first, by its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The programs of the host's own sockets.
+    Socket,
+    /// The program at an endpoint's device.
+    Endpoint,
+    /// The programs at uplinks.
+    Uplink,
+}
+
+impl Place {
+    pub(super) const fn of(source: SourceKind) -> Self {
+        match source {
+            SourceKind::Host => Self::Socket,
+            SourceKind::Endpoint => Self::Endpoint,
+            SourceKind::Node | SourceKind::RemoteEndpoint | SourceKind::Outside => Self::Uplink,
+        }
+    }
+
+    /// Whether its programs see packets, and not calls of processes.
+    pub(super) fn has_packets(self) -> bool {
+        self != Self::Socket
+    }
+
+    pub(super) const fn pool(self, frontend: &Frontend) -> Pool {
+        match self {
+            Self::Socket | Self::Endpoint => frontend.inside,
+            Self::Uplink => frontend.outside,
+        }
+    }
+
+    /// Whether a flow is dropped, and not rejected, where its pool is empty.
+    pub(super) const fn drops(self, frontend: &Frontend) -> bool {
+        let flag = match self {
+            Self::Socket | Self::Endpoint => FRONTEND_DROPS_INSIDE,
+            Self::Uplink => FRONTEND_DROPS_OUTSIDE,
+        };
+        frontend.flags & flag != 0
+    }
+
+    /// Why the programs do not serve a flow to a frontend, if so.
+    pub(super) fn unserved(
+        self,
+        kernel: &Kernel,
+        source: &TracedSource,
+        flow: &Connection,
+        frontend: &Frontend,
+    ) -> Option<&'static str> {
+        let is_host_only = frontend.flags & FRONTEND_HOST_ONLY != 0;
+        match self {
+            Self::Socket if !kernel.pinned.has_program("sock_connect4") => {
+                Some("the host's own sockets are not served")
+            }
+            Self::Socket if flow.protocol == IP_PROTOCOL_SCTP => {
+                Some("the kernel asks no program where sockets of SCTP connect")
+            }
+            Self::Socket => None,
+            _ if is_host_only => Some("only sockets of this node reach a service at the loopback"),
+            Self::Endpoint => None,
+            Self::Uplink if !kernel.pinned.has_program("to_service") => {
+                Some("what comes from outside the node is not served")
+            }
+            Self::Uplink if source.identity == identity::HOST => {
+                Some("nobody outside sends from an address that leads to this node")
+            }
+            Self::Uplink => None,
+        }
+    }
+}

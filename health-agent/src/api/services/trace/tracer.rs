@@ -1,0 +1,247 @@
+//! A flow on its way to a backend: what the programs do with it, step by step.
+
+use health_common::nat::can_change_port;
+use health_common::service::{ALGORITHM_MAGLEV, FRONTEND_RESTRICTED};
+use health_datapath::services::{Connection, ListedBackend, ListedFrontend};
+use health_model::api::{SourceKind, TracedBackend, TracedRanges, TracedSource};
+use health_model::policy::Protocol;
+
+use super::kernel::{self, Client, Kernel};
+use super::outcome::Refused;
+use super::place::Place;
+use super::pool::Owner;
+use super::stay::{self, Stay};
+use super::{ends, policy};
+use crate::api::answer::Refusal;
+use crate::api::source::Source;
+
+/// What a flow to a frontend is followed by.
+pub(super) struct Tracer<'a, S> {
+    pub(super) source: &'a S,
+    pub(super) kernel: &'a Kernel,
+    pub(super) differences: &'a mut Vec<String>,
+    /// With port 0 where that of the source is not known.
+    pub(super) flow: Connection,
+    pub(super) place: Place,
+    pub(super) client: Client,
+    pub(super) owner: Option<&'a Owner>,
+    pub(super) frontend: &'a ListedFrontend,
+}
+
+/// A backend that the flow may go to.
+pub(super) struct Candidate {
+    listed: ListedBackend,
+    /// How likely, from 0 to 1.
+    share: f64,
+}
+
+impl<S: Source> Tracer<'_, S> {
+    /// Tells where the maps are not as the agent means them to be.
+    pub(super) fn compare(&mut self) {
+        let difference = match self.owner {
+            None => Some(format!(
+                "the agent knows of no service at {}",
+                self.flow.destination
+            )),
+            Some(owner) => {
+                let is_inside = self.place != Place::Uplink;
+                owner.difference(is_inside, &self.frontend.entry, self.pool())
+            }
+        };
+        self.differences.extend(difference);
+    }
+
+    fn pool(&self) -> &[ListedBackend] {
+        match self.place {
+            Place::Socket | Place::Endpoint => &self.frontend.inside,
+            Place::Uplink => &self.frontend.outside,
+        }
+    }
+
+    fn is_port_known(&self) -> bool {
+        self.flow.source.port() != 0
+    }
+
+    pub(super) fn known_flow(&self) -> Result<Option<Stay>, Refusal> {
+        if !self.is_port_known() {
+            return Ok(None);
+        }
+        if self.place == Place::Socket {
+            let entry = &self.frontend.entry;
+            let facts = self.kernel.known_socket(&self.flow, entry)?;
+            return Ok(facts.map(|facts| stay::socket(&self.flow, &facts)));
+        }
+        let facts = self.kernel.known_flow(self.place, &self.flow)?;
+        Ok(facts.map(|facts| stay::flow(&self.flow, &facts)))
+    }
+
+    pub(super) fn affinity(&self) -> Result<Option<Stay>, Refusal> {
+        let entry = &self.frontend.entry;
+        let facts = self.kernel.client(self.place, &self.client, entry)?;
+        Ok(facts.map(|facts| stay::client(entry, &facts)))
+    }
+
+    pub(super) fn ranges(&self) -> Result<Option<TracedRanges>, Refusal> {
+        let entry = &self.frontend.entry;
+        if entry.flags & FRONTEND_RESTRICTED == 0 {
+            return Ok(None);
+        }
+        let maps = &self.kernel.maps;
+        let mut ranges = maps.source_ranges()?;
+        Ok(Some(TracedRanges {
+            ranges: ranges.remove(&entry.service).unwrap_or_default(),
+            admitted: maps.is_in_range(self.client.source, entry.service)?,
+        }))
+    }
+
+    /// What keeps the flow from all backends, in the order in which the programs look. Nothing does of one that they know.
+    pub(super) fn refused(
+        &self,
+        stay: Option<&Stay>,
+        ranges: Option<&TracedRanges>,
+    ) -> Option<Refused> {
+        if stay.is_some_and(|stay| stay.told.stays) {
+            return None;
+        }
+        if ranges.is_some_and(|ranges| !ranges.admitted) {
+            return Some(Refused::SourceRange);
+        }
+        let entry = &self.frontend.entry;
+        match (self.place.pool(entry).len, self.place.drops(entry)) {
+            (0, false) => Some(Refused::NoBackend),
+            (0, true) => Some(Refused::NoLocalBackend),
+            _ => None,
+        }
+    }
+
+    /// The backends that the flow may go to.
+    pub(super) fn candidates(
+        &self,
+        stay: Option<&Stay>,
+        affinity: Option<&Stay>,
+        reasons: &mut Vec<String>,
+    ) -> Result<Vec<Candidate>, Refusal> {
+        let stays = [
+            (stay, "the flow is known, and keeps its backend"),
+            (affinity, "the client stays with its backend"),
+        ];
+        for (stay, reason) in stays {
+            if let Some(stay) = stay.filter(|stay| stay.told.stays) {
+                reasons.push(reason.to_owned());
+                return self.only(stay.index);
+            }
+        }
+        let entry = &self.frontend.entry;
+        if entry.algorithm == ALGORITHM_MAGLEV {
+            match self.kernel.by_maglev(self.place, &self.flow, entry)? {
+                Some(index) => match self.taken(index)? {
+                    None => {
+                        reasons.push("the Maglev table has this one for the flow".to_owned());
+                        return self.only(index);
+                    }
+                    Some(taken) => reasons.push(taken),
+                },
+                None if self.place == Place::Socket => reasons.push(
+                    "Maglev goes by the number of the socket, which is not known before: any of these"
+                        .to_owned(),
+                ),
+                None => {}
+            }
+        }
+        let listed = self.pool().iter();
+        Ok(listed
+            .map(|listed| Candidate {
+                listed: *listed,
+                share: listed.share,
+            })
+            .collect())
+    }
+
+    /// Why another backend is chosen by chance: the client has a connection to this one between the same ports.
+    fn taken(&self, index: u32) -> Result<Option<String>, Refusal> {
+        if !self.flow.is_tcp() || !self.is_port_known() {
+            return Ok(None);
+        }
+        let Some(backend) = self.kernel.maps.backend(index)? else {
+            return Ok(None);
+        };
+        let to = kernel::address(&backend);
+        let is_open = self.kernel.is_open(self.place, &self.flow, to)?;
+        Ok(is_open.then(|| {
+            format!(
+                "the client has a connection to {to} from this port: another is chosen by chance"
+            )
+        }))
+    }
+
+    fn only(&self, index: u32) -> Result<Vec<Candidate>, Refusal> {
+        let entry = self.kernel.maps.backend(index)?.unwrap_or_default();
+        let listed = ListedBackend {
+            index,
+            entry,
+            share: 1.0,
+        };
+        Ok(vec![Candidate { listed, share: 1.0 }])
+    }
+
+    pub(super) fn backend(
+        &mut self,
+        candidate: &Candidate,
+        source: &TracedSource,
+    ) -> Result<TracedBackend, Refusal> {
+        let Candidate { listed, share } = candidate;
+        let address = listed.address();
+        let known = self.owner.and_then(|owner| owner.backend(address));
+        let endpoint = self.kernel.pinned.endpoint(address.ip())?;
+        let to = Connection {
+            destination: address,
+            ..self.flow
+        };
+        let mut traced = TracedBackend {
+            address,
+            share: *share,
+            weight: known.map(|known| known.weight),
+            state: known.map_or("unknown", |known| known.state()).to_owned(),
+            flows: listed.entry.flows,
+            node: known.and_then(|known| known.node.clone()),
+            endpoint: endpoint.map(|info| info.id),
+            name: endpoint.and_then(|info| ends::name_of(self.source, info.id)),
+            egress: None,
+            ingress: None,
+            problem: self.problem(listed)?,
+        };
+        if traced.problem.is_none() {
+            let judge = policy::Judge {
+                source: self.source,
+                kernel: self.kernel,
+                client: source,
+            };
+            if source.kind == SourceKind::Endpoint {
+                traced.egress = Some(judge.egress(&to, self.differences)?);
+            }
+            if let Some(info) = &endpoint {
+                traced.ingress = Some(judge.ingress(&to, info, self.differences)?);
+            }
+        }
+        Ok(traced)
+    }
+
+    /// What keeps the flow from a backend that is chosen for it.
+    fn problem(&self, listed: &ListedBackend) -> Result<Option<String>, Refusal> {
+        if listed.entry.service == 0 {
+            let index = listed.index;
+            return Ok(Some(format!("the programs know no backend {index}")));
+        }
+        let has_other_port = listed.address().port() != self.flow.destination.port();
+        if self.place.has_packets() && has_other_port && !can_change_port(self.flow.protocol) {
+            let protocol = Protocol(self.flow.protocol);
+            return Ok(Some(format!(
+                "{protocol} reaches only backends at the service's port"
+            )));
+        }
+        match self.place {
+            Place::Uplink => self.kernel.unreachable(&listed.entry, &self.frontend.entry),
+            Place::Socket | Place::Endpoint => Ok(None),
+        }
+    }
+}
