@@ -148,6 +148,15 @@ impl ServiceManifest {
         self
     }
 
+    /// Gives all its ports this number at the nodes.
+    #[must_use]
+    pub fn with_node_port(mut self, number: u16) -> Self {
+        for port in &mut self.ports {
+            port.node_port = Some(number);
+        }
+        self
+    }
+
     /// Adds these fields to its `spec`.
     #[must_use]
     pub fn spec(mut self, spec: Value) -> Self {

@@ -184,7 +184,8 @@ const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
     host::REACH_ROWS,
     host::FLOW_ROWS,
-    trace::ROWS,
+    trace::ENDPOINT_ROWS,
+    trace::HOST_ROWS,
 ];
 /// How many rows are shown at a time on a machine that is slow: each waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;

@@ -16,9 +16,10 @@ use tests::process::run;
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
+use super::trace::OUTSIDE_ROWS;
 use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
 
-const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
+pub(super) const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
 /// What is shown of clients outside, one after the other on a bed.
 type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
@@ -62,7 +63,7 @@ fn show_rows(agent: &str) -> anyhow::Result<()> {
     let collected = "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s";
     let stand = Stand::start_with(Mode::Ebpf, ["", ""], &format!("{collected} {agent}"))?;
     add_routes(&stand)?;
-    for (number, (name, show)) in (1..).zip(ROWS) {
+    for (number, (name, show)) in (1..).zip(ROWS.iter().chain(OUTSIDE_ROWS)) {
         show(&stand, number).with_context(|| (*name).to_owned())?;
         println!("ok {name}");
     }
@@ -82,19 +83,12 @@ fn clients_outside_are_served_by_nodes_that_masquerade() -> anyhow::Result<()> {
 }
 
 /// A NodePort for both protocols.
-fn node_port(number: u8) -> u16 {
+pub(super) fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
-fn with_node_port(mut service: ServiceManifest, number: u8) -> ServiceManifest {
-    for port in &mut service.ports {
-        port.node_port = Some(node_port(number));
-    }
-    service
-}
-
 /// Where a NodePort of the first node is, on each IP version, and the client's address there.
-fn node_targets(stand: &Stand, number: u8) -> Vec<(SocketAddr, IpAddr)> {
+pub(super) fn node_targets(stand: &Stand, number: u8) -> Vec<(SocketAddr, IpAddr)> {
     let addresses = stand.bed.node(1).addresses().into_iter();
     let targets = addresses.map(|ip| SocketAddr::new(ip, node_port(number)));
     targets.map(|target| (target, own(target))).collect()
@@ -132,7 +126,7 @@ fn is_answered_by(target: SocketAddr, names: &[&str], client: IpAddr) -> anyhow:
 
 fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("here", number).of(&stand.backends[..1]);
-    stand.write(&with_node_port(service, number))?;
+    stand.write(&service.with_node_port(node_port(number)))?;
     for (target, client) in node_targets(stand, number) {
         is_answered_by(target, &["web-1"], client)?;
     }
@@ -141,7 +135,7 @@ fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 fn elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
-    stand.write(&with_node_port(service, number))?;
+    stand.write(&service.with_node_port(node_port(number)))?;
     for (target, _) in node_targets(stand, number) {
         is_answered_by(target, &["web-2", "web-3"], target.ip())?;
     }
@@ -153,7 +147,7 @@ fn local_policy(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand
         .service("kept", number)
         .spec(json!({ "externalTrafficPolicy": "Local" }));
-    let mut service = with_node_port(service, number);
+    let mut service = service.with_node_port(node_port(number));
     stand.write(&service)?;
     let [inside, _] = &stand.clients;
     for (target, client) in node_targets(stand, number) {
@@ -183,7 +177,7 @@ fn connect_within(
 }
 
 /// Waits until connections are dropped silently, and counted so.
-fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> anyhow::Result<()> {
+pub(super) fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> anyhow::Result<()> {
     let before = counted(node, reason)?;
     wait_for("packets to be dropped", PATIENCE, || {
         let kind = connect(target)?.err().map(|error| error.kind());
@@ -223,7 +217,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
             "type": "LoadBalancer",
             "loadBalancerSourceRanges": ranges,
         }));
-        let mut list = with_node_port(service, number).json();
+        let mut list = service.with_node_port(node_port(number)).json();
         let ingress = external_ips(number).map(|ip| json!({ "ip": ip }));
         list["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
         stand.manifests.write_file("balanced", &list.to_string())
@@ -271,7 +265,7 @@ fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     }];
     service.endpoints.truncate(1);
     service.endpoints[0].addresses = node.addresses();
-    stand.write(&with_node_port(service, number))?;
+    stand.write(&service.with_node_port(node_port(number)))?;
     for (target, client) in node_targets(stand, number) {
         let answers = wait_answered_by(FAR, target, &["host"])?;
         ensure!(
@@ -309,7 +303,9 @@ Server(("::", int(sys.argv[1])), Handler).serve_forever()
 
 /// At once, in the name of the service; flows that were there go on.
 fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let mut service = with_node_port(stand.service("nobody", number), number);
+    let mut service = stand
+        .service("nobody", number)
+        .with_node_port(node_port(number));
     stand.write(&service)?;
     let mut all = node_targets(stand, number);
     all.extend(
@@ -360,7 +356,7 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "externalTrafficPolicy": "Local",
         "healthCheckNodePort": check,
     }));
-    stand.write(&with_node_port(service, number))?;
+    stand.write(&service.with_node_port(node_port(number)))?;
     for (target, _) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &["web-1"])?;
         let url = format!("http://{}/", SocketAddr::new(target.ip(), check));
@@ -376,7 +372,9 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 /// To another backend, when its own serves no more; here and elsewhere.
 fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let mut service = with_node_port(stand.service("moving", number), number);
+    let mut service = stand
+        .service("moving", number)
+        .with_node_port(node_port(number));
     for (target, _) in node_targets(stand, number) {
         service = service.of(&stand.backends);
         stand.write(&service)?;
@@ -400,7 +398,9 @@ fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 /// A backend that gets no new flows keeps those that it has, whatever happens to the agent.
 fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let mut service = with_node_port(stand.service("lasting", number), number);
+    let mut service = stand
+        .service("lasting", number)
+        .with_node_port(node_port(number));
     stand.write(&service)?;
     let mut open = Vec::new();
     for (target, _) in node_targets(stand, number) {
@@ -444,7 +444,9 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SMALLER: u32 = 1300;
     // Sent whole: fragments of IPv4 are cut further by the router, which tells nobody.
     const WHOLE: usize = 1400;
-    let service = with_node_port(stand.service("far", number), number);
+    let service = stand
+        .service("far", number)
+        .with_node_port(node_port(number));
     stand.write(&service)?;
     let ask_all = |length: usize| -> anyhow::Result<()> {
         for (target, _) in node_targets(stand, number) {
@@ -506,7 +508,9 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
 /// What conntrack has no flow for is no flow of a service.
 fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
-    let service = with_node_port(stand.service("ends", number), number);
+    let service = stand
+        .service("ends", number)
+        .with_node_port(node_port(number));
     stand.write(&service)?;
     for (target, _) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &ALL)?;

@@ -174,13 +174,6 @@ fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
-fn with_node_port(mut service: ServiceManifest, number: u8) -> ServiceManifest {
-    for port in &mut service.ports {
-        port.node_port = Some(node_port(number));
-    }
-    service
-}
-
 /// Where the first node is reached from outside.
 fn node_targets(stand: &Stand, port: u16) -> Vec<SocketAddr> {
     let addresses = stand.bed.node(1).addresses().into_iter();
@@ -188,7 +181,9 @@ fn node_targets(stand: &Stand, port: u16) -> Vec<SocketAddr> {
 }
 
 fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let service = with_node_port(stand.service("node-ports", number), number);
+    let service = stand
+        .service("node-ports", number)
+        .with_node_port(node_port(number));
     stand.write(&service)?;
     let [here, there] = &stand.clients;
     let node = stand.bed.node(1).name();
@@ -205,7 +200,9 @@ fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 fn external_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let service = with_node_port(stand.service("keeps-source", number), number)
+    let service = stand
+        .service("keeps-source", number)
+        .with_node_port(node_port(number))
         .spec(json!({ "externalTrafficPolicy": "Local" }));
     stand.write(&service)?;
     for target in node_targets(stand, node_port(number)) {
@@ -221,7 +218,9 @@ fn external_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
 /// What comes from this node and its endpoints may go anywhere.
 fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
-    let service = with_node_port(service, number).spec(json!({ "externalTrafficPolicy": "Local" }));
+    let service = service
+        .with_node_port(node_port(number))
+        .spec(json!({ "externalTrafficPolicy": "Local" }));
     stand.write(&service)?;
     let [client, _] = &stand.clients;
     for target in node_targets(stand, node_port(number)) {
@@ -343,7 +342,7 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 fn rejected_node_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let service = with_node_port(ServiceManifest::new("nobody", number), number);
+    let service = ServiceManifest::new("nobody", number).with_node_port(node_port(number));
     stand.write(&service)?;
     for target in node_targets(stand, node_port(number)) {
         wait_for("connections to be refused", PATIENCE, || {

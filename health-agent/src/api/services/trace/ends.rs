@@ -123,9 +123,9 @@ impl Ends {
         };
         let (kind, name) = match (info, &self.who) {
             (Some(info), _) => (SourceKind::Endpoint, name_of(source, info.id)),
-            (None, Who::Host) => (SourceKind::Host, None),
-            (None, _) if identity == identity::HOST && !is_of_link(address) => {
-                (SourceKind::Host, None)
+            (None, who) if who.is_host(identity) => {
+                let own = nodes.iter().find(|node| node.local);
+                (SourceKind::Host, own.map(|node| node.name.clone()))
             }
             (None, _) => elsewhere(&nodes, address)?,
         };
@@ -147,6 +147,15 @@ impl Ends {
 }
 
 impl Who {
+    /// Whether it is this node, given the identity of its address.
+    fn is_host(&self, identity: u32) -> bool {
+        match self {
+            Self::Host => true,
+            Self::Address(address) => identity == identity::HOST && !is_of_link(*address),
+            Self::Endpoint(_) => false,
+        }
+    }
+
     /// Whether it may have an address of a family.
     fn has(&self, family: Family) -> bool {
         match self {

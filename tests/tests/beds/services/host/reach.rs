@@ -40,11 +40,8 @@ fn cluster_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 /// An endpoint reaches them at the node's addresses, and at no localhost but its own, where nobody listens.
 fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let mut service = stand.service("ports-of-host", number);
     let port = 31_000 + u16::from(number);
-    for of_service in &mut service.ports {
-        of_service.node_port = Some(port);
-    }
+    let service = stand.service("ports-of-host", number).with_node_port(port);
     stand.write(&service)?;
     let localhost: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for node in stand.bed.nodes() {

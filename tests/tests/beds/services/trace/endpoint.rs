@@ -1,16 +1,16 @@
-//! `service trace` says beforehand what then happens.
+//! Flows of endpoints.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use tests::PATIENCE;
 use tests::served::{Connection, Datagrams, ServiceManifest, cluster_ips, curl};
-use tests::{Member, Node, PATIENCE, wait_for};
 
-use super::{Row, SOON, Stand, targets, wait_answered_by};
+use super::{Row, Stand, address_of, of_names, wait_traced, with_port};
+use crate::services::{SOON, targets, wait_answered_by};
 
-pub(super) const ROWS: &[Row] = &[
+pub(in crate::services) const ROWS: &[Row] = &[
     ("a_trace_names_the_backends_that_answer", allowed),
     ("a_trace_tells_of_flows_without_a_backend", without_backend),
     ("a_trace_tells_who_may_use_a_load_balancer", source_ranges),
@@ -20,94 +20,6 @@ pub(super) const ROWS: &[Row] = &[
     ("a_trace_says_why_backends_get_nothing", reasons),
     ("a_trace_refuses_ends_that_are_none", bad_ends),
 ];
-
-/// What a trace says, and the exit code.
-struct Trace {
-    code: i32,
-    told: Value,
-}
-
-impl Trace {
-    fn run(node: &Node, source: &str, destination: &str, more: &str) -> anyhow::Result<Self> {
-        let words = format!("service trace {source} {destination} {more} -o json");
-        let ran = node.cli(&words)?;
-        let told = serde_json::from_str(&ran.stdout);
-        Ok(Self {
-            told: told.with_context(|| format!("{words}: {}", ran.stderr))?,
-            code: ran.code.context("a signal")?,
-        })
-    }
-
-    fn backends(&self) -> Vec<&Value> {
-        let backends = self.told["backends"].as_array();
-        backends.into_iter().flatten().collect()
-    }
-
-    /// The addresses of its backends.
-    fn addresses(&self) -> BTreeSet<&str> {
-        let backends = self.backends().into_iter();
-        backends.filter_map(|one| one["address"].as_str()).collect()
-    }
-
-    fn verdict(&self) -> &str {
-        self.told["verdict"].as_str().unwrap_or_default()
-    }
-
-    fn answer(&self) -> &str {
-        self.told["answer"].as_str().unwrap_or_default()
-    }
-}
-
-/// Waits until a trace ends with this verdict, and no difference between what is meant and what is there.
-fn wait_traced(
-    node: &Node,
-    [source, destination, more]: [&str; 3],
-    verdict: &str,
-) -> anyhow::Result<Trace> {
-    let traced = wait_for("a trace to say so", PATIENCE, || {
-        // A service is not known before its file is read.
-        let trace = Trace::run(node, source, destination, more)?;
-        ensure!(trace.verdict() == verdict, "{}", trace.told);
-        ensure!(trace.told["differences"] == json!([]), "{}", trace.told);
-        Ok(Some(trace))
-    });
-    let trace = traced.with_context(|| format!("{source} to {destination}: {verdict}"))?;
-    let code = match verdict {
-        "reached" | "partly" => 0,
-        _ => 3,
-    };
-    ensure!(
-        trace.code == code,
-        "ended with {}: {}",
-        trace.code,
-        trace.told
-    );
-    Ok(trace)
-}
-
-/// Where backends of these names serve, of the family of a target.
-fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
-    let mut addresses = BTreeSet::new();
-    for name in names {
-        let mut own = stand.backend(name)?.addresses().into_iter();
-        let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
-        addresses.insert(own.context("no such address")?.to_string());
-    }
-    Ok(addresses)
-}
-
-/// The address of a client that it sends to a target from.
-fn address_of(client: &Member, target: SocketAddr) -> anyhow::Result<String> {
-    let mut own = client.addresses().into_iter();
-    let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
-    Ok(own.context("no such address")?.to_string())
-}
-
-/// An end with its port.
-fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
-    let ip = address_of(client, socket)?;
-    Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
-}
 
 fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("traced", number);
@@ -373,7 +285,6 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let source = with_port(client, flow.local_address()?)?;
             let ends = [&*source, &target.to_string(), "--protocol udp"];
             let trace = wait_traced(node, ends, "reached")?;
-            ensure!(trace.told["flow"]["stays"] != true, "{}", trace.told);
             let answer = flow.ask(PATIENCE)?.context("no answer")?;
             let expected = of_names(stand, &[&answer.backend], target)?;
             ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
@@ -434,38 +345,5 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     }
     let ran = node.cli(&format!("service trace {id} ends-there:80 --protocol icmp"))?;
     ensure!(ran.code == Some(2), "{ran:?}");
-    Ok(())
-}
-
-/// That policy refuses a client's flow to these backends: its egress, or the ingress of those on its own node.
-pub(super) fn is_refused(
-    node: &Node,
-    client: &Member,
-    target: SocketAddr,
-    [verdict, side]: [&str; 2],
-) -> anyhow::Result<()> {
-    let id = client.endpoint.id.to_string();
-    let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
-    let refused = trace.backends().into_iter();
-    let refused = refused.filter(|backend| backend[side]["allowed"] == false);
-    ensure!(refused.count() > 0, "{}", trace.told);
-    ensure!(
-        trace.answer().contains("no rule allows it"),
-        "{}",
-        trace.answer()
-    );
-    Ok(())
-}
-
-/// That a client's flow is let through by rules, which are named.
-pub(super) fn is_admitted(
-    node: &Node,
-    client: &Member,
-    target: SocketAddr,
-    rule: &str,
-) -> anyhow::Result<()> {
-    let id = client.endpoint.id.to_string();
-    let trace = wait_traced(node, [&id, &target.to_string(), ""], "reached")?;
-    ensure!(trace.answer().contains(rule), "{}", trace.told);
     Ok(())
 }

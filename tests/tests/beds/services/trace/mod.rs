@@ -1,0 +1,144 @@
+//! `service trace` says beforehand what then happens.
+
+mod endpoint;
+mod host;
+mod outside;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tests::{Member, Node, PATIENCE, wait_for};
+
+use super::{Row, Stand};
+
+pub(super) use endpoint::ROWS as ENDPOINT_ROWS;
+pub(super) use host::ROWS as HOST_ROWS;
+pub(super) use outside::ROWS as OUTSIDE_ROWS;
+
+/// What a trace says, and the exit code.
+struct Trace {
+    code: i32,
+    told: Value,
+}
+
+impl Trace {
+    fn run(node: &Node, source: &str, destination: &str, more: &str) -> anyhow::Result<Self> {
+        let words = format!("service trace {source} {destination} {more} -o json");
+        let ran = node.cli(&words)?;
+        let told = serde_json::from_str(&ran.stdout);
+        Ok(Self {
+            told: told.with_context(|| format!("{words}: {}", ran.stderr))?,
+            code: ran.code.context("a signal")?,
+        })
+    }
+
+    /// Whether the flow is known, and stays with its backend.
+    fn stays(&self) -> bool {
+        self.told["flow"]["stays"] == true
+    }
+
+    fn backends(&self) -> Vec<&Value> {
+        let backends = self.told["backends"].as_array();
+        backends.into_iter().flatten().collect()
+    }
+
+    /// The addresses of its backends.
+    fn addresses(&self) -> BTreeSet<&str> {
+        let backends = self.backends().into_iter();
+        backends.filter_map(|one| one["address"].as_str()).collect()
+    }
+
+    fn verdict(&self) -> &str {
+        self.told["verdict"].as_str().unwrap_or_default()
+    }
+
+    fn answer(&self) -> &str {
+        self.told["answer"].as_str().unwrap_or_default()
+    }
+}
+
+/// Waits until a trace ends with this verdict, and no difference between what is meant and what is there.
+fn wait_traced(
+    node: &Node,
+    [source, destination, more]: [&str; 3],
+    verdict: &str,
+) -> anyhow::Result<Trace> {
+    let traced = wait_for("a trace to say so", PATIENCE, || {
+        // A service is not known before its file is read.
+        let trace = Trace::run(node, source, destination, more)?;
+        ensure!(trace.verdict() == verdict, "{}", trace.told);
+        ensure!(trace.told["differences"] == json!([]), "{}", trace.told);
+        Ok(Some(trace))
+    });
+    let trace = traced.with_context(|| format!("{source} to {destination}: {verdict}"))?;
+    let code = match verdict {
+        "reached" | "partly" => 0,
+        _ => 3,
+    };
+    ensure!(
+        trace.code == code,
+        "ended with {}: {}",
+        trace.code,
+        trace.told
+    );
+    Ok(trace)
+}
+
+/// Where backends of these names serve, of the family of a target.
+fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
+    let mut addresses = BTreeSet::new();
+    for name in names {
+        let mut own = stand.backend(name)?.addresses().into_iter();
+        let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
+        addresses.insert(own.context("no such address")?.to_string());
+    }
+    Ok(addresses)
+}
+
+/// The address of a client that it sends to a target from.
+fn address_of(client: &Member, target: SocketAddr) -> anyhow::Result<String> {
+    let mut own = client.addresses().into_iter();
+    let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
+    Ok(own.context("no such address")?.to_string())
+}
+
+/// An end with its port.
+fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
+    let ip = address_of(client, socket)?;
+    Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
+}
+
+/// That policy refuses a client's flow to these backends: its egress, or the ingress of those on its own node.
+pub(super) fn is_refused(
+    node: &Node,
+    client: &Member,
+    target: SocketAddr,
+    [verdict, side]: [&str; 2],
+) -> anyhow::Result<()> {
+    let id = client.endpoint.id.to_string();
+    let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
+    let refused = trace.backends().into_iter();
+    let refused = refused.filter(|backend| backend[side]["allowed"] == false);
+    ensure!(refused.count() > 0, "{}", trace.told);
+    ensure!(
+        trace.answer().contains("no rule allows it"),
+        "{}",
+        trace.answer()
+    );
+    Ok(())
+}
+
+/// That a client's flow is let through by rules, which are named.
+pub(super) fn is_admitted(
+    node: &Node,
+    client: &Member,
+    target: SocketAddr,
+    rule: &str,
+) -> anyhow::Result<()> {
+    let id = client.endpoint.id.to_string();
+    let trace = wait_traced(node, [&id, &target.to_string(), ""], "reached")?;
+    ensure!(trace.answer().contains(rule), "{}", trace.told);
+    Ok(())
+}

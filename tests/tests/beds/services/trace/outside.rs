@@ -1,0 +1,201 @@
+//! Flows of clients outside the cluster.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, ensure};
+use health_common::metrics::Reason;
+use serde_json::json;
+use tests::outside::FAR;
+use tests::served::{Connection, Datagrams, curl};
+use tests::{PATIENCE, wait_for};
+
+use super::{Row, Stand, Trace, of_names, wait_traced};
+use crate::services::outside::{ALL, node_port, node_targets, wait_dropped};
+use crate::services::wait_answered_by;
+
+pub(in crate::services) const ROWS: &[Row] = &[
+    ("a_trace_names_who_answers_clients_outside", reached),
+    ("a_trace_finds_flows_of_clients_outside", known_flows),
+    ("a_trace_tells_where_a_client_outside_stays", affinity),
+    ("a_trace_tells_who_may_not_come_from_outside", strangers),
+];
+
+fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let service = stand
+        .service("traced", number)
+        .with_node_port(node_port(number));
+    let local = json!({ "externalTrafficPolicy": "Local" });
+    stand.write(&service)?;
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        let trace = wait_traced(node, ends, "reached")?;
+        let told = &trace.told;
+        ensure!(
+            trace.addresses().iter().eq(&of_names(stand, &ALL, target)?),
+            "{told}"
+        );
+        ensure!(told["source"]["kind"] == "outside", "{told}");
+        ensure!(told["pool"]["inside"] == false, "{told}");
+    }
+    stand.write(&service.clone().spec(local.clone()))?;
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL[..1])?;
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        let trace = wait_traced(node, ends, "reached")?;
+        let expected = of_names(stand, &ALL[..1], target)?;
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
+    }
+    stand.write(&service.of(&stand.backends[1..]).spec(local))?;
+    for (target, client) in node_targets(stand, number) {
+        wait_dropped(node, target, Reason::ServiceNoLocal)?;
+        let destination = target.to_string();
+        wait_traced(node, [&client.to_string(), &destination, ""], "dropped")?;
+        // Its own sockets may use all.
+        wait_traced(node, ["host", &destination, ""], "reached")?;
+    }
+    Ok(())
+}
+
+/// To a backend here and to those elsewhere, which see this node.
+fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let mut service = stand
+        .service("known", number)
+        .with_node_port(node_port(number));
+    stand.write(&service)?;
+    let mut flows = Vec::new();
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        for name in ALL {
+            let connection = wait_for("a connection to each", PATIENCE, || {
+                let mut connection = Connection::open(FAR, target)?;
+                let is_to = connection.ask()?.backend == name;
+                Ok(is_to.then_some(connection))
+            })?;
+            let source = from(client, connection.stream().local_addr()?);
+            let trace = wait_traced(node, [&source, &target.to_string(), ""], "reached")?;
+            let expected = of_names(stand, &[name], target)?;
+            ensure!(trace.stays(), "{}", trace.told);
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+            flows.push((target, source, connection));
+        }
+        let mut datagrams = Datagrams::open(FAR, target)?;
+        let answer = datagrams.ask(PATIENCE)?.context("no answer")?;
+        let source = from(client, datagrams.local_address()?);
+        let ends = [&*source, &target.to_string(), "--protocol udp"];
+        let trace = wait_traced(node, ends, "reached")?;
+        let expected = of_names(stand, &[&answer.backend], target)?;
+        ensure!(trace.stays(), "{}", trace.told);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+    }
+    // A connection that is over leaves its backend.
+    if let Some((target, source, connection)) = flows.pop() {
+        drop(connection);
+        wait_for("the connection to be over", PATIENCE, || {
+            let trace = Trace::run(node, &source, &target.to_string(), "")?;
+            Ok((!trace.stays() && trace.backends().len() == ALL.len()).then_some(()))
+        })?;
+    }
+    for endpoint in &mut service.endpoints {
+        endpoint.set_ready(false);
+    }
+    stand.write(&service)?;
+    for (target, source, mut connection) in flows {
+        let trace = wait_traced(node, [&source, &target.to_string(), ""], "rejected")?;
+        ensure!(trace.told["flow"]["stays"] == false, "{}", trace.told);
+        connection.ask()?;
+    }
+    Ok(())
+}
+
+/// With a backend elsewhere while that may be used.
+fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let service = stand
+        .service("sticks", number)
+        .with_node_port(node_port(number));
+    let sticks = json!({ "sessionAffinity": "ClientIP" });
+    stand.write(
+        &service
+            .clone()
+            .of(&stand.backends[1..2])
+            .spec(sticks.clone()),
+    )?;
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &["web-2"])?;
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        let trace = wait_traced(node, ends, "reached")?;
+        ensure!(trace.told["affinity"]["stays"] == true, "{}", trace.told);
+    }
+    stand.write(&service.clone().spec(sticks))?;
+    for (target, client) in node_targets(stand, number) {
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        let expected = of_names(stand, &["web-2"], target)?;
+        let trace = wait_traced(node, ends, "reached")?;
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        let answers = curl(FAR, target, 5)?;
+        ensure!(
+            answers.all_from().is_some_and(|all| all == ["web-2"]),
+            "{answers}"
+        );
+    }
+    stand.write(&service.spec(json!({
+        "sessionAffinity": "ClientIP",
+        "externalTrafficPolicy": "Local",
+    })))?;
+    for (target, client) in node_targets(stand, number) {
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        wait_for("the policy to be in force", PATIENCE, || {
+            let trace = wait_traced(node, ends, "reached")?;
+            Ok((trace.told["affinity"]["stays"] == false).then_some(()))
+        })?;
+        let trace = wait_traced(node, ends, "reached")?;
+        let expected = of_names(stand, &["web-1"], target)?;
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        let answers = curl(FAR, target, 5)?;
+        ensure!(
+            answers.all_from().is_some_and(|all| all == ["web-1"]),
+            "{answers}"
+        );
+    }
+    Ok(())
+}
+
+fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let service = stand
+        .service("strange", number)
+        .with_node_port(node_port(number));
+    stand.write(&service)?;
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        let destination = target.to_string();
+        // An address of this node is one of its sockets, and others are not sent from.
+        let own = wait_traced(
+            node,
+            [&target.ip().to_string(), &destination, ""],
+            "reached",
+        )?;
+        ensure!(own.told["source"]["kind"] == "host", "{}", own.told);
+        let (nobody, localhost): (&str, IpAddr) = match target {
+            SocketAddr::V4(_) => ("224.0.0.5", [127, 0, 0, 1].into()),
+            SocketAddr::V6(_) => ("ff02::5", std::net::Ipv6Addr::LOCALHOST.into()),
+        };
+        let ran = node.cli(&format!("service trace {nobody} {destination}"))?;
+        ensure!(ran.stderr.contains("nothing is sent from"), "{ran:?}");
+        let loopback = SocketAddr::new(localhost, target.port()).to_string();
+        wait_traced(node, [&client.to_string(), &loopback, ""], "not-served")?;
+        if target.is_ipv6() {
+            wait_traced(node, ["fe80::9", &destination, ""], "not-served")?;
+        }
+    }
+    Ok(())
+}
+
+/// A client with its port.
+fn from(client: IpAddr, socket: SocketAddr) -> String {
+    SocketAddr::new(client, socket.port()).to_string()
+}
