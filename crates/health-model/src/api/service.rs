@@ -175,6 +175,8 @@ pub struct ServiceProblem {
 pub struct ServiceSummary {
     /// Whether this agent has a source of services.
     pub enabled: bool,
+    /// What serves them, `ebpf` or `ipvs`; empty if nothing does.
+    pub mode: String,
     /// Whether all sources were read completely at least once. Before that, a service may be missing here.
     pub synced: bool,
     /// How many services there are.

@@ -160,7 +160,9 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
     view.wait_for(|view| !view.problems.is_empty())
         .await
         .unwrap();
-    let summary = served.book.summary();
+    let summary = served
+        .book
+        .summary(health_registry::config::ServiceProxyMode::Ebpf);
     assert!(summary.enabled && !summary.synced, "{summary:?}");
     let (is_failure, told) = served.book.problem().unwrap();
     assert!(

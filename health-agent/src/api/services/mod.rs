@@ -11,6 +11,7 @@ pub(super) mod trace;
 use std::sync::Arc;
 
 use health_model::api::{ServiceBackend, ServiceEntry, ServiceProblem, ServiceSummary};
+use health_registry::config::ServiceProxyMode;
 use health_service::services::{Handle, View};
 use health_service::source::Readiness;
 use health_service::spec::ServiceName;
@@ -53,12 +54,13 @@ impl ServiceBook {
     }
 
     /// The state of all services together.
-    pub fn summary(&self) -> ServiceSummary {
+    pub fn summary(&self, mode: ServiceProxyMode) -> ServiceSummary {
         let view = self.view();
         let mut problems = view.problems.to_vec();
         problems.extend(self.deaf.borrow().iter().cloned());
         ServiceSummary {
             enabled: true,
+            mode: mode.to_string(),
             synced: view.is_synced,
             services: view.names().count() as u64,
             error: view.failure.as_ref().map(|failure| failure.error.clone()),

@@ -43,7 +43,8 @@ pub(in crate::api) async fn list<S: Source>(
 pub(in crate::api) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     answer(move || {
         let book = api.source.services();
-        Ok(book.map_or_else(ServiceSummary::default, |book| book.summary()))
+        let mode = api.source.config().services.service_proxy_mode;
+        Ok(book.map_or_else(ServiceSummary::default, |book| book.summary(mode)))
     })
     .await
 }

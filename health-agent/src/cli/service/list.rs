@@ -1,10 +1,10 @@
 //! `health-agent service list`: the services of this node.
 
 use clap::Args;
-use health_model::api::{ServiceConflict, ServiceEntry, ServicePortEntry, ServiceSummary};
+use health_model::api::{ServiceEntry, ServicePortEntry, ServiceSummary};
 use health_model::duration::short_duration;
 
-use super::{conflicts_of, path, policy, refusal, warn};
+use super::{conflicts_of, path, policy, port_change, refusal, warn};
 use crate::api::client::Client;
 use crate::cli::output::{Format, ListFormat, NONE, table};
 
@@ -16,7 +16,8 @@ Columns:
               (Local); two values, for ClusterIPs and for all other addresses, if they differ
   AFFINITY    how long a client stays with its backend after it last opened a flow
   ALGORITHM   how a backend is chosen; - for the default
-  PROBLEM     why new flows get no backend, and whether addresses belong to another service
+  PROBLEM     why new flows get no backend, where packets of SCTP are dropped, and whether
+              addresses belong to another service
 
 Output:
   wide adds columns and shows problems in full
@@ -56,14 +57,14 @@ impl ListArgs {
         let format = Format::from(self.output);
         let wide = self.output.is_wide();
         format.print_rows(&services, |services| {
-            services_table(services, &summary.conflicts, wide, !self.no_headers)
+            services_table(services, &summary, wide, !self.no_headers)
         })
     }
 }
 
 fn services_table(
     services: &[ServiceEntry],
-    conflicts: &[ServiceConflict],
+    summary: &ServiceSummary,
     wide: bool,
     has_headers: bool,
 ) -> String {
@@ -102,7 +103,7 @@ fn services_table(
             row.push(check.map_or(NONE.to_owned(), |port| port.to_string()));
             row.push(service.source.clone());
         }
-        row.push(problems(service, port, conflicts, wide));
+        row.push(problems(service, port, summary, wide));
         row
     });
     let text = table(header, rows);
@@ -125,11 +126,12 @@ fn or_none(text: String) -> String {
 fn problems(
     service: &ServiceEntry,
     port: &ServicePortEntry,
-    conflicts: &[ServiceConflict],
+    summary: &ServiceSummary,
     wide: bool,
 ) -> String {
-    let conflicts: Vec<_> = conflicts_of(service, port, conflicts).collect();
+    let conflicts: Vec<_> = conflicts_of(service, port, &summary.conflicts).collect();
     let mut problems: Vec<String> = refusal(port).map(str::to_owned).into_iter().collect();
+    problems.extend(port_change(port, &summary.mode));
     match (conflicts.len(), wide) {
         (0, _) => {}
         (_, true) => problems.extend(conflicts.iter().map(|one| one.problem.clone())),
@@ -153,9 +155,37 @@ mod tests {
     use super::super::fixture::{conflict, web};
     use super::*;
 
+    fn summary() -> ServiceSummary {
+        ServiceSummary {
+            mode: "ebpf".to_owned(),
+            conflicts: vec![conflict()],
+            ..ServiceSummary::default()
+        }
+    }
+
+    #[test]
+    fn sctp_at_another_port_is_a_problem_of_ebpf() {
+        let mut service = web();
+        service.ports[0].protocol = "SCTP".to_owned();
+        let problem = "SCTP to another port: drops at 10.96.0.1:80, node port 30080";
+        let text = services_table(std::slice::from_ref(&service), &summary(), false, true);
+        assert!(text.contains(problem), "{text}");
+        let of_ipvs = ServiceSummary {
+            mode: "ipvs".to_owned(),
+            ..summary()
+        };
+        let text = services_table(std::slice::from_ref(&service), &of_ipvs, false, true);
+        assert!(!text.contains("another port"), "{text}");
+        for backend in &mut service.ports[0].backends {
+            backend.address.set_port(80);
+        }
+        let text = services_table(&[service], &summary(), false, true);
+        assert!(text.contains("drops at node port 30080"), "{text}");
+    }
+
     #[test]
     fn each_port_has_a_row_with_its_frontends_below_each_other() {
-        let text = services_table(&[web()], &[conflict()], false, true);
+        let text = services_table(&[web()], &summary(), false, true);
         assert_eq!(
             text,
             "\
@@ -166,13 +196,13 @@ shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Loc
                                                                                                             not in force
 "
         );
-        let without = services_table(&[web()], &[], false, false);
+        let without = services_table(&[web()], &ServiceSummary::default(), false, false);
         assert!(without.starts_with("shop/web "), "{without}");
     }
 
     #[test]
     fn wide_has_more_columns_and_whole_problems() {
-        let text = services_table(&[web()], &[conflict()], true, false);
+        let text = services_table(&[web()], &summary(), true, false);
         let [.., first, last] = &text.lines().collect::<Vec<_>>()[..] else {
             panic!("{text}")
         };

@@ -109,6 +109,29 @@ fn refusal(port: &ServicePortEntry) -> Option<&'static str> {
     }
 }
 
+/// Where packets of SCTP are dropped, since their backends are at another port; none of other protocols. Another port needs
+/// a checksum over the whole packet (RFC 9260), which IPVS computes and eBPF programs do not.
+fn port_change(port: &ServicePortEntry, mode: &str) -> Option<String> {
+    if mode != "ebpf" || port.protocol != "SCTP" {
+        return None;
+    }
+    let is_served = |frontend: &&ServiceFrontend| {
+        let number = frontend.listen.rsplit([':', ' ']).next();
+        let number: Option<u16> = number.and_then(|number| number.parse().ok());
+        let mut backends = port.backends.iter();
+        backends.all(|backend| Some(backend.address.port()) == number)
+    };
+    let frontends = port.frontends.iter();
+    let dropping: Vec<_> = frontends
+        .filter(|frontend| !is_served(frontend))
+        .map(|frontend| &*frontend.listen)
+        .collect();
+    (!dropping.is_empty()).then(|| {
+        let places = dropping.join(", ");
+        format!("SCTP to another port: drops at {places}")
+    })
+}
+
 /// The conflicts of a port.
 fn conflicts_of<'a>(
     service: &ServiceEntry,

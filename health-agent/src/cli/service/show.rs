@@ -10,7 +10,7 @@ use health_model::api::{
 use health_model::duration::short_duration;
 use serde::Serialize;
 
-use super::{conflicts_of, path, refusal, warn};
+use super::{conflicts_of, path, port_change, refusal, warn};
 use crate::api::client::Client;
 use crate::cli::output::{NONE, OutputArgs, indent, printable, table};
 
@@ -45,6 +45,8 @@ struct ServiceDetails {
     service: ServiceEntry,
     conflicts: Vec<ServiceConflict>,
     problems: Vec<ServiceProblem>,
+    /// What serves it, `ebpf` or `ipvs`.
+    mode: String,
 }
 
 impl GetArgs {
@@ -66,6 +68,7 @@ impl GetArgs {
         let ServiceSummary {
             mut conflicts,
             mut problems,
+            mode,
             ..
         } = summary;
         conflicts.retain(|conflict| conflict.service == name);
@@ -74,6 +77,7 @@ impl GetArgs {
             service,
             conflicts,
             problems,
+            mode,
         };
         self.output.output.print_object(&details, text)
     }
@@ -117,9 +121,7 @@ fn text(details: &ServiceDetails) -> String {
 
 fn write(out: &mut String, details: &ServiceDetails) -> fmt::Result {
     let ServiceDetails {
-        service,
-        conflicts,
-        problems,
+        service, problems, ..
     } = details;
     let number = |port: Option<u16>| port.map_or(NONE.to_owned(), |port| port.to_string());
     for (label, value) in [
@@ -142,7 +144,7 @@ fn write(out: &mut String, details: &ServiceDetails) -> fmt::Result {
     }
     writeln!(out, "Ports:")?;
     for port in &service.ports {
-        write_port(out, service, port, conflicts)?;
+        write_port(out, details, port)?;
     }
     if problems.is_empty() {
         return writeln!(out, "Problems:   none");
@@ -155,12 +157,7 @@ fn write(out: &mut String, details: &ServiceDetails) -> fmt::Result {
     Ok(())
 }
 
-fn write_port(
-    out: &mut String,
-    service: &ServiceEntry,
-    port: &ServicePortEntry,
-    conflicts: &[ServiceConflict],
-) -> fmt::Result {
+fn write_port(out: &mut String, details: &ServiceDetails, port: &ServicePortEntry) -> fmt::Result {
     writeln!(out, "  {}:", printable(&port.title()))?;
     if port.frontends.is_empty() {
         writeln!(out, "    Frontends:   none")?;
@@ -168,7 +165,7 @@ fn write_port(
         writeln!(out, "    Frontends:")?;
         out.push_str(&indent(6, &frontends(port)));
     }
-    for conflict in conflicts_of(service, port, conflicts) {
+    for conflict in conflicts_of(&details.service, port, &details.conflicts) {
         writeln!(out, "    Conflict:   {}", printable(&conflict.problem))?;
     }
     for topology in &port.topology {
@@ -180,6 +177,9 @@ fn write_port(
     }
     if let Some(refusal) = refusal(port) {
         writeln!(out, "    Problem:   {refusal}")?;
+    }
+    if let Some(problem) = port_change(port, &details.mode) {
+        writeln!(out, "    Problem:   {problem}")?;
     }
     if port.backends.is_empty() {
         return writeln!(out, "    Backends:   none");
@@ -268,6 +268,7 @@ mod tests {
             service: web(),
             conflicts: vec![conflict()],
             problems: vec![problem("service shop/web", "nobody \u{1b}[1m hears of it")],
+            mode: "ebpf".to_owned(),
         };
         assert_eq!(
             text(&details),

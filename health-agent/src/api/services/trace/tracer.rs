@@ -1,7 +1,9 @@
 //! A flow on its way to a backend: what the programs do with it, step by step.
 
+use std::net::SocketAddr;
+
 use health_common::nat::can_change_port;
-use health_common::service::{ALGORITHM_MAGLEV, FRONTEND_RESTRICTED};
+use health_common::service::{ALGORITHM_MAGLEV, Backend, FRONTEND_RESTRICTED};
 use health_datapath::services::{Connection, ListedBackend, ListedFrontend};
 use health_model::api::{SourceKind, TracedBackend, TracedRanges, TracedSource};
 use health_model::policy::Protocol;
@@ -128,7 +130,7 @@ impl<S: Source> Tracer<'_, S> {
         for (stay, reason) in stays {
             if let Some(stay) = stay.filter(|stay| stay.told.stays) {
                 reasons.push(reason.to_owned());
-                return self.only(stay.index);
+                return self.only(stay.index, stay.told.backend);
             }
         }
         let entry = &self.frontend.entry;
@@ -137,7 +139,7 @@ impl<S: Source> Tracer<'_, S> {
                 Some(index) => match self.taken(index)? {
                     None => {
                         reasons.push("the Maglev table has this one for the flow".to_owned());
-                        return self.only(index);
+                        return self.only(index, None);
                     }
                     Some(taken) => reasons.push(taken),
                 },
@@ -174,8 +176,18 @@ impl<S: Source> Tracer<'_, S> {
         }))
     }
 
-    fn only(&self, index: u32) -> Result<Vec<Candidate>, Refusal> {
-        let entry = self.kernel.maps.backend(index)?.unwrap_or_default();
+    /// The backend of an index; of a flow that is kept, at the address to which it is, whoever has the index by now.
+    fn only(&self, index: u32, kept: Option<SocketAddr>) -> Result<Vec<Candidate>, Refusal> {
+        let found = self.kernel.maps.backend(index)?.unwrap_or_default();
+        let entry = match kept {
+            Some(kept) if kernel::address(&found) != kept => Backend {
+                addr: kept.ip().into(),
+                port_be: kept.port().to_be(),
+                service: self.frontend.entry.service,
+                ..Backend::default()
+            },
+            _ => found,
+        };
         let listed = ListedBackend {
             index,
             entry,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use nix::errno::Errno;
 use serde_json::json;
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort, curl};
-use tests::{Node, PATIENCE, wait_for};
+use tests::{Node, PATIENCE};
 
 use super::{Row, Stand, of_names, wait_traced};
 use crate::services::{targets, wait_answered_by};
@@ -237,8 +237,13 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
     );
     let trace = wait_traced(node, ends("host"), "not-served")?;
     ensure!(trace.backends().is_empty(), "{}", trace.told);
-    wait_for("the service to be listed", PATIENCE, || {
-        let listed = node.cli("service list")?.success()?;
-        Ok(listed.contains("default/associated").then_some(()))
-    })
+    for command in ["list", "get associated"] {
+        let told = node.cli(&format!("service {command}"))?.success()?;
+        let [target, _] = service.cluster_ips[..] else {
+            anyhow::bail!("{:?}", service.cluster_ips);
+        };
+        let problem = format!("SCTP to another port: drops at {target}:80, ");
+        ensure!(told.contains(&problem), "{told}");
+    }
+    Ok(())
 }
