@@ -14,7 +14,7 @@ use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
 use health_net::clock;
 
-use super::kernel_rtt::{map_io, program_io};
+use super::aya_io::{map_io, program_io};
 use super::layout::{self, MapLayout};
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};

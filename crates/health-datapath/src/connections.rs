@@ -12,7 +12,8 @@ use health_common::probe::Path;
 use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
 use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
-use super::kernel_rtt::{map_io, patiently, program_io};
+use super::aya_io::{map_io, program_io};
+use super::kernel_rtt::patiently;
 use super::sys;
 use crate::rtt_store::{Connection, Measurement};
 

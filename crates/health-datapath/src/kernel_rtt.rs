@@ -18,6 +18,7 @@ use health_common::rtt::{
     AccountRequest, BUSY, RttKey, RttRow, UNKNOWN_PEER,
 };
 
+use super::aya_io::{map_io, program_io};
 use super::connections::Connections;
 use super::sys;
 use super::walk::{EntrySize, walk};
@@ -282,19 +283,5 @@ impl RttStore for KernelRtt {
             }
         }
         Ok(given_up)
-    }
-}
-
-pub(super) fn map_io(error: MapError) -> io::Error {
-    match error {
-        MapError::SyscallError(error) => error.io_error,
-        other => io::Error::other(other),
-    }
-}
-
-pub(super) fn program_io(error: ProgramError) -> io::Error {
-    match error {
-        ProgramError::SyscallError(error) => error.io_error,
-        other => io::Error::other(other),
     }
 }

@@ -3,6 +3,7 @@
 pub mod arrival_store;
 mod asm;
 pub mod attach;
+mod aya_io;
 pub mod btf;
 pub mod collect;
 mod connections;

@@ -11,7 +11,7 @@ use health_common::policy::{
     VERDICT_NONE,
 };
 
-use super::kernel_rtt::map_io;
+use super::aya_io::map_io;
 use super::sys;
 use super::trie::{Prefix, Trie};
 

@@ -7,7 +7,7 @@ use std::{fmt, io};
 use aya::Pod;
 use aya::maps::MapData;
 
-use super::kernel_rtt::map_io;
+use super::aya_io::map_io;
 use super::sys;
 use super::walk::{EntrySize, walk};
 

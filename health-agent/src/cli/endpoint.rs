@@ -96,7 +96,7 @@ pub struct ListArgs {
     /// Keep showing endpoints as they change, one JSON object per line
     #[arg(long, conflicts_with_all = ["no_headers", "output"])]
     watch: bool,
-    /// Form of the output
+    /// Output format
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -107,7 +107,7 @@ pub struct GetArgs {
     /// Endpoint id
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
     id: u16,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "json")]
     output: Format,
 }
@@ -118,7 +118,7 @@ pub struct ShowArgs {
     /// Endpoint id
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
     id: u16,
-    /// Form of the output
+    /// Output format
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -148,7 +148,7 @@ pub struct CreateArgs {
     /// The IPv6 address that it must have
     #[arg(long, value_name = "ADDRESS")]
     ipv6: Option<Ipv6Addr>,
-    /// Form of the output
+    /// Output format
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -180,7 +180,7 @@ pub struct LabelsArgs {
     /// Label that it loses, by source and key
     #[arg(long = "remove", value_name = "LABEL")]
     remove: Vec<Label>,
-    /// Form of the output
+    /// Output format
     #[command(flatten)]
     output: OutputArgs,
 }

@@ -19,7 +19,7 @@ const COLUMN_GAP: usize = 3;
 /// The flag of commands that print.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct OutputArgs {
-    /// Form of the output
+    /// Output format
     #[arg(
         short,
         long,

@@ -83,7 +83,7 @@ pub struct GetArgs {
     /// Only those with a rule that has all of these labels
     #[arg(long, value_name = "LABEL,...", conflicts_with = "name")]
     labels: Option<String>,
-    /// Form of the output
+    /// Output format
     #[arg(
         short,
         long,

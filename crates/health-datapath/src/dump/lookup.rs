@@ -14,8 +14,8 @@ use health_common::service::socket::{SocketFlow, SocketKey};
 use ipnet::IpNet;
 
 use super::{DumpError, OpenMap, Pinned};
+use crate::aya_io::map_io;
 use crate::ipcache;
-use crate::kernel_rtt::map_io;
 use crate::layout::{self, MapLayout, PROGRAM_PINS};
 use crate::services::{Connection, Tuples};
 use crate::table::Table;

@@ -12,8 +12,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
+use crate::aya_io::map_io;
 use crate::events::{Ring, Switch};
-use crate::kernel_rtt::map_io;
 use crate::sys;
 
 /// Events that are taken before somebody else has a turn.

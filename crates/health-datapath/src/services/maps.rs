@@ -15,7 +15,7 @@ use health_common::service::{
 };
 
 use super::{Place, ServicesError};
-use crate::kernel_rtt::map_io;
+use crate::aya_io::map_io;
 use crate::layout::{self, MapLayout};
 use crate::sys;
 use crate::table::Table;

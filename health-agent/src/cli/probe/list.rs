@@ -47,7 +47,7 @@ pub struct ListArgs {
     /// Keep showing what changes, and what happens to the containers, a line each
     #[arg(long, conflicts_with_all = ["no_headers", "failing"])]
     watch: bool,
-    /// Form of the output
+    /// Output format
     #[arg(
         short,
         long,

@@ -37,7 +37,7 @@ pub struct ListArgs {
     /// Omit the column names
     #[arg(long)]
     no_headers: bool,
-    /// Form of the output
+    /// Output format
     #[arg(
         short,
         long,

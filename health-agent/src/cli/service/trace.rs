@@ -14,8 +14,9 @@ use crate::cli::output::{NONE, OutputArgs, comma_separated, indent, printable, t
 
 const EXAMPLES: &str = "\
 Ends:
-  SOURCE is an endpoint of this node by id, name or address, host for the node itself, or any other address. With a
-  port (SOURCE:PORT) a known flow is found, and Maglev's choice is told. An address of IPv6 with a port is [ADDRESS]:PORT
+  SOURCE is an endpoint of this node by id, name or address, host for the node's own sockets, or any
+  other address. With a port (SOURCE:PORT) a known flow is found, and Maglev's choice is told, except
+  for sockets of the node. An address of IPv6 with a port is [ADDRESS]:PORT
   DESTINATION is ADDRESS:PORT, or a service as NAMESPACE/NAME:PORT with the port's number or name
 
 Columns:
@@ -24,7 +25,8 @@ Columns:
   EGRESS, INGRESS   what policy says of the source and of the backend; - where another node judges
 
 Exit codes:
-  0 if the flow may reach a backend, 3 if it is dropped, rejected, refused or not served, 1 on an error
+  0 if the flow may reach a backend, 3 if it is dropped, rejected, refused or not served,
+  1 on an error
 
 Examples:
   health-agent service trace 10.244.1.7 10.96.0.80:80
