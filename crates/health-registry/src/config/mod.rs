@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 68] = [
+        let cases: [(&str, &str, Change); 71] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -266,6 +266,15 @@ mod tests {
             }),
             ("--ipvs-drain-interval", "99ms", |c| {
                 c.services.ipvs.ipvs_drain_interval = Duration::from_millis(99);
+            }),
+            ("--ipvs-tcp-timeout", "1.5s", |c| {
+                c.services.ipvs.ipvs_tcp_timeout = Duration::from_millis(1500);
+            }),
+            ("--ipvs-tcpfin-timeout", "481h0m0s", |c| {
+                c.services.ipvs.ipvs_tcpfin_timeout = Duration::from_secs(481 * 3600);
+            }),
+            ("--ipvs-udp-timeout", "1ms", |c| {
+                c.services.ipvs.ipvs_udp_timeout = Duration::from_millis(1);
             }),
             ("--service-health-listen", "0.0.0.0:0", |c| {
                 c.services.service_manifests = Some("/services".into());

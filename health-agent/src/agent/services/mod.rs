@@ -27,6 +27,7 @@ use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::{Node, Standing};
 use health_service::choice::Topology;
 use health_service::provider::ebpf::{self, EbpfProvider};
+use health_service::provider::ipvs::netlink::server::Timeouts;
 use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs};
@@ -206,7 +207,17 @@ fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
         node_port_networks: config.services.service_node_port_cidrs.clone(),
         strict_arp: settings.ipvs_strict_arp,
         drain_interval: settings.ipvs_drain_interval,
+        timeouts: Timeouts {
+            tcp: seconds(settings.ipvs_tcp_timeout),
+            tcp_fin: seconds(settings.ipvs_tcpfin_timeout),
+            udp: seconds(settings.ipvs_udp_timeout),
+        },
     }
+}
+
+/// Of a setting that was checked to be far below 2^32.
+fn seconds(timeout: Duration) -> u32 {
+    timeout.as_secs().try_into().unwrap_or(u32::MAX)
 }
 
 fn serve(

@@ -20,6 +20,7 @@ const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
 const IPVS_ROWS: &[Row] = &[
     ("tools_list_what_was_asked_for", tools),
+    ("timeouts_are_those_of_the_flags", timeouts),
     ("the_mode_is_told", mode_is_told),
     ("a_node_reaches_services", from_node),
     ("cluster_ips_are_reached_from_outside", from_outside),
@@ -36,10 +37,14 @@ const IPVS_ROWS: &[Row] = &[
     ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
 ];
 
+/// How long idle connections are kept, and what the tool says then.
+const TIMEOUTS: &str = "--ipvs-tcp-timeout 20m --ipvs-tcpfin-timeout 90s --ipvs-udp-timeout 4m";
+const TIMEOUTS_LISTED: &str = "Timeout (tcp tcpfin udp): 1200 90 240";
+
 #[test]
 #[ignore = "needs root"]
 fn every_row_of_the_specification_comes_true_by_ipvs() -> anyhow::Result<()> {
-    let stand = Stand::start_with(Mode::Ipvs, ["", ""], "")?;
+    let stand = Stand::start_with(Mode::Ipvs, ["", ""], TIMEOUTS)?;
     outside::add(stand.bed.node(1))?;
     show(&stand, &[ROWS.concat(), IPVS_ROWS.to_vec()].concat())
 }
@@ -112,6 +117,13 @@ fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let left = left.find(|target| listed.contains(&target.to_string()));
         Ok(left.is_none().then_some(()))
     })
+}
+
+/// On the node where no other row changes them.
+fn timeouts(stand: &Stand, _: u8) -> anyhow::Result<()> {
+    let listed = stand.bed.node(1).exec("ipvsadm -L --timeout")?;
+    assert_eq!(listed.trim(), TIMEOUTS_LISTED);
+    Ok(())
 }
 
 fn mode_is_told(stand: &Stand, number: u8) -> anyhow::Result<()> {

@@ -11,7 +11,12 @@ use crate::services::{Mode, Stand, targets, wait_answered_by};
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
 /// What others have made, and how it is looked for.
-const FOREIGN: [(&str, &str, &str); 3] = [
+const FOREIGN: [(&str, &str, &str); 4] = [
+    (
+        "ipvsadm --set 0 100 0",
+        "ipvsadm -L --timeout",
+        "Timeout (tcp tcpfin udp): 900 100 300",
+    ),
     (
         "ipvsadm -A -t 192.0.2.1:9 -s wlc",
         "ipvsadm -Ln",

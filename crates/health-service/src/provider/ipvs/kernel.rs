@@ -7,7 +7,7 @@ use health_model::ipam::Family;
 
 use super::diff::{Present, PresentServer, Step, mark};
 use super::error::IpvsError;
-use super::netlink::server::{self, Change, RealServer, ServerId, ServerKey};
+use super::netlink::server::{self, Change, RealServer, ServerId, ServerKey, Timeouts};
 use super::netlink::{NetlinkError, Refusal, ipset, nft};
 use super::rules::{self, RuleSettings, TABLE};
 use super::sets::{SetId, SetKind};
@@ -51,6 +51,15 @@ impl Kernel {
                 _ => Ok(kernel),
             },
         }
+    }
+
+    /// Changes how long idle connections are kept; what is 0 stays.
+    pub(super) fn set_timeouts(&mut self, timeouts: Timeouts) -> Result<(), IpvsError> {
+        if timeouts == Timeouts::default() {
+            return Ok(());
+        }
+        let set = self.servers.set_timeouts(timeouts);
+        set.map_err(IpvsError::netlink("change the timeouts of IPVS"))
     }
 
     /// Makes the sets that are missing, and puts the rules in place.

@@ -38,6 +38,7 @@ use crate::services::{Provider, Work};
 use drain::drain;
 use kernel::Kernel;
 use lock::Lock;
+use netlink::server::Timeouts;
 use plan::PlanSettings;
 use rules::RuleSettings;
 use worker::Worker;
@@ -63,6 +64,8 @@ pub struct Settings {
     pub strict_arp: bool,
     /// How often to check whether draining real servers have lost their last connection.
     pub drain_interval: Duration,
+    /// How long the kernel keeps idle connections; what is 0 stays as it is.
+    pub timeouts: Timeouts,
 }
 
 impl Default for Settings {
@@ -73,6 +76,7 @@ impl Default for Settings {
             node_port_networks: Vec::new(),
             strict_arp: false,
             drain_interval: Duration::from_secs(10),
+            timeouts: Timeouts::default(),
         }
     }
 }
@@ -88,11 +92,11 @@ pub struct Ipvs {
 
 impl Ipvs {
     /// Serves in the network namespace of the calling thread; nothing but settings of the kernel changes before the first
-    /// sync. An error if the kernel has no IPVS, or another
-    /// agent serves there. Must be called in a tokio runtime.
+    /// sync. An error if the kernel has no IPVS, or another agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
         let lock = Lock::acquire()?;
-        let kernel = Kernel::open()?;
+        let mut kernel = Kernel::open()?;
+        kernel.set_timeouts(settings.timeouts)?;
         sysctl::apply(settings.strict_arp)?;
         let handle = health_net::netlink::open()?;
         let changes = Changes::listen()?;
