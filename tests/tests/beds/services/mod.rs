@@ -16,8 +16,10 @@ mod trace;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
@@ -198,32 +200,32 @@ pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
         1 => rows.len(),
         _ => AT_ONCE_WHEN_SLOW,
     };
-    let numbered: Vec<_> = (1_u8..).zip(rows).collect();
-    let mut failed = Vec::new();
-    for rows in numbered.chunks(at_once) {
-        failed.extend(show_at_once(stand, rows));
-    }
-    ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    Ok(())
-}
-
-/// Those that failed, with why.
-fn show_at_once(stand: &Stand, rows: &[(u8, &Row)]) -> Vec<String> {
-    thread::scope(|scope| {
-        let shown: Vec<_> = rows
-            .iter()
-            .map(|(number, (name, show))| (name, scope.spawn(move || show(stand, *number))))
-            .collect();
+    let rows = Mutex::new((1_u8..).zip(rows));
+    let next = || rows.lock().unwrap_or_else(PoisonError::into_inner).next();
+    // Each thread takes one row after the other, so a long one keeps no other waiting.
+    let show_some = || {
         let mut failed = Vec::new();
-        for (name, thread) in shown {
-            match thread.join() {
-                Ok(Ok(())) => println!("ok {name}"),
+        while let Some((number, (name, show))) = next() {
+            let start = Instant::now();
+            match panic::catch_unwind(AssertUnwindSafe(|| show(stand, number))) {
+                Ok(Ok(())) => println!("ok {name} ({:.1} s)", start.elapsed().as_secs_f64()),
                 Ok(Err(error)) => failed.push(format!("{name}: {error:#}")),
+                // Its message was printed.
                 Err(_) => failed.push(format!("{name} panicked")),
             }
         }
         failed
-    })
+    };
+    let failed = thread::scope(|scope| {
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(show_some)).collect();
+        let ended = threads.into_iter().map(|thread| {
+            let panicked = |_| vec!["a thread panicked".to_owned()];
+            thread.join().unwrap_or_else(panicked)
+        });
+        ended.flatten().collect::<Vec<_>>()
+    });
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
 }
 
 #[test]
