@@ -1,11 +1,13 @@
 //! `cargo xtask bench`: one benchmark, in the release profile.
 
+use std::fmt::Display;
 use std::os::unix::process::CommandExt as _;
+use std::process::ExitCode;
 
 use crate::privilege::as_root;
 use crate::process::{cannot_run, run};
 use crate::workspace::Workspace;
-use crate::{packages, setup};
+use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -39,15 +41,18 @@ pub(crate) struct Args {
     /// Rounds of each measurement of `service`
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
+    #[command(flatten)]
+    choice: vm::Choice,
     /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run, all without; may be repeated
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }
 
-pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode> {
     setup::setup(workspace)?;
     packages::require(packages::BENCHES)?;
-    run(workspace.cargo()?.args([
+    let mut build = workspace.cargo()?;
+    build.args([
         "build",
         "--release",
         "--package=health-agent",
@@ -56,37 +61,42 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         "--bin=health-agent",
         "--bin=bench",
         "--bin=machine",
-    ]))?;
-
+    ]);
+    if args.choice.wanted() {
+        run(build.arg("--bin=vm-init"))?;
+        return vm::bench(workspace, &args.choice, args.words());
+    }
+    run(&mut build)?;
     let mut bench = as_root(workspace.release_binary("machine"), "benchmarks")?;
     bench.arg(workspace.release_binary("bench"));
-    bench.args(&args.name);
-    if args.json {
-        bench.arg("--json");
-    }
-    for peers in &args.peers {
-        bench.arg(format!("--peers={peers}"));
-    }
-    for services in &args.services {
-        bench.arg(format!("--services={services}"));
-    }
-    for kind in &args.fault {
-        bench.arg(format!("--fault={kind}"));
-    }
-    for part in &args.part {
-        bench.arg(format!("--part={part}"));
-    }
-    for (flag, value) in [
-        ("--faults", args.faults.map(u64::from)),
-        ("--minutes", args.minutes.map(u64::from)),
-        ("--seconds", args.seconds.map(u64::from)),
-        ("--probes", args.probes),
-        ("--rounds", args.rounds.map(u64::from)),
-    ] {
-        if let Some(value) = value {
-            bench.arg(format!("{flag}={value}"));
-        }
-    }
+    bench.args(args.words());
     let error = bench.exec();
     Err(cannot_run(&bench, error))
+}
+
+impl Args {
+    /// What the program `bench` is called with.
+    fn words(&self) -> Vec<String> {
+        let mut words: Vec<String> = self.name.iter().cloned().collect();
+        if self.json {
+            words.push("--json".to_owned());
+        }
+        let mut give = |flag: &str, value: &dyn Display| words.push(format!("--{flag}={value}"));
+        self.peers.iter().for_each(|peers| give("peers", peers));
+        self.services.iter().for_each(|some| give("services", some));
+        self.fault.iter().for_each(|kind| give("fault", kind));
+        self.part.iter().for_each(|part| give("part", part));
+        for (flag, value) in [
+            ("faults", self.faults.map(u64::from)),
+            ("minutes", self.minutes.map(u64::from)),
+            ("seconds", self.seconds.map(u64::from)),
+            ("probes", self.probes),
+            ("rounds", self.rounds.map(u64::from)),
+        ] {
+            if let Some(value) = value {
+                give(flag, &value);
+            }
+        }
+        words
+    }
 }

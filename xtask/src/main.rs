@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&workspace, &args),
         Command::Test(args) => test::test(&workspace, &args).map(success),
         Command::Fuzz(args) => fuzz::fuzz(&workspace, &args).map(success),
-        Command::Bench(args) => bench::bench(&workspace, &args).map(success),
+        Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),

@@ -157,14 +157,13 @@ pub(crate) const BENCHES: &[Tool] = &[
     ),
     tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
+    tool("ipset", "ipset"),
+    tool("ipvsadm", "ipvsadm"),
+    tool("iptables-restore", "iptables"),
     tool("tcpdump", "tcpdump"),
     tool("bpftool", "bpftool"),
     tool("conntrack", "conntrack"),
     tool("../lib/cni/ptp", "containernetworking-plugins"),
-    tool(
-        "prometheus-blackbox-exporter",
-        "prometheus-blackbox-exporter",
-    ),
 ];
 
 /// Installs the packages of those programs that are not there.

@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod archive;
+mod bench;
 mod cross;
 mod guest;
 mod kernel;
@@ -26,6 +27,7 @@ use crate::process::run as run_command;
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
+pub(crate) use self::bench::bench;
 pub(crate) use self::suite::test;
 
 /// Where programs that are ours stand in a guest.
@@ -172,16 +174,29 @@ fn in_each(
         let outcome = guest.run(probe, std::slice::from_ref(command), |_, heard| {
             pass_on(heard)
         })?;
-        code = match outcome {
-            Outcome::Done(ended) => ended
-                .into_iter()
-                .map(ProgramExit::exit_code)
-                .fold(code, first_failure),
-            Outcome::Interrupted(Some(ended)) => return Ok(ExitCode::from(ended.exit_code())),
-            Outcome::Interrupted(None) => bail!("interrupted"),
-        };
+        match code_of(outcome)? {
+            Ended::InOrder(next) => code = first_failure(code, next),
+            Ended::Interrupted(code) => return Ok(ExitCode::from(code)),
+        }
     }
     Ok(ExitCode::from(code))
+}
+
+/// The exit code of a guest's commands: the first one that is not 0.
+enum Ended {
+    InOrder(u8),
+    Interrupted(u8),
+}
+
+fn code_of(outcome: Outcome) -> anyhow::Result<Ended> {
+    match outcome {
+        Outcome::Done(ended) => {
+            let codes = ended.into_iter().map(ProgramExit::exit_code);
+            Ok(Ended::InOrder(codes.fold(0, first_failure)))
+        }
+        Outcome::Interrupted(Some(ended)) => Ok(Ended::Interrupted(ended.exit_code())),
+        Outcome::Interrupted(None) => bail!("interrupted"),
+    }
 }
 
 /// Prints what a guest prints.

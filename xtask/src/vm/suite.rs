@@ -14,7 +14,7 @@ use super::guest::{CommandOutput, Guest, Outcome};
 use super::kernel::Kernel;
 use super::needs::missing;
 use super::{Choice, PROGRAMS};
-use crate::process::run;
+use crate::process::{installed, run};
 use crate::test::events::TestEnd;
 use crate::test::job::{Job, Record};
 use crate::test::programs::{self, TestProgram};
@@ -235,20 +235,7 @@ fn run_on(
 ) -> anyhow::Result<bool> {
     let built = |name: &str| stripped(workspace, &workspace.dev_binary(name));
     let mut guest = Guest::new(workspace, kernel, choice.limit(), built("vm-init")?)?;
-    guest
-        .root
-        .tools(packages::TESTS.iter().filter_map(packages::Tool::program))?;
-    guest.root.tools(
-        CALLED_BY_TOOLS
-            .iter()
-            .copied()
-            .filter(|tool| crate::process::installed(tool)),
-    )?;
-    for folder in READ_BY_TOOLS.iter().map(Path::new) {
-        if folder.is_dir() {
-            guest.root.tree(folder)?;
-        }
-    }
+    add_tools(&mut guest, packages::TESTS)?;
     for folder in READ_BY_TESTS {
         guest.root.tree(&workspace.root().join(folder))?;
     }
@@ -319,6 +306,20 @@ fn run_on(
         Ok(())
     })?;
     Ok(matches!(outcome, Outcome::Done(_)))
+}
+
+/// Adds these tools, with what they call and read.
+pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::Result<()> {
+    let called = CALLED_BY_TOOLS.iter().copied();
+    let called = called.filter(|tool| installed(tool));
+    let tools = tools.iter().filter_map(packages::Tool::program);
+    guest.root.tools(tools.chain(called))?;
+    for folder in READ_BY_TOOLS.iter().map(Path::new) {
+        if folder.is_dir() {
+            guest.root.tree(folder)?;
+        }
+    }
+    Ok(())
 }
 
 /// Tells that a test has passed; those that failed are told with all that their process printed.
