@@ -1,10 +1,13 @@
 //! Connections, datagrams and requests through services, by turns on a node with the agent and on one with kube-proxy's
-//! rules for nftables.
+//! rules for nftables; and where the kernel has IPVS, on nodes that serve by it.
 
-use anyhow::ensure;
+use std::iter;
+
+use anyhow::{Context as _, ensure};
+use health_net::netns::NetNs;
 
 use super::cluster::{counted, endpoint_count};
-use super::stand::{CPU, Place, Stand};
+use super::stand::{AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS, Place, Stand, cpu};
 use super::traffic::{Medians, Rates, Targets};
 use crate::bench::{Figure, Options, Target};
 use crate::process::tell;
@@ -24,7 +27,8 @@ const FLAT_LIMIT: Target = Target::RatioAtLeast(0.9);
 /// What one size found.
 struct Found {
     ours: Medians,
-    nftables: Medians,
+    /// Those of others, by name.
+    others: Vec<(&'static str, Medians)>,
 }
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
@@ -73,56 +77,90 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
 
 /// From an endpoint to ClusterIPs; and with nothing in the way to endpoints.
 fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Found, Medians)> {
-    let [mut ours, mut nftables, mut bare] = [(); 3].map(|()| Rates::default());
-    let targets = Place::cluster_ips(services);
-    let direct = stand.bare.direct()?;
-    for round in 0..=rounds {
-        // The first one warms up.
-        let run = |targets: &Targets, place: &Place, rates: &mut Rates| {
-            let into = (round > 0).then_some(rates);
-            targets.run(&place.client, CPU, &place.servers, into)
-        };
-        stand.forget()?;
-        run(&targets, &stand.ours, &mut ours)?;
-        run(&targets, &stand.nftables, &mut nftables)?;
-        run(&direct, &stand.bare, &mut bare)?;
-    }
-    let found = Found {
-        ours: ours.medians()?,
-        nftables: nftables.medians()?,
-    };
-    Ok((found, bare.medians()?))
+    let others = stand.others().into_iter().map(|(_, place)| place);
+    let served = iter::once(&stand.ours).chain(others);
+    let mut sides: Vec<_> = served
+        .map(|place| (place, Place::cluster_ips(services)))
+        .collect();
+    sides.push((&stand.bare, stand.bare.direct()?));
+    let mut medians = by_turns(stand, |place| &place.client, &sides, rounds)?;
+    let bare = medians.pop().context("no bare node")?;
+    Ok((Found::new(stand, medians)?, bare))
 }
 
 /// From a host outside to the node ports of the first service; nothing if the agent does not serve them.
 fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
-    let [our_targets, targets] = [&stand.ours, &stand.nftables].map(Place::node_ports);
-    if !our_targets.are_served(&stand.outside)? {
+    if !stand.ours.node_ports().are_served(&stand.outside)? {
         return Ok(None);
     }
-    let [mut ours, mut nftables] = [(); 2].map(|()| Rates::default());
-    for round in 0..=rounds {
-        let run = |targets: &Targets, place: &Place, rates: &mut Rates| {
-            let into = (round > 0).then_some(rates);
-            targets.run(&stand.outside, CPU, &place.servers, into)
-        };
-        stand.forget()?;
-        run(&our_targets, &stand.ours, &mut ours)?;
-        run(&targets, &stand.nftables, &mut nftables)?;
-    }
-    Ok(Some(Found {
-        ours: ours.medians()?,
-        nftables: nftables.medians()?,
-    }))
+    let others = stand.others().into_iter().map(|(_, place)| place);
+    let served = iter::once(&stand.ours).chain(others);
+    let sides: Vec<_> = served.map(|place| (place, place.node_ports())).collect();
+    let medians = by_turns(stand, |_| &stand.outside, &sides, rounds)?;
+    Found::new(stand, medians).map(Some)
 }
 
+/// Rounds at each side in turn.
+fn by_turns<'a>(
+    stand: &Stand,
+    client: impl Fn(&'a Place) -> &'a NetNs,
+    sides: &[(&'a Place, Targets)],
+    rounds: u32,
+) -> anyhow::Result<Vec<Medians>> {
+    let mut rates: Vec<_> = sides.iter().map(|_| Rates::default()).collect();
+    for round in 0..=rounds {
+        stand.forget()?;
+        for ((place, targets), rates) in sides.iter().zip(&mut rates) {
+            // The first one warms up.
+            let into = (round > 0).then_some(rates);
+            targets.run(client(place), cpu(), &place.servers, into)?;
+        }
+    }
+    rates.into_iter().map(Rates::medians).collect()
+}
+
+impl Found {
+    /// Of the agent's node first, then of the others.
+    fn new(stand: &Stand, medians: Vec<Medians>) -> anyhow::Result<Self> {
+        let mut medians = medians.into_iter();
+        let ours = medians.next().context("no node with the agent")?;
+        let names = stand.others().into_iter().map(|(name, _)| name);
+        Ok(Self {
+            ours,
+            others: names.zip(medians).collect(),
+        })
+    }
+
+    fn of(&self, name: &str) -> Option<&Medians> {
+        let found = self.others.iter().find(|(other, _)| *other == name);
+        found.map(|(_, medians)| medians)
+    }
+}
+
+/// The agent's programs against each other side, and the agent by IPVS against kube-proxy's IPVS.
 fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
-    let Found { ours, nftables } = found;
+    let mut figures = Vec::new();
+    for (other, medians) in &found.others {
+        figures.extend(compare(named, &found.ours, other, medians));
+    }
+    if let [Some(ours), Some(theirs)] = [AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS].map(|it| found.of(it)) {
+        let named = format!("{named}, {AGENT_BY_IPVS}");
+        let of_ipvs = compare(&named, ours, KUBE_PROXY_BY_IPVS, theirs).into_iter();
+        // Both are the same code of the kernel.
+        figures.extend(of_ipvs.map(|figure| Figure {
+            target: None,
+            ..figure
+        }));
+    }
+    figures
+}
+
+fn compare(named: &str, ours: &Medians, name: &str, other: &Medians) -> Vec<Figure> {
     let figure = |what: &str, unit, of: fn(&Medians) -> f64, target| Figure {
-        name: format!("{named}: {what} (other: nftables)"),
+        name: format!("{named}: {what} (other: {name})"),
         unit,
         ours: of(ours),
-        other: Some(of(nftables)),
+        other: Some(of(other)),
         target: Some(target),
     };
     vec![
@@ -149,26 +187,33 @@ fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
     ]
 }
 
-/// What either side adds to what a bare node takes.
+/// Which of the medians.
+type Rate = fn(&Medians) -> f64;
+
+/// What each side adds to what a bare node takes.
 fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
-    let figure = |what: &str, of: fn(&Medians) -> f64| {
-        let more = |it: &Medians| 1e6 / of(it) - 1e6 / of(bare);
-        Figure {
-            name: format!(
-                "{named}: what is added to {what} of {:.2} us with nothing in the way (other: nftables)",
-                1e6 / of(bare)
-            ),
-            unit: "us",
-            ours: more(&found.ours),
-            other: Some(more(&found.nftables)),
-            target: None,
+    const WHATS: [(&str, Rate); 3] = [
+        ("a connection", |it| it.connections),
+        ("a datagram", |it| it.datagrams),
+        ("a request", |it| it.requests),
+    ];
+    let mut figures = Vec::new();
+    for (name, other) in &found.others {
+        for (what, of) in WHATS {
+            let more = |it: &Medians| 1e6 / of(it) - 1e6 / of(bare);
+            figures.push(Figure {
+                name: format!(
+                    "{named}: what is added to {what} of {:.2} us with nothing in the way (other: {name})",
+                    1e6 / of(bare)
+                ),
+                unit: "us",
+                ours: more(&found.ours),
+                other: Some(more(other)),
+                target: None,
+            });
         }
-    };
-    vec![
-        figure("a connection", |it| it.connections),
-        figure("a datagram", |it| it.datagrams),
-        figure("a request", |it| it.requests),
-    ]
+    }
+    figures
 }
 
 /// The most services against the fewest.

@@ -4,6 +4,7 @@
 mod cluster;
 mod cost;
 mod flows;
+mod ipvs;
 mod maglev;
 mod ruleset;
 mod scale;
@@ -40,7 +41,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "flows",
-        about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables",
+        about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables, and IPVS where the kernel has it",
         measure: flows::figures,
     },
     Part {

@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -16,20 +17,28 @@ use health_model::settings::Location;
 use health_net::netns::NetNs;
 
 use super::cluster::{self, BACKENDS, cluster_ip_ports};
+use super::ipvs::{self, Ipvs};
 use super::ruleset::{self, Text};
 use super::server::Server;
 use super::traffic::Targets;
 use crate::bed::{BPFFS, add_host, sysctl};
-use crate::process::run_with_input;
+use crate::process::{run_with_input, tell};
 use crate::served::Manifests;
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Clients run on this processor, and so does who sends back what they send.
-pub(super) const CPU: usize = 1;
+/// Nodes of the bed, by what they have.
+const AGENT: usize = 1;
+const NFTABLES: usize = 2;
+const BARE: usize = 3;
+const OUTSIDE: usize = 4;
+const IPVS: [usize; 2] = [5, 6];
+/// Those that serve by IPVS, in words.
+pub(super) const AGENT_BY_IPVS: &str = "the agent by IPVS";
+pub(super) const KUBE_PROXY_BY_IPVS: &str = "kube-proxy's IPVS";
 /// Services that `nft` gets at a time: of more, the kernel takes ever longer for each.
 const BATCH: usize = 500;
 /// Longest time that the agent may take for all services.
-const LOAD_PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const LOAD_PATIENCE: Duration = Duration::from_secs(300);
 
 /// A node's client and endpoints.
 pub(super) struct Place {
@@ -44,6 +53,8 @@ pub(super) struct Stand {
     pub(super) nftables: Place,
     pub(super) bare: Place,
     pub(super) outside: NetNs,
+    /// Where the kernel has it.
+    pub(super) ipvs: Option<Ipvs>,
     manifests: Manifests,
     _members: Vec<Member>,
     /// Services that there are.
@@ -54,31 +65,24 @@ pub(super) struct Stand {
 impl Stand {
     pub(super) fn start() -> anyhow::Result<Self> {
         let manifests = Manifests::new()?;
-        let bed = Bed::builder().nodes(4).without_agents();
-        let bed = bed.agent_args(&manifests.agent_args());
-        let bed = bed.start()?;
-        let node = bed.node(1);
-        node.start_agent()?;
-        wait_for("the agent to make endpoints", PATIENCE, || {
-            Ok(node
-                .cli("endpoint list -o json")?
-                .success()?
-                .contains("ready")
-                .then_some(()))
-        })?;
-        let mut members = vec![Member::on(node, "bench-client", "")?];
-        for number in 0..BACKENDS {
-            members.push(Member::on(node, &format!("bench-web-{number}"), "")?);
+        let has_ipvs = ipvs::is_there()?;
+        if !has_ipvs {
+            tell("  this kernel has no IPVS");
         }
-        let ours = Place::of(&members, node)?;
-        let nftables = Place::without_agent(bed.node(2))?;
-        let bare = Place::without_agent(bed.node(3))?;
-        let outside = NetNs::open(bed.node(4).name())?;
+        let nodes = if has_ipvs { IPVS[1] } else { OUTSIDE };
+        let bed = Bed::builder().nodes(nodes as u8).without_agents().start()?;
+        let node = bed.node(AGENT);
+        let (ours, members) = start_agent(node, &manifests.agent_args(), "ebpf")?;
+        let nftables = Place::without_agent(bed.node(NFTABLES))?;
+        let bare = Place::without_agent(bed.node(BARE))?;
+        let outside = NetNs::open(bed.node(OUTSIDE).name())?;
+        let ipvs = has_ipvs.then(|| Ipvs::start(&bed, IPVS)).transpose()?;
         let stand = Self {
             ours,
             nftables,
             bare,
             outside,
+            ipvs,
             manifests,
             _members: members,
             services: 0,
@@ -90,10 +94,20 @@ impl Stand {
 
     /// The node with the agent.
     pub(super) fn node(&self) -> &Node {
-        self.bed.node(1)
+        self.bed.node(AGENT)
     }
 
-    /// Has so many services on both sides, which are no fewer than before. Returns how long the agent and `nft` took.
+    /// What the agent is held against, by name.
+    pub(super) fn others(&self) -> Vec<(&'static str, &Place)> {
+        let mut others = vec![("nftables", &self.nftables)];
+        if let Some(ipvs) = &self.ipvs {
+            others.push((AGENT_BY_IPVS, &ipvs.agent));
+            others.push((KUBE_PROXY_BY_IPVS, &ipvs.kube_proxy));
+        }
+        others
+    }
+
+    /// Has so many services on all sides, which are no fewer than before. Returns how long the agent and `nft` took.
     pub(super) fn serve(&mut self, services: u32) -> anyhow::Result<[Duration; 2]> {
         let new = self.services..services;
         let start = Instant::now();
@@ -114,8 +128,12 @@ impl Stand {
             }
             self.nft(&text.0)?;
         }
+        let nft = start.elapsed();
+        if let Some(ipvs) = &self.ipvs {
+            ipvs.serve(&self.bed, self.services..services)?;
+        }
         self.services = services;
-        Ok([ours, start.elapsed()])
+        Ok([ours, nft])
     }
 
     fn wait_served(&self, services: u32) -> anyhow::Result<()> {
@@ -131,14 +149,17 @@ impl Stand {
 
     /// Has `nft` do what is in this text.
     pub(super) fn nft(&self, text: &str) -> anyhow::Result<()> {
-        let mut nft = self.bed.node(2).command("nft");
+        let mut nft = self.bed.node(NFTABLES).command("nft");
         run_with_input(nft.args(["-f", "-"]), text)?.success()?;
         Ok(())
     }
 
-    /// Has both sides forget all flows, so that neither has to make room for those of a round.
+    /// Has all sides forget all flows, so that none has to make room for those of a round.
     pub(super) fn forget(&self) -> anyhow::Result<()> {
-        self.bed.node(2).exec("conntrack -F")?;
+        self.bed.node(NFTABLES).exec("conntrack -F")?;
+        if let Some(ipvs) = &self.ipvs {
+            ipvs.forget(&self.bed)?;
+        }
         pinned(self.node())?.flush_conntrack(|_, _| true)?;
         for layout in [layout::REVNAT4, layout::REVNAT_ANY4] {
             let map = MapData::from_pin(self.node().pins().join(layout.name))?;
@@ -172,7 +193,7 @@ impl Place {
                 bail!("{} has an address of another version", member.name);
             };
             addresses.push(address);
-            servers.push(Server::start(&member.netns, CPU)?);
+            servers.push(Server::start(&member.netns, cpu())?);
         }
         Ok(Self {
             client: NetNs::open(&client.name)?,
@@ -183,7 +204,7 @@ impl Place {
     }
 
     /// Of namespaces behind a node without agent.
-    fn without_agent(node: &Node) -> anyhow::Result<Self> {
+    pub(super) fn without_agent(node: &Node) -> anyhow::Result<Self> {
         let index = node.ipv4().octets()[3];
         sysctl(node.name(), "net.ipv4.ip_forward=1")?;
         let mut addresses = Vec::new();
@@ -208,7 +229,7 @@ impl Place {
                 client = Some(netns);
             } else {
                 addresses.push(address);
-                servers.push(Server::start(&netns, CPU)?);
+                servers.push(Server::start(&netns, cpu())?);
             }
         }
         Ok(Self {
@@ -255,6 +276,32 @@ impl Place {
             echo: (self.node, cluster::ECHO_NODE_PORT).into(),
         }
     }
+}
+
+/// The processor that clients run on, and who sends back what they send: the second one, if there are two.
+pub(super) fn cpu() -> usize {
+    thread::available_parallelism().map_or(0, |count| (count.get() - 1).min(1))
+}
+
+/// Starts a node's agent with these flags, and makes a client and endpoints with this prefix to their names.
+pub(super) fn start_agent(
+    node: &Node,
+    flags: &str,
+    prefix: &str,
+) -> anyhow::Result<(Place, Vec<Member>)> {
+    node.start_agent_with(flags)?;
+    wait_for("the agent to make endpoints", PATIENCE, || {
+        Ok(node
+            .cli("endpoint list -o json")?
+            .success()?
+            .contains("ready")
+            .then_some(()))
+    })?;
+    let mut members = vec![Member::on(node, &format!("{prefix}-client"), "")?];
+    for number in 0..BACKENDS {
+        members.push(Member::on(node, &format!("{prefix}-web-{number}"), "")?);
+    }
+    Ok((Place::of(&members, node)?, members))
 }
 
 /// The maps of a node's agent.

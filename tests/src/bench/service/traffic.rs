@@ -9,9 +9,9 @@ use health_net::netns::NetNs;
 use socket2::SockRef;
 
 use super::server::{BACKLOG, Server, run_on};
-use crate::PATIENCE;
 use crate::bench::parts::median;
 use crate::bench::requests::quantile;
+use crate::{PATIENCE, slowness};
 
 /// Connections of a round: fewer than a client has ports; and how many of them wait at a time to be taken.
 const CONNECTIONS: usize = 10_000;
@@ -21,6 +21,8 @@ const _: () = assert!(WAITING < BACKLOG && CONNECTIONS.is_multiple_of(WAITING));
 const DATAGRAMS: u32 = 100_000;
 /// Requests on one connection in a round.
 const REQUESTS: u32 = 10_000;
+/// How many times less of each is done on a machine without a processor of its own.
+const FEWER_WHEN_SLOW: u32 = 10;
 /// Whether anybody answers at all is known after this time.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -78,9 +80,10 @@ impl Targets {
     fn connect(&self, servers: &[Server], round: &mut Rates) -> anyhow::Result<()> {
         let mut targets = self.connect.iter().cycle();
         let mut took = Duration::ZERO;
+        let waiting = WAITING / fewer() as usize;
         for _ in 0..CONNECTIONS / WAITING {
             let start = Instant::now();
-            for target in targets.by_ref().take(WAITING) {
+            for target in targets.by_ref().take(waiting) {
                 let begun = Instant::now();
                 let stream = TcpStream::connect(target)
                     .with_context(|| format!("cannot connect to {target}"))?;
@@ -93,7 +96,7 @@ impl Targets {
         }
         round
             .connections
-            .push(CONNECTIONS as f64 / took.as_secs_f64());
+            .push(round.connects.len() as f64 / took.as_secs_f64());
         Ok(())
     }
 
@@ -102,10 +105,11 @@ impl Targets {
         socket.connect(self.datagrams)?;
         socket.send(&[0; 18])?;
         let start = Instant::now();
-        for _ in 0..DATAGRAMS {
+        let count = DATAGRAMS / fewer();
+        for _ in 0..count {
             socket.send(&[0; 18])?;
         }
-        round.datagrams.push(rate(DATAGRAMS, start));
+        round.datagrams.push(rate(count, start));
         Ok(())
     }
 
@@ -114,12 +118,13 @@ impl Targets {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let start = Instant::now();
-        for _ in 0..REQUESTS {
+        let count = REQUESTS / fewer();
+        for _ in 0..count {
             let mut byte = [1];
             stream.write_all(&byte)?;
             stream.read_exact(&mut byte)?;
         }
-        round.requests.push(rate(REQUESTS, start));
+        round.requests.push(rate(count, start));
         Ok(())
     }
 }
@@ -145,6 +150,13 @@ impl Rates {
             datagrams: median(self.datagrams)?,
             requests: median(self.requests)?,
         })
+    }
+}
+
+fn fewer() -> u32 {
+    match slowness() {
+        1 => 1,
+        _ => FEWER_WHEN_SLOW,
     }
 }
 
