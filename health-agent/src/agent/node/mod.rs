@@ -283,7 +283,10 @@ impl NodeDatapath {
                 Err(error) => outcome.fail(error.into()),
             }
         }
-        datapath.note_xdp_devices()?;
+        // Without XDP, the last attachment left no device to keep up to date.
+        if hooks.iter().any(Hook::is_optional) {
+            datapath.note_xdp_devices()?;
+        }
         outcome.without_programs = datapath.workloads_without_programs();
         Ok(())
     }
