@@ -8,6 +8,7 @@ use aya::programs::{Program, Xdp};
 use aya_obj::programs::XdpAttachType;
 use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS, XdpDevice};
 use health_model::settings::ServiceXdp;
+use health_net::ethtool;
 use health_net::xdp::{self, Mode};
 use nix::net::if_::if_nametoindex;
 
@@ -124,7 +125,7 @@ fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
     };
     // A driver that runs programs sends what they return. That of a veth leaves it in the other end's ring, unless a
     // program is there, too (drivers/net/veth.c, `veth_xdp_flush`).
-    let returns = match xdp::driver(device) {
+    let returns = match ethtool::driver(device) {
         Ok(driver) if driver != VETH => XDP_RETURNS,
         _ => 0,
     };

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod changes;
 pub mod clock;
 mod error;
+pub mod ethtool;
 pub mod hostns;
 pub mod inside;
 pub mod link;

@@ -3,8 +3,7 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkSerializable as _,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 
@@ -23,46 +22,35 @@ impl KernelSocket {
         Ok(Self(socket))
     }
 
-    /// Sends a request about routing, and calls `each` with the payload of every object in the answer.
+    /// Sends a request about routing, and calls `each` with the flags and the payload of every object in the answer.
     pub(crate) fn request_route(
         &mut self,
-        request: RouteNetlinkMessage,
+        request: &RouteNetlinkMessage,
         flags: u16,
-        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+        each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        self.request(&bytes, each)
+        let mut payload = vec![0; request.buffer_len()];
+        request.serialize(&mut payload);
+        self.request(request.message_type(), flags, &payload, each)
     }
 
     /// As [`request_route`](Self::request_route), of a message of any type.
-    pub(crate) fn request_payload(
+    pub(crate) fn request(
         &mut self,
         kind: u16,
+        flags: u16,
         payload: &[u8],
-        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+        each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let len = (HEADER_LEN + payload.len()) as u32;
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
-        bytes.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+        bytes.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
         // Sequence number and port: there is one request at a time, and the kernel knows the sender.
         bytes.extend([0; 8]);
         bytes.extend(payload);
-        self.request(&bytes, each)
-    }
-
-    fn request(
-        &mut self,
-        request: &[u8],
-        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
         self.0
-            .send_to(request, &netlink_sys::SocketAddr::new(0, 0), 0)?;
+            .send_to(&bytes, &netlink_sys::SocketAddr::new(0, 0), 0)?;
         loop {
             let (bytes, _) = self.0.recv_from_full()?;
             let mut rest = &bytes[..];
@@ -71,7 +59,7 @@ impl KernelSocket {
                 let payload = message.payload();
                 match message.message_type() {
                     NLMSG_ERROR | NLMSG_DONE => return answer(payload),
-                    _ => each(payload)?,
+                    _ => each(message.flags(), payload)?,
                 }
                 let len = (message.length() as usize).next_multiple_of(4);
                 rest = rest.get(len..).unwrap_or_default();

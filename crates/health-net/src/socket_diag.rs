@@ -3,19 +3,13 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
-use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+
+use super::socket::KernelSocket;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
-const NLM_F_DUMP_INTR: u16 = 0x10;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// `struct nlmsghdr`, bytes.
-const HEADER: usize = 16;
 /// `struct inet_diag_sockid`, bytes, and where it begins in `struct inet_diag_msg`.
 const ID: usize = 48;
 const ID_AT: usize = 4;
@@ -42,29 +36,27 @@ pub struct ConnectedSocket {
 
 /// A connection to the kernel. It is bound to the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct SocketDiag(Socket);
+pub struct SocketDiag(KernelSocket);
 
 impl SocketDiag {
     /// Opens one in the calling thread's network namespace.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
-        socket.bind_auto()?;
-        Ok(Self(socket))
+        KernelSocket::open(NETLINK_SOCK_DIAG).map(Self)
     }
 
     /// All UDP sockets that are connected.
-    pub fn connected_udp(&self) -> io::Result<Vec<ConnectedSocket>> {
+    pub fn connected_udp(&mut self) -> io::Result<Vec<ConnectedSocket>> {
         self.list(libc::IPPROTO_UDP as u8, CONNECTED, 0)
     }
 
     /// The cookies (`SO_COOKIE`) of sockets of an IP protocol, TCP or UDP, that have a local port, in whatever state.
-    pub fn cookies_at(&self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
+    pub fn cookies_at(&mut self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
         let sockets = self.list(protocol, ANY_STATE, port)?;
         Ok(sockets.iter().map(|socket| socket.cookie).collect())
     }
 
     /// Sockets in these states; with a port other than 0, those that have it.
-    fn list(&self, protocol: u8, states: u32, port: u16) -> io::Result<Vec<ConnectedSocket>> {
+    fn list(&mut self, protocol: u8, states: u32, port: u16) -> io::Result<Vec<ConnectedSocket>> {
         let mut id = [0; ID];
         id[..2].copy_from_slice(&port.to_be_bytes());
         let mut sockets = Vec::new();
@@ -80,13 +72,19 @@ impl SocketDiag {
         Ok(sockets)
     }
 
-    fn list_about(&self, about: &About) -> io::Result<Vec<ConnectedSocket>> {
+    fn list_about(&mut self, about: &About) -> io::Result<Vec<ConnectedSocket>> {
         for _ in 0..LIST_ATTEMPTS {
             let (mut sockets, mut is_whole) = (Vec::new(), true);
-            self.ask(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, about, |flags, body| {
-                is_whole &= flags & NLM_F_DUMP_INTR == 0;
-                sockets.extend(connected(body));
-            })?;
+            self.ask(
+                SOCK_DIAG_BY_FAMILY,
+                NLM_F_DUMP,
+                about,
+                &mut |flags, body| {
+                    is_whole &= flags & NLM_F_DUMP_INTR == 0;
+                    sockets.extend(connected(body));
+                    Ok(())
+                },
+            )?;
             if is_whole {
                 return Ok(sockets);
             }
@@ -99,46 +97,29 @@ impl SocketDiag {
     /// Disconnects a socket: whoever waits for what it receives gets `ECONNABORTED`, whoever sends `EDESTADDRREQ`. An error of kind
     /// [`NotFound`](io::ErrorKind::NotFound) if it is gone or connected to something else by now, and of kind
     /// [`Unsupported`](io::ErrorKind::Unsupported) where the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
-    pub fn destroy(&self, socket: &ConnectedSocket) -> io::Result<()> {
+    pub fn destroy(&mut self, socket: &ConnectedSocket) -> io::Result<()> {
         let about = About {
             family: socket.family,
             protocol: libc::IPPROTO_UDP as u8,
             states: CONNECTED,
             id: &socket.id,
         };
-        self.ask(SOCK_DESTROY, NLM_F_ACK, &about, |_, _| {})
+        self.ask(SOCK_DESTROY, 0, &about, &mut |_, _| Ok(()))
     }
 
-    /// Sends a request about sockets, and hands on what is answered until the end of it.
+    /// Sends a request about sockets, and hands on the flags and the body of each answer.
     fn ask(
-        &self,
+        &mut self,
         kind: u16,
         flags: u16,
         about: &About,
-        mut each: impl FnMut(u16, &[u8]),
+        each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         // `struct inet_diag_req_v2`.
         let mut request = vec![about.family, about.protocol, 0, 0];
         request.extend_from_slice(&about.states.to_ne_bytes());
         request.extend_from_slice(about.id);
-        let length = (HEADER + request.len()) as u32;
-        let mut message = length.to_ne_bytes().to_vec();
-        message.extend_from_slice(&kind.to_ne_bytes());
-        message.extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
-        message.extend_from_slice(&[0; 8]);
-        message.append(&mut request);
-        self.0.send_to(&message, &NetlinkAddr::new(0, 0), 0)?;
-        loop {
-            let (received, _) = self.0.recv_from_full()?;
-            let mut rest = received.as_slice();
-            while let Some((header, body, next)) = split(rest) {
-                rest = next;
-                match header.kind {
-                    NLMSG_DONE | NLMSG_ERROR => return outcome(body),
-                    _ => each(header.flags, body),
-                }
-            }
-        }
+        self.0.request(kind, flags, &request, each)
     }
 }
 
@@ -151,36 +132,6 @@ struct About<'a> {
     states: u32,
     /// `struct inet_diag_sockid`; what is 0 may be anything.
     id: &'a [u8; ID],
-}
-
-struct Header {
-    kind: u16,
-    flags: u16,
-}
-
-/// The first message: its header, what is in it, and the others.
-fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
-    let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
-    let header = Header {
-        kind: u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?),
-        flags: u16::from_ne_bytes(*bytes.get(6..)?.first_chunk()?),
-    };
-    let body = bytes.get(HEADER..length)?;
-    // Each begins at a multiple of 4.
-    let next = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((header, body, next))
-}
-
-/// What the end of an answer says: 0, or the number of an error below it.
-fn outcome(body: &[u8]) -> io::Result<()> {
-    let code = body
-        .first_chunk()
-        .map_or(0, |code| i32::from_ne_bytes(*code));
-    if code < 0 {
-        Err(io::Error::from_raw_os_error(-code))
-    } else {
-        Ok(())
-    }
 }
 
 /// A socket by its `struct inet_diag_msg`.
@@ -215,7 +166,7 @@ mod tests {
 
     #[test]
     fn connected_sockets_are_listed_with_their_peers() {
-        let diag = SocketDiag::open().unwrap();
+        let mut diag = SocketDiag::open().unwrap();
         let mut wanted = Vec::new();
         for ip in ["127.0.0.1", "::1"] {
             let ip: IpAddr = ip.parse().unwrap();
@@ -237,7 +188,7 @@ mod tests {
 
     #[test]
     fn sockets_are_found_by_their_local_port() {
-        let diag = SocketDiag::open().unwrap();
+        let mut diag = SocketDiag::open().unwrap();
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
         let datagrams = UdpSocket::bind("[::]:0").unwrap();
@@ -264,6 +215,5 @@ mod tests {
         body.extend_from_slice(&[1; ID]);
         assert!(connected(&body).is_some());
         assert_eq!(connected(&body[..body.len() - 1]), None);
-        assert!(split(&body[..7]).is_none());
     }
 }

@@ -1,9 +1,6 @@
 //! XDP programs on devices, and what devices can do with them. Works in the network namespace of the calling thread.
 
-use std::ffi::CStr;
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd as _;
 
 use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -35,9 +32,6 @@ const DEVICE_XDP_FEATURES: u16 = 3;
 /// The feature of sending what is redirected to the device.
 const NDO_XMIT: u64 = 4;
 
-/// `ETHTOOL_GDRVINFO`: what drives a device.
-const GET_DRIVER_INFO: u32 = 3;
-
 /// What runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -64,7 +58,7 @@ pub fn device(index: u32) -> io::Result<Device> {
     message.header.index = index;
     let mut device = Device::default();
     let request = RouteNetlinkMessage::GetLink(message);
-    KernelSocket::open(NETLINK_ROUTE)?.request_route(request, 0, &mut |payload| {
+    KernelSocket::open(NETLINK_ROUTE)?.request_route(&request, 0, &mut |_, payload| {
         device = Device::read(payload.get(LINK_HEADER_LEN..).unwrap_or_default());
         Ok(())
     })?;
@@ -104,7 +98,7 @@ pub fn sends(index: u32) -> io::Result<Option<bool>> {
     let mut socket = KernelSocket::open(NETLINK_GENERIC)?;
     let mut family = None;
     let request = generic(GET_FAMILY, FAMILY_NAME, NETDEV);
-    let known = socket.request_payload(CONTROL, &request, &mut |payload| {
+    let known = socket.request(CONTROL, 0, &request, &mut |_, payload| {
         family = found(payload, FAMILY_ID).or(family);
         Ok(())
     });
@@ -117,10 +111,15 @@ pub fn sends(index: u32) -> io::Result<Option<bool>> {
     };
     let mut features = None;
     let request = generic(GET_DEVICE, DEVICE_INDEX, &index.to_ne_bytes());
-    socket.request_payload(u16::from_ne_bytes(family), &request, &mut |payload| {
-        features = found(payload, DEVICE_XDP_FEATURES).or(features);
-        Ok(())
-    })?;
+    socket.request(
+        u16::from_ne_bytes(family),
+        0,
+        &request,
+        &mut |_, payload| {
+            features = found(payload, DEVICE_XDP_FEATURES).or(features);
+            Ok(())
+        },
+    )?;
     Ok(features.map(|features| u64::from_ne_bytes(features) & NDO_XMIT != 0))
 }
 
@@ -140,46 +139,6 @@ fn found<const N: usize>(payload: &[u8], kind: u16) -> Option<[u8; N]> {
     let mut attributes = each(payload.get(GENERIC_HEADER_LEN..)?);
     let attribute = attributes.find(|attribute| attribute.kind() == kind)?;
     attribute.value().first_chunk().copied()
-}
-
-/// The name of what drives a device: `veth`, `ixgbe`.
-pub fn driver(device: &str) -> io::Result<String> {
-    /// `struct ethtool_drvinfo`.
-    #[repr(C)]
-    struct DriverInfo {
-        command: u32,
-        driver: [libc::c_char; 32],
-        rest: [u8; 160],
-    }
-    const _: () = assert!(size_of::<DriverInfo>() == 196);
-    let mut info = DriverInfo {
-        command: GET_DRIVER_INFO,
-        driver: [0; 32],
-        rest: [0; 160],
-    };
-    // SAFETY: integers and pointers, for which zero is a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let name = device.as_bytes();
-    // The last byte stays 0.
-    if name.len() >= request.ifr_name.len() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name) {
-        *to = *from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_data = (&raw mut info).cast();
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: an open socket, a request with a name that ends, and a structure of the kind that the command in it asks
-    // for, all of which live until the call returns.
-    let result =
-        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    info.driver[31] = 0;
-    // SAFETY: it ends within its array.
-    let driver = unsafe { CStr::from_ptr(info.driver.as_ptr()) };
-    Ok(driver.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

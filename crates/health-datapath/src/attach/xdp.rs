@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::PinnedLink;
 use aya::programs::loaded_programs;
 use aya_obj::generated::{XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE};
+use health_net::ethtool;
 use health_net::xdp::{self, Mode};
 
 use super::{Hook, tcx};
@@ -66,7 +67,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
     let device = hook.device.clone();
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => DatapathError::NoNativeXdp {
-            driver: xdp::driver(&device).unwrap_or_else(|_| "unknown".to_owned()),
+            driver: ethtool::driver(&device).unwrap_or_else(|_| "unknown".to_owned()),
             device,
         },
         Some(libc::EBUSY | libc::EEXIST) => {

@@ -30,7 +30,7 @@ impl SocketWatch {
         let task = tokio::spawn(async move {
             loop {
                 let look = spawn_blocking(move || {
-                    let ended = end_stuck(&parts.0, &parts.1);
+                    let ended = end_stuck(&parts.0, &mut parts.1);
                     (parts, ended)
                 });
                 let Ok((back, ended)) = look.await else {
@@ -61,7 +61,7 @@ impl Drop for SocketWatch {
 }
 
 /// How many sockets were ended.
-fn end_stuck(table: &SocketTable, diag: &SocketDiag) -> io::Result<usize> {
+fn end_stuck(table: &SocketTable, diag: &mut SocketDiag) -> io::Result<usize> {
     let stuck = table.stuck()?;
     if stuck.is_empty() {
         return Ok(0);

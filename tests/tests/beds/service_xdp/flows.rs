@@ -108,10 +108,10 @@ fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Res
     outside::add(node)?;
     let backend = Backend::start(other, "web", "")?;
     // Whoever sends sums up: XDP cannot know that a device was to do it.
-    offload::set(FAR, "eth0", Offload::Checksums, false)?;
-    offload::set(&backend.member.name, "eth0", Offload::Checksums, false)?;
+    offload::set(FAR, "eth0", Offload::TxChecksums, false)?;
+    offload::set(&backend.member.name, "eth0", Offload::TxChecksums, false)?;
     // What XDP sends back is taken by the other end of a veth if that merges segments.
-    offload::set(FABRIC, node.name(), Offload::Merging, true)?;
+    offload::set(FABRIC, node.name(), Offload::Gro, true)?;
     let mut service = ServiceManifest::new("web", 1).of([&backend]);
     for port in &mut service.ports {
         port.node_port = Some(NODE_PORT);

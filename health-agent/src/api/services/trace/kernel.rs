@@ -163,7 +163,7 @@ impl Kernel {
         frontend: &Frontend,
     ) -> Result<Option<SocketFacts>, Refusal> {
         let cookies = SocketDiag::open()
-            .and_then(|diag| diag.cookies_at(flow.protocol, flow.source.port()))
+            .and_then(|mut diag| diag.cookies_at(flow.protocol, flow.source.port()))
             .map_err(|error| {
                 let problem = format!("source: list the sockets of this node: {error}");
                 Refusal(StatusCode::INTERNAL_SERVER_ERROR, problem)

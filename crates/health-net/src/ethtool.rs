@@ -1,0 +1,90 @@
+//! What devices are driven by, and what they do in place of the host's stack, as `ethtool` reads and sets it
+//! (linux/ethtool.h). Works in the network namespace of the calling thread.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd as _;
+
+/// `ETHTOOL_GDRVINFO`.
+const GET_DRIVER_INFO: u32 = 3;
+
+/// Something that a device does, or leaves to the stack, by the command that sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Offload {
+    /// Checksums of what it sends (`ETHTOOL_STXCSUM`). Without it, the device does not cut segments either.
+    TxChecksums = 0x17,
+    /// Merging of the segments that it receives (`ETHTOOL_SGRO`).
+    Gro = 0x2c,
+}
+
+/// The beginning of `struct ethtool_drvinfo`, and its length.
+#[repr(C)]
+struct DriverInfo {
+    command: u32,
+    driver: [libc::c_char; 32],
+    rest: [u8; 160],
+}
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+const _: () = assert!(size_of::<DriverInfo>() == 196 && size_of::<Value>() == 8);
+
+/// The name of a device's driver: `veth`, `ixgbe`.
+pub fn driver(device: &str) -> io::Result<String> {
+    let mut info = DriverInfo {
+        command: GET_DRIVER_INFO,
+        driver: [0; 32],
+        rest: [0; 160],
+    };
+    // SAFETY: the structure of this command.
+    unsafe { ask(device, &mut info) }?;
+    info.driver[31] = 0;
+    // SAFETY: it ends within its array.
+    let driver = unsafe { CStr::from_ptr(info.driver.as_ptr()) };
+    Ok(driver.to_string_lossy().into_owned())
+}
+
+/// Has a device do something, or the stack in its place.
+pub fn set_offload(device: &str, offload: Offload, is_on: bool) -> io::Result<()> {
+    let mut value = Value {
+        command: offload as u32,
+        data: is_on.into(),
+    };
+    // SAFETY: the structure of this command.
+    unsafe { ask(device, &mut value) }
+}
+
+/// Makes a request, and has the kernel write the answer into it.
+///
+/// # Safety
+///
+/// `request` must be the structure that the command at its beginning is for.
+unsafe fn ask<T>(device: &str, request: &mut T) -> io::Result<()> {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut message: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = device.as_bytes();
+    // The last byte stays 0.
+    if name.len() >= message.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in message.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    message.ifr_ifru.ifru_data = (&raw mut *request).cast();
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // SAFETY: an open socket, a name that ends, and a structure of which the caller says that the command is for it; all
+    // live until the call returns.
+    let result =
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
