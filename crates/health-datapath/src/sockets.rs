@@ -15,7 +15,8 @@ use tracing::{debug, warn};
 
 use super::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
 use super::loader::{file_error, program_error, remove_tree, set_aside};
-use super::{Datapath, DatapathError, link_pin, sys};
+use super::sys::{self, LinkTarget};
+use super::{Datapath, DatapathError, link_pin};
 
 /// The programs, and where they are.
 #[derive(Debug, Default)]
@@ -141,12 +142,19 @@ impl Sockets {
         let mut taken = former.iter().filter_map(|pin| program.take_over(pin));
         let link = match taken.next() {
             Some(link) => link,
-            None => sys::create_cgroup_link(program.fd.as_fd(), root.folder.as_fd(), program.hook)
-                .map_err(|source| DatapathError::Filter {
-                    what: "attach",
-                    hook: format!("program {name} at {}", root.path.display()),
-                    source,
-                })?,
+            None => {
+                let target = LinkTarget::Cgroup {
+                    group: root.folder.as_fd(),
+                    hook: program.hook,
+                };
+                sys::create_link(program.fd.as_fd(), &target).map_err(|source| {
+                    DatapathError::Filter {
+                        what: "attach",
+                        hook: format!("program {name} at {}", root.path.display()),
+                        source,
+                    }
+                })?
+            }
         };
         pin(link.as_fd(), &pins.join(LINK_PINS), name)?;
         self.links.insert(name, link);

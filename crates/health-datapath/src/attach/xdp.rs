@@ -13,6 +13,7 @@ use health_net::ethtool;
 use health_net::xdp::{self, Mode};
 
 use super::{Hook, tcx};
+use crate::sys::LinkTarget;
 use crate::{DatapathError, sys};
 
 /// A link that is not pinned under its hook's name.
@@ -56,7 +57,11 @@ pub(super) fn attach(
         Mode::Native => XDP_FLAGS_DRV_MODE,
         _ => XDP_FLAGS_SKB_MODE,
     };
-    match sys::create_xdp_link(program, number, flags) {
+    let target = LinkTarget::Xdp {
+        device: number,
+        flags,
+    };
+    match sys::create_link(program, &target) {
         Ok(link) => Ok(XdpLink(link)),
         Err(error) => Err(refusal(hook, number, error)),
     }

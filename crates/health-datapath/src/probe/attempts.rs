@@ -18,7 +18,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::{CLSACT, Feature, Need, TCX};
 use crate::asm::{R0, R2, R3, R4, R5, call, exit, mov};
 use crate::kernel;
-use crate::sys::{self, CreateAttr};
+use crate::sys::{self, CreateAttr, LinkTarget};
 
 const TC_ACT_UNSPEC: i32 = -1;
 /// Younger than the generated bindings.
@@ -250,7 +250,11 @@ fn in_namespace_of_its_own() -> Devices {
 }
 
 fn attaches_by_tcx(program: BorrowedFd<'_>) -> io::Result<()> {
-    sys::create_tcx_link(program, LOOPBACK, BPF_TCX_INGRESS as u32).map(drop)
+    let target = LinkTarget::Tcx {
+        device: LOOPBACK,
+        hook: BPF_TCX_INGRESS,
+    };
+    sys::create_link(program, &target).map(drop)
 }
 
 fn attaches_by_clsact(program: BorrowedFd<'_>) -> io::Result<()> {

@@ -52,32 +52,30 @@ struct LinkAttr {
     expected_revision: u64,
 }
 
-/// Puts a program on a device, behind those that are there. The link goes with its last descriptor or pin.
-pub(crate) fn create_tcx_link(
-    program: BorrowedFd<'_>,
-    device: u32,
-    attach_type: u32,
-) -> io::Result<OwnedFd> {
-    let mut attr = LinkAttr {
-        program: program.as_raw_fd() as u32,
-        target: device,
-        attach_type,
-        ..LinkAttr::default()
-    };
-    bpf_open(BPF_LINK_CREATE, &mut attr)
+/// Where a link puts a program.
+pub(crate) enum LinkTarget<'a> {
+    /// A device, by its number: behind the programs that are there.
+    Tcx { device: u32, hook: bpf_attach_type },
+    /// A device that has no XDP program, with flags such as `XDP_FLAGS_DRV_MODE`.
+    Xdp { device: u32, flags: u32 },
+    /// A control group: behind the programs that are there.
+    Cgroup {
+        group: BorrowedFd<'a>,
+        hook: bpf_attach_type,
+    },
 }
 
-/// Puts an XDP program on a device that has none, with flags such as `XDP_FLAGS_DRV_MODE`. The link goes with its last
-/// descriptor or pin.
-pub(crate) fn create_xdp_link(
-    program: BorrowedFd<'_>,
-    device: u32,
-    flags: u32,
-) -> io::Result<OwnedFd> {
+/// Puts a program somewhere. The link goes with its last descriptor or pin.
+pub(crate) fn create_link(program: BorrowedFd<'_>, target: &LinkTarget<'_>) -> io::Result<OwnedFd> {
+    let (target, attach_type, flags) = match *target {
+        LinkTarget::Tcx { device, hook } => (device, hook, 0),
+        LinkTarget::Xdp { device, flags } => (device, BPF_XDP, flags),
+        LinkTarget::Cgroup { group, hook } => (group.as_raw_fd() as u32, hook, 0),
+    };
     let mut attr = LinkAttr {
         program: program.as_raw_fd() as u32,
-        target: device,
-        attach_type: BPF_XDP as u32,
+        target,
+        attach_type: attach_type as u32,
         flags,
         ..LinkAttr::default()
     };
@@ -118,21 +116,6 @@ pub(crate) struct CgroupLink {
     pub(crate) hook: u32,
     /// Whether its program runs there: not after somebody detached it.
     pub(crate) is_attached: bool,
-}
-
-/// Puts a program on a control group, behind those that are there. The link goes with its last descriptor or pin.
-pub(crate) fn create_cgroup_link(
-    program: BorrowedFd<'_>,
-    cgroup: BorrowedFd<'_>,
-    hook: bpf_attach_type,
-) -> io::Result<OwnedFd> {
-    let mut attr = LinkAttr {
-        program: program.as_raw_fd() as u32,
-        target: cgroup.as_raw_fd() as u32,
-        attach_type: hook as u32,
-        ..LinkAttr::default()
-    };
-    bpf_open(BPF_LINK_CREATE, &mut attr)
 }
 
 /// What is known of a link to a control group; an error for other objects.

@@ -16,8 +16,7 @@ use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF
 
 pub(crate) use self::btf::{btf, load_btf};
 pub(crate) use self::link::{
-    cgroup_link, create_cgroup_link, create_tcx_link, create_xdp_link, detach_link, device_of_link,
-    update_link,
+    LinkTarget, cgroup_link, create_link, detach_link, device_of_link, update_link,
 };
 pub(crate) use self::map::{
     CreateAttr, MapInfo, add, create_map, delete, delete_batch, fill_and_freeze, lookup,
