@@ -154,6 +154,11 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "like 90s or 2h",
         ),
         (
+            "run --ipvs-tcp-timeout 1.5s",
+            "--ipvs-tcp-timeout",
+            "whole seconds from 0s to 480h",
+        ),
+        (
             "run --conntrack-max-entries 1023",
             "--conntrack-max-entries",
             "1024 to 16777216",

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 use health_common::ct::Timeouts;
-use health_model::duration::{duration_text, nanoseconds, parse_duration};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use health_model::duration::{duration_text, parse_duration};
+use serde::{Deserialize, Serialize};
+
+use super::seconds::Seconds;
 
 /// Time between two collections, or `adaptive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,66 +63,8 @@ impl TryFrom<String> for GcInterval {
     }
 }
 
-/// How long an entry outlives its last packet: whole seconds, 1 to 864 000.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime(u32);
-
-impl Lifetime {
-    /// Ten days.
-    const MAX_SECS: u32 = 240 * 3600;
-
-    /// Seconds.
-    pub const fn secs(self) -> u32 {
-        self.0
-    }
-
-    fn duration(self) -> Duration {
-        Duration::from_secs(self.0.into())
-    }
-}
-
-/// The text, or the duration, is no [`Lifetime`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write whole seconds from 1s to 240h, like 90s or 2h")]
-pub struct LifetimeError;
-
-impl TryFrom<Duration> for Lifetime {
-    type Error = LifetimeError;
-
-    fn try_from(duration: Duration) -> Result<Self, Self::Error> {
-        match u32::try_from(duration.as_secs()) {
-            Ok(secs @ 1..=Self::MAX_SECS) if duration.subsec_nanos() == 0 => Ok(Self(secs)),
-            _ => Err(LifetimeError),
-        }
-    }
-}
-
-impl FromStr for Lifetime {
-    type Err = LifetimeError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse_duration(text).map_err(|_| LifetimeError)?.try_into()
-    }
-}
-
-impl fmt::Display for Lifetime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&duration_text(self.duration()))
-    }
-}
-
-impl Serialize for Lifetime {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        nanoseconds::serialize(&self.duration(), to)
-    }
-}
-
-impl<'de> Deserialize<'de> for Lifetime {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let duration = nanoseconds::deserialize(from)?;
-        duration.try_into().map_err(D::Error::custom)
-    }
-}
+/// How long an entry outlives its last packet: up to ten days.
+pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 
 /// How long entries live; flags of `run`, too.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,14 +148,14 @@ impl Default for ConntrackTimeouts {
             fragment,
         } = Timeouts::default();
         Self {
-            tcp_syn: Lifetime(tcp_syn),
-            tcp_established: Lifetime(tcp_established),
-            tcp_close: Lifetime(tcp_close),
-            udp: Lifetime(udp),
-            icmp: Lifetime(icmp),
-            sctp: Lifetime(sctp),
-            any: Lifetime(any),
-            fragment: Lifetime(fragment),
+            tcp_syn: Lifetime::of(tcp_syn),
+            tcp_established: Lifetime::of(tcp_established),
+            tcp_close: Lifetime::of(tcp_close),
+            udp: Lifetime::of(udp),
+            icmp: Lifetime::of(icmp),
+            sctp: Lifetime::of(sctp),
+            any: Lifetime::of(any),
+            fragment: Lifetime::of(fragment),
         }
     }
 }
@@ -237,27 +180,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lifetime_is_whole_seconds_within_bounds() {
-        for (text, secs) in [("1s", 1), ("90s", 90), ("2h", 7200), ("240h", 864_000)] {
-            let lifetime: Lifetime = text.parse().expect(text);
-            assert_eq!(lifetime.secs(), secs);
-            assert_eq!(lifetime.to_string().parse(), Ok(lifetime));
-            let json = serde_json::to_string(&lifetime).expect("plain data");
-            assert_eq!(json, format!("{secs}000000000"));
-            assert_eq!(serde_json::from_str::<Lifetime>(&json).ok(), Some(lifetime));
-        }
-        for bad in ["", "60", "0s", "500ms", "1.5s", "240h1s", "-1s", "off"] {
-            assert_eq!(bad.parse::<Lifetime>(), Err(LifetimeError), "{bad}");
-        }
-    }
-
-    #[test]
     fn the_programs_are_told_what_was_set() {
         assert_eq!(
             Timeouts::from(ConntrackTimeouts::default()),
             Timeouts::default()
         );
-        let udp = Lifetime(7);
+        let udp = Lifetime::of(7);
         let timeouts = Timeouts::from(ConntrackTimeouts {
             udp,
             ..ConntrackTimeouts::default()

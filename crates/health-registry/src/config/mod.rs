@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod seconds;
 mod service_maps;
 mod service_proxy;
 mod service_sources;
@@ -22,9 +23,7 @@ use health_model::settings::{AttachMode, Location};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-pub use self::conntrack::{
-    ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
-};
+pub use self::conntrack::{ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime};
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerProbing};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
@@ -32,8 +31,9 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::seconds::{Seconds, SecondsError};
 pub use self::service_maps::ServiceMapSettings;
-pub use self::service_proxy::{IpvsSettings, ServiceProxyMode};
+pub use self::service_proxy::{IdleTimeout, IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::ServiceSettings;
 
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 71] = [
+        let cases: [(&str, &str, Change); 68] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -266,15 +266,6 @@ mod tests {
             }),
             ("--ipvs-drain-interval", "99ms", |c| {
                 c.services.ipvs.ipvs_drain_interval = Duration::from_millis(99);
-            }),
-            ("--ipvs-tcp-timeout", "1.5s", |c| {
-                c.services.ipvs.ipvs_tcp_timeout = Duration::from_millis(1500);
-            }),
-            ("--ipvs-tcpfin-timeout", "481h0m0s", |c| {
-                c.services.ipvs.ipvs_tcpfin_timeout = Duration::from_secs(481 * 3600);
-            }),
-            ("--ipvs-udp-timeout", "1ms", |c| {
-                c.services.ipvs.ipvs_udp_timeout = Duration::from_millis(1);
             }),
             ("--service-health-listen", "0.0.0.0:0", |c| {
                 c.services.service_manifests = Some("/services".into());

@@ -4,19 +4,22 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use health_model::duration::{duration_text, parse_duration};
+use health_model::duration::parse_duration;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
+use super::seconds::Seconds;
 
 /// Longest name of a scheduler, bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
 const MAX_SCHEDULER_LEN: usize = 15;
 const MIN_DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
-/// The kernel takes up to `INT_MAX / HZ` seconds (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
-const MAX_IDLE_TIMEOUT: Duration = Duration::from_secs(480 * 3600);
+
+/// How long IPVS keeps what is idle; 0 leaves the kernel's setting as it is. The kernel takes up to `INT_MAX / HZ` seconds
+/// (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
+pub type IdleTimeout = Seconds<0, { 480 * 3600 }>;
 
 /// What in the kernel serves services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -71,27 +74,18 @@ pub struct IpvsSettings {
         with = "health_model::duration::nanoseconds"
     )]
     pub ipvs_drain_interval: Duration,
-    /// Mode ipvs: how long idle TCP connections are kept, whole seconds; 0s leaves the kernel's setting as it is
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    #[serde(
-        rename = "ipvs-tcp-timeout-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
-    pub ipvs_tcp_timeout: Duration,
-    /// Mode ipvs: how long idle TCP connections after a FIN are kept, whole seconds; 0s leaves the kernel's setting as it is
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    #[serde(
-        rename = "ipvs-tcpfin-timeout-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
-    pub ipvs_tcpfin_timeout: Duration,
-    /// Mode ipvs: how long idle UDP flows are kept, whole seconds; 0s leaves the kernel's setting as it is
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    #[serde(
-        rename = "ipvs-udp-timeout-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
-    pub ipvs_udp_timeout: Duration,
+    /// Mode ipvs: how long idle TCP connections are kept; 0s leaves the kernel's setting as it is
+    #[arg(long, value_name = "DURATION", default_value_t)]
+    #[serde(rename = "ipvs-tcp-timeout-ns")]
+    pub ipvs_tcp_timeout: IdleTimeout,
+    /// Mode ipvs: how long idle TCP connections after a FIN are kept; 0s leaves the kernel's setting as it is
+    #[arg(long, value_name = "DURATION", default_value_t)]
+    #[serde(rename = "ipvs-tcpfin-timeout-ns")]
+    pub ipvs_tcpfin_timeout: IdleTimeout,
+    /// Mode ipvs: how long idle UDP flows are kept; 0s leaves the kernel's setting as it is
+    #[arg(long, value_name = "DURATION", default_value_t)]
+    #[serde(rename = "ipvs-udp-timeout-ns")]
+    pub ipvs_udp_timeout: IdleTimeout,
 }
 
 impl Default for IpvsSettings {
@@ -103,9 +97,9 @@ impl Default for IpvsSettings {
             ipvs_masquerade_all: false,
             ipvs_masquerade_bit: 14,
             ipvs_drain_interval: Duration::from_secs(10),
-            ipvs_tcp_timeout: Duration::ZERO,
-            ipvs_tcpfin_timeout: Duration::ZERO,
-            ipvs_udp_timeout: Duration::ZERO,
+            ipvs_tcp_timeout: IdleTimeout::default(),
+            ipvs_tcpfin_timeout: IdleTimeout::default(),
+            ipvs_udp_timeout: IdleTimeout::default(),
         }
     }
 }
@@ -131,13 +125,6 @@ impl IpvsSettings {
                 "must be 0 to 31",
             ));
         }
-        for (flag, timeout) in [
-            ("--ipvs-tcp-timeout", self.ipvs_tcp_timeout),
-            ("--ipvs-tcpfin-timeout", self.ipvs_tcpfin_timeout),
-            ("--ipvs-udp-timeout", self.ipvs_udp_timeout),
-        ] {
-            idle_timeout(flag, timeout)?;
-        }
         within(
             "--ipvs-drain-interval",
             self.ipvs_drain_interval,
@@ -145,19 +132,4 @@ impl IpvsSettings {
             MAX_DRAIN_INTERVAL,
         )
     }
-}
-
-/// A timeout of IPVS, which counts in seconds.
-fn idle_timeout(flag: &'static str, timeout: Duration) -> Result<(), InvalidSetting> {
-    if timeout.subsec_nanos() == 0 && timeout <= MAX_IDLE_TIMEOUT {
-        return Ok(());
-    }
-    Err(InvalidSetting::new(
-        flag,
-        duration_text(timeout),
-        format!(
-            "must be whole seconds up to {}, or 0s to leave the kernel's setting as it is",
-            duration_text(MAX_IDLE_TIMEOUT)
-        ),
-    ))
 }

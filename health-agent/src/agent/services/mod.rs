@@ -208,16 +208,11 @@ fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
         strict_arp: settings.ipvs_strict_arp,
         drain_interval: settings.ipvs_drain_interval,
         timeouts: Timeouts {
-            tcp: seconds(settings.ipvs_tcp_timeout),
-            tcp_fin: seconds(settings.ipvs_tcpfin_timeout),
-            udp: seconds(settings.ipvs_udp_timeout),
+            tcp: settings.ipvs_tcp_timeout.secs(),
+            tcp_fin: settings.ipvs_tcpfin_timeout.secs(),
+            udp: settings.ipvs_udp_timeout.secs(),
         },
     }
-}
-
-/// Of a setting that was checked to be far below 2^32.
-fn seconds(timeout: Duration) -> u32 {
-    timeout.as_secs().try_into().unwrap_or(u32::MAX)
 }
 
 fn serve(
