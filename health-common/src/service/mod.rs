@@ -7,11 +7,14 @@
 //! writes a new pool to free places and then changes the frontend, so no program ever reads a pool that is being changed.
 
 pub mod choice;
+pub mod outside;
 pub mod socket;
 pub mod unreachable;
 pub mod xdp;
 
 use crate::addr::Addr;
+
+pub use outside::Origin;
 
 /// Entries that `HEALTH_SVC4` and `HEALTH_SVC6` have room for each, unless the agent asks for another size.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;

@@ -6,15 +6,14 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::addr::Addr;
 use health_common::ct::{CtState, TUPLE_OUT, lifetime};
-use health_common::identity;
 use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::can_change_port;
 use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weighted};
+use health_common::service::outside::is_own;
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FRONTEND_DROPS_INSIDE,
-    FRONTEND_DROPS_OUTSIDE, FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
+    Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED,
     FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
@@ -45,7 +44,9 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
         return StepResult::PASSED;
     };
     let client = flow.source().0.to_addr();
-    if flow.destination().0.is_loopback() || P::IS_UPLINK && is_own(flow.source().0) {
+    if flow.destination().0.is_loopback()
+        || P::IS_UPLINK && is_own(is_endpoint(client), || identity_of(flow.source().0))
+    {
         return StepResult::PASSED;
     }
     let client = Client {
@@ -62,7 +63,8 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
     }
     request.set_backend(to);
     if P::IS_UPLINK {
-        let flags = FLOW_FROM_OUTSIDE | way(to.0, &frontend);
+        let way = frontend.way(is_endpoint(to.0.to_addr()), || identity_of(to.0));
+        let flags = FLOW_FROM_OUTSIDE | way;
         if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
@@ -99,13 +101,9 @@ pub(super) fn elect<T: Version, P: Place>(
     if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client.source, frontend.service) {
         return Err(StepResult::dropped(Reason::ServiceSourceRange));
     }
-    let (pool, drops) = if P::IS_UPLINK {
-        (frontend.outside, FRONTEND_DROPS_OUTSIDE)
-    } else {
-        (frontend.inside, FRONTEND_DROPS_INSIDE)
-    };
+    let pool = frontend.pool(P::ORIGIN);
     if pool.len == 0 {
-        return Err(if frontend.flags & drops != 0 {
+        return Err(if frontend.drops(P::ORIGIN) {
             StepResult::dropped(Reason::ServiceNoLocal)
         } else {
             StepResult::REJECTED
@@ -163,33 +161,17 @@ pub(super) fn discount_flow(index: u32, service: u32) {
     }
 }
 
-/// Whether a client's packets that keep their source may go to a backend that it stays with: the answers of endpoints alone
-/// are known to come back this way.
+/// Whether a client outside may stay with the backend of this index.
 #[inline(always)]
 fn is_within_reach(index: u32, frontend: &Frontend) -> bool {
-    frontend.flags & FRONTEND_KEEPS_SOURCE == 0
-        || HEALTH_BACKENDS
-            .get(index)
-            .is_some_and(|backend| HEALTH_ENDPOINTS.get_ptr(backend.addr).is_some())
+    let backend = || HEALTH_BACKENDS.get(index);
+    frontend.is_within_reach(|| backend().is_some_and(|backend| is_endpoint(backend.addr)))
 }
 
-/// Whether nobody outside has an address: it is this host's, an endpoint's, or none that a packet is sent from.
+/// Whether an endpoint of this node has an address.
 #[inline(always)]
-fn is_own<A: Address>(source: A) -> bool {
-    HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some() || identity_of(source) == identity::HOST
-}
-
-/// How a flow from outside gets to a backend, as flags of its entry.
-#[inline(always)]
-fn way<A: Address>(backend: A, frontend: &Frontend) -> u16 {
-    if HEALTH_ENDPOINTS.get_ptr(backend.to_addr()).is_some() {
-        0
-    } else if frontend.flags & FRONTEND_KEEPS_SOURCE != 0 || identity_of(backend) == identity::HOST
-    {
-        FLOW_OF_HOST
-    } else {
-        FLOW_MASQUERADED
-    }
+fn is_endpoint(address: Addr) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(address).is_some()
 }
 
 /// Enters the new flow, both ways.

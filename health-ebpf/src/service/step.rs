@@ -5,6 +5,7 @@ use aya_ebpf::programs::TcContext;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::Reason;
 use health_common::packet::Packet;
+use health_common::service::Origin;
 
 use super::answer::answer;
 use super::backend::{choose, enter};
@@ -55,8 +56,10 @@ impl StepResult {
 
 /// Where the programs are that take the steps.
 pub(super) trait Place {
+    /// From where the flows come.
+    const ORIGIN: Origin;
     /// At an uplink, and not at an endpoint's device.
-    const IS_UPLINK: bool;
+    const IS_UPLINK: bool = matches!(Self::ORIGIN, Origin::Outside);
     /// Where the packet's IP header begins.
     fn ip_at<T: Version>(request: &Request<T>) -> Option<usize>;
 }
@@ -67,7 +70,7 @@ pub(super) struct AtEndpoint;
 pub(super) struct AtUplink;
 
 impl Place for AtEndpoint {
-    const IS_UPLINK: bool = false;
+    const ORIGIN: Origin = Origin::Inside;
 
     #[inline(always)]
     fn ip_at<T: Version>(_request: &Request<T>) -> Option<usize> {
@@ -76,7 +79,7 @@ impl Place for AtEndpoint {
 }
 
 impl Place for AtUplink {
-    const IS_UPLINK: bool = true;
+    const ORIGIN: Origin = Origin::Outside;
 
     #[inline(always)]
     fn ip_at<T: Version>(request: &Request<T>) -> Option<usize> {

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-use health_common::service::{ALGORITHM_MAGLEV, Backend, FRONTEND_WEIGHTED, Frontend, Pool};
+use health_common::service::{
+    ALGORITHM_MAGLEV, Backend, FRONTEND_WEIGHTED, Frontend, Origin, Pool,
+};
 use ipnet::IpNet;
 
 use super::maps::values;
@@ -24,6 +26,16 @@ pub struct ListedFrontend {
     pub inside: Vec<ListedBackend>,
     /// The backends of all other flows.
     pub outside: Vec<ListedBackend>,
+}
+
+impl ListedFrontend {
+    /// The backends of flows from there.
+    pub fn pool(&self, origin: Origin) -> &[ListedBackend] {
+        match origin {
+            Origin::Inside => &self.inside,
+            Origin::Outside => &self.outside,
+        }
+    }
 }
 
 /// A backend of a pool.

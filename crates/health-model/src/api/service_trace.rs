@@ -71,13 +71,6 @@ pub enum SourceKind {
     Outside,
 }
 
-impl SourceKind {
-    /// Whether it is this node or an endpoint of it.
-    pub const fn is_inside(self) -> bool {
-        matches!(self, Self::Endpoint | Self::Host)
-    }
-}
-
 /// What is reached at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,11 +6,8 @@ use axum::http::StatusCode;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
-use health_common::identity;
 use health_common::service::socket::SocketKey;
-use health_common::service::{
-    Affinity, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FRONTEND_KEEPS_SOURCE, Frontend,
-};
+use health_common::service::{Affinity, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, Frontend};
 use health_datapath::dump::{DumpError, Pinned, ServiceFlow};
 use health_datapath::services::{Connection, ServiceMaps, ServicesError};
 use health_model::ipam::Family;
@@ -260,9 +257,11 @@ impl Kernel {
             return Ok(None);
         };
         let backend = self.maps.backend(known.backend)?;
-        let keeps_source = place == Place::Uplink && frontend.flags & FRONTEND_KEEPS_SOURCE != 0;
         let is_within_reach = match backend {
-            Some(backend) if keeps_source => self.pinned.endpoint(backend.addr.to_ip())?.is_some(),
+            Some(backend) if place == Place::Uplink => {
+                let is_endpoint = self.pinned.endpoint(backend.addr.to_ip())?.is_some();
+                frontend.is_within_reach(|| is_endpoint)
+            }
             _ => true,
         };
         Ok(Some(ClientFacts {
@@ -294,7 +293,7 @@ impl Kernel {
             (Place::Socket, SocketAddr::V6(_)) => from_zero(flow, Ipv6Addr::UNSPECIFIED.into()),
             (Place::Endpoint | Place::Uplink, _) => *flow,
         };
-        let pool = place.pool(frontend);
+        let pool = frontend.pool(place.origin());
         Ok(self.maps.by_maglev(pool, &hashed, is_by_client)?)
     }
 
@@ -305,10 +304,9 @@ impl Kernel {
         frontend: &Frontend,
     ) -> Result<Option<String>, Refusal> {
         let ip = backend.addr.to_ip();
-        let is_direct = frontend.flags & FRONTEND_KEEPS_SOURCE != 0
-            || self.pinned.endpoint(ip)?.is_some()
-            || self.pinned.identity_of(ip)? == identity::HOST;
-        if is_direct {
+        let identity = self.pinned.identity_of(ip)?;
+        let way = frontend.way(self.pinned.endpoint(ip)?.is_some(), || identity);
+        if way != FLOW_MASQUERADED {
             return Ok(None);
         }
         let rows = self.pinned.masquerade()?;

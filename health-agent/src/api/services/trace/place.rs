@@ -1,10 +1,8 @@
 //! Where a flow meets the programs that serve it.
 
 use health_common::ct::IP_PROTOCOL_SCTP;
-use health_common::identity;
-use health_common::service::{
-    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_HOST_ONLY, Frontend, Pool,
-};
+use health_common::service::outside::is_own;
+use health_common::service::{FRONTEND_HOST_ONLY, Frontend, Origin};
 use health_datapath::services::Connection;
 use health_model::api::{SourceKind, TracedSource};
 
@@ -35,20 +33,12 @@ impl Place {
         self != Self::Socket
     }
 
-    pub(super) const fn pool(self, frontend: &Frontend) -> Pool {
+    /// From where flows come that meet it.
+    pub(super) const fn origin(self) -> Origin {
         match self {
-            Self::Socket | Self::Endpoint => frontend.inside,
-            Self::Uplink => frontend.outside,
+            Self::Socket | Self::Endpoint => Origin::Inside,
+            Self::Uplink => Origin::Outside,
         }
-    }
-
-    /// Whether a flow is dropped, and not rejected, where its pool is empty.
-    pub(super) const fn drops(self, frontend: &Frontend) -> bool {
-        let flag = match self {
-            Self::Socket | Self::Endpoint => FRONTEND_DROPS_INSIDE,
-            Self::Uplink => FRONTEND_DROPS_OUTSIDE,
-        };
-        frontend.flags & flag != 0
     }
 
     /// Why the programs do not serve a flow to a frontend, if so.
@@ -73,7 +63,7 @@ impl Place {
             Self::Uplink if !kernel.pinned.has_program("to_service") => {
                 Some("what comes from outside the node is not served")
             }
-            Self::Uplink if source.identity == identity::HOST => {
+            Self::Uplink if is_own(source.endpoint.is_some(), || source.identity) => {
                 Some("nobody outside sends from an address that leads to this node")
             }
             Self::Uplink => None,

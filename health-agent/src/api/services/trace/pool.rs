@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use axum::http::StatusCode;
-use health_common::service::{
-    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, Frontend, KIND_NODE_PORT,
-};
+use health_common::service::{Frontend, KIND_NODE_PORT, Origin};
 use health_datapath::services::{Connection, ListedBackend, ListedFrontend};
 use health_model::api::{
     ServiceBackend, ServiceEntry, ServiceFrontend, ServicePortEntry, SourceKind, TracedPool,
@@ -16,6 +14,7 @@ use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
 use super::ends::ports_of;
+use super::place::Place;
 use crate::api::answer::Refusal;
 use crate::api::services::ServiceBook;
 
@@ -84,19 +83,19 @@ impl Owner {
     }
 
     /// What becomes of new flows: `cluster`, `local`, `drop` or `reject`.
-    fn target(&self, is_inside: bool) -> &str {
-        match is_inside {
-            true => &self.frontend.inside,
-            false => &self.frontend.outside,
+    fn target(&self, origin: Origin) -> &str {
+        match origin {
+            Origin::Inside => &self.frontend.inside,
+            Origin::Outside => &self.frontend.outside,
         }
     }
 
     /// Which endpoints the flow may use.
-    fn policy(&self, is_inside: bool) -> &str {
+    fn policy(&self, origin: Origin) -> &str {
         match &*self.frontend.kind {
             "ClusterIP" => &self.service.internal_policy,
             // Traffic of the node and its endpoints may always use the whole cluster.
-            _ if is_inside => "Cluster",
+            _ if origin == Origin::Inside => "Cluster",
             _ => &self.service.external_policy,
         }
     }
@@ -109,11 +108,11 @@ impl Owner {
     /// In what the programs' pool is not what it is meant to be.
     pub(super) fn difference(
         &self,
-        is_inside: bool,
+        origin: Origin,
         entry: &Frontend,
         pool: &[ListedBackend],
     ) -> Option<String> {
-        let target = self.target(is_inside);
+        let target = self.target(origin);
         let meant: BTreeSet<_> = self
             .backends()
             .filter(|backend| is_in_list(backend, target))
@@ -127,21 +126,17 @@ impl Owner {
                 listed(&meant)
             ));
         }
-        let drops = if is_inside {
-            FRONTEND_DROPS_INSIDE
-        } else {
-            FRONTEND_DROPS_OUTSIDE
-        };
-        let is_dropped = entry.flags & drops != 0;
+        let is_dropped = entry.drops(origin);
         (found.is_empty() && is_dropped != (target == "drop")).then(|| {
             let does = if is_dropped { "drop" } else { "reject" };
             format!("the programs {does} it, the agent means to {target} it")
         })
     }
 
-    fn reasons(&self, is_inside: bool) -> Vec<String> {
-        let target = self.target(is_inside);
+    fn reasons(&self, origin: Origin) -> Vec<String> {
+        let target = self.target(origin);
         let mut reasons = Vec::new();
+        let is_inside = origin == Origin::Inside;
         if self.frontend.kind != "ClusterIP" && is_inside && self.service.external_policy == "Local"
         {
             reasons.push(
@@ -156,7 +151,7 @@ impl Owner {
         let are_ending = !chosen.is_empty() && chosen.iter().all(|backend| !backend.ready);
         match target {
             "local" => reasons.push("only endpoints of this node".to_owned()),
-            "drop" if self.policy(is_inside) == "Local" => {
+            "drop" if self.policy(origin) == "Local" => {
                 reasons.push("there are endpoints, but none of this node serves".to_owned());
             }
             "drop" => reasons.push("there are endpoints, but none that it may use".to_owned()),
@@ -217,8 +212,8 @@ pub(super) fn pool(
     found: Option<&ListedFrontend>,
     owner: Option<&Owner>,
 ) -> TracedPool {
-    let inside = source.kind.is_inside();
-    let mut reasons = owner.map_or_else(Vec::new, |owner| owner.reasons(inside));
+    let origin = Place::of(source.kind).origin();
+    let mut reasons = owner.map_or_else(Vec::new, |owner| owner.reasons(origin));
     let senders = match source.kind {
         SourceKind::RemoteEndpoint => Some("endpoints"),
         SourceKind::Node => Some("processes"),
@@ -238,8 +233,8 @@ pub(super) fn pool(
         ));
     }
     TracedPool {
-        inside,
-        policy: owner.map(|owner| owner.policy(inside).to_owned()),
+        inside: origin == Origin::Inside,
+        policy: owner.map(|owner| owner.policy(origin).to_owned()),
         reasons,
     }
 }

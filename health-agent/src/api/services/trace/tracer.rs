@@ -45,19 +45,13 @@ impl<S: Source> Tracer<'_, S> {
                 "the agent knows of no service at {}",
                 self.flow.destination
             )),
-            Some(owner) => {
-                let is_inside = self.place != Place::Uplink;
-                owner.difference(is_inside, &self.frontend.entry, self.pool())
-            }
+            Some(owner) => owner.difference(self.place.origin(), &self.frontend.entry, self.pool()),
         };
         self.differences.extend(difference);
     }
 
     fn pool(&self) -> &[ListedBackend] {
-        match self.place {
-            Place::Socket | Place::Endpoint => &self.frontend.inside,
-            Place::Uplink => &self.frontend.outside,
-        }
+        self.frontend.pool(self.place.origin())
     }
 
     fn is_port_known(&self) -> bool {
@@ -109,7 +103,8 @@ impl<S: Source> Tracer<'_, S> {
             return Some(Refused::SourceRange);
         }
         let entry = &self.frontend.entry;
-        match (self.place.pool(entry).len, self.place.drops(entry)) {
+        let origin = self.place.origin();
+        match (entry.pool(origin).len, entry.drops(origin)) {
             (0, false) => Some(Refused::NoBackend),
             (0, true) => Some(Refused::NoLocalBackend),
             _ => None,

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use health_common::service::{
-    FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED,
-};
+use health_common::service::{FRONTEND_RESTRICTED, Origin};
 use health_datapath::dump::Pinned;
 use health_datapath::services::{ListedBackend, ListedFrontend};
 use health_model::flow::IpProtocol;
@@ -67,9 +65,13 @@ fn row(frontend: ListedFrontend, ranges: &BTreeMap<u32, Vec<IpNet>>) -> Frontend
     let entry = frontend.entry;
     let is_set = |flag| entry.flags & flag != 0;
     let of_service = || ranges.get(&entry.service).cloned().unwrap_or_default();
-    let pool = |backends: &[ListedBackend], drops| PoolView {
-        backends: backends.iter().map(backend).collect(),
-        otherwise: if is_set(drops) { "drop" } else { "reject" },
+    let pool = |origin| PoolView {
+        backends: frontend.pool(origin).iter().map(backend).collect(),
+        otherwise: if entry.drops(origin) {
+            "drop"
+        } else {
+            "reject"
+        },
     };
     FrontendRow {
         address: frontend.address.ip(),
@@ -79,10 +81,10 @@ fn row(frontend: ListedFrontend, ranges: &BTreeMap<u32, Vec<IpNet>>) -> Frontend
         service: entry.service,
         algorithm: algorithm_name(entry.algorithm),
         affinity_seconds: entry.affinity_secs,
-        keeps_source: is_set(FRONTEND_KEEPS_SOURCE),
+        keeps_source: entry.keeps_source(),
         source_ranges: is_set(FRONTEND_RESTRICTED).then(of_service),
-        inside: pool(&frontend.inside, FRONTEND_DROPS_INSIDE),
-        outside: pool(&frontend.outside, FRONTEND_DROPS_OUTSIDE),
+        inside: pool(Origin::Inside),
+        outside: pool(Origin::Outside),
     }
 }
 
@@ -154,7 +156,8 @@ fn pool_cell(pool: &PoolView) -> String {
 #[cfg(test)]
 mod tests {
     use health_common::service::{
-        ALGORITHM_MAGLEV, Backend, Frontend, KIND_CLUSTER_IP, KIND_NODE_PORT,
+        ALGORITHM_MAGLEV, Backend, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE, Frontend,
+        KIND_CLUSTER_IP, KIND_NODE_PORT,
     };
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use health_common::service::{ALGORITHM_MAGLEV, Pool};
+use health_common::service::{ALGORITHM_MAGLEV, Origin, Pool};
 use health_datapath::dump::Pinned;
 use health_datapath::services::{ListedBackend, ListedFrontend};
 use serde::Serialize;
@@ -40,10 +40,8 @@ fn rows(listed: &[ListedFrontend]) -> Vec<TableRow> {
         .filter(|frontend| frontend.entry.algorithm == ALGORITHM_MAGLEV);
     let tables = by_maglev.flat_map(|frontend| {
         let entry = &frontend.entry;
-        [
-            (entry.service, entry.inside, &frontend.inside),
-            (entry.service, entry.outside, &frontend.outside),
-        ]
+        [Origin::Inside, Origin::Outside]
+            .map(|origin| (entry.service, entry.pool(origin), frontend.pool(origin)))
     });
     let mut rows: Vec<_> = tables
         .filter(|(_, pool, _)| pool.len > 0)

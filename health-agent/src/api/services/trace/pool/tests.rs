@@ -1,4 +1,4 @@
-use health_common::service::Backend;
+use health_common::service::{Backend, FRONTEND_DROPS_OUTSIDE};
 use health_model::api::ServiceTopology;
 
 use super::*;
@@ -88,11 +88,11 @@ fn a_pool_says_who_gets_nothing_and_why() {
     );
     assert_eq!(local.title(), "shop/web:http");
     assert_eq!(
-        (local.policy(true), local.policy(false)),
+        (local.policy(Origin::Inside), local.policy(Origin::Outside)),
         ("Cluster", "Local")
     );
     assert_eq!(
-        local.reasons(false),
+        local.reasons(Origin::Outside),
         [
             "only endpoints of this node",
             "10.1.0.2:8080 gets nothing: its probe fails",
@@ -100,7 +100,7 @@ fn a_pool_says_who_gets_nothing_and_why() {
         ]
     );
     assert_eq!(
-        local.reasons(true),
+        local.reasons(Origin::Inside),
         [
             "what this node and its endpoints send may use the whole cluster, whatever the policy",
             "10.1.0.2:8080 gets nothing: its probe fails",
@@ -125,7 +125,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
         reason: "hints are for zones, also for z1".to_owned(),
     });
     assert_eq!(
-        hinted.reasons(true),
+        hinted.reasons(Origin::Inside),
         [
             "hints are for zones, also for z1",
             "10.1.0.2:8080 gets nothing: preferred are others",
@@ -138,7 +138,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
     };
     let endings = owner("ClusterIP", ["cluster"; 2], vec![ending]);
     assert_eq!(
-        endings.reasons(true),
+        endings.reasons(Origin::Inside),
         ["none is ready: those that end but still serve get the flows"]
     );
     let many = (1..=7).map(|last| ServiceBackend {
@@ -148,7 +148,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
         ..backend(last, true)
     });
     let none = owner("ClusterIP", ["reject"; 2], many.collect());
-    let reasons = none.reasons(true);
+    let reasons = none.reasons(Origin::Inside);
     assert_eq!(reasons[0], "there are no endpoints that serve");
     assert_eq!(
         reasons.last().map(String::as_str),
@@ -164,19 +164,23 @@ fn maps_that_lead_elsewhere_than_the_agent_means_are_told() {
         vec![backend(1, true), backend(2, false)],
     );
     let entry = Frontend::default();
-    assert_eq!(two.difference(true, &entry, &pool_of(&[2, 1])), None);
     assert_eq!(
-        two.difference(true, &entry, &pool_of(&[1])).as_deref(),
+        two.difference(Origin::Inside, &entry, &pool_of(&[2, 1])),
+        None
+    );
+    assert_eq!(
+        two.difference(Origin::Inside, &entry, &pool_of(&[1]))
+            .as_deref(),
         Some("the programs lead to 10.1.0.1:8080, the agent means 10.1.0.1:8080, 10.1.0.2:8080")
     );
     let drops = owner("NodePort", ["cluster", "drop"], vec![backend(2, false)]);
     assert_eq!(
-        drops.difference(false, &entry, &[]).as_deref(),
+        drops.difference(Origin::Outside, &entry, &[]).as_deref(),
         Some("the programs reject it, the agent means to drop it")
     );
     let dropping = Frontend {
         flags: FRONTEND_DROPS_OUTSIDE,
         ..entry
     };
-    assert_eq!(drops.difference(false, &dropping, &[]), None);
+    assert_eq!(drops.difference(Origin::Outside, &dropping, &[]), None);
 }

@@ -1,0 +1,123 @@
+//! From which side flows come to a service, and what holds for those from outside.
+
+use super::{
+    FLOW_MASQUERADED, FLOW_OF_HOST, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
+    FRONTEND_KEEPS_SOURCE, Frontend, Pool,
+};
+use crate::identity;
+
+/// Where a flow comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This node and its endpoints.
+    Inside,
+    /// An uplink.
+    Outside,
+}
+
+impl Frontend {
+    /// Where new flows go.
+    #[inline(always)]
+    pub const fn pool(&self, origin: Origin) -> Pool {
+        match origin {
+            Origin::Inside => self.inside,
+            Origin::Outside => self.outside,
+        }
+    }
+
+    /// Whether they are dropped silently where that pool is empty, and not rejected.
+    #[inline(always)]
+    pub const fn drops(&self, origin: Origin) -> bool {
+        let flag = match origin {
+            Origin::Inside => FRONTEND_DROPS_INSIDE,
+            Origin::Outside => FRONTEND_DROPS_OUTSIDE,
+        };
+        self.flags & flag != 0
+    }
+
+    /// Whether backends see clients outside by their own addresses.
+    #[inline(always)]
+    pub const fn keeps_source(&self) -> bool {
+        self.flags & FRONTEND_KEEPS_SOURCE != 0
+    }
+
+    /// How a flow from outside gets to a backend, as flags of its entry. `is_endpoint`: of this node; `identity`: that of
+    /// the backend's address.
+    #[inline(always)]
+    pub fn way(&self, is_endpoint: bool, identity: impl FnOnce() -> u32) -> u16 {
+        if is_endpoint {
+            0
+        } else if self.keeps_source() || identity() == identity::HOST {
+            FLOW_OF_HOST
+        } else {
+            FLOW_MASQUERADED
+        }
+    }
+
+    /// Whether packets from outside may go to a backend that their client stays with: if they keep their source, the answers
+    /// of this node's endpoints alone are known to come back this way.
+    #[inline(always)]
+    pub fn is_within_reach(&self, is_endpoint: impl FnOnce() -> bool) -> bool {
+        !self.keeps_source() || is_endpoint()
+    }
+}
+
+/// Whether nobody outside has an address: it is that of an endpoint of this node, or by its identity this node's.
+#[inline(always)]
+pub fn is_own(is_endpoint: bool, identity: impl FnOnce() -> u32) -> bool {
+    is_endpoint || identity() == identity::HOST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MASQUERADES: Frontend = Frontend {
+        inside: Pool { at: 0, len: 2 },
+        outside: Pool { at: 3, len: 0 },
+        service: 1,
+        affinity_secs: 0,
+        flags: FRONTEND_DROPS_OUTSIDE,
+        algorithm: 0,
+        kind: 0,
+        pad: 0,
+    };
+    const KEEPS_SOURCE: Frontend = Frontend {
+        flags: FRONTEND_KEEPS_SOURCE,
+        ..MASQUERADES
+    };
+
+    #[test]
+    fn each_origin_has_its_pool() {
+        assert_eq!(MASQUERADES.pool(Origin::Inside).len, 2);
+        assert_eq!(MASQUERADES.pool(Origin::Outside).at, 3);
+        assert!(MASQUERADES.drops(Origin::Outside) && !MASQUERADES.drops(Origin::Inside));
+    }
+
+    #[test]
+    fn only_backends_elsewhere_get_packets_from_this_nodes_address() {
+        for (frontend, is_endpoint, identity, way) in [
+            (MASQUERADES, true, identity::WORLD, 0),
+            (MASQUERADES, false, identity::HOST, FLOW_OF_HOST),
+            (MASQUERADES, false, identity::WORLD, FLOW_MASQUERADED),
+            (KEEPS_SOURCE, true, identity::WORLD, 0),
+            (KEEPS_SOURCE, false, identity::WORLD, FLOW_OF_HOST),
+        ] {
+            assert_eq!(frontend.way(is_endpoint, || identity), way);
+        }
+    }
+
+    #[test]
+    fn clients_stay_with_backends_elsewhere_only_where_these_do_not_see_them() {
+        assert!(MASQUERADES.is_within_reach(|| false));
+        assert!(KEEPS_SOURCE.is_within_reach(|| true));
+        assert!(!KEEPS_SOURCE.is_within_reach(|| false));
+    }
+
+    #[test]
+    fn addresses_of_this_node_and_its_endpoints_are_own() {
+        assert!(is_own(true, || identity::WORLD));
+        assert!(is_own(false, || identity::HOST));
+        assert!(!is_own(false, || identity::REMOTE_NODE));
+    }
+}
