@@ -18,8 +18,6 @@ pub trait Address: Copy + PartialEq {
     fn of_addr(addr: &Addr) -> Self;
     /// The same, see [`words`].
     fn by_words(self) -> Self;
-    /// Whether it is of the loopback network: no packet with it comes by a device (RFC 1122, RFC 4291).
-    fn is_loopback(&self) -> bool;
     /// Whether no router sends packets to it on: multicast, broadcast, link-local (RFC 3927, RFC 4291).
     fn stays_on_link(&self) -> bool;
 }
@@ -43,11 +41,6 @@ impl Address for u32 {
     #[inline(always)]
     fn by_words(self) -> Self {
         self
-    }
-
-    #[inline(always)]
-    fn is_loopback(&self) -> bool {
-        self.to_ne_bytes()[0] == 127
     }
 
     #[inline(always)]
@@ -81,11 +74,6 @@ impl Address for [u32; 4] {
     #[inline(always)]
     fn by_words(self) -> Self {
         words(self)
-    }
-
-    #[inline(always)]
-    fn is_loopback(&self) -> bool {
-        self[0] | self[1] | self[2] | (self[3] ^ 1_u32.to_be()) == 0
     }
 
     #[inline(always)]

@@ -44,9 +44,7 @@ pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request
         return StepResult::PASSED;
     };
     let client = flow.source().0.to_addr();
-    if flow.destination().0.is_loopback()
-        || P::IS_UPLINK && is_own(is_endpoint(client), || identity_of(flow.source().0))
-    {
+    if P::IS_UPLINK && is_own(is_endpoint(client), || identity_of(flow.source().0)) {
         return StepResult::PASSED;
     }
     let client = Client {
