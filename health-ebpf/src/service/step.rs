@@ -55,7 +55,7 @@ impl StepResult {
 }
 
 /// Where the programs are that take the steps.
-pub(super) trait Place {
+pub trait Place {
     /// From where the flows come.
     const ORIGIN: Origin;
     /// At an uplink, and not at an endpoint's device.
@@ -65,9 +65,9 @@ pub(super) trait Place {
 }
 
 /// At the device of an endpoint.
-pub(super) struct AtEndpoint;
+pub struct AtEndpoint;
 /// At an uplink.
-pub(super) struct AtUplink;
+pub struct AtUplink;
 
 impl Place for AtEndpoint {
     const ORIGIN: Origin = Origin::Inside;
@@ -178,8 +178,8 @@ impl<T: Version> Request<T> {
 }
 
 /// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there. These
-/// are those at the devices of endpoints.
-pub trait Steps: Version<Address: Default> + Unreachable {
+/// are those of both places.
+pub trait SharedSteps<P: Place>: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
@@ -190,32 +190,25 @@ pub trait Steps: Version<Address: Default> + Unreachable {
     fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`send_error`].
     fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`answer`].
-    fn answer(skb: *mut __sk_buff) -> StepResult;
     /// See [`reject`].
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+}
+
+/// The steps at the devices of endpoints. The others have a request of their own: it does not take the stack of who calls
+/// them while others are called.
+pub trait Steps: SharedSteps<AtEndpoint> {
+    /// See [`answer`].
+    fn answer(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw`].
     fn withdraw(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw_from_outside`].
     fn withdraw_from_outside(skb: *mut __sk_buff) -> StepResult;
 }
 
-/// Those at uplinks.
-pub trait UplinkSteps: Version<Address: Default> + Unreachable {
-    /// See [`find`].
-    fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`choose`].
-    fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`enter`].
-    fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`rewrite`].
-    fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`send_error`].
-    fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+/// The steps at uplinks.
+pub trait UplinkSteps: SharedSteps<AtUplink> {
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`reject`].
-    fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`forward`].
     fn forward(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`note`].
@@ -223,10 +216,7 @@ pub trait UplinkSteps: Version<Address: Default> + Unreachable {
 }
 
 macro_rules! steps {
-    (
-        $steps:ident, $place:ty, $tuple:ty, $($step:ident as $name:ident),+
-        $(; alone $($alone:ident as $alone_name:ident),+)?
-    ) => {
+    ($steps:path, $tuple:ty, $place:ty: $($step:ident as $name:ident),+ $(,)?) => {
         impl $steps for $tuple {$(
             #[inline(always)]
             fn $step(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult {
@@ -244,79 +234,85 @@ macro_rules! steps {
                 }
                 StepResult($name(skb, request))
             }
-        )+
-        // Steps with a request of their own: it does not take the stack of who calls them while others are called.
-        $($(
+        )+}
+    };
+}
+
+macro_rules! steps_alone {
+    ($tuple:ty: $($step:ident as $name:ident),+ $(,)?) => {
+        impl Steps for $tuple {$(
             #[inline(always)]
-            fn $alone(skb: *mut __sk_buff) -> StepResult {
+            fn $step(skb: *mut __sk_buff) -> StepResult {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
-                extern "C" fn $alone_name(skb: *mut __sk_buff) -> u32 {
+                extern "C" fn $name(skb: *mut __sk_buff) -> u32 {
                     let ctx = TcContext::new(skb);
                     let mut request = Request::<$tuple>::new();
-                    $alone::<$tuple, $place>(&Frame::new(&ctx), &mut request).0
+                    $step::<$tuple, AtEndpoint>(&Frame::new(&ctx), &mut request).0
                 }
-                StepResult($alone_name(skb))
+                StepResult($name(skb))
             }
-        )+)?}
+        )+}
     };
 }
 
 steps!(
-    Steps,
-    AtEndpoint,
-    Tuple4,
+    SharedSteps<AtEndpoint>, Tuple4, AtEndpoint:
     find as service4_find,
     choose as service4_choose,
     enter as service4_enter,
     rewrite as service4_rewrite,
     send_error as service4_send_error,
-    reject as service4_reject;
-    alone
-    answer as service4_answer,
-    withdraw as service4_withdraw,
-    withdraw_from_outside as service4_withdraw_from_outside
+    reject as service4_reject,
 );
 steps!(
-    UplinkSteps,
-    AtUplink,
-    Tuple4,
+    SharedSteps<AtUplink>, Tuple4, AtUplink:
     find as uplink4_find,
     choose as uplink4_choose,
     enter as uplink4_enter,
     rewrite as uplink4_rewrite,
     send_error as uplink4_send_error,
-    answer as uplink4_answer,
     reject as uplink4_reject,
-    forward as uplink4_forward,
-    note as uplink4_note
 );
 steps!(
-    Steps,
-    AtEndpoint,
-    Tuple6,
+    UplinkSteps, Tuple4, AtUplink:
+    answer as uplink4_answer,
+    forward as uplink4_forward,
+    note as uplink4_note,
+);
+steps_alone!(
+    Tuple4:
+    answer as service4_answer,
+    withdraw as service4_withdraw,
+    withdraw_from_outside as service4_withdraw_from_outside,
+);
+steps!(
+    SharedSteps<AtEndpoint>, Tuple6, AtEndpoint:
     find as service6_find,
     choose as service6_choose,
     enter as service6_enter,
     rewrite as service6_rewrite,
     send_error as service6_send_error,
-    reject as service6_reject;
-    alone
-    answer as service6_answer,
-    withdraw as service6_withdraw,
-    withdraw_from_outside as service6_withdraw_from_outside
+    reject as service6_reject,
 );
 steps!(
-    UplinkSteps,
-    AtUplink,
-    Tuple6,
+    SharedSteps<AtUplink>, Tuple6, AtUplink:
     find as uplink6_find,
     choose as uplink6_choose,
     enter as uplink6_enter,
     rewrite as uplink6_rewrite,
     send_error as uplink6_send_error,
-    answer as uplink6_answer,
     reject as uplink6_reject,
+);
+steps!(
+    UplinkSteps, Tuple6, AtUplink:
+    answer as uplink6_answer,
     forward as uplink6_forward,
-    note as uplink6_note
+    note as uplink6_note,
+);
+steps_alone!(
+    Tuple6:
+    answer as service6_answer,
+    withdraw as service6_withdraw,
+    withdraw_from_outside as service6_withdraw_from_outside,
 );
