@@ -198,23 +198,19 @@ pub(super) fn rewrite<T: Version, P: Place>(frame: &Frame, request: &mut Request
     let flow = request.tuple;
     let (source, destination) = (flow.source(), flow.destination());
     let backend = request.backend();
-    if P::IS_UPLINK {
-        return match end::<T, P>(frame, request, End::Destination, destination, backend) {
-            Some(()) => StepResult::FOUND,
-            None => StepResult::dropped(Reason::WriteFailed),
-        };
-    }
-    let gateway = gateway::<T>();
-    if gateway.is_some_and(|gateway| gateway == destination.0) {
-        let client = (source.0, destination.1);
-        return both::<T, P>(frame, request, (source, backend), (destination, client));
-    }
-    if backend.0 == source.0 {
-        let Some(gateway) = gateway else {
-            return StepResult::dropped(Reason::ServiceNoBackend);
-        };
-        let client = (gateway, source.1);
-        return both::<T, P>(frame, request, (source, client), (destination, backend));
+    if !P::IS_UPLINK {
+        let gateway = gateway::<T>();
+        if gateway.is_some_and(|gateway| gateway == destination.0) {
+            let client = (source.0, destination.1);
+            return both::<T, P>(frame, request, (source, backend), (destination, client));
+        }
+        if backend.0 == source.0 {
+            let Some(gateway) = gateway else {
+                return StepResult::dropped(Reason::ServiceNoBackend);
+            };
+            let client = (gateway, source.1);
+            return both::<T, P>(frame, request, (source, client), (destination, backend));
+        }
     }
     match end::<T, P>(frame, request, End::Destination, destination, backend) {
         Some(()) => StepResult::FOUND,
