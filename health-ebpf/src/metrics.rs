@@ -54,6 +54,23 @@ pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     Verdict(TC_ACT_SHOT)
 }
 
+/// As [`refuse`], if one of these reasons is what a step returned: by its number, for functions in the kernel return nothing
+/// else.
+#[inline(always)]
+pub fn refuse_for<const N: usize>(
+    frame: &Frame,
+    returned: u32,
+    reasons: [Reason; N],
+    direction: Direction,
+) -> Option<Verdict> {
+    for reason in reasons {
+        if returned == reason as u32 {
+            return Some(refuse(frame, reason, direction));
+        }
+    }
+    None
+}
+
 /// A packet that is none of our business: not counted, not touched.
 #[inline(always)]
 pub fn ignore() -> Verdict {

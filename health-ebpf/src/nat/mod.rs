@@ -22,7 +22,7 @@ use crate::bounds::forgotten;
 use crate::frame::{Frame, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
-use crate::metrics::{Verdict, ignore, refuse};
+use crate::metrics::{Verdict, ignore, refuse_for};
 use crate::service;
 use arriving::arriving;
 pub(crate) use entry::{translation, whole};
@@ -96,12 +96,7 @@ pub fn unmasquerade(frame: &Frame) -> Verdict {
 
 #[inline(always)]
 fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Verdict> {
-    for reason in DROPS {
-        if result == StepResult::dropped(reason) {
-            return Some(refuse(frame, reason, direction));
-        }
-    }
-    None
+    refuse_for(frame, result.0, DROPS, direction)
 }
 
 /// What is masqueraded of an IP version.

@@ -20,7 +20,7 @@ use crate::rewrite::{self, Ends};
 /// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct StepResult(u32);
+pub(super) struct StepResult(pub(super) u32);
 
 impl StepResult {
     /// The packet goes on as it is.

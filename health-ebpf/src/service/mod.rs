@@ -17,7 +17,7 @@ use health_common::config::{DatapathConfig, SERVICES};
 use crate::frame::{Frame, MARK_ANSWERED};
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
-use crate::metrics::{Verdict, redirected, refuse};
+use crate::metrics::{Verdict, redirected, refuse, refuse_for};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
@@ -104,12 +104,7 @@ pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
 
 #[inline(always)]
 fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Verdict> {
-    for reason in step::DROPS {
-        if result == StepResult::dropped(reason) {
-            return Some(refuse(frame, reason, direction));
-        }
-    }
-    None
+    refuse_for(frame, result.0, step::DROPS, direction)
 }
 
 /// Tells a client that there is no backend, if an error could be made of its packet.

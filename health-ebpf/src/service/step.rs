@@ -19,7 +19,7 @@ use crate::ip_version::Version;
 /// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct StepResult(u32);
+pub struct StepResult(pub(super) u32);
 
 /// The reasons with which packets are dropped here.
 pub(super) const DROPS: [Reason; 4] = [
