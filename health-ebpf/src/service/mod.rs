@@ -75,7 +75,7 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
         result => result,
     };
     match result {
-        StepResult::TURNED => Err(turn_round(frame, endpoint)),
+        StepResult::TURNED => Err(turn_round(frame, endpoint, Reason::Forwarded)),
         StepResult::REJECTED => Err(reject(frame, endpoint, T::reject(skb, &mut request))),
         result => match dropped(frame, result, Direction::Ingress) {
             Some(verdict) => Err(verdict),
@@ -110,24 +110,29 @@ fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Ve
 /// Tells a client that there is no backend, if an error could be made of its packet.
 #[inline(always)]
 fn reject(frame: &Frame, endpoint: &EndpointInfo, result: StepResult) -> Verdict {
-    if result == StepResult::TURNED {
-        crate::metrics::count(frame, Reason::ServiceRejected, Direction::Ingress);
-        turn_round(frame, endpoint)
-    } else {
-        refuse(frame, Reason::ServiceRejected, Direction::Ingress)
+    let reason = Reason::ServiceRejected;
+    match result {
+        StepResult::TURNED => turn_round(frame, endpoint, reason),
+        _ => refuse(frame, reason, Direction::Ingress),
     }
 }
 
 /// Sends a packet back to the endpoint that it came from. No policy judges it: the endpoint talks to itself, or is told
 /// of its own packet.
 #[inline(always)]
-fn turn_round(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
+fn turn_round(frame: &Frame, endpoint: &EndpointInfo, reason: Reason) -> Verdict {
     let addresses = [endpoint.mac, endpoint.host_mac];
     if !frame.store(0, &addresses) {
         return refuse(frame, Reason::WriteFailed, Direction::Ingress);
     }
     const _: () = assert!(core::mem::offset_of!(EthHdr, ether_type) == size_of::<[[u8; 6]; 2]>());
+    send_back(frame, endpoint.ifindex, reason)
+}
+
+/// Sends a packet out of the device that it came by. The program that meets it there lets it pass.
+#[inline(always)]
+fn send_back(frame: &Frame, ifindex: u32, reason: Reason) -> Verdict {
     frame.set_mark(MARK_ANSWERED);
-    let code = frame.redirect(endpoint.ifindex, 0);
-    redirected(frame, Reason::Forwarded, Direction::Ingress, code)
+    let code = frame.redirect(ifindex, 0);
+    redirected(frame, reason, Direction::Ingress, code)
 }

@@ -13,10 +13,10 @@ use health_common::service::FLOW_OF_HOST;
 use network_types::eth::EthHdr;
 
 use super::step::{Request, StepResult, UplinkSteps};
-use super::{dropped, is_on};
+use super::{dropped, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
 use crate::maps::HEALTH_CALLS;
-use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
+use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
 use crate::nat;
 
 /// Hands a packet that came by an uplink on to `to_service`, if there are services.
@@ -125,14 +125,12 @@ fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdi
 /// Tells a client that there is no backend, by the way that its packet came, if an error could be made of that.
 #[inline(always)]
 fn reject(frame: &Frame, result: StepResult) -> Verdict {
-    let is_told = result == StepResult::TURNED && turn_round(frame);
-    if !is_told {
-        return refuse(frame, Reason::ServiceRejected, Direction::Ingress);
+    let reason = Reason::ServiceRejected;
+    if result == StepResult::TURNED && turn_round(frame) {
+        send_back(frame, frame.ifindex(), reason)
+    } else {
+        refuse(frame, reason, Direction::Ingress)
     }
-    count(frame, Reason::ServiceRejected, Direction::Ingress);
-    frame.set_mark(MARK_ANSWERED);
-    let code = frame.redirect(frame.ifindex(), 0);
-    redirected(frame, Reason::Forwarded, Direction::Ingress, code)
 }
 
 /// Swaps the hardware addresses, if there are any.

@@ -4,11 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, SERVICES};
+use health_common::metrics::Reason;
 use health_common::service::{ALGORITHM_RANDOM, KIND_NODE_PORT};
 use health_datapath::services::{
     BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, Target,
 };
-use tests::testrun::{GO_ON, TestRun};
+use tests::packet::Tcp;
+use tests::testrun::{GO_ON, REDIRECT, TestRun};
 
 use crate::endpoint_packets::Way::Out;
 use crate::endpoint_packets::{SYN, UDP, frame, segment, with_ports};
@@ -52,9 +54,8 @@ fn node_port(protocol: u8, ip: IpAddr) -> PortSpec {
     }
 }
 
-#[test]
-#[ignore = "needs root"]
-fn no_packet_to_the_loopback_is_for_a_node_port() {
+/// With services, and an endpoint.
+fn served() -> TestRun {
     let mut run = TestRun::load();
     let config = DatapathConfig {
         layout_version: LAYOUT_VERSION,
@@ -63,6 +64,13 @@ fn no_packet_to_the_loopback_is_for_a_node_port() {
     };
     run.datapath.configure(config).expect("the settings");
     set_endpoint(&mut run.datapath, 0, 0);
+    run
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_packet_to_the_loopback_is_for_a_node_port() {
+    let run = served();
     let mut tables = run.datapath.services().expect("the tables");
     let places = [
         ("172.30.0.1", true),
@@ -93,5 +101,49 @@ fn no_packet_to_the_loopback_is_for_a_node_port() {
             assert_eq!(is_sent_on, is_served, "{ip}: {}", outcome.code);
             assert!(is_sent_on || outcome.code == GO_ON, "{ip}");
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_rejected_packet_is_counted_once() {
+    let run = served();
+    let mut tables = run.datapath.services().expect("the tables");
+    let mut change = tables.change(1);
+    let clients = [("172.30.0.1", "192.0.2.9"), ("fd00:30::1", "2001:db8::9")];
+    let clients = clients.map(|(ip, client)| {
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        (address(ip), address(client))
+    });
+    for (ip, _) in clients {
+        let mut spec = node_port(TCP, ip);
+        spec.cluster.clear();
+        for frontend in &mut spec.frontends {
+            (frontend.inside, frontend.outside) = (Target::Reject, Target::Reject);
+        }
+        change
+            .set(None, &spec, &mut NoTables)
+            .expect("room for a port");
+    }
+    change.commit().expect("the tables are written");
+    let counts = || {
+        let rows = run.maps().metrics().expect("the counters");
+        let rows = rows.into_iter().filter(|row| row.packets > 0);
+        rows.map(|row| (row.reason, row.packets))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(counts(), []);
+    let ports = (4000, NODE_PORT);
+    let packets = clients.iter().flat_map(|&(ip, client)| {
+        [
+            (Out.program(), segment(Out, ip, ports, SYN)),
+            ("to_service", Tcp::between(ports, SYN).frame(client, ip)),
+        ]
+    });
+    for (sent, (program, packet)) in (1..).zip(packets) {
+        let outcome = run.run(program, &packet);
+        assert_eq!(outcome.code, REDIRECT, "{program}: {packet:x?}");
+        let rejected = Reason::ServiceRejected as u8;
+        assert_eq!(counts(), [(rejected, sent)], "{program}: {packet:x?}");
     }
 }
