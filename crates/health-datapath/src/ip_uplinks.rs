@@ -5,7 +5,8 @@
 use aya::EbpfLoader;
 
 use super::layout::{self, IP_PROGRAMS, PROGRAM_PINS};
-use super::loader::{loaded, program_error, remove_tree, reopened};
+use super::loader::{loaded, program_error, reopened};
+use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The programs' variable for the length of the header before IP, bytes.

@@ -18,6 +18,7 @@ pub mod layout;
 mod link_pin;
 pub mod loader;
 pub mod log;
+pub mod pin_folder;
 mod pins;
 pub mod policy;
 pub mod probe;

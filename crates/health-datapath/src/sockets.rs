@@ -14,7 +14,8 @@ use aya_obj::generated::bpf_attach_type;
 use tracing::{debug, warn};
 
 use super::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
-use super::loader::{file_error, program_error, remove_tree, set_aside};
+use super::loader::{file_error, program_error};
+use super::pin_folder::{remove_tree, set_aside};
 use super::sys::{self, LinkTarget};
 use super::{Datapath, DatapathError, link_pin};
 

@@ -11,7 +11,7 @@ use nix::net::if_::if_nametoindex;
 use tracing::{debug, warn};
 
 use super::layout::LINK_PINS;
-use super::loader::set_aside;
+use super::pin_folder::set_aside;
 use super::{Datapath, DatapathError, Hook, HookFault};
 
 /// A workload's endpoint as programs know it.

@@ -13,7 +13,8 @@ use health_net::xdp::{self, Mode};
 use nix::net::if_::if_nametoindex;
 
 use super::layout::{self, PROGRAM_PINS, XDP_NETDEV};
-use super::loader::{map_error, pin_at, program_error, remove_tree, typed};
+use super::loader::{map_error, pin_at, program_error, typed};
+use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The driver of virtual pairs of devices.
@@ -50,7 +51,8 @@ impl Datapath {
         self.xdp.wanted = wanted;
     }
 
-    /// Loads the program if one of the hooks is for it, unless it is loaded.
+    /// Loads the program if one of the hooks is for it, unless it is loaded. The object is read once more for it: what the
+    /// other programs were loaded from is not kept, and few agents want this one.
     pub(super) fn load_xdp_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         if self.xdp.program.is_some() || !hooks.iter().any(|hook| hook.program == XDP_NETDEV) {
             return Ok(());

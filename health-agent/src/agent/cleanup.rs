@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::Context as _;
-use health_datapath::loader;
+use health_datapath::pin_folder;
 use health_datapath::services::{ServiceMaps, ServiceTables};
 use health_endpoint::{enforcement, health, workload};
 use health_model::settings::Location;
@@ -62,7 +62,7 @@ async fn without_agent(
     let removed = async {
         new_folders.make(&location.runtime_dir)?;
         let _pid_file = PidFile::acquire(&location.pid_file())?;
-        loader::require_unused(location)?;
+        pin_folder::require_unused(location)?;
         remove(location).await
     };
     let removed = removed.await;
@@ -100,7 +100,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     let mut removed = Vec::new();
     let mut failed = Vec::new();
 
-    match loader::remove(location) {
+    match pin_folder::remove(location) {
         Ok(parts) => removed.extend(parts),
         Err(error) => failed.push(error.to_string()),
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
-use health_datapath::{Workload, loader};
+use health_datapath::{Workload, pin_folder};
 use health_endpoint::enforcement::{self, Enforcer, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
 use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
@@ -32,7 +32,7 @@ const PARALLEL: usize = 4;
 pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<Survey> {
     let location = &config.location;
     // Another agent's endpoints are not to be touched.
-    loader::require_unused(location)?;
+    pin_folder::require_unused(location)?;
     let devices = HostDevices::new(netlink.clone(), &location.instance);
     manager::survey(&states(&location.state_dir), &devices)
         .await

@@ -15,7 +15,7 @@ use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::if_indextoname;
 
 use super::{Direction, Hook};
-use crate::loader::{make_folder, set_aside};
+use crate::pin_folder::{make_folder, set_aside};
 use crate::{DatapathError, layout};
 
 /// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours

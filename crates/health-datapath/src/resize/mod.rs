@@ -16,7 +16,8 @@ use aya::EbpfLoader;
 use tracing::{info, warn};
 
 use super::layout::MapLayout;
-use super::loader::{file_error, remove_tree};
+use super::loader::file_error;
+use super::pin_folder::remove_tree;
 use super::{DatapathError, sys};
 use copy::{copy_entries, copy_places, needed};
 use sizes::{Contents, SizedMap};

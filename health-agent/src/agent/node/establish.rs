@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::config::{PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
-use health_datapath::loader::{self, ProgramLog};
+use health_datapath::loader::ProgramLog;
+use health_datapath::pin_folder;
 use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -54,7 +55,7 @@ impl NodeDatapath {
             uplinks: found.devices,
             state_dir: config.location.state_dir.clone(),
         };
-        loader::require_unused(&config.location)?;
+        pin_folder::require_unused(&config.location)?;
         let before = PreviousState {
             location: config.location.clone(),
             endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
@@ -263,7 +264,7 @@ impl PreviousState {
     /// Removes what is there now and was not then.
     async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
-            && let Err(error) = loader::remove(&self.location)
+            && let Err(error) = pin_folder::remove(&self.location)
         {
             warn!(%error, "cannot undo the start");
         }
