@@ -263,7 +263,7 @@ impl Agent {
             None => None,
         };
         if let Some(services) = &services {
-            source.set_services(services.book.clone());
+            source.set_services(services.catalog.clone());
         }
         source.set_parts(parts(
             relaying,

@@ -34,7 +34,7 @@ use tracing::warn;
 use super::node::NodeDatapath;
 use super::watch::{EndpointOutcome, Outcome, PERIOD};
 use crate::api::liveness::{self, Grace, Liveness, Observation};
-use crate::api::services::ServiceBook;
+use crate::api::services::ServiceCatalog;
 use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
@@ -55,7 +55,7 @@ pub(super) struct AgentSource {
     events: OnceLock<Arc<Hub>>,
     manager: OnceLock<Manager>,
     containers: OnceLock<Supervisor>,
-    services: OnceLock<ServiceBook>,
+    services: OnceLock<ServiceCatalog>,
     enforcer: OnceLock<Enforcer>,
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
@@ -126,7 +126,7 @@ impl AgentSource {
                     false => told,
                 }
             }));
-            observations.extend(self.services.get().map(|book| match book.problem() {
+            observations.extend(self.services.get().map(|catalog| match catalog.problem() {
                 Some((true, problem)) => Observation::now("services", Some(problem)),
                 Some((false, problem)) => Observation::now("services", Some(problem)).warning(),
                 None => Observation::now("services", None),
@@ -248,9 +248,9 @@ impl AgentSource {
         let _ = self.containers.set(supervisor);
     }
 
-    pub(super) fn set_services(&self, book: ServiceBook) {
+    pub(super) fn set_services(&self, catalog: ServiceCatalog) {
         // As there is one mesh.
-        let _ = self.services.set(book);
+        let _ = self.services.set(catalog);
     }
 
     /// A look at the endpoint and the datapath begins.
@@ -454,7 +454,7 @@ impl Source for AgentSource {
         self.containers.get()
     }
 
-    fn services(&self) -> Option<&ServiceBook> {
+    fn services(&self) -> Option<&ServiceCatalog> {
         self.services.get()
     }
 

@@ -21,7 +21,7 @@ use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
 use tokio::sync::mpsc;
 
-use super::services::ServiceBook;
+use super::services::ServiceCatalog;
 
 /// What the server reads; the agent implements it. Every call answers at once with what is known.
 pub trait Source: Send + Sync + 'static {
@@ -105,7 +105,7 @@ pub trait Source: Send + Sync + 'static {
         None
     }
     /// What is told of services; `None` if this agent serves none.
-    fn services(&self) -> Option<&ServiceBook> {
+    fn services(&self) -> Option<&ServiceCatalog> {
         None
     }
     /// All security identities, by number.

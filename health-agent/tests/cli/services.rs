@@ -29,7 +29,7 @@ test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster    
 "
     );
     let warnings: Vec<_> = stderr(&output).lines().collect();
-    let [bad, deaf] = &warnings[..] else {
+    let [bad, unheard] = &warnings[..] else {
         panic!("{warnings:?}")
     };
     assert!(
@@ -37,8 +37,8 @@ test/web   80/TCP        ClusterIP      [fd00::1]:80      0/0        Cluster    
         "{bad}"
     );
     assert!(
-        deaf.ends_with("cannot listen on 0.0.0.0:31000: \\u{1b}[1m"),
-        "{deaf}"
+        unheard.ends_with("cannot listen on 0.0.0.0:31000: \\u{1b}[1m"),
+        "{unheard}"
     );
 
     let wide = printed(&agent, "service list -o wide --namespace shop --no-headers");

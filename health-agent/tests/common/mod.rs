@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_agent::api::server;
-use health_agent::api::services::ServiceBook;
+use health_agent::api::services::ServiceCatalog;
 use health_agent::api::socket;
 use health_agent::api::source::Source;
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
@@ -62,7 +62,7 @@ pub(crate) struct Fixture {
     location: Location,
     manager: Option<Manager>,
     containers: Option<Supervisor>,
-    services: Option<ServiceBook>,
+    services: Option<ServiceCatalog>,
 }
 
 impl Fixture {
@@ -317,7 +317,7 @@ impl Source for Fixture {
         self.containers.as_ref()
     }
 
-    fn services(&self) -> Option<&ServiceBook> {
+    fn services(&self) -> Option<&ServiceCatalog> {
         self.services.as_ref()
     }
 
@@ -508,7 +508,7 @@ impl Agent {
         let services = fixture
             .serves_services
             .then(|| runtime.block_on(services::served(dir.path())));
-        fixture.services = services.as_ref().map(|served| served.book.clone());
+        fixture.services = services.as_ref().map(|served| served.catalog.clone());
         let socket = fixture.location.socket();
         let listener = {
             let _inside = runtime.enter();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_agent::api::services::ServiceBook;
+use health_agent::api::services::ServiceCatalog;
 use health_model::api::ServiceProblem;
 use health_model::ipam::Family;
 use health_service::choice::Topology;
@@ -64,7 +64,7 @@ spec: {clusterIP: 10.96.0.3, ports: [{port: 0}]}
 
 /// Services that are served until this is dropped.
 pub(super) struct Served {
-    pub(super) book: ServiceBook,
+    pub(super) catalog: ServiceCatalog,
     _parts: (Services, Folder, Probed),
 }
 
@@ -97,17 +97,17 @@ pub(super) async fn served(dir: &Path) -> Served {
     let services = Services::start(settings, place, vec![probed.services()], NoKernel).unwrap();
     let handle = services.handle();
     handle.view().wait_for(|view| view.is_synced).await.unwrap();
-    let deaf = ServiceProblem {
+    let unheard = ServiceProblem {
         subject: "service shop/web".into(),
         problem: "spec.healthCheckNodePort: cannot listen on 0.0.0.0:31000: \u{1b}[1m".into(),
     };
-    let book = ServiceBook {
+    let catalog = ServiceCatalog {
         handle,
         readiness,
-        deaf: watch::channel(vec![deaf]).1,
+        listener_problems: watch::channel(vec![unheard]).1,
     };
     Served {
-        book,
+        catalog,
         _parts: (services, folder, probed),
     }
 }

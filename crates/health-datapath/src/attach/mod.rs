@@ -156,8 +156,8 @@ impl Hook {
     fn device_number(&self) -> io::Result<u32> {
         let number = if_nametoindex(self.device.as_str())?;
         if self.number.is_some_and(|meant| meant != number) {
-            let told = format!("{} is another device now", self.device);
-            return Err(io::Error::new(io::ErrorKind::NotFound, told));
+            let problem = format!("{} is another device now", self.device);
+            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
         }
         Ok(number)
     }

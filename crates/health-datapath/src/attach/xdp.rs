@@ -77,7 +77,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
         },
         Some(libc::EBUSY | libc::EEXIST) => {
             let there = xdp::device(number).unwrap_or_default();
-            let program = there.programs.first().map(|(_, id)| told(*id));
+            let program = there.programs.first().map(|(_, id)| program_label(*id));
             DatapathError::ForeignXdp {
                 device,
                 program: program.unwrap_or_else(|| "which is gone by now".to_owned()),
@@ -88,7 +88,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
 }
 
 /// A program in words.
-fn told(id: u32) -> String {
+fn program_label(id: u32) -> String {
     let mut programs = loaded_programs().filter_map(Result::ok);
     let info = programs.find(|info| info.id() == id);
     match info.as_ref().and_then(|info| info.name_as_str()) {

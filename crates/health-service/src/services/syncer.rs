@@ -24,8 +24,8 @@ pub(super) struct Syncer<P> {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     topology: watch::Receiver<Topology>,
     merger: Merger,
-    /// What the trackers were told.
-    told: ServiceSet,
+    /// What the trackers know.
+    tracked: ServiceSet,
     services: ServiceChangeTracker,
     endpoints: EndpointsChangeTracker,
     state: State,
@@ -53,7 +53,7 @@ impl<P: Provider> Syncer<P> {
             sources,
             topology,
             merger: Merger::default(),
-            told: ServiceSet::default(),
+            tracked: ServiceSet::default(),
             services: ServiceChangeTracker::default(),
             endpoints: EndpointsChangeTracker::new(place.node.clone(), (settings.clock)()),
             state: State::new(place),
@@ -73,12 +73,12 @@ impl<P: Provider> Syncer<P> {
             services: true,
             slices: true,
         };
-        let before = std::mem::replace(&mut self.told, set);
-        for (name, _, now) in differences(&before.services, &self.told.services) {
+        let before = std::mem::replace(&mut self.tracked, set);
+        for (name, _, now) in differences(&before.services, &self.tracked.services) {
             let service = now.and_then(|sourced| sourced.object.clone());
             self.services.update(name, service);
         }
-        for (name, before, now) in differences(&before.slices, &self.told.slices) {
+        for (name, before, now) in differences(&before.slices, &self.tracked.slices) {
             let Some(slice) = now.and_then(|sourced| sourced.object.clone()) else {
                 self.endpoints.remove(name);
                 continue;
@@ -124,7 +124,7 @@ impl<P: Provider> Job for Syncer<P> {
         let sources = self.sources.iter();
         let sets: Vec<_> = sources.map(|source| source.borrow().clone()).collect();
         let set = self.merger.merge(&sets);
-        let is_started = self.told.synced.is_complete();
+        let is_started = self.tracked.synced.is_complete();
         if !is_started && !set.synced.is_complete() {
             return Ok(());
         }
@@ -134,8 +134,8 @@ impl<P: Provider> Job for Syncer<P> {
         self.count();
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         self.note(changes, moved);
-        let (told, state) = (&self.told, &self.state);
-        view::update(&self.view, |view| view.show(told, state));
+        let (tracked, state) = (&self.tracked, &self.state);
+        view::update(&self.view, |view| view.show(tracked, state));
 
         let since = self.last_full.take();
         let begin = Instant::now();

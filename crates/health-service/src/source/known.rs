@@ -59,7 +59,7 @@ impl<T: Readable> Known<T::Name, T> {
             uid,
             problems: problems(API, read.errors.iter()),
         }
-        .told(before)
+        .log_new_problems(before)
     }
 
     /// Reads the manifest of an object of this `NAMESPACE/NAME`, `before` being what was known from there before. Of one
@@ -83,7 +83,7 @@ impl<T: Readable> Known<T::Name, T> {
             uid: None,
             problems,
         }
-        .told(before)
+        .log_new_problems(before)
     }
 }
 
@@ -98,8 +98,8 @@ impl<N, T> Known<N, T> {
         self.good.as_ref()
     }
 
-    /// Tells the log what is wrong, unless that was so before.
-    fn told(self, before: Option<&Self>) -> Self {
+    /// Logs what is wrong, unless that was so before.
+    fn log_new_problems(self, before: Option<&Self>) -> Self {
         let is_new =
             |one: &&ServiceProblem| before.is_none_or(|before| !before.problems.contains(one));
         for ServiceProblem { subject, problem } in self.problems.iter().filter(is_new) {

@@ -1,8 +1,8 @@
 //! The service proxy of the agent: connects sources, probes, a provider, and the servers for load balancers,
 //! supervisors and metrics.
 
-mod announce;
-mod measured;
+mod announcing;
+mod instrumented;
 mod node_addresses;
 mod readiness;
 mod sockets;
@@ -36,8 +36,8 @@ use health_service::services::{Provider, Services, Settings};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use self::announce::Announcing;
-use self::measured::Measured;
+use self::announcing::AnnouncingProvider;
+use self::instrumented::InstrumentedProvider;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
 use self::sockets::SocketWatch;
@@ -45,7 +45,7 @@ pub(super) use self::sources::Sources;
 use self::takeover::{Other, Takeover};
 use crate::api::monitor::{self, Monitor};
 use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
-use crate::api::services::{ServiceBook, pages};
+use crate::api::services::{ServiceCatalog, pages};
 use crate::metrics::services::ServiceMetrics;
 
 /// Time from a failed sync to the next one.
@@ -54,7 +54,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The running service proxy.
 pub(super) struct ServedServices {
     services: Services,
-    pub(super) book: ServiceBook,
+    pub(super) catalog: ServiceCatalog,
     monitors: [Monitor; 2],
     /// Kept only to be dropped with the proxy.
     _sources: (Sources, Option<PodReadiness>),
@@ -138,7 +138,7 @@ pub(super) async fn start(
         tables,
         sockets,
         standing,
-        addresses: told,
+        addresses,
     } = links;
     let topology = Topology {
         node: config.node_name.as_str().into(),
@@ -158,7 +158,7 @@ pub(super) async fn start(
     } = parts;
     let (served, other) = match ipvs {
         Some(provider) => {
-            let provider = Announcing::new(provider, told);
+            let provider = AnnouncingProvider::new(provider, addresses);
             let served = serve(settings, topology, sources, ports, pods, provider);
             (served, Other::Ebpf(Box::new(tables)))
         }
@@ -178,7 +178,7 @@ pub(super) async fn start(
     };
     let mut served = served.context("cannot serve services")?;
     served.takeover = Some(Takeover::begin(other, served.in_force.clone()));
-    let handle = served.book.handle.clone();
+    let handle = served.catalog.handle.clone();
     let mut changes = node_addresses.addresses();
     // Ends when the watch of addresses does.
     tokio::spawn(async move {
@@ -188,7 +188,7 @@ pub(super) async fn start(
     });
     served._node_addresses = Some(node_addresses);
     // Ends with the registry.
-    tokio::spawn(standing::tell(standing, served.book.handle.clone()));
+    tokio::spawn(standing::tell(standing, served.catalog.handle.clone()));
     Ok(served)
 }
 
@@ -229,7 +229,7 @@ fn serve(
     };
     let sets = sources.services(&topology.node, &readiness);
     let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
-    let (told, checks) = watch::channel(Arc::<HealthChecks>::default());
+    let (sender, checks) = watch::channel(Arc::<HealthChecks>::default());
     let services = Services::start(
         Settings {
             intervals: Intervals {
@@ -243,22 +243,22 @@ fn serve(
         },
         watch::channel(topology).1,
         sets,
-        Measured::new(provider, metrics.clone(), told),
+        InstrumentedProvider::new(provider, metrics.clone(), sender),
     )?;
     let handle = services.handle();
     let listeners = ServiceListeners::start(EVERYWHERE, checks.clone(), handle.clone());
-    let book = ServiceBook {
+    let catalog = ServiceCatalog {
         readiness,
-        deaf: listeners.deaf(),
+        listener_problems: listeners.problems(),
         handle,
     };
     let monitors = [
-        Monitor::start(ports.health, pages::health(&book.handle, &metrics))?,
-        Monitor::start(ports.metrics, pages::metrics(&book.handle, &metrics))?,
+        Monitor::start(ports.health, pages::health(&catalog.handle, &metrics))?,
+        Monitor::start(ports.metrics, pages::metrics(&catalog.handle, &metrics))?,
     ];
     Ok(ServedServices {
         services,
-        book,
+        catalog,
         monitors,
         _sources: (sources, pods),
         _listeners: listeners,

@@ -39,7 +39,7 @@ impl NodeAddressWatch {
     /// namespace.
     pub(super) async fn follow(netlink: Handle, networks: Vec<IpNet>) -> anyhow::Result<Self> {
         let mut changes = Changes::listen()?;
-        let (told, addresses) = watch::channel(Arc::new(usable(&netlink, &networks).await?));
+        let (sender, addresses) = watch::channel(Arc::new(usable(&netlink, &networks).await?));
         let task = tokio::spawn(async move {
             while changes.next().await.is_ok() {
                 let found = loop {
@@ -51,7 +51,7 @@ impl NodeAddressWatch {
                         }
                     }
                 };
-                told.send_if_modified(|known| {
+                sender.send_if_modified(|known| {
                     let differs = **known != found;
                     if differs {
                         *known = Arc::new(found);

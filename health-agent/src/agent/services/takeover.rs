@@ -37,7 +37,7 @@ pub(super) struct Takeover {
 impl Takeover {
     /// Starts after the first successful sync, which changes `in_force`. Must be called in a tokio runtime.
     pub(super) fn begin(other: Other, mut in_force: watch::Receiver<Arc<HealthChecks>>) -> Self {
-        let (told, flags) = watch::channel(SERVICES | SERVICES_HANDOVER);
+        let (sender, flags) = watch::channel(SERVICES | SERVICES_HANDOVER);
         let task = tokio::spawn(async move {
             if in_force.changed().await.is_err() {
                 return;
@@ -45,11 +45,11 @@ impl Takeover {
             match other {
                 Other::Ebpf(tables) => {
                     end_ebpf(*tables).await;
-                    told.send_replace(0);
+                    sender.send_replace(0);
                 }
                 Other::Ipvs(settings, handle) => {
                     end_ipvs(settings, &handle).await;
-                    told.send_replace(SERVICES);
+                    sender.send_replace(SERVICES);
                 }
             }
         });

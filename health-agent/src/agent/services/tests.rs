@@ -88,8 +88,8 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
 }
 
 /// The backends that new flows go to, and those that probes tell of.
-fn backends(book: &ServiceBook) -> (Vec<IpAddr>, Vec<(IpAddr, bool)>) {
-    let services = book.services(|_| true);
+fn backends(catalog: &ServiceCatalog) -> (Vec<IpAddr>, Vec<(IpAddr, bool)>) {
+    let services = catalog.services(|_| true);
     let ports = services.iter().flat_map(|service| &service.ports);
     let all: Vec<_> = ports.flat_map(|port| &port.backends).collect();
     let used = all.iter().filter(|one| one.in_cluster_list);
@@ -116,9 +116,9 @@ async fn a_container_that_is_not_ready_leaves_the_backends_and_comes_back() {
     let readiness = PodReadiness::follow(probes.clone(), Vec::new());
     let served = served(&services_dir, Some(readiness));
     let other = IpAddr::from([10, 1, 0, 1]);
-    let mut view = served.book.handle.view();
+    let mut view = served.catalog.handle.view();
     let mut until = async |used: Vec<IpAddr>, ready: bool| {
-        while backends(&served.book) != (used.clone(), vec![(ip, ready)]) {
+        while backends(&served.catalog) != (used.clone(), vec![(ip, ready)]) {
             // Readiness is known a moment before the view follows it.
             let _ = tokio::time::timeout(Duration::from_millis(10), view.changed()).await;
         }
@@ -141,8 +141,8 @@ async fn a_pod_with_an_address_of_the_node_says_nothing_of_its_neighbours_there(
     let pods = Pods::watch(dir.path());
     let probes = supervisor(&pods, dir.path());
     let of_all = PodReadiness::follow(probes.clone(), Vec::new());
-    let is_told = |told: &Arc<_>| **told == [(ip, false)].into();
-    of_all.readiness().wait_for(is_told).await.unwrap();
+    let is_unready = |readiness: &Arc<_>| **readiness == [(ip, false)].into();
+    of_all.readiness().wait_for(is_unready).await.unwrap();
     let shared = PodReadiness::follow(probes.clone(), vec![ip]);
     // It has looked by then.
     let mut changes = probes.changes();
@@ -156,20 +156,20 @@ async fn a_pod_with_an_address_of_the_node_says_nothing_of_its_neighbours_there(
 async fn without_services_that_can_be_read_the_agent_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(&dir.path().join("none"), None);
-    let mut view = served.book.handle.view();
+    let mut view = served.catalog.handle.view();
     view.wait_for(|view| !view.problems.is_empty())
         .await
         .unwrap();
     let summary = served
-        .book
+        .catalog
         .summary(health_registry::config::ServiceProxyMode::Ebpf);
     assert!(summary.enabled && !summary.synced, "{summary:?}");
-    let (is_failure, told) = served.book.problem().unwrap();
+    let (is_failure, problem) = served.catalog.problem().unwrap();
     assert!(
-        !is_failure && told.starts_with("the services have not been read yet: "),
-        "{told}"
+        !is_failure && problem.starts_with("the services have not been read yet: "),
+        "{problem}"
     );
-    assert!(told.contains("none"), "{told}");
+    assert!(problem.contains("none"), "{problem}");
 }
 
 /// Fails until it is told to work.
@@ -191,9 +191,9 @@ fn always() -> watch::Receiver<bool> {
 #[tokio::test]
 async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
     let (works, mood) = watch::channel(false);
-    let (told, mut checks) = watch::channel(Arc::<HealthChecks>::default());
+    let (sender, mut checks) = watch::channel(Arc::<HealthChecks>::default());
     let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
-    let mut provider = Measured::new(Moody(mood), metrics, told);
+    let mut provider = InstrumentedProvider::new(Moody(mood), metrics, sender);
     let (state, changes) = (
         State::new(Topology {
             node: "here".into(),
@@ -221,7 +221,7 @@ async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
 async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), None);
-    let handle = served.book.handle.clone();
+    let handle = served.catalog.handle.clone();
     let (cluster, standing) = watch::channel(Standing::Untold);
     let telling = tokio::spawn(standing::tell(standing, handle.clone()));
     let known = |is_deleting, taints: &[&str]| Standing::Known {

@@ -39,7 +39,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Listens on the health-check node ports. Dropping it closes them.
 #[derive(Debug)]
 pub struct ServiceListeners {
-    deaf: watch::Receiver<Vec<ServiceProblem>>,
+    problems: watch::Receiver<Vec<ServiceProblem>>,
     task: JoinHandle<()>,
 }
 
@@ -50,7 +50,7 @@ impl ServiceListeners {
         mut checks: watch::Receiver<Arc<HealthChecks>>,
         handle: Handle,
     ) -> Self {
-        let (sender, deaf) = watch::channel(Vec::new());
+        let (sender, problems) = watch::channel(Vec::new());
         let task = tokio::spawn(async move {
             let mut families = addresses.map(|address| Family::new(address, handle.clone()));
             loop {
@@ -58,20 +58,20 @@ impl ServiceListeners {
                 for (family, checks) in families.iter_mut().zip(&*all) {
                     family.sync(checks).await;
                 }
-                let problems = families.iter().flat_map(Family::problems).collect();
-                sender.send_replace(problems);
+                let found = families.iter().flat_map(Family::problems).collect();
+                sender.send_replace(found);
                 if checks.changed().await.is_err() {
                     // The service proxy has stopped: no service has endpoints here.
                     return;
                 }
             }
         });
-        Self { deaf, task }
+        Self { problems, task }
     }
 
     /// The services whose port could not be opened, and why.
-    pub fn deaf(&self) -> watch::Receiver<Vec<ServiceProblem>> {
-        self.deaf.clone()
+    pub fn problems(&self) -> watch::Receiver<Vec<ServiceProblem>> {
+        self.problems.clone()
     }
 }
 
@@ -217,7 +217,7 @@ mod tests {
     struct Stand {
         bed: Bed,
         checks: watch::Sender<Arc<HealthChecks>>,
-        deaf: watch::Receiver<Vec<ServiceProblem>>,
+        problems: watch::Receiver<Vec<ServiceProblem>>,
         _listeners: ServiceListeners,
     }
 
@@ -240,14 +240,14 @@ mod tests {
             let mut bed = Bed::start(results);
             bed.until(|view| view.is_synced).await;
             bed.until_healthy(true).await;
-            let (checks, told) = watch::channel(Arc::default());
-            let listeners = ServiceListeners::start(addresses(), told, bed.handle.clone());
-            let mut deaf = listeners.deaf();
-            deaf.changed().await.unwrap();
+            let (checks, followed) = watch::channel(Arc::default());
+            let listeners = ServiceListeners::start(addresses(), followed, bed.handle.clone());
+            let mut problems = listeners.problems();
+            problems.changed().await.unwrap();
             Self {
                 bed,
                 checks,
-                deaf,
+                problems,
                 _listeners: listeners,
             }
         }
@@ -263,7 +263,7 @@ mod tests {
             });
             let checks: state::HealthChecks = checks.collect();
             self.checks.send_replace(Arc::new([checks.clone(), checks]));
-            self.deaf.changed().await.unwrap();
+            self.problems.changed().await.unwrap();
         }
     }
 
@@ -327,7 +327,7 @@ mod tests {
             let (_, _, body) = get((addresses()[0], port).into(), "/").await;
             assert!(body.contains(&format!("\"name\":\"{name}\"")), "{body}");
         }
-        assert_eq!(*stand.deaf.borrow(), []);
+        assert_eq!(*stand.problems.borrow(), []);
         stand.sync(&[]).await;
         for address in addresses() {
             assert!(is_closed(address, first).await && is_closed(address, second).await);
@@ -341,9 +341,9 @@ mod tests {
         let other = TcpListener::bind((addresses()[0], taken)).unwrap();
         let services = [("web", taken, 1), ("api", free, 1)];
         stand.sync(&services).await;
-        let told = stand.deaf.borrow().clone();
-        let [problem] = &told[..] else {
-            panic!("{told:?}")
+        let problems = stand.problems.borrow().clone();
+        let [problem] = &problems[..] else {
+            panic!("{problems:?}")
         };
         assert_eq!(problem.subject, "service shop/web");
         let place = format!("cannot listen on {}:{taken}: ", addresses()[0]);
@@ -354,7 +354,7 @@ mod tests {
 
         drop(other);
         stand.sync(&services).await;
-        assert_eq!(*stand.deaf.borrow(), []);
+        assert_eq!(*stand.problems.borrow(), []);
         assert_eq!(get((addresses()[0], taken).into(), "/").await.0, 200);
     }
 }

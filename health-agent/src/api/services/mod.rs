@@ -19,16 +19,16 @@ use tokio::sync::watch;
 
 /// The services of a node, as the API reports them. Clones share their contents.
 #[derive(Clone, Debug)]
-pub struct ServiceBook {
+pub struct ServiceCatalog {
     /// The running services.
     pub handle: Handle,
     /// The readiness that this node's probes found.
     pub readiness: watch::Receiver<Arc<Readiness>>,
     /// The services whose health-check node port could not be opened, and why.
-    pub deaf: watch::Receiver<Vec<ServiceProblem>>,
+    pub listener_problems: watch::Receiver<Vec<ServiceProblem>>,
 }
 
-impl ServiceBook {
+impl ServiceCatalog {
     fn view(&self) -> Arc<View> {
         self.handle.view().borrow().clone()
     }
@@ -57,7 +57,7 @@ impl ServiceBook {
     pub fn summary(&self, mode: ServiceProxyMode) -> ServiceSummary {
         let view = self.view();
         let mut problems = view.problems.to_vec();
-        problems.extend(self.deaf.borrow().iter().cloned());
+        problems.extend(self.listener_problems.borrow().iter().cloned());
         ServiceSummary {
             enabled: true,
             mode: mode.to_string(),
@@ -77,8 +77,8 @@ impl ServiceBook {
             None => String::new(),
         };
         if !self.handle.livez().healthy {
-            let told = "changes of services have waited too long to be put in force";
-            return Some((true, format!("{told}{}", why())));
+            let problem = "changes of services have waited too long to be put in force";
+            return Some((true, format!("{problem}{}", why())));
         }
         if view.failure.is_some() {
             return Some((false, format!("cannot put services in force{}", why())));

@@ -33,8 +33,8 @@ pub(in crate::api) async fn list<S: Source>(
 ) -> Result<Response, Refusal> {
     let Query(query) = query?;
     answer(move || {
-        let book = api.source.services();
-        let services = book.map(|book| book.services(|service| query.has(service)));
+        let catalog = api.source.services();
+        let services = catalog.map(|catalog| catalog.services(|service| query.has(service)));
         Ok(services.unwrap_or_default())
     })
     .await
@@ -42,9 +42,9 @@ pub(in crate::api) async fn list<S: Source>(
 
 pub(in crate::api) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     answer(move || {
-        let book = api.source.services();
+        let catalog = api.source.services();
         let mode = api.source.config().services.service_proxy_mode;
-        Ok(book.map_or_else(ServiceSummary::default, |book| book.summary(mode)))
+        Ok(catalog.map_or_else(ServiceSummary::default, |catalog| catalog.summary(mode)))
     })
     .await
 }

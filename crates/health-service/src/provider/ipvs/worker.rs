@@ -37,7 +37,7 @@ pub(super) struct Worker {
     present: Option<Present>,
     draining: BTreeSet<ServerKey>,
     /// Virtual servers of other programs that a warning was logged for.
-    told: BTreeSet<ServerKey>,
+    warned: BTreeSet<ServerKey>,
 }
 
 impl Worker {
@@ -57,7 +57,7 @@ impl Worker {
             may_be_other: true,
             present: None,
             draining: BTreeSet::new(),
-            told: BTreeSet::new(),
+            warned: BTreeSet::new(),
         }
     }
 
@@ -245,9 +245,9 @@ impl Worker {
         let Some(present) = &self.present else {
             return;
         };
-        self.told.retain(|key| present.foreign.contains(key));
+        self.warned.retain(|key| present.foreign.contains(key));
         for key in &present.foreign {
-            if self.plan.server(key).is_some() && self.told.insert(*key) {
+            if self.plan.server(key).is_some() && self.warned.insert(*key) {
                 warn!(server = %key, "a service is not served at an address: another program has a virtual server there");
             }
         }

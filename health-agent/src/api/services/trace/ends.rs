@@ -16,7 +16,7 @@ use health_model::policy::Protocol;
 use super::TraceQuery;
 use super::kernel::Kernel;
 use crate::api::answer::Refusal;
-use crate::api::services::ServiceBook;
+use crate::api::services::ServiceCatalog;
 use crate::api::source::Source;
 
 /// What stands for the node itself.
@@ -40,7 +40,7 @@ enum Who {
 impl Ends {
     pub(super) fn of<S: Source>(
         source: &S,
-        book: &ServiceBook,
+        catalog: &ServiceCatalog,
         query: &TraceQuery,
     ) -> Result<Self, Refusal> {
         let (who, source_port) = who(source, &query.source)?;
@@ -61,7 +61,7 @@ impl Ends {
                 let address = (address.ip().to_canonical(), address.port()).into();
                 (address, query.protocol.unwrap_or(Protocol::TCP))
             }
-            Err(_) => of_service(book, &who, query)?,
+            Err(_) => of_service(catalog, &who, query)?,
         };
         let family = Family::of(destination.ip());
         if !who.has(family) {
@@ -251,7 +251,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
 
 /// Where the port of a service is reached that is named as `NAMESPACE/NAME:PORT`.
 fn of_service(
-    book: &ServiceBook,
+    catalog: &ServiceCatalog,
     who: &Who,
     query: &TraceQuery,
 ) -> Result<(SocketAddr, Protocol), Refusal> {
@@ -265,7 +265,7 @@ fn of_service(
             "destination: {text:?} lacks a port: give ADDRESS:PORT"
         )));
     }
-    let services = book.services(|service| service.is_named(name));
+    let services = catalog.services(|service| service.is_named(name));
     let service = match &services[..] {
         [service] => service,
         [] => {

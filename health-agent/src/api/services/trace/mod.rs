@@ -54,7 +54,7 @@ pub(in crate::api) async fn trace<S: Source>(
 }
 
 fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Refusal> {
-    let Some(book) = source.services() else {
+    let Some(catalog) = source.services() else {
         let problem = "this agent serves no services; see run --service-manifests";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     };
@@ -64,7 +64,7 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
             "services are served by IPVS, which chooses by itself; `ipvsadm -Ln` shows what it has";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     }
-    let ends = Ends::of(source, book, query)?;
+    let ends = Ends::of(source, catalog, query)?;
     let kernel = Kernel::open(&config.location)?;
     let mut differences = Vec::new();
     let traced = ends.source(source, &kernel, &mut differences)?;
@@ -75,9 +75,9 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
     };
     let found = kernel.maps.find(flow.destination, flow.protocol)?;
     let is_own_address = ends.is_own(source, flow.destination.ip());
-    let owner = Owner::find(book, &flow, found.as_ref(), is_own_address);
+    let owner = Owner::find(catalog, &flow, found.as_ref(), is_own_address);
     let (frontend, shown) = match (&found, &owner) {
-        (None, None) => return Err(pool::nobody(book, &flow)),
+        (None, None) => return Err(pool::nobody(catalog, &flow)),
         (Some(found), _) => (Some(found), frontend(found, owner.as_ref())),
         (None, Some(owner)) => (None, unknown(owner)),
     };
@@ -123,8 +123,8 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
         frontend: shown,
         pool,
         source_ranges,
-        flow: stay.map(|stay| stay.told),
-        affinity: affinity.map(|stay| stay.told),
+        flow: stay.map(|stay| stay.traced),
+        affinity: affinity.map(|stay| stay.traced),
         backends,
         differences,
         verdict: outcome.verdict,

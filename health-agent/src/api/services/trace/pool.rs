@@ -16,7 +16,7 @@ use health_model::policy::Protocol;
 use super::ends::ports_of;
 use super::place::Place;
 use crate::api::answer::Refusal;
-use crate::api::services::ServiceBook;
+use crate::api::services::ServiceCatalog;
 
 /// Endpoints that get nothing, of which a reason is told at most.
 const LEFT_OUT: usize = 5;
@@ -33,7 +33,7 @@ impl Owner {
     /// Whose the frontend is that a flow is sent to, which the programs found or not. An address of a service comes before
     /// a port of the node.
     pub(super) fn find(
-        book: &ServiceBook,
+        catalog: &ServiceCatalog,
         flow: &Connection,
         found: Option<&ListedFrontend>,
         is_own_address: bool,
@@ -54,7 +54,7 @@ impl Owner {
             let has = |port: &ServicePortEntry| {
                 port.protocol == protocol && port.frontends.iter().any(is_it)
             };
-            let mut services = book.services_with(|service| service.ports.iter().any(has));
+            let mut services = catalog.services_with(|service| service.ports.iter().any(has));
             let service = services.pop()?;
             let port = service.ports.iter().find(|port| has(port))?.clone();
             let frontend = port.frontends.iter().find(|one| is_it(one))?.clone();
@@ -240,7 +240,7 @@ pub(super) fn pool(
 }
 
 /// That nobody is reached where a flow is sent to, and what is reached near.
-pub(super) fn nobody(book: &ServiceBook, flow: &Connection) -> Refusal {
+pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
     let (destination, protocol) = (flow.destination, Protocol(flow.protocol));
     let ip = destination.ip();
     let is_at = |frontend: &ServiceFrontend| {
@@ -248,7 +248,7 @@ pub(super) fn nobody(book: &ServiceBook, flow: &Connection) -> Refusal {
         address.is_ok_and(|address| address.ip() == ip)
     };
     let has = |port: &ServicePortEntry| port.frontends.iter().any(is_at);
-    let near = book.services_with(|service| service.ports.iter().any(has));
+    let near = catalog.services_with(|service| service.ports.iter().any(has));
     let near: Vec<_> = near
         .iter()
         .map(|service| format!("{ip} is {} with {}", service.full_name(), ports_of(service)))

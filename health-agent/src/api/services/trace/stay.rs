@@ -13,7 +13,7 @@ use super::kernel::{ClientFacts, FlowFacts, SocketFacts, address};
 pub(super) struct Stay {
     /// Its index in the maps.
     pub(super) index: u32,
-    pub(super) told: TracedStay,
+    pub(super) traced: TracedStay,
 }
 
 /// Whether a new flow with these ends goes where the last one went.
@@ -101,7 +101,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
 fn stay(index: u32, backend: Option<SocketAddr>, stays: bool, reason: String) -> Stay {
     Stay {
         index,
-        told: TracedStay {
+        traced: TracedStay {
             backend,
             stays,
             reason,
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_connection_keeps_its_backend_while_it_is_open_and_the_backend_serves() {
-        let stays = |facts: FlowFacts| flow(&connection(Protocol::TCP), &facts).told.stays;
+        let stays = |facts: FlowFacts| flow(&connection(Protocol::TCP), &facts).traced.stays;
         assert!(stays(FACTS));
         assert!(stays(FlowFacts {
             is_open: Some(true),
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn other_flows_last_for_their_time_and_only_those_of_udp_need_a_backend_that_serves() {
-        let stays = |protocol, facts: FlowFacts| flow(&connection(protocol), &facts).told.stays;
+        let stays = |protocol, facts: FlowFacts| flow(&connection(protocol), &facts).traced.stays;
         assert!(stays(Protocol::UDP, FACTS));
         assert!(!stays(Protocol::UDP, FlowFacts { now: 100, ..FACTS }));
         let gone = FlowFacts {
@@ -191,7 +191,7 @@ mod tests {
                 is_connected,
                 is_serving,
             };
-            socket(&connection(protocol), &facts).told.stays
+            socket(&connection(protocol), &facts).traced.stays
         };
         assert!(stays(Protocol::TCP, true, true) && stays(Protocol::TCP, true, false));
         for is_connected in [true, false] {
@@ -222,29 +222,29 @@ mod tests {
             service: 3,
             ..Backend::default()
         };
-        let told = |facts| client(&frontend, &facts).told;
-        let well = told(facts(100, Some(backend)));
+        let traced = |facts| client(&frontend, &facts).traced;
+        let well = traced(facts(100, Some(backend)));
         assert!(well.stays);
         assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
         assert_eq!(well.reason, "its last packet was 30 s ago, of 60 s");
-        assert!(!told(facts(70, Some(backend))).stays);
+        assert!(!traced(facts(70, Some(backend))).stays);
         let away = ClientFacts {
             is_within_reach: false,
             ..facts(100, Some(backend))
         };
-        assert!(!told(away).stays);
+        assert!(!traced(away).stays);
         let lingers = Backend {
             flags: BACKEND_LINGERS,
             ..backend
         };
-        assert!(!told(facts(100, Some(lingers))).stays);
+        assert!(!traced(facts(100, Some(lingers))).stays);
         let of_another = Backend {
             service: 4,
             ..backend
         };
         for gone in [None, Some(of_another)] {
-            let told = told(facts(100, gone));
-            assert_eq!((told.stays, told.backend), (false, None));
+            let traced = traced(facts(100, gone));
+            assert_eq!((traced.stays, traced.backend), (false, None));
         }
     }
 }

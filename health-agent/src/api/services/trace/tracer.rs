@@ -96,7 +96,7 @@ impl<S: Source> Tracer<'_, S> {
         stay: Option<&Stay>,
         ranges: Option<&TracedRanges>,
     ) -> Option<Refused> {
-        if stay.is_some_and(|stay| stay.told.stays) {
+        if stay.is_some_and(|stay| stay.traced.stays) {
             return None;
         }
         if ranges.is_some_and(|ranges| !ranges.admitted) {
@@ -123,9 +123,9 @@ impl<S: Source> Tracer<'_, S> {
             (affinity, "the client stays with its backend"),
         ];
         for (stay, reason) in stays {
-            if let Some(stay) = stay.filter(|stay| stay.told.stays) {
+            if let Some(stay) = stay.filter(|stay| stay.traced.stays) {
                 reasons.push(reason.to_owned());
-                return self.only(stay.index, stay.told.backend);
+                return self.only(stay.index, stay.traced.backend);
             }
         }
         let entry = &self.frontend.entry;

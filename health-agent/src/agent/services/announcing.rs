@@ -9,18 +9,21 @@ use health_service::state::Listen;
 use tokio::sync::watch;
 
 /// A provider whose services keep their addresses while policy judges. They are told before they are served.
-pub(super) struct Announcing<P> {
+pub(super) struct AnnouncingProvider<P> {
     provider: P,
-    told: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+    addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
 }
 
-impl<P> Announcing<P> {
-    pub(super) fn new(provider: P, told: watch::Sender<Arc<BTreeSet<IpAddr>>>) -> Self {
-        Self { provider, told }
+impl<P> AnnouncingProvider<P> {
+    pub(super) fn new(provider: P, addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>) -> Self {
+        Self {
+            provider,
+            addresses,
+        }
     }
 }
 
-impl<P: Provider> Provider for Announcing<P> {
+impl<P: Provider> Provider for AnnouncingProvider<P> {
     type Error = P::Error;
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
@@ -31,7 +34,7 @@ impl<P: Provider> Provider for Announcing<P> {
             Listen::NodePort(_) => None,
         });
         let addresses: BTreeSet<_> = addresses.collect();
-        self.told.send_if_modified(|known| {
+        self.addresses.send_if_modified(|known| {
             let differs = **known != addresses;
             if differs {
                 *known = Arc::new(addresses);

@@ -13,27 +13,27 @@ use crate::api::services::listeners::HealthChecks;
 use crate::metrics::services::ServiceMetrics;
 
 /// A provider whose syncs are measured. After each successful one, the health checks get the new state.
-pub(super) struct Measured<P> {
+pub(super) struct InstrumentedProvider<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,
-    told: watch::Sender<Arc<HealthChecks>>,
+    checks: watch::Sender<Arc<HealthChecks>>,
 }
 
-impl<P> Measured<P> {
+impl<P> InstrumentedProvider<P> {
     pub(super) fn new(
         provider: P,
         metrics: Arc<ServiceMetrics>,
-        told: watch::Sender<Arc<HealthChecks>>,
+        checks: watch::Sender<Arc<HealthChecks>>,
     ) -> Self {
         Self {
             provider,
             metrics,
-            told,
+            checks,
         }
     }
 }
 
-impl<P: Provider> Provider for Measured<P> {
+impl<P: Provider> Provider for InstrumentedProvider<P> {
     type Error = P::Error;
 
     fn refused(error: &P::Error) -> impl Iterator<Item = (PortKey, String)> {
@@ -47,7 +47,7 @@ impl<P: Provider> Provider for Measured<P> {
         self.metrics.note_sync(&work, took, result.is_ok(), end);
         if result.is_ok() {
             let checks = Family::ALL.map(|family| work.state.health_checks(family).clone());
-            self.told.send_replace(Arc::new(checks));
+            self.checks.send_replace(Arc::new(checks));
         }
         result
     }
