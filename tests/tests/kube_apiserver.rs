@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::agent::service_sources::KubernetesServices;
+use health_agent::agent::services::sources::remote::KubernetesServices;
 use health_model::api::ServiceProblem;
 use health_probe::source::ObjectPod;
 use health_registry::kubernetes::{ObjectTable, watch_pods};

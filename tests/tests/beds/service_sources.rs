@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use health_agent::agent::service_sources::{EtcdServices, KubernetesServices};
+use health_agent::agent::services::sources::remote::{EtcdServices, KubernetesServices};
 use health_net::netns::NetNs;
 use health_registry::config::RegistrySpec;
 use health_service::source::ServiceSet;

@@ -6,7 +6,7 @@ mod instrumented;
 mod node_addresses;
 mod readiness;
 mod sockets;
-mod sources;
+pub mod sources;
 mod standing;
 mod takeover;
 #[cfg(test)]

@@ -48,14 +48,14 @@ pub enum SourceError {
 
 /// The sources that the settings name. Dropping it stops them.
 #[derive(Debug, Default)]
-pub struct ServiceSources {
+pub struct RemoteSources {
     #[cfg(feature = "kubernetes")]
     kubernetes: Option<KubernetesServices>,
     #[cfg(feature = "etcd")]
     etcd: Option<EtcdServices>,
 }
 
-impl ServiceSources {
+impl RemoteSources {
     /// Opens the sources without waiting for an answer. Fails only if the settings cannot be used. Must be called in a
     /// tokio runtime.
     pub fn open(config: &Config) -> Result<Self, SourceError> {

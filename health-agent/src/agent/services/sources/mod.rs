@@ -1,18 +1,20 @@
 //! The sources of services: a folder of manifests, etcd and the Kubernetes API.
 
+pub mod remote;
+
 use std::sync::Arc;
 
 use health_registry::config::Config;
 use health_service::source::{Folder, Probed, Readiness, ServiceSet};
 use tokio::sync::watch;
 
-use crate::agent::service_sources::{ServiceSources, SourceError, selection};
+use self::remote::{RemoteSources, SourceError, selection};
 
 /// The sources of services. Dropping it stops them.
 #[derive(Default)]
 pub(in crate::agent) struct Sources {
     folder: Option<Folder>,
-    others: ServiceSources,
+    remote: RemoteSources,
     probed: Vec<Probed>,
 }
 
@@ -26,7 +28,7 @@ impl Sources {
         let folder = config.services.service_manifests.as_deref();
         Ok(Some(Self {
             folder: folder.map(|path| Folder::watch(path, selection(config))),
-            others: ServiceSources::open(config)?,
+            remote: RemoteSources::open(config)?,
             probed: Vec::new(),
         }))
     }
@@ -48,10 +50,10 @@ impl Sources {
         readiness: &watch::Receiver<Arc<Readiness>>,
     ) -> Vec<watch::Receiver<Arc<ServiceSet>>> {
         let folder = self.folder.as_ref().map(Folder::services);
-        let manifests = folder.into_iter().chain(self.others.etcd());
+        let manifests = folder.into_iter().chain(self.remote.etcd());
         let probed = manifests.map(|source| Probed::of(source, node.clone(), readiness.clone()));
         self.probed = probed.collect();
         let probed = self.probed.iter().map(Probed::services);
-        probed.chain(self.others.kubernetes()).collect()
+        probed.chain(self.remote.kubernetes()).collect()
     }
 }
