@@ -1,28 +1,23 @@
 //! `bpf lb list --flows`: flows that were sent to a backend.
 
 use std::fmt;
-use std::net::SocketAddr;
 
 use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
 use serde::Serialize;
 
+use super::translation::Translation;
 use crate::cli::bpf::entry::{Entry, Row};
-use crate::cli::bpf::flow::{Direction, FlowKey};
+use crate::cli::bpf::flow::FlowKey;
 use crate::cli::bpf::stream;
 use crate::cli::output::Format;
 
-/// The new destination or source of the packets of a tuple.
+/// What becomes of the packets of a tuple.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
 pub(in crate::cli::bpf) struct FlowValue {
-    // The key tells it.
-    #[serde(skip)]
-    direction: Direction,
-    to: SocketAddr,
-    backend: u32,
-    service: u32,
+    #[serde(flatten)]
+    translation: Translation,
     /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries end with their connections.
     expires: Option<u32>,
     /// Where the client's packets come by an uplink, and how they get to the backend.
@@ -38,17 +33,7 @@ const FLAGS: [(u16, &str); 3] = [
 
 impl fmt::Display for FlowValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rewritten = match self.direction {
-            Direction::Out => "XLATE_DST",
-            Direction::In => "XLATE_SRC",
-        };
-        let Self {
-            to,
-            backend,
-            service,
-            ..
-        } = self;
-        write!(f, "{rewritten} {to} backend={backend} service={service}")?;
+        self.translation.fmt(f)?;
         if let Some(expires) = self.expires {
             write!(f, " expires={expires}")?;
         }
@@ -70,10 +55,12 @@ pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowK
     let key = FlowKey::from(&flow);
     let is_tcp = flow.protocol == IP_PROTOCOL_TCP;
     let value = FlowValue {
-        direction: key.direction,
-        to: to.to,
-        backend: to.backend,
-        service: to.service,
+        translation: Translation {
+            direction: key.direction,
+            to: to.to,
+            backend: to.backend,
+            service: to.service,
+        },
         expires: (!is_tcp).then_some(to.expires),
         flags: FLAGS
             .into_iter()
@@ -85,6 +72,8 @@ pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowK
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     #[test]

@@ -6,6 +6,7 @@ mod flows;
 mod frontends;
 mod maglev;
 mod sockets;
+mod translation;
 
 use clap::{ArgGroup, Args, Subcommand};
 use health_datapath::dump::Pinned;

@@ -10,6 +10,7 @@ use health_datapath::dump::Pinned;
 use health_model::flow::IpProtocol;
 use serde::Serialize;
 
+use super::translation::Translation;
 use crate::cli::bpf::entry::{Entry, Row};
 use crate::cli::bpf::flow::Direction;
 use crate::cli::bpf::stream;
@@ -44,34 +45,6 @@ impl fmt::Display for SocketRowKey {
     }
 }
 
-/// Who stands for that.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(in crate::cli::bpf) struct SocketRowValue {
-    // The key tells it.
-    #[serde(skip)]
-    direction: Direction,
-    to: SocketAddr,
-    backend: u32,
-    service: u32,
-}
-
-impl fmt::Display for SocketRowValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rewritten = match self.direction {
-            Direction::Out => "XLATE_DST",
-            Direction::In => "XLATE_SRC",
-        };
-        let Self {
-            to,
-            backend,
-            service,
-            ..
-        } = self;
-        write!(f, "{rewritten} {to} backend={backend} service={service}")
-    }
-}
-
 pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
     let rows = [pinned.socket_rows()?];
     stream::print(format, &rows, |row| Some(Row::from(entry(row))))
@@ -80,7 +53,7 @@ pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
 /// An entry as it is shown.
 pub(in crate::cli::bpf) fn entry(
     (key, flow): (SocketKey, SocketFlow),
-) -> Entry<SocketRowKey, SocketRowValue> {
+) -> Entry<SocketRowKey, Translation> {
     let end = |addr: Addr, port_be| SocketAddr::new(addr.to_ip(), u16::from_be(port_be));
     let direction = if key.direction == TUPLE_IN {
         Direction::In
@@ -94,7 +67,7 @@ pub(in crate::cli::bpf) fn entry(
             cookie: key.cookie,
             peer: (!key.is_connected()).then(|| end(key.addr, key.port_be)),
         },
-        value: SocketRowValue {
+        value: Translation {
             direction,
             to: end(flow.addr, flow.port_be),
             backend: flow.backend,
