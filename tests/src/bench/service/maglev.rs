@@ -11,7 +11,7 @@ use health_common::service::{ALGORITHM_MAGLEV, Backend};
 use health_datapath::layout;
 use health_datapath::services::PortSpec;
 
-use super::tables::{Fill, PORT, TCP, cluster_ip, port};
+use super::tables::{PORT, TCP, cluster_ip, maglev, port};
 use crate::bench::{Figure, Target};
 use crate::testrun::TestRun;
 
@@ -30,7 +30,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut tables = bed.datapath.services()?;
     let mut figures = Vec::new();
     for (number, (count, is_even)) in (0..).zip(POOLS) {
-        let mut fill = Fill::new()?;
+        let mut fill = maglev()?;
         let mut change = tables.change(0);
         let known = change.set(None, &pool(number, count), &mut fill)?;
         change.commit()?;

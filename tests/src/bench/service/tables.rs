@@ -3,10 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use health_common::service::{ALGORITHM_RANDOM, KIND_CLUSTER_IP};
-use health_datapath::services::{
-    BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, ServiceTables, Target,
-};
-use health_service::maglev::{Entry, Maglev, SEED, SIZE, SizeError, hash};
+use health_datapath::services::{BackendSpec, FrontendSpec, PortSpec, ServiceTables, Target};
+use health_service::maglev::{Maglev, SEED, SIZE, SizeError};
+use health_service::provider::ebpf::MaglevTables;
 
 pub(super) const TCP: u8 = 6;
 /// The port of each service, and of its backends.
@@ -15,28 +14,9 @@ pub(super) const BACKEND_PORT: u16 = 8080;
 const CLUSTER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 0);
 const CLUSTER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0);
 
-/// Fills tables as the agent does.
-pub(super) struct Fill(Maglev);
-
-impl Fill {
-    pub(super) fn new() -> Result<Self, SizeError> {
-        Maglev::new(SIZE, SEED).map(Self)
-    }
-}
-
-impl FillMaglev for Fill {
-    fn size(&self) -> u32 {
-        self.0.size()
-    }
-
-    fn fill(&mut self, backends: &[MaglevBackend], table: &mut [u32]) {
-        let entries = backends.iter().map(|backend| Entry {
-            id: backend.index,
-            hash: hash(backend.address),
-            weight: backend.weight,
-        });
-        self.0.fill(&entries.collect::<Vec<_>>(), table);
-    }
+/// Fills Maglev tables as the agent does.
+pub(super) fn maglev() -> Result<MaglevTables, SizeError> {
+    Maglev::new(SIZE, SEED).map(MaglevTables::new)
 }
 
 /// Where the service with this number is reached.
@@ -75,7 +55,7 @@ pub(super) fn serve(
     tables: &mut ServiceTables,
     ports: impl Iterator<Item = PortSpec>,
 ) -> anyhow::Result<()> {
-    let mut maglev = Fill::new()?;
+    let mut maglev = maglev()?;
     let mut change = tables.change(0);
     for port in ports {
         change.set(None, &port, &mut maglev)?;

@@ -6,9 +6,16 @@ use crate::maglev::{Entry, Maglev, hash};
 
 /// Fills Maglev tables with indexes of backends.
 #[derive(Debug)]
-pub(super) struct Tables(pub(super) Maglev);
+pub struct MaglevTables(Maglev);
 
-impl FillMaglev for Tables {
+impl MaglevTables {
+    /// Tables with the places that this one gives.
+    pub const fn new(maglev: Maglev) -> Self {
+        Self(maglev)
+    }
+}
+
+impl FillMaglev for MaglevTables {
     fn size(&self) -> u32 {
         self.0.size()
     }

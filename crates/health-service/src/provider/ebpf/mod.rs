@@ -27,7 +27,7 @@ use crate::maglev::{Maglev, SEED, SIZE, SizeError};
 use crate::services::{Provider, Work};
 use crate::spec::{Algorithm, PortKey};
 use crate::state::{Listen, State};
-use maglev::Tables;
+pub use maglev::MaglevTables;
 
 /// How many ports are planned before other tasks get a turn.
 const TURN: usize = 256;
@@ -100,7 +100,7 @@ impl fmt::Display for PortErrors {
 pub struct EbpfProvider {
     tables: ServiceTables,
     settings: Settings,
-    maglev: Tables,
+    maglev: MaglevTables,
     node_addresses: watch::Receiver<NodeAddresses>,
     /// The addresses at which the maps serve NodePorts.
     addresses: NodeAddresses,
@@ -121,7 +121,7 @@ impl EbpfProvider {
         Ok(Self {
             tables,
             settings,
-            maglev: Tables(maglev),
+            maglev: MaglevTables::new(maglev),
             node_addresses,
             addresses: NodeAddresses::default(),
             numbers: BTreeMap::new(),
@@ -245,7 +245,7 @@ struct Ports<'a> {
     addresses: &'a BTreeSet<IpAddr>,
     algorithm: Algorithm,
     numbers: &'a mut BTreeMap<PortKey, u32>,
-    maglev: &'a mut Tables,
+    maglev: &'a mut MaglevTables,
 }
 
 impl Ports<'_> {
