@@ -91,6 +91,19 @@ fn the_help_of_every_command_ends_with_examples() {
     assert!(commands().contains(&" bpf map dump".to_owned()));
 }
 
+/// Longer lines break where nobody meant them to: a terminal is taken to have 100 columns.
+#[test]
+fn what_follows_the_flags_in_a_help_fits_100_columns() {
+    fn check(command: &clap::Command) {
+        let text = command.get_after_help().map(ToString::to_string);
+        for line in text.unwrap_or_default().lines() {
+            assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+        }
+        command.get_subcommands().for_each(check);
+    }
+    check(&Cli::command());
+}
+
 #[test]
 fn bad_usage_exits_2_and_names_flag_and_value() {
     for (arguments, flag, value) in [

@@ -8,8 +8,8 @@ use health_model::settings::Location;
 use crate::cni;
 
 const HELP: &str = "\
-Container runtimes call this command, with parameters in the environment and on stdin as in the CNI \
-specification. Link it into their plugin folder, and name the link in a network configuration.
+Container runtimes call this command, with parameters in the environment and on stdin as in the
+CNI specification. Link it into their plugin folder, and name the link in a network configuration.
 
 Examples:
   ln -s /usr/local/bin/health-agent /opt/cni/bin/health-agent-cni

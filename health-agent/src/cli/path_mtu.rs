@@ -14,9 +14,9 @@ use crate::api::client::Client;
 const PAUSE: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
-Packets are echo requests that must not be fragmented: a small one, one as large as the device or the
-route of this host allows, and if that is not answered, sizes in between. A path that rejects or loses
-large packets is probed twice, which takes up to half a minute.
+Packets are echo requests that must not be fragmented: a small one, one as large as the device or
+the route of this host allows, and if that is not answered, sizes in between. A path that rejects
+or loses large packets is probed twice, which takes up to half a minute.
 
 The agent does the same by itself, once per --path-mtu-interval; `health-agent status` reports
 problems, and with --verbose the last results.

@@ -23,8 +23,8 @@ Examples:
   health-agent policy trace --src-endpoint 17 --dst k8s:app=web --dport 80/TCP";
 
 const IMPORT_EXAMPLES: &str = "\
-All policies of the file are imported, or none. Kinds: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, \
-NetworkPolicy, List, and a bare JSON list of rules.
+All policies of the file are imported, or none. Kinds: CiliumNetworkPolicy,
+CiliumClusterwideNetworkPolicy, NetworkPolicy, List, and a bare JSON list of rules.
 
 Examples:
   health-agent policy import policies.yaml
@@ -46,7 +46,8 @@ const TRACE_EXAMPLES: &str = "\
 Examples:
   health-agent policy trace --src-endpoint 17 --dst-endpoint 18 --dport 80/TCP
   health-agent policy trace --src k8s:app=web --dst reserved:world --dport 53/UDP
-  health-agent policy trace --src-ip 192.0.2.7 --dst-identity 30217 --dport 8/ICMP --direction ingress";
+  health-agent policy trace --src-ip 192.0.2.7 --dst-identity 30217 --dport 8/ICMP \\
+    --direction ingress";
 
 /// Commands of `policy`.
 #[derive(Debug, Subcommand)]

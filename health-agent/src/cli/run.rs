@@ -36,8 +36,10 @@ Examples:
   health-agent run --identity-store file:/var/lib/health-agent/identities.json
   health-agent run --probe http=30s --probe endpoint-icmp=off --probe-rate 200
   health-agent run --native-routing-cidr 10.0.0.0/8 --masquerade-exclude 192.0.2.0/24
-  health-agent run --pod-manifests /etc/health-agent/pods --runtime-endpoint /run/containerd/containerd.sock
-  health-agent run --registry kubernetes --pods-from-kubernetes --runtime-endpoint /run/containerd/containerd.sock
+  health-agent run --pod-manifests /etc/health-agent/pods \\
+    --runtime-endpoint /run/containerd/containerd.sock
+  health-agent run --registry kubernetes --pods-from-kubernetes \\
+    --runtime-endpoint /run/containerd/containerd.sock
   health-agent run --service-manifests /etc/health-agent/services --service-node-zone z1
   health-agent run --log-format json --log-level debug
   health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";

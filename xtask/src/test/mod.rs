@@ -21,9 +21,11 @@ use crate::{features, packages, setup, vm};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask test                      all tests on this machine's kernel
-  cargo xtask test masquerade kill      those of tests/tests/beds/masquerade.rs, and all with `kill` in their names
+  cargo xtask test masquerade kill      those of tests/tests/beds/masquerade.rs, and all with
+                                        `kill` in their names
   cargo xtask test health_mesh::engine  those of a module
-  cargo xtask test --long               long runs too: churn, kills, random packets, a cluster on aarch64
+  cargo xtask test --long               long runs too: churn, kills, random packets, a cluster
+                                        on aarch64
   cargo xtask test --vm all --ci        CI's share in virtual machines of all tested kernels")]
 pub(crate) struct Args {
     /// Run only tests whose name contains one of these, or those of a file or crate of that name

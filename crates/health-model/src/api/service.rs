@@ -61,6 +61,11 @@ pub struct ServicePortEntry {
 }
 
 impl ServicePortEntry {
+    /// Whether `wanted` means it: by its name or its number.
+    pub fn is_called(&self, wanted: &str) -> bool {
+        self.name == wanted || self.port.to_string() == wanted
+    }
+
     /// `NAME NUMBER/PROTOCOL`.
     pub fn title(&self) -> String {
         let number = format!("{}/{}", self.port, self.protocol);

@@ -30,9 +30,9 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, unordered. Another program's map is decoded by
-  its types (BTF), or shown in hexadecimal if there are none. Each value of a per-CPU map is a list of
-  the values of all CPUs
+  Entries of large maps are shown while they are read, unordered. Another program's map is decoded
+  by its types (BTF), or shown in hexadecimal if there are none. Each value of a per-CPU map is a
+  list of the values of all CPUs
 
 Examples:
   health-agent bpf map dump HEALTH_CONFIG
@@ -210,7 +210,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         SOURCE_RANGES => stream::print(format, &[pinned.source_range_rows()?], |row| {
             Some(lb::entries::source_range(row))
         }),
-        AFFINITY => lb::print_clients(pinned, format),
+        AFFINITY => lb::print_clients(pinned, &lb::Selection::default(), format),
         REVNAT4 | REVNAT6 | REVNAT_ANY4 | REVNAT_ANY6 => {
             let maps = pinned.service_flow_rows()?;
             let rows = maps

@@ -82,7 +82,7 @@ impl BpfCommand {
             Self::Ct(command) => command.execute(&pinned()?),
             Self::Nat(command) => command.execute(&pinned()?),
             Self::Rtt(command) => command.execute(client, &pinned()?).await,
-            Self::Lb(command) => command.execute(&pinned()?),
+            Self::Lb(command) => command.execute(client, &pinned()?).await,
             Self::Endpoint(command) => command.execute(&pinned()?),
             Self::Policy(command) => command.execute(&pinned()?),
             Self::Ipcache(command) => command.execute(&pinned()?),

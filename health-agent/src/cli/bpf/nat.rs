@@ -21,9 +21,9 @@ Examples:
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  Entries are listed while they are read, unordered: pipe them through sort. An entry that is created
-  or deleted meanwhile may be listed or not; every other entry is listed once. Created is the age of
-  an entry
+  Entries are listed while they are read, unordered: pipe them through sort. An entry that is
+  created or deleted meanwhile may be listed or not; every other entry is listed once. Created is
+  the age of an entry
 
 Examples:
   health-agent bpf nat list

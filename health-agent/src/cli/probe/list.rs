@@ -17,8 +17,8 @@ Columns:
   LAST ERROR   what the last run found, if it was no success
 
 Output:
-  wide adds columns and shows messages in full; with --watch, table prints a line for each change, and jsonl the
-  events of the API
+  wide adds columns and shows messages in full; with --watch, table prints a line for each change,
+  and jsonl the events of the API
 
 Examples:
   health-agent probe list

@@ -6,6 +6,7 @@ mod trace;
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::Subcommand;
 use health_model::api::{
     ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry, ServiceSummary,
@@ -16,6 +17,10 @@ use super::output::printable;
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
+Services:
+  A SERVICE is NAMESPACE/NAME, or a NAME that only one service has. Where a port is meant,
+  NAMESPACE/NAME:PORT has its number or name
+
 Examples:
   health-agent service list
   health-agent service list --namespace shop -o wide
@@ -42,6 +47,30 @@ impl ServiceCommand {
             Self::Trace(args) => return args.execute(client).await,
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The service that is meant by NAMESPACE/NAME, or by a NAME that only one service has.
+pub(super) async fn find(client: &Client, wanted: &str) -> anyhow::Result<ServiceEntry> {
+    let services = client.get(&path(Some(wanted), None)).await?;
+    the_one(wanted, services)
+}
+
+/// The one service that matches `wanted`. Fails if none or several do.
+fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<ServiceEntry> {
+    match (services.pop(), &services[..]) {
+        (None, _) => bail!(
+            "no service {wanted:?} is served; `health-agent service list` shows those that are"
+        ),
+        (Some(service), []) => Ok(service),
+        (Some(last), others) => {
+            let names = others.iter().chain([&last]).map(ServiceEntry::full_name);
+            let names: Vec<_> = names.collect();
+            bail!(
+                "several services are {wanted:?}: give one of {}",
+                names.join(", ")
+            )
+        }
     }
 }
 
@@ -146,13 +175,13 @@ fn conflicts_of<'a>(
 }
 
 #[cfg(test)]
-mod fixture {
+pub(super) mod fixture {
     use health_model::api::{
         ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
     };
 
     /// A service with a port that has backends in each state, and one that has no frontend.
-    pub(super) fn web() -> ServiceEntry {
+    pub(in crate::cli) fn web() -> ServiceEntry {
         let frontend = |kind: &str, listen: &str, outside: &str| ServiceFrontend {
             kind: kind.into(),
             listen: listen.into(),

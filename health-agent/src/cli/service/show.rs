@@ -10,7 +10,7 @@ use health_model::api::{
 use health_model::duration::short_duration;
 use serde::Serialize;
 
-use super::{conflicts_of, path, port_change, refusal, warn};
+use super::{conflicts_of, path, port_change, refusal, the_one, warn};
 use crate::api::client::Client;
 use crate::cli::output::{NONE, OutputArgs, indent, printable, table};
 
@@ -34,6 +34,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct GetArgs {
     /// NAMESPACE/NAME, or a NAME that only one service has
+    #[arg(value_name = "SERVICE")]
     service: String,
     #[command(flatten)]
     output: OutputArgs,
@@ -80,24 +81,6 @@ impl GetArgs {
             mode,
         };
         self.output.output.print_object(&details, text)
-    }
-}
-
-/// The one service that matches `wanted`. Fails if none or several do.
-fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<ServiceEntry> {
-    match (services.pop(), &services[..]) {
-        (None, _) => bail!(
-            "no service {wanted:?} is served; `health-agent service list` shows those that are"
-        ),
-        (Some(service), []) => Ok(service),
-        (Some(last), others) => {
-            let names = others.iter().chain([&last]).map(ServiceEntry::full_name);
-            let names: Vec<_> = names.collect();
-            bail!(
-                "several services are {wanted:?}: give one of {}",
-                names.join(", ")
-            )
-        }
     }
 }
 

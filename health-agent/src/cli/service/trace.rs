@@ -14,10 +14,11 @@ use crate::cli::output::{NONE, OutputArgs, comma_separated, indent, printable, t
 
 const EXAMPLES: &str = "\
 Ends:
-  SOURCE is an endpoint of this node by id, name or address, host for the node's own sockets, or any
-  other address. With a port (SOURCE:PORT) a known flow is found, and Maglev's choice is told, except
+  SOURCE is an endpoint of this node by id, name or address, host for the node's own sockets, or
+  any other address. With a port (SOURCE:PORT) a known flow is found, and Maglev's choice, except
   for sockets of the node. An address of IPv6 with a port is [ADDRESS]:PORT
-  DESTINATION is ADDRESS:PORT, or a service as NAMESPACE/NAME:PORT with the port's number or name
+  DESTINATION is ADDRESS:PORT, or a service as NAMESPACE/NAME:PORT with the port's number or name.
+  A service with one port, or a NAME that only one service has, needs no more
 
 Columns:
   SHARE             how likely the flow goes there

@@ -282,7 +282,7 @@ fn of_service(
         }
     };
     let is_meant = |entry: &&ServicePortEntry| {
-        let is_port = port.is_none_or(|port| entry.name == port || entry.port.to_string() == port);
+        let is_port = port.is_none_or(|port| entry.is_called(port));
         let protocol = query.protocol.map(|protocol| protocol.to_string());
         is_port && protocol.is_none_or(|protocol| entry.protocol == protocol)
     };

@@ -9,6 +9,7 @@ use health_datapath::dump::{Pinned, ServiceClient};
 use health_net::clock;
 use serde::Serialize;
 
+use super::selection::Selection;
 use crate::cli::bpf::{address, stream};
 use crate::cli::output::Format;
 
@@ -37,11 +38,18 @@ impl fmt::Display for ClientRow {
     }
 }
 
-pub(in crate::cli::bpf) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+pub(in crate::cli::bpf) fn print(
+    pinned: &Pinned,
+    selection: &Selection,
+    format: Format,
+) -> anyhow::Result<()> {
     let backends = pinned.services()?.backends()?;
     let rows = [pinned.service_client_rows()?];
     let now = clock::coarse_now_secs();
-    stream::print(format, &rows, |client| Some(row(&client, &backends, now)))
+    stream::print(format, &rows, |client| {
+        let is_meant = selection.has(client.service);
+        is_meant.then(|| row(&client, &backends, now))
+    })
 }
 
 fn row(client: &ServiceClient, backends: &BTreeMap<u32, Backend>, now: u32) -> ClientRow {

@@ -7,6 +7,7 @@ use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
 use serde::Serialize;
 
+use super::selection::Selection;
 use super::translation::Translation;
 use crate::cli::bpf::entry::{Entry, Row};
 use crate::cli::bpf::flow::FlowKey;
@@ -45,9 +46,11 @@ impl fmt::Display for FlowValue {
     }
 }
 
-pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> anyhow::Result<()> {
     let maps = pinned.service_flow_rows()?;
-    stream::print(format, &maps, |row| Some(Row::from(entry(row))))
+    stream::print(format, &maps, |row| {
+        selection.has(row.1.service).then(|| Row::from(entry(row)))
+    })
 }
 
 /// An entry as it is shown.

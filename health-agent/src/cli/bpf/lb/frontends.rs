@@ -10,6 +10,7 @@ use health_model::flow::IpProtocol;
 use ipnet::IpNet;
 use serde::Serialize;
 
+use super::selection::Selection;
 use crate::cli::output::{Format, NONE, comma_separated, table};
 use crate::frontend_names::{algorithm_name, kind_name};
 
@@ -50,12 +51,13 @@ struct BackendView {
     flows: u32,
 }
 
-pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> anyhow::Result<()> {
     let maps = pinned.services()?;
     let listed = maps.list()?;
     let ranges = maps.source_ranges()?;
     let rows: Vec<_> = listed
         .into_iter()
+        .filter(|frontend| selection.has(frontend.entry.service))
         .map(|frontend| row(frontend, &ranges))
         .collect();
     format.print_rows(&rows, frontends_table)

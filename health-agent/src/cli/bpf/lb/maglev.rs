@@ -7,6 +7,7 @@ use health_datapath::dump::Pinned;
 use health_datapath::services::{ListedBackend, ListedFrontend};
 use serde::Serialize;
 
+use super::selection::Selection;
 use crate::cli::output::{Format, table};
 
 /// A table as JSON shows it.
@@ -29,8 +30,10 @@ struct Share {
     places: u32,
 }
 
-pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
-    format.print_rows(&rows(&pinned.services()?.list()?), tables_table)
+pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> anyhow::Result<()> {
+    let mut listed = pinned.services()?.list()?;
+    listed.retain(|frontend| selection.has(frontend.entry.service));
+    format.print_rows(&rows(&listed), tables_table)
 }
 
 /// Each table once, though several frontends may name it.

@@ -5,16 +5,19 @@ pub(super) mod entries;
 mod flows;
 mod frontends;
 mod maglev;
+mod selection;
 mod sockets;
 mod translation;
 
 use clap::{ArgGroup, Args, Subcommand};
 use health_datapath::dump::Pinned;
 
+use crate::api::client::Client;
 use crate::cli::output::OutputArgs;
 
 pub(super) use clients::print as print_clients;
 pub(super) use flows::entry as flow_entry;
+pub(super) use selection::Selection;
 pub(super) use sockets::entry as socket_entry;
 
 const EXAMPLES: &str = "\
@@ -26,12 +29,15 @@ Examples:
 const LIST_EXAMPLES: &str = "\
 Output:
   New flows from this node and its endpoints go to the backends under INSIDE, all others to those
-  under OUTSIDE (= if they are the same). Each backend has its share of new flows, and about how many
-  flows it has now. NUMBER identifies the service's port, also with --affinity, --maglev and --flows.
-  Flows and clients are printed as they are read, unordered
+  under OUTSIDE (= if they are the same). Each backend has its share of new flows, and about how
+  many flows it has now. NUMBER identifies the service's port, also with --affinity, --maglev and
+  --flows. Flows and clients are printed as they are read, unordered. With --service the agent is
+  asked for the service's addresses
 
 Examples:
   health-agent bpf lb list
+  health-agent bpf lb list --service shop/web
+  health-agent bpf lb list --service shop/web:http --flows
   health-agent bpf lb list -o json | jq '.[] | select(.inside.backends == [])'
   health-agent bpf lb list --maglev
   health-agent bpf lb list --affinity
@@ -63,24 +69,31 @@ pub struct ListArgs {
     /// What the host's own sockets were sent to, two entries for each backend of a socket
     #[arg(long)]
     sockets: bool,
+    /// Only what belongs to this service: NAMESPACE/NAME, or NAMESPACE/NAME:PORT with a port's number or name
+    #[arg(long, value_name = "SERVICE")]
+    service: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 impl LbCommand {
-    pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
+    pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
         let Self::List(args) = self;
         let format = args.output.output;
+        let selection = match &args.service {
+            Some(wanted) => Selection::of(client, pinned, wanted).await?,
+            None => Selection::default(),
+        };
         if args.flows {
-            flows::print(pinned, format)
+            flows::print(pinned, &selection, format)
         } else if args.sockets {
-            sockets::print(pinned, format)
+            sockets::print(pinned, &selection, format)
         } else if args.affinity {
-            clients::print(pinned, format)
+            clients::print(pinned, &selection, format)
         } else if args.maglev {
-            maglev::print(pinned, format)
+            maglev::print(pinned, &selection, format)
         } else {
-            frontends::print(pinned, format)
+            frontends::print(pinned, &selection, format)
         }
     }
 }

@@ -10,6 +10,7 @@ use health_datapath::dump::Pinned;
 use health_model::flow::IpProtocol;
 use serde::Serialize;
 
+use super::selection::Selection;
 use super::translation::Translation;
 use crate::cli::bpf::entry::{Entry, Row};
 use crate::cli::bpf::flow::Direction;
@@ -45,9 +46,11 @@ impl fmt::Display for SocketRowKey {
     }
 }
 
-pub(super) fn print(pinned: &Pinned, format: Format) -> anyhow::Result<()> {
+pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> anyhow::Result<()> {
     let rows = [pinned.socket_rows()?];
-    stream::print(format, &rows, |row| Some(Row::from(entry(row))))
+    stream::print(format, &rows, |row| {
+        selection.has(row.1.service).then(|| Row::from(entry(row)))
+    })
 }
 
 /// An entry as it is shown.

@@ -25,14 +25,15 @@ Columns:
   NETWORK   share of the round trips that was not spent in the peer's host
 
 Output:
-  wide adds columns; json, jsonl and yaml contain everything, times in nanoseconds, with the non-empty
-  buckets of the histogram as [from, up to, round trips]. The agent is only asked for the names of
-  nodes; the listing works without it
+  wide adds columns; json, jsonl and yaml contain everything, times in nanoseconds, with the
+  non-empty buckets of the histogram as [from, up to, round trips]. The agent is only asked for the
+  names of nodes; the listing works without it
 
 Differences:
-  with --watch --delta all figures, including the histogram, cover the probes and round trips since the
-  previous update, or since a row was reset. MIN and MAX are read from the histogram, within 6.25 %,
-  unless they are the row's records. JITTER and SMOOTHED are running figures and show their current value
+  with --watch --delta all figures, including the histogram, cover the probes and round trips since
+  the previous update, or since a row was reset. MIN and MAX are read from the histogram, within
+  6.25 %, unless they are the row's records. JITTER and SMOOTHED are running figures and show their
+  current value
 
 Examples:
   health-agent bpf rtt list
