@@ -97,7 +97,11 @@ fn what_follows_the_flags_in_a_help_fits_100_columns() {
     fn check(command: &clap::Command) {
         let text = command.get_after_help().map(ToString::to_string);
         for line in text.unwrap_or_default().lines() {
-            assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            assert!(
+                line.chars().count() <= 100,
+                "{}: {line}",
+                command.get_name()
+            );
         }
         command.get_subcommands().for_each(check);
     }

@@ -30,6 +30,20 @@ pub struct OutputArgs {
     pub(super) output: Format,
 }
 
+/// As [`OutputArgs`], of listings whose table has more columns on request.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct ListOutputArgs {
+    /// Output format
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    pub(super) output: ListFormat,
+}
+
 /// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {

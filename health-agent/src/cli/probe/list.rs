@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{Selection, watch};
 use crate::api::client::Client;
-use crate::cli::output::{Format, ListFormat, NONE, printable, table};
+use crate::cli::output::{Format, ListOutputArgs, NONE, printable, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -47,21 +47,14 @@ pub struct ListArgs {
     /// Keep showing what changes, and what happens to the containers, a line each
     #[arg(long, conflicts_with_all = ["no_headers", "failing"])]
     watch: bool,
-    /// Output format
-    #[arg(
-        short,
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    output: ListFormat,
+    #[command(flatten)]
+    output: ListOutputArgs,
 }
 
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let path = self.selection.path(self.pod.as_deref(), self.watch);
-        let format = Format::from(self.output);
+        let format = Format::from(self.output.output);
         if self.watch {
             return watch::watch(client, &path, format).await;
         }
@@ -70,7 +63,7 @@ impl ListArgs {
         if self.failing {
             probes.retain(is_failing);
         }
-        let wide = self.output.is_wide();
+        let wide = self.output.output.is_wide();
         format.print_rows(&probes, |probes| {
             probes_table(probes, wide, !self.no_headers, Timestamp::now())
         })

@@ -6,7 +6,7 @@ use health_model::duration::short_duration;
 
 use super::{conflicts_of, path, policy, port_change, refusal, warn};
 use crate::api::client::Client;
-use crate::cli::output::{Format, ListFormat, NONE, table};
+use crate::cli::output::{Format, ListOutputArgs, NONE, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -37,15 +37,8 @@ pub struct ListArgs {
     /// Omit the column names
     #[arg(long)]
     no_headers: bool,
-    /// Output format
-    #[arg(
-        short,
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    output: ListFormat,
+    #[command(flatten)]
+    output: ListOutputArgs,
 }
 
 impl ListArgs {
@@ -54,8 +47,8 @@ impl ListArgs {
         let services: Vec<ServiceEntry> = client.get(&path).await?;
         let summary: ServiceSummary = client.get("/v1/services/summary").await?;
         warn(&summary);
-        let format = Format::from(self.output);
-        let wide = self.output.is_wide();
+        let format = Format::from(self.output.output);
+        let wide = self.output.output.is_wide();
         format.print_rows(&services, |services| {
             services_table(services, &summary, wide, !self.no_headers)
         })

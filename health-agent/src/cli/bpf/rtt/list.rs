@@ -15,7 +15,7 @@ use super::table::Columns;
 use crate::api::client::Client;
 use crate::api::rtt::RttEntry;
 use crate::cli::bpf::parallel::print_rows;
-use crate::cli::output::{Format, ListFormat, print};
+use crate::cli::output::{Format, ListFormat, ListOutputArgs, print};
 use crate::cli::watch::{self, Pace};
 
 const EXAMPLES: &str = "\
@@ -83,15 +83,8 @@ pub struct ListArgs {
     /// Show what was counted since the previous update, first after one period
     #[arg(long, requires = "watch")]
     delta: bool,
-    /// Output format
-    #[arg(
-        short,
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    output: ListFormat,
+    #[command(flatten)]
+    output: ListOutputArgs,
 }
 
 impl ListArgs {
@@ -107,8 +100,8 @@ impl ListArgs {
         }
         let pace = Pace {
             period,
-            is_drawn: Format::from(self.output) == Format::Table,
-            is_separated: !matches!(self.output, ListFormat::Json | ListFormat::Jsonl),
+            is_drawn: Format::from(self.output.output) == Format::Table,
+            is_separated: !matches!(self.output.output, ListFormat::Json | ListFormat::Jsonl),
             // Of the first period there is nothing to tell before its end.
             is_first_awaited: self.delta,
         };
@@ -156,7 +149,7 @@ impl ListArgs {
     }
 
     fn write(&self, out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
-        match self.output {
+        match self.output.output {
             ListFormat::Table if self.histogram.is_some() => {
                 let size = watch::terminal_size();
                 listing
@@ -166,7 +159,7 @@ impl ListArgs {
             ListFormat::Table | ListFormat::Wide => {
                 let columns = Columns {
                     names: !self.numeric,
-                    wide: self.output.is_wide(),
+                    wide: self.output.output.is_wide(),
                     delta: self.delta,
                 };
                 out.write_all(columns.table(listing.entries()).as_bytes())
