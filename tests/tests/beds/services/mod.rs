@@ -7,6 +7,7 @@ mod drain;
 mod errors;
 mod flows;
 mod host;
+mod listing;
 pub(crate) mod load;
 mod outside;
 pub(crate) mod policy;
@@ -186,6 +187,7 @@ const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
     host::REACH_ROWS,
     host::FLOW_ROWS,
+    listing::ROWS,
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,
 ];
