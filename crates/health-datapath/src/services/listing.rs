@@ -8,6 +8,7 @@ use health_common::service::{
 };
 use ipnet::IpNet;
 
+use super::lookup::reading;
 use super::maps::values;
 use super::place::{Place, read_source_range, socket_addr};
 use super::{ServiceMaps, ServicesError};
@@ -56,11 +57,27 @@ impl ListedBackend {
     }
 }
 
-/// The contents of the arrays, read within a short time.
+/// What pools refer to, read within a short time.
 struct Arrays {
-    backends: Vec<Backend>,
-    slots: Vec<u32>,
-    maglev: Vec<u32>,
+    backends: BTreeMap<u32, Backend>,
+    slots: Places,
+    maglev: Places,
+}
+
+/// Values of an array, from an index on.
+#[derive(Default)]
+struct Places {
+    first: usize,
+    values: Vec<u32>,
+}
+
+impl Places {
+    /// So many from an index on; none if they are not all there.
+    fn get(&self, at: usize, len: usize) -> &[u32] {
+        let from = at.checked_sub(self.first);
+        let values = from.and_then(|from| self.values.get(from..from + len));
+        values.unwrap_or_default()
+    }
 }
 
 impl ServiceMaps {
@@ -71,7 +88,7 @@ impl ServiceMaps {
         self.for_each_frontend(|place, frontend| {
             frontends.insert(place, frontend);
         })?;
-        let arrays = self.arrays()?;
+        let arrays = self.arrays(frontends.values().any(has_table))?;
         let listed = frontends.into_iter().map(|(place, entry)| ListedFrontend {
             address: place.address(),
             protocol: place.protocol,
@@ -130,39 +147,89 @@ impl ServiceMaps {
         let Some(entry) = self.frontend(Place::new(address, protocol))? else {
             return Ok(None);
         };
-        let arrays = self.arrays()?;
+        let pool = |pool| -> Result<_, ServicesError> {
+            Ok(self.arrays_of(&entry, pool)?.pool(&entry, pool))
+        };
         Ok(Some(ListedFrontend {
             address,
             protocol,
             entry,
-            inside: arrays.pool(&entry, entry.inside),
-            outside: arrays.pool(&entry, entry.outside),
+            inside: pool(entry.inside)?,
+            outside: pool(entry.outside)?,
         }))
     }
 
-    fn arrays(&self) -> Result<Arrays, ServicesError> {
-        let reading = |map| move |source| ServicesError::kernel("read", map, source);
+    /// All that pools may refer to. Maglev tables have most room of all, and often nobody uses it.
+    fn arrays(&self, with_maglev: bool) -> Result<Arrays, ServicesError> {
+        let all = |array, name| match values(array) {
+            Ok(values) => Ok(Places { first: 0, values }),
+            Err(source) => Err(ServicesError::kernel("read", name, source)),
+        };
         Ok(Arrays {
-            slots: values(&self.slots).map_err(reading(layout::SLOTS.name))?,
-            maglev: values(&self.maglev).map_err(reading(layout::MAGLEV.name))?,
-            backends: values(&self.backends).map_err(reading(layout::BACKENDS.name))?,
+            slots: all(&self.slots, layout::SLOTS.name)?,
+            maglev: match with_maglev {
+                true => all(&self.maglev, layout::MAGLEV.name)?,
+                false => Places::default(),
+            },
+            backends: self.backends()?,
         })
     }
+
+    /// What a pool of a frontend refers to, and nothing else.
+    fn arrays_of(&self, frontend: &Frontend, pool: Pool) -> Result<Arrays, ServicesError> {
+        let (array, name, before) = match has_table(frontend) {
+            true => (&self.maglev, layout::MAGLEV.name, 0),
+            false => (&self.slots, layout::SLOTS.name, 1),
+        };
+        let first = pool.at.saturating_add(before);
+        let parts = if is_weighted(frontend) { 3 } else { 1 };
+        let mut values = Vec::new();
+        for index in first..first.saturating_add(pool.len.saturating_mul(parts)) {
+            match reading(name, array.get(&index))? {
+                Some(value) => values.push(value),
+                // The array ends here.
+                None => break,
+            }
+        }
+        let mut backends = BTreeMap::new();
+        for index in values.iter().take(pool.len as usize) {
+            if let Some(backend) = reading(layout::BACKENDS.name, self.backends.get(index))? {
+                backends.insert(*index, backend);
+            }
+        }
+        let first = first as usize;
+        let read = Places { first, values };
+        let (slots, maglev) = match has_table(frontend) {
+            true => (Places::default(), read),
+            false => (read, Places::default()),
+        };
+        Ok(Arrays {
+            backends,
+            slots,
+            maglev,
+        })
+    }
+}
+
+/// Whether the pools of a frontend have weights.
+fn is_weighted(frontend: &Frontend) -> bool {
+    frontend.flags & FRONTEND_WEIGHTED != 0
+}
+
+/// Whether the pools of a frontend are Maglev tables.
+fn has_table(frontend: &Frontend) -> bool {
+    frontend.algorithm == ALGORITHM_MAGLEV
 }
 
 impl Arrays {
     /// The backends of a pool in the order of its slots; those of a Maglev table by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
         let (at, len) = (pool.at as usize, pool.len as usize);
-        let slots = |part: usize| {
-            let first = at + 1 + part * len;
-            self.slots.get(first..first + len).unwrap_or_default()
-        };
+        let slots = |part: usize| self.slots.get(at + 1 + part * len, len);
         let even = 1.0 / f64::from(pool.len);
-        if frontend.algorithm == ALGORITHM_MAGLEV {
-            let places = self.maglev.get(at..at + len).unwrap_or_default();
+        if has_table(frontend) {
             let mut counts: BTreeMap<u32, f64> = BTreeMap::new();
-            for index in places {
+            for index in self.maglev.get(at, len) {
                 *counts.entry(*index).or_default() += even;
             }
             let counts = counts.into_iter();
@@ -171,7 +238,7 @@ impl Arrays {
                 .collect();
         }
         let mut shares = vec![even; slots(0).len()];
-        if frontend.flags & FRONTEND_WEIGHTED != 0 {
+        if is_weighted(frontend) {
             shares.fill(0.0);
             for (index, (threshold, alias)) in slots(1).iter().zip(slots(2)).enumerate() {
                 let kept = f64::from(*threshold) / f64::from(u32::MAX);
@@ -188,7 +255,7 @@ impl Arrays {
     }
 
     fn backend(&self, index: u32, share: f64) -> ListedBackend {
-        let entry = self.backends.get(index as usize);
+        let entry = self.backends.get(&index);
         ListedBackend {
             index,
             entry: entry.copied().unwrap_or_default(),

@@ -167,6 +167,6 @@ fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
     }
 }
 
-fn reading<T>(map: &'static str, found: io::Result<T>) -> Result<T, ServicesError> {
+pub(super) fn reading<T>(map: &'static str, found: io::Result<T>) -> Result<T, ServicesError> {
     found.map_err(|source| ServicesError::kernel("look into", map, source))
 }

@@ -23,10 +23,15 @@ impl ServiceTables {
         self.ports.clear();
         self.read_backends()?;
         let reading = |map| move |source| ServicesError::kernel("read", map, source);
-        let slots = values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?;
-        let maglev = values(&self.maps.maglev).map_err(reading(layout::MAGLEV.name))?;
-        self.snapshot = Some(Snapshot { slots, maglev });
         self.read_frontends()?;
+        let slots = values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?;
+        // By default there is room for a million places, of which nobody uses one without this algorithm.
+        let mut ranges = self.ports.values().flat_map(|port| &port.ranges);
+        let maglev = match ranges.any(|range| range.extent.store == Store::Maglev) {
+            true => values(&self.maps.maglev).map_err(reading(layout::MAGLEV.name))?,
+            false => Vec::new(),
+        };
+        self.snapshot = Some(Snapshot { slots, maglev });
         let source_ranges = self.maps.source_ranges.entries();
         let source_ranges = source_ranges.map_err(reading(layout::SOURCE_RANGES.name))?;
         self.source_range_count = source_ranges.len() as u32;
