@@ -43,9 +43,14 @@ pub fn wait_for<T>(
                 because.unwrap_or_default()
             );
         }
-        // What costs a processor much is not looked at all the time.
-        thread::sleep(PAUSE.max(begin.elapsed()));
+        pause_since(begin);
     }
+}
+
+/// Pauses after a look that began then. What costs a processor much is not looked at all the time, and least on a slow
+/// machine, whose only processor also does what is waited for.
+pub(crate) fn pause_since(begin: Instant) {
+    thread::sleep(PAUSE.max(begin.elapsed() * slowness()));
 }
 
 /// How many times as long everything takes on this machine.

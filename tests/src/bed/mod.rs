@@ -26,9 +26,10 @@ use nix::sys::signal::Signal;
 
 use self::agent::{AgentSpec, log_tail};
 use self::reachability::ExpectedNode;
+use crate::http;
 use crate::process::tell;
 use crate::relay::{Handling, Relay};
-use crate::wait::slowness;
+use crate::wait::{pause_since, slowness};
 
 pub use self::agent::binary as agent_binary;
 pub use self::certificates::{Authority, SignedCertificate};
@@ -47,8 +48,8 @@ pub const NODES_FILE: &str = "/run/health-agent/nodes.yaml";
 /// Mounts to be undone.
 const JOURNAL: &str = "/run/health-agent/bed.mounts";
 
-/// Time between two rounds of questions to the agents.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Where an agent's API has its view of the mesh.
+const STATUS: &str = "/v1beta/status";
 
 /// How a bed is to be.
 #[derive(Clone, Debug)]
@@ -268,10 +269,9 @@ impl Bed {
         let expected = self.expected();
         let mut waiting_for: Vec<&Node> = self.nodes.iter().collect();
         loop {
+            let begin = Instant::now();
             waiting_for.retain(|node| {
-                !node
-                    .status()
-                    .is_ok_and(|report| complete(&report, &expected))
+                !http::of_agent(node, STATUS).is_ok_and(|report| complete(&report, &expected))
             });
             if waiting_for.is_empty() {
                 return Ok(WaitOutcome::AllReachable);
@@ -292,7 +292,7 @@ impl Bed {
                         .collect(),
                 ));
             }
-            std::thread::sleep(PAUSE);
+            pause_since(begin);
         }
     }
 

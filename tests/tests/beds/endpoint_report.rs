@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::client::Client;
 use health_common::identity;
 use health_model::api::{Endpoint, Enforcement, TakenAddress};
 use health_net::netns::{self, NetNs};
@@ -15,6 +14,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use tests::Node;
 use tests::bed::command_in;
+use tests::http;
 use tests::process::run;
 
 /// A network namespace for an endpoint, which goes with this value.
@@ -243,11 +243,7 @@ impl EndpointReport {
             &of_endpoints.chain(of_health).collect(),
         )?;
 
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let taken = runtime.block_on(Client::new(node.socket()).get("/v1/ipam"));
-        let taken: Vec<TakenAddress> = taken?;
+        let taken: Vec<TakenAddress> = http::of_agent(node, "/v1/ipam")?;
         let taken = taken.into_iter().map(|one| one.address);
         same("addresses taken", taken, &self.with_health())?;
 

@@ -4,11 +4,10 @@ use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::client::Client;
 use health_model::api::{Endpoint, HealthStatus, NodeStatus, Reachability, TakenAddress};
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Node, PATIENCE, http, wait_for};
 
 /// Whether the node has the health endpoint's device.
 fn has_device(node: &Node) -> bool {
@@ -102,12 +101,8 @@ fn a_node_without_a_pod_cidr_is_probed_at_its_host_alone() -> anyhow::Result<()>
     let refused = here.cli(&format!("endpoint create --netns /run/netns/{name}"))?;
     assert!(refused.stderr.contains("no pod CIDR"), "{}", refused.stderr);
     // What a runtime asks before it sends containers to the node.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let addresses = Client::new(here.socket());
-    let addresses = runtime.block_on(addresses.get::<Vec<TakenAddress>>("/v1/ipam"));
-    let refused = addresses.expect_err("there are none").to_string();
+    let addresses = http::of_agent::<Vec<TakenAddress>>(here, "/v1/ipam");
+    let refused = format!("{:#}", addresses.expect_err("there are none"));
     assert!(refused.contains("no pod CIDR"), "{refused}");
     health_net::netns::remove(name)?;
 
