@@ -88,6 +88,8 @@ fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
     run(workspace
         .cargo()?
         .env("LLVM_PREFIX", llvm)
+        // What looks at each crate of ours has nothing to say of it.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
         // Its work is done by LLVM, which is built already: optimising the rest saves nothing.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
