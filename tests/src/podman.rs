@@ -1,5 +1,6 @@
 //! Real containers: podman with runc, and the agent as their CNI plugin.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -105,9 +106,9 @@ impl Podman {
         run(self.command(&["exec", name]).args(words))
     }
 
-    /// Ends a container and removes it.
-    pub fn remove(&self, name: &str) -> anyhow::Result<()> {
-        run(&mut self.command(&["rm", "--force", "--time=0", name]))?
+    /// Ends containers and removes them, some side by side.
+    pub fn remove(&self, names: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
+        run(self.command(&["rm", "--force", "--time=0"]).args(names))?
             .success()
             .map(drop)
     }

@@ -367,9 +367,7 @@ fn a_hundred_containers_of_podman_come_and_go() -> anyhow::Result<()> {
         .exec(first, &["ping", "-c", "1", "-W", "2", last])?
         .success()
         .context("containers do not reach each other")?;
-    for name in &names {
-        podman.remove(name)?;
-    }
+    podman.remove(&names)?;
     assert_eq!(endpoints(node)?, 1);
     before.wait_nothing_left(node)?;
     Ok(())
