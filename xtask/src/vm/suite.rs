@@ -89,8 +89,8 @@ pub(crate) fn test(
     packages::require(packages::VM)?;
     packages::require(packages::TESTS)?;
     setup::setup(workspace)?;
-    let kernels = choice.kernels(workspace)?;
     let programs = programs::build(workspace)?;
+    let kernels = choice.kernels(workspace)?;
     if ci {
         require_all_of_ci(&programs)?;
     }
