@@ -18,10 +18,12 @@ use aya::{Pod, TestRunOptions};
 use health_common::config::DatapathConfig;
 use health_common::ct::CtEntry;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::service::{DEFAULT_BACKENDS, DEFAULT_MAGLEV, DEFAULT_SLOTS};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::MapSizes;
 use health_datapath::dump::Pinned;
 use health_datapath::loader::{Datapath, ProgramLog};
+use health_datapath::services::ServiceMapSizes;
 use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -192,6 +194,20 @@ impl Loaded {
     }
 }
 
+/// Room for what a test writes. Arrays of the usual sizes have a million more places, which would all be read after
+/// each test.
+fn shared_sizes() -> MapSizes {
+    MapSizes {
+        services: Some(ServiceMapSizes {
+            backends: DEFAULT_BACKENDS / 16,
+            slots: DEFAULT_SLOTS / 16,
+            maglev: DEFAULT_MAGLEV / 16,
+            ..ServiceMapSizes::default()
+        }),
+        ..MapSizes::default()
+    }
+}
+
 /// Whose programs a test has.
 enum Owner {
     /// They are the test's alone.
@@ -251,7 +267,7 @@ impl TestRun {
     /// As [`load`](Self::load), from another pool than that of the process.
     pub fn of_pool(pool: &Arc<Pool>) -> Self {
         let set = pool.take().unwrap_or_else(|| {
-            let loaded = Loaded::new(MapSizes::default());
+            let loaded = Loaded::new(shared_sizes());
             Set::new(loaded).expect("the contents of the maps")
         });
         Self(Owner::Pool(Box::new(set), Arc::clone(pool)))
