@@ -2,6 +2,8 @@
 //! layout of maps leaves behind.
 
 use std::fs;
+use std::io::BufRead as _;
+use std::iter;
 use std::ops::Range;
 use std::path::Path;
 
@@ -50,9 +52,7 @@ pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
 
 /// Where the instructions of embedded BPF objects are.
 fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
-    let places = binary.windows(ELF.len()).enumerate();
-    let beginnings = places.filter_map(|(at, bytes)| (bytes == ELF).then_some(at));
-    beginnings
+    elf_files(binary)
         .filter_map(|at| Some((at, bpf_object(&binary[at..])?)))
         .flat_map(|(at, object)| {
             let code = object
@@ -64,6 +64,22 @@ fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
                 .collect::<Vec<_>>()
         })
         .collect()
+}
+
+/// Where ELF files begin, the binary itself among them. The standard library finds the first byte of each: a loop here
+/// would not be optimised, and takes seconds for a binary.
+fn elf_files(binary: &[u8]) -> impl Iterator<Item = usize> {
+    let mut rest = binary;
+    iter::from_fn(move || {
+        // Of bytes in memory, nothing can fail.
+        while rest.skip_until(ELF[0]).is_ok_and(|skipped| skipped > 0) {
+            let at = binary.len() - rest.len() - 1;
+            if binary[at..].starts_with(ELF) {
+                return Some(at);
+            }
+        }
+        None
+    })
 }
 
 fn bpf_object(bytes: &[u8]) -> Option<ElfFile64<'_, LittleEndian>> {
