@@ -26,6 +26,7 @@ const LONG: &[&str] = &[
     "endpoint_kills::",
     "programs",
     "health_policy",
+    "health_service",
     "health_mesh",
     "echo::killing",
     "policy_traffic::",
