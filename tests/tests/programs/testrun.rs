@@ -106,7 +106,7 @@ fn spoil_all(run: &mut TestRun, fresh: &BTreeMap<String, Content>) -> anyhow::Re
 #[ignore = "needs root"]
 fn the_next_test_finds_all_maps_as_they_were_loaded() -> anyhow::Result<()> {
     let pool = Arc::new(Pool::default());
-    let fresh = maps(&TestRun::load_alone())?.contents()?;
+    let fresh = maps(&TestRun::of_pool(&Arc::default()))?.contents()?;
     let pinned = layout::MAPS.map(|map| map.name);
     for name in pinned.into_iter().chain(["HEALTH_DRAFT", CONSTANTS]) {
         assert!(fresh.contains_key(name), "{name}: {:?}", fresh.keys());
