@@ -17,7 +17,7 @@ use tests::bed::agent_binary;
 use tests::ping::{Pinging, Runs};
 use tests::process::run;
 use tests::testrun::TestRun;
-use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
+use tests::{Bed, Node, PATIENCE, Snapshot, slowness, wait_for};
 
 const SENDER_PORT: u16 = 4999;
 /// Nobody listens there (RFC 863).
@@ -76,7 +76,12 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let (bed, target) = bed(mode)?;
     let node = bed.node(1);
     wait_held(node, mode)?;
-    let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(8_000));
+    // An emulated processor has agents to start beside.
+    let runs = Runs {
+        interval: slowness(),
+        ..Runs::dense(8_000)
+    };
+    let pinging = Pinging::start(bed.node(2).name(), target, runs);
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
         node.kill_agent(signal)?;
         let answered = echoes_answered(node)?;
