@@ -11,6 +11,15 @@ pub const SERVICES: u16 = 2;
 /// Flag: something else may have served services before. Segments of a TCP connection that is no known flow are left to
 /// the stack.
 pub const SERVICES_HANDOVER: u16 = 4;
+/// Flag: packets to endpoints of this node do not go through the host's stack. It counts with [`SERVICES`] and without
+/// [`SERVICES_HANDOVER`] only: nothing else may translate addresses on the way.
+pub const HOST_ROUTING: u16 = 8;
+
+/// Whether programs with these flags deliver packets to endpoints of this node themselves.
+#[inline(always)]
+pub const fn routes_itself(flags: u16) -> bool {
+    flags & (SERVICES | SERVICES_HANDOVER | HOST_ROUTING) == SERVICES | HOST_ROUTING
+}
 
 /// The one value of `HEALTH_CONFIG`, under index 0.
 #[repr(C)]
@@ -51,7 +60,7 @@ pub struct DatapathConfig {
     pub health6: Addr,
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
-    /// [`PASSIVE_RTT`], [`SERVICES`] and [`SERVICES_HANDOVER`].
+    /// [`PASSIVE_RTT`], [`SERVICES`], [`SERVICES_HANDOVER`] and [`HOST_ROUTING`].
     pub flags: u16,
 }
 

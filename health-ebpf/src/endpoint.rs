@@ -17,6 +17,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{
     self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Neighbour, Role,
 };
+use health_common::packet::EXTENSION_HOP_BY_HOP;
 
 use aya_ebpf::EbpfContext as _;
 use network_types::arp::ArpHdr;
@@ -26,10 +27,11 @@ use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::endpoint_flow::{Steps, track};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
+use crate::ip_version::Version as _;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
-use crate::service;
+use crate::{delivery, service};
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
@@ -92,10 +94,12 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// What of an endpoint's packets differs between the IP versions.
-trait Packets: Steps + service::Steps {
+pub(crate) trait Packets: Steps + service::Steps {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;
+    /// Whether routers on a packet's way look at more than its header.
+    fn has_options(ip: &Self::Header) -> bool;
     /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that are not to
     /// be in its reply.
     fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict;
@@ -105,6 +109,11 @@ trait Packets: Steps + service::Steps {
 
 impl Packets for Tuple4 {
     const TELLS_PROTOCOL: bool = true;
+
+    #[inline(always)]
+    fn has_options(ip: &Ipv4Header) -> bool {
+        ip.header_len() as usize != Self::HEADER_LEN
+    }
 
     #[inline(always)]
     fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
@@ -122,6 +131,11 @@ impl Packets for Tuple4 {
 
 impl Packets for Tuple6 {
     const TELLS_PROTOCOL: bool = false;
+
+    #[inline(always)]
+    fn has_options(ip: &Ipv6Header) -> bool {
+        ip.next_header == EXTENSION_HOP_BY_HOP
+    }
 
     #[inline(always)]
     fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
@@ -158,15 +172,10 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     }
     let Some(config) = for_health_endpoint(frame, destination) else {
         return match endpoint_at(frame, destination) {
-            Some(endpoint) => {
-                let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
-                if service::is_on()
-                    && let Some(verdict) = service::answer::<T>(frame, tracked.is_ok())
-                {
-                    return verdict;
-                }
-                settle(frame, tracked, Reason::Forwarded, Direction::Egress)
-            }
+            Some(endpoint) => match admit::<T>(frame, endpoint) {
+                Ok(()) => pass(frame, Reason::Forwarded, Direction::Egress),
+                Err(verdict) => verdict,
+            },
             None => pass(frame, Reason::Forwarded, Direction::Egress),
         };
     };
@@ -186,6 +195,19 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
             refuse(frame, reason, Direction::Egress)
         }
     }
+}
+
+/// Enters a packet to an endpoint into its flow, and gives what a service answers the service's address. `Err`: the packet
+/// goes no further.
+#[inline(always)]
+pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Result<(), Verdict> {
+    let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
+    if service::is_on()
+        && let Some(verdict) = service::answer::<T>(frame, tracked.is_ok())
+    {
+        return Err(verdict);
+    }
+    tracked.map_err(|refusal| refuse_flow(frame, refusal, Direction::Egress))
 }
 
 /// Judges the fixed headers. With options the echo header is further back and read on its own.
@@ -371,7 +393,12 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
         if is_new && tracked.is_err() {
             service::withdraw::<T>(frame);
         }
-        return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
+        if let Err(refusal) = tracked {
+            return refuse_flow(frame, refusal, Direction::Ingress);
+        }
+        let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
+        delivery::hand_over(frame);
+        return verdict;
     }
     debug!(
         frame.ctx(),
@@ -475,11 +502,15 @@ fn settle(
 ) -> Verdict {
     match admitted {
         Ok(()) => pass(frame, reason, direction),
-        Err(refusal) => {
-            debug!(frame.ctx(), "refused by policy, reason {}", refusal as u8);
-            refuse(frame, refusal, direction)
-        }
+        Err(refusal) => refuse_flow(frame, refusal, direction),
     }
+}
+
+/// Drops what policy refuses.
+#[inline(always)]
+fn refuse_flow(frame: &Frame, refusal: Reason, direction: Direction) -> Verdict {
+    debug!(frame.ctx(), "refused by policy, reason {}", refusal as u8);
+    refuse(frame, refusal, direction)
 }
 
 /// The settings, if the packet is at the health endpoint's device and this is the endpoint's address.

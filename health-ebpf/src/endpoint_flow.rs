@@ -451,7 +451,7 @@ fn traffic(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Tra
             Some(endpoint) if !is_in => endpoint.identity,
             _ => identity::UNKNOWN,
         },
-        ifindex: frame.ifindex(),
+        ifindex: endpoint.map_or_else(|| frame.ifindex(), |endpoint| endpoint.ifindex),
         ..Traffic::default()
     }
 }

@@ -1,7 +1,8 @@
 //! Bounds-checked access to a packet's bytes.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, bpf_check_mtu_flags};
 use aya_ebpf::helpers::bpf_redirect;
+use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_redirect_peer};
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::{EbpfContext as _, Global};
 use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE};
@@ -39,13 +40,24 @@ const PACKET_HOST: u32 = 0;
 /// A packet at a tc hook.
 pub struct Frame<'a> {
     ctx: &'a TcContext,
+    /// The device that it is taken to be at, if not the hook's.
+    device: Option<u32>,
 }
 
 impl<'a> Frame<'a> {
     /// Wraps the hook's context.
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
-        Self { ctx }
+        Self { ctx, device: None }
+    }
+
+    /// Wraps the context of a packet on its way to another device than the hook's.
+    #[inline(always)]
+    pub fn at_device(ctx: &'a TcContext, ifindex: u32) -> Self {
+        Self {
+            ctx,
+            device: Some(ifindex),
+        }
     }
 
     /// The context, for logging.
@@ -69,8 +81,12 @@ impl<'a> Frame<'a> {
     /// The device the packet is at.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {
-        // SAFETY: the context pointer is valid for the program's run.
-        unsafe { (*self.skb()).ifindex }
+        match self.device {
+            Some(ifindex) => ifindex,
+            // SAFETY: the context pointer is valid for the program's run. Volatile: LLVM would make one read of this and
+            // of another place where either is wanted, by a pointer that verifiers do not take.
+            None => unsafe { (&raw const (*self.skb()).ifindex).read_volatile() },
+        }
     }
 
     /// The device by which the packet came into this namespace; 0 for one that was made here.
@@ -227,6 +243,30 @@ impl<'a> Frame<'a> {
         // A checksum over the whole packet that the device computed stays right: the caller changes
         // the one in the message by as much.
         self.ctx.store(offset, value, 0).is_ok()
+    }
+
+    /// Whether a device takes the packet, or the segments it is cut into, as long as they are.
+    #[inline(always)]
+    pub fn fits(&self, ifindex: u32) -> bool {
+        let mut mtu = 0_u32;
+        // SAFETY: a valid context, and a word to write to.
+        unsafe {
+            bpf_check_mtu(
+                self.skb().cast(),
+                ifindex,
+                &raw mut mtu,
+                0,
+                bpf_check_mtu_flags::BPF_MTU_CHK_SEGS.into(),
+            ) == 0
+        }
+    }
+
+    /// Hands a packet that came in to the other end of a veth pair, on its way in there. The result is the classifier's
+    /// return value.
+    #[inline(always)]
+    pub fn redirect_to_peer(&self, ifindex: u32) -> i64 {
+        // SAFETY: a helper without memory arguments.
+        unsafe { bpf_redirect_peer(ifindex, 0) }
     }
 
     /// Hands the packet to a device, on its way in (`BPF_F_INGRESS`) or out (0). The result is the

@@ -13,6 +13,7 @@ pub mod bounds;
 pub mod clock;
 pub mod collect;
 pub mod conntrack;
+pub mod delivery;
 pub mod endpoint;
 pub mod endpoint_flow;
 pub mod events;

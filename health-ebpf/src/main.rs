@@ -15,7 +15,7 @@ use health_ebpf::endpoint::Stateful;
 use health_ebpf::frame::Frame;
 use health_ebpf::service::socket::{self, Call4, Call6};
 use health_ebpf::xdp::XdpFrame;
-use health_ebpf::{collect, endpoint, nat, netdev, rtt, service, tcp};
+use health_ebpf::{collect, delivery, endpoint, nat, netdev, rtt, service, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
@@ -63,6 +63,12 @@ fn to_service(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_service(ctx: TcContext) -> i32 {
     service::from_service(&Frame::new(&ctx)).code()
+}
+
+/// Where `from_endpoint` and `to_service` go on with packets that may be for an endpoint of this node.
+#[classifier]
+fn deliver(ctx: TcContext) -> i32 {
+    delivery::deliver(&ctx).code()
 }
 
 /// XDP, uplinks.

@@ -5,7 +5,8 @@ use aya_obj::generated::bpf_attach_type::{self, *};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::calls::{
-    CALL_FROM_SERVICE, CALL_MASQUERADE, CALL_TO_SERVICE, CALL_UNMASQUERADE, CALLS_ENTRIES,
+    CALL_DELIVER, CALL_FROM_SERVICE, CALL_MASQUERADE, CALL_TO_SERVICE, CALL_UNMASQUERADE,
+    CALLS_ENTRIES,
 };
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
@@ -168,7 +169,7 @@ pub const MAPS: [MapLayout; 38] = [
 ];
 
 /// All programs on devices that are always pinned.
-pub const PROGRAMS: [&str; 11] = [
+pub const PROGRAMS: [&str; 12] = [
     "to_endpoint",
     "from_endpoint",
     TO_NETDEV,
@@ -177,6 +178,7 @@ pub const PROGRAMS: [&str; 11] = [
     MASQUERADE_IN,
     TO_SERVICE,
     FROM_SERVICE,
+    DELIVER,
     RTT_ACCOUNT,
     TCP_ACCOUNT,
     CT_COLLECT,
@@ -199,9 +201,10 @@ pub const CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
     (CALL_UNMASQUERADE, MASQUERADE_IN),
     (CALL_TO_SERVICE, TO_SERVICE),
     (CALL_FROM_SERVICE, FROM_SERVICE),
+    (CALL_DELIVER, DELIVER),
 ];
 /// The same of `HEALTH_IP_CALLS`.
-pub const IP_CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
+pub const IP_CALLED: [(u32, &str); 4] = [
     (CALL_MASQUERADE, IP_MASQUERADE_OUT),
     (CALL_UNMASQUERADE, IP_MASQUERADE_IN),
     (CALL_TO_SERVICE, IP_TO_SERVICE),
@@ -239,6 +242,8 @@ pub const MASQUERADE_IN: &str = "unmasquerade";
 pub const TO_SERVICE: &str = "to_service";
 /// The program that `to_netdev` goes on with where there are services.
 pub const FROM_SERVICE: &str = "from_service";
+/// The program that `from_endpoint` and `to_service` go on with where there is host routing.
+pub const DELIVER: &str = "deliver";
 /// `to_netdev` for uplinks whose packets begin with the IP header.
 pub const TO_IP_NETDEV: &str = "to_ip_netdev";
 /// `from_netdev` for the same.

@@ -3,16 +3,15 @@
 
 use core::ffi::c_int;
 
-use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_REDIRECT, bpf_check_mtu_flags,
-};
-use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_redirect_neigh};
+use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_REDIRECT};
+use aya_ebpf::helpers::generated::bpf_redirect_neigh;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
 use health_common::service::{FLOW_MASQUERADED, FLOW_OF_HOST};
 
 use super::step::{AtUplink, Place, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
+use crate::delivery;
 use crate::fib::FibLookup;
 use crate::frame::{Frame, IP_AT, MARK_SERVED};
 use crate::ip_version::Version;
@@ -29,7 +28,8 @@ struct NextHop {
 const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
 
 /// Sends a packet of a flow from outside on. `PASSED`: the host's stack does it, since it is for this host, has a VLAN tag,
-/// is too long for the next device or has come too far: whoever sent it is to be told.
+/// is too long for the next device or has come too far: whoever sent it is to be told. `DELIVERABLE`: it is for an endpoint of
+/// this node, and there is host routing.
 #[inline(always)]
 pub(super) fn forward<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flags = request.flow_flags as u16;
@@ -50,10 +50,13 @@ pub(super) fn forward<T: Version, P: Place>(frame: &Frame, request: &mut Request
         return StepResult::PASSED;
     };
     if let Some(endpoint) = HEALTH_ENDPOINTS.get_ptr(destination.to_addr()) {
+        if delivery::is_on() {
+            return StepResult::DELIVERABLE;
+        }
         // SAFETY: a value of that map, whose fields do not change while its endpoint is there.
         let (ifindex, macs) =
             unsafe { ((*endpoint).ifindex, [(*endpoint).mac, (*endpoint).host_mac]) };
-        if !fits(frame, ifindex)
+        if !frame.fits(ifindex)
             || decrement_ttl::<T>(frame, IP_AT as u32).is_none()
             || !frame.store(0, &macs)
         {
@@ -67,7 +70,7 @@ pub(super) fn forward<T: Version, P: Place>(frame: &Frame, request: &mut Request
     // The neighbour that is not known yet is asked for as the packet is sent.
     let is_found =
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    if !is_found || !fits(frame, way.ifindex) || decrement_ttl::<T>(frame, IP_AT as u32).is_none() {
+    if !is_found || !frame.fits(way.ifindex) || decrement_ttl::<T>(frame, IP_AT as u32).is_none() {
         return StepResult::PASSED;
     }
     let mut next = NextHop {
@@ -91,22 +94,6 @@ fn handed_over(code: i64) -> StepResult {
         StepResult::FORWARDED
     } else {
         StepResult::PASSED
-    }
-}
-
-/// Whether a device takes the packet, or the segments it is cut into, as long as they are.
-#[inline(always)]
-fn fits(frame: &Frame, ifindex: u32) -> bool {
-    let mut mtu = 0_u32;
-    // SAFETY: a valid context, and a word to write to.
-    unsafe {
-        bpf_check_mtu(
-            frame.skb().cast(),
-            ifindex,
-            &raw mut mtu,
-            0,
-            bpf_check_mtu_flags::BPF_MTU_CHK_SEGS.into(),
-        ) == 0
     }
 }
 

@@ -46,6 +46,8 @@ impl StepResult {
     pub(super) const FORWARDED: Self = Self(6);
     /// The request names the backend of a new flow, which is to be entered.
     pub(super) const CHOSEN: Self = Self(7);
+    /// It is to be delivered to an endpoint of this node.
+    pub(super) const DELIVERABLE: Self = Self(8);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]

@@ -17,7 +17,7 @@ use super::{dropped, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
 use crate::maps::HEALTH_CALLS;
 use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
-use crate::nat;
+use crate::{delivery, nat};
 
 /// Hands a packet that came by an uplink on to `to_service`, if there are services.
 #[inline(always)]
@@ -93,16 +93,20 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     if result != StepResult::FOUND {
         return dropped(frame, result, Direction::Ingress).unwrap_or_else(ignore);
     }
-    if T::forward(skb, &mut request) == StepResult::FORWARDED {
-        redirected(
+    let way = T::forward(skb, &mut request);
+    if way == StepResult::FORWARDED {
+        return redirected(
             frame,
             Reason::Forwarded,
             Direction::Ingress,
             TC_ACT_REDIRECT.into(),
-        )
-    } else {
-        pass(frame, Reason::Forwarded, Direction::Ingress)
+        );
     }
+    let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
+    if way == StepResult::DELIVERABLE {
+        delivery::hand_over(frame);
+    }
+    verdict
 }
 
 #[inline(always)]

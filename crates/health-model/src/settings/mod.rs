@@ -1,10 +1,12 @@
 //! Settings that several parts of the agent use, and the error for an invalid one.
 
 mod attach;
+mod host_routing;
 mod location;
 mod service_xdp;
 
 pub use self::attach::AttachMode;
+pub use self::host_routing::HostRouting;
 pub use self::location::Location;
 pub use self::service_xdp::ServiceXdp;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use health_model::duration::{duration_text, parse_duration};
-use health_model::settings::{InvalidSetting, ServiceXdp};
+use health_model::settings::{HostRouting, InvalidSetting, ServiceXdp};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,10 @@ pub struct ServiceSettings {
     /// Whether XDP programs on the uplinks send packets of known flows between clients outside and backends on other nodes on
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_xdp: ServiceXdp,
+    /// How packets from endpoints, and for services from outside, get to endpoints of this node: `ebpf` counts where the agent's
+    /// programs serve services
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub host_routing: HostRouting,
     /// Where GET /healthz and /livez tell load balancers and supervisors how services do: ADDRESS:PORT, localhost:PORT
     /// (both IP versions) or off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
@@ -89,6 +93,7 @@ impl Default for ServiceSettings {
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),
             service_xdp: ServiceXdp::Off,
+            host_routing: HostRouting::default(),
             service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
             service_metrics_listen: ListenAddress::Address(([127, 0, 0, 1], 10249).into()),
             maps: ServiceMapSettings::default(),
@@ -108,6 +113,15 @@ impl ServiceSettings {
             ServiceProxyMode::Ebpf if self.has_services() => self.service_xdp,
             ServiceProxyMode::Ebpf | ServiceProxyMode::Ipvs => ServiceXdp::Off,
         }
+    }
+
+    /// Whether the agent's programs deliver packets to endpoints of this node: nothing else may translate addresses on the
+    /// way, so they do not unless they serve services.
+    pub const fn has_host_routing(&self) -> bool {
+        matches!(
+            (self.service_proxy_mode, self.host_routing),
+            (ServiceProxyMode::Ebpf, HostRouting::Ebpf)
+        ) && self.has_services()
     }
 
     /// Where pages are served, by flag; nowhere without services.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_common::config::{PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
+use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
 use health_datapath::loader::ProgramLog;
 use health_datapath::pin_folder;
 use health_datapath::services::ServiceMapSizes;
@@ -303,7 +303,9 @@ fn flags(config: &Config) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     // Another mode may have served until now, whichever this one is.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
-    flag(config.passive_rtt, PASSIVE_RTT) | services
+    flag(config.passive_rtt, PASSIVE_RTT)
+        | flag(config.services.has_host_routing(), HOST_ROUTING)
+        | services
 }
 
 /// What the maps of services are to have room for; none without services.

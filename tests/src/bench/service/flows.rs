@@ -4,6 +4,7 @@
 use std::iter;
 
 use anyhow::{Context as _, ensure};
+use health_model::settings::HostRouting;
 use health_net::netns::NetNs;
 
 use super::cluster::{counted, endpoint_count};
@@ -31,14 +32,14 @@ struct Found {
     others: Vec<(&'static str, Medians)>,
 }
 
-pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
+pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result<Vec<Figure>> {
     let rounds = options.rounds_or(ROUNDS);
     let sizes = match &options.services[..] {
         [] => &SIZES[..],
         chosen => chosen,
     };
     ensure!(sizes.is_sorted(), "numbers of services must ascend");
-    let mut stand = Stand::start()?;
+    let mut stand = Stand::start(routing)?;
     let mut figures = Vec::new();
     let mut inside = Vec::new();
     for services in sizes.iter().copied() {
@@ -51,7 +52,10 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
             nft.as_secs_f64()
         ));
         let (found, bare) = cluster_ips(&stand, services, rounds)?;
-        let named = format!("{}, ClusterIP, {rounds} rounds", counted(services));
+        let named = format!(
+            "{}, host routing by {routing}, ClusterIP, {rounds} rounds",
+            counted(services)
+        );
         let new = side_by_side(&named, &found);
         new.iter().for_each(Figure::tell);
         figures.extend(new);
@@ -60,7 +64,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         if let Some(found) = node_ports(&stand, rounds)? {
             figures.extend(side_by_side(
                 &format!(
-                    "{}, NodePort from outside, {rounds} rounds",
+                    "{}, host routing by {routing}, NodePort from outside, {rounds} rounds",
                     counted(services)
                 ),
                 &found,

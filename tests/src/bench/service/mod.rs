@@ -14,6 +14,7 @@ mod tables;
 mod traffic;
 
 use health_datapath::layout;
+use health_model::settings::HostRouting;
 
 use super::parts::{self, Part};
 use super::{Options, Report};
@@ -42,7 +43,12 @@ const PARTS: &[Part] = &[
     Part {
         name: "flows",
         about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables, and IPVS where the kernel has it",
-        measure: flows::figures,
+        measure: |options| flows::figures(options, HostRouting::Kernel),
+    },
+    Part {
+        name: "host-routing",
+        about: "the same with `--host-routing ebpf`",
+        measure: |options| flows::figures(options, HostRouting::Ebpf),
     },
     Part {
         name: "maglev",

@@ -13,7 +13,7 @@ use health_common::ct::Tuple4;
 use health_common::service::ServiceFlow4;
 use health_datapath::dump::Pinned;
 use health_datapath::layout;
-use health_model::settings::Location;
+use health_model::settings::{HostRouting, Location};
 use health_net::netns::NetNs;
 
 use super::cluster::{self, BACKENDS, cluster_ip_ports};
@@ -63,7 +63,8 @@ pub(super) struct Stand {
 }
 
 impl Stand {
-    pub(super) fn start() -> anyhow::Result<Self> {
+    /// With an agent whose packets to endpoints go so.
+    pub(super) fn start(routing: HostRouting) -> anyhow::Result<Self> {
         let manifests = Manifests::new()?;
         let has_ipvs = ipvs::is_there()?;
         if !has_ipvs {
@@ -72,7 +73,11 @@ impl Stand {
         let nodes = if has_ipvs { IPVS[1] } else { OUTSIDE };
         let bed = Bed::builder().nodes(nodes as u8).without_agents().start()?;
         let node = bed.node(AGENT);
-        let (ours, members) = start_agent(node, &manifests.agent_args(), "ebpf")?;
+        let (ours, members) = start_agent(
+            node,
+            &format!("{} --host-routing {routing}", manifests.agent_args()),
+            "ebpf",
+        )?;
         let nftables = Place::without_agent(bed.node(NFTABLES))?;
         let bare = Place::without_agent(bed.node(BARE))?;
         let outside = NetNs::open(bed.node(OUTSIDE).name())?;

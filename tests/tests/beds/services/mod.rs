@@ -7,6 +7,7 @@ mod drain;
 mod errors;
 mod flows;
 mod host;
+mod host_routing;
 mod listing;
 pub(crate) mod load;
 mod outside;

@@ -63,13 +63,13 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    pub(crate) fn start(mode: Mode, rules: &str) -> anyhow::Result<Self> {
+    pub(crate) fn start(mode: Mode, rules: &str, agent: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let store = folder.path().join("identities.json");
         let stand = Stand::start_with(
             mode,
             ["--label app=web", "--label role=friend"],
-            &format!("--identity-store file:{}", store.display()),
+            &format!("--identity-store file:{} {agent}", store.display()),
         )?;
         let (here, there) = (stand.bed.node(1), stand.bed.node(2));
         let service = stand.service("guarded", 1);
@@ -105,6 +105,11 @@ impl Guarded {
 #[test]
 #[ignore = "needs root"]
 fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<()> {
+    refused("")
+}
+
+/// With these flags of the agents, friends reach the backends, and nobody else does.
+pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     let Guarded {
         stand,
         service,
@@ -112,7 +117,7 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
         foe,
         caged,
         _folder,
-    } = Guarded::start(Mode::Ebpf, RULES)?;
+    } = Guarded::start(Mode::Ebpf, RULES, agent)?;
     let (here, there) = (stand.bed.node(1), stand.bed.node(2));
     for client in &stand.clients {
         for target in targets(&service) {
@@ -124,6 +129,12 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
     }
     // The one by the backend's node, the other by its own.
     is_kept_out(&foe, &own, here)?;
+    let near = ServiceManifest::new("guarded-2", 3).of(&stand.backends[1..2]);
+    stand.write(&near)?;
+    for target in targets(&near) {
+        wait_answered_by(&stand.clients[1].name, target, &["web-2"])?;
+    }
+    is_kept_out(&foe, &near, there)?;
     is_kept_out(&caged, &own, there)?;
     for target in targets(&service) {
         // Of the three backends, one is on the other node, which judges it.

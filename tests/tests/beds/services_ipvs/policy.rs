@@ -28,7 +28,7 @@ fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::
         foe,
         caged,
         ..
-    } = &Guarded::start(Mode::Ipvs, RULES)?;
+    } = &Guarded::start(Mode::Ipvs, RULES, "")?;
     let (here, there) = (stand.bed.node(1), stand.bed.node(2));
     for client in &stand.clients {
         for (target, address) in targets(service).into_iter().zip(client.addresses()) {

@@ -1,0 +1,26 @@
+//! Who takes packets to the endpoints of this node, as it is asked for.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// How packets from endpoints, and for services from outside, get to endpoints of this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostRouting {
+    /// Through the host's stack
+    #[default]
+    Kernel,
+    /// By the agent's programs, past the host's stack and its netfilter rules
+    Ebpf,
+}
+
+impl fmt::Display for HostRouting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "kernel",
+            Self::Ebpf => "ebpf",
+        })
+    }
+}

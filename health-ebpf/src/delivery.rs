@@ -1,0 +1,87 @@
+//! Host routing: a packet to an endpoint of this node goes right into that one's namespace, and the host's stack does not
+//! see it.
+//!
+//! `from_endpoint` and `to_service` hand packets on to the program `deliver`, which has a stack of its own. What a router
+//! would answer, or has to look at more closely, is left to the host's stack, and goes from there to `to_endpoint`.
+
+use aya_ebpf::programs::TcContext;
+use health_common::addr::Addr;
+use health_common::calls::CALL_DELIVER;
+use health_common::config::routes_itself;
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::masquerade::Address as _;
+use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+
+use crate::endpoint::{Packets, admit};
+use crate::frame::{Frame, IP_AT};
+use crate::maps::{HEALTH_CALLS, HEALTH_CONFIG, HEALTH_ENDPOINTS};
+use crate::metrics::{Verdict, ignore, redirected, refuse};
+use crate::rewrite::decrement_ttl;
+
+/// Whether there is host routing.
+#[inline(always)]
+pub fn is_on() -> bool {
+    HEALTH_CONFIG
+        .get(0)
+        .is_some_and(|config| routes_itself(config.flags))
+}
+
+/// Hands a packet that goes on to `deliver`, if there is host routing; without, returns.
+#[inline(always)]
+pub fn hand_over(frame: &Frame) {
+    if is_on() {
+        // SAFETY: nothing is held that would have to be dropped.
+        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
+    }
+}
+
+/// The program `deliver`: an untagged packet from an endpoint, or for a service from outside.
+#[inline(always)]
+pub fn deliver(ctx: &TcContext) -> Verdict {
+    let frame = Frame::new(ctx);
+    let done = match frame.protocol() {
+        ETHERTYPE_IPV4 => to_neighbour::<Tuple4>(&frame),
+        ETHERTYPE_IPV6 => to_neighbour::<Tuple6>(&frame),
+        _ => None,
+    };
+    done.unwrap_or_else(ignore)
+}
+
+/// A packet to an endpoint of this node; `None`, and it is as it was, if the host's stack is to have it.
+#[inline(always)]
+fn to_neighbour<T: Packets>(frame: &Frame) -> Option<Verdict> {
+    let ip = frame.at::<T::Header>(IP_AT)?;
+    if !frame.is_to_host() || T::has_options(ip) || T::has_link_destination(ip) {
+        return None;
+    }
+    let endpoint = endpoint_of(T::ends(ip).1.to_addr(), frame.ifindex())?;
+    if !frame.fits(endpoint.ifindex) {
+        return None;
+    }
+    decrement_ttl::<T>(frame, IP_AT as u32)?;
+    // From here on the packet is at the endpoint's device.
+    let frame = &Frame::at_device(frame.ctx(), endpoint.ifindex);
+    if let Err(verdict) = admit::<T>(frame, endpoint) {
+        return Some(verdict);
+    }
+    if !frame.store(0, &[endpoint.mac, endpoint.host_mac]) {
+        return Some(refuse(frame, Reason::WriteFailed, Direction::Egress));
+    }
+    let code = frame.redirect_to_peer(endpoint.ifindex);
+    Some(redirected(
+        frame,
+        Reason::Forwarded,
+        Direction::Egress,
+        code,
+    ))
+}
+
+/// The endpoint that a packet by another device is for. The health endpoint's packets are `to_endpoint`'s.
+#[inline(always)]
+fn endpoint_of(addr: Addr, came_by: u32) -> Option<&'static EndpointInfo> {
+    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    let endpoint = unsafe { HEALTH_ENDPOINTS.get(addr) }?;
+    (endpoint.flags & ENDPOINT_HEALTH == 0 && endpoint.ifindex != came_by).then_some(endpoint)
+}

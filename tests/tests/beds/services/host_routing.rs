@@ -1,0 +1,105 @@
+//! Host routing: packets to endpoints of a node do not go through its stack, and everything else holds as without.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, ensure};
+use tests::bed::command_in;
+use tests::process::run_with_input;
+use tests::{Member, PATIENCE, wait_for};
+
+use super::{Mode, ROWS, Row, Stand, policy, show, targets, wait_answered_by};
+
+const FLAGS: &str = "--host-routing ebpf";
+
+const OWN_ROWS: &[Row] = &[
+    ("netfilter_does_not_see_what_stays_on_a_node", unseen),
+    ("a_packet_that_came_too_far_is_answered", too_far),
+];
+
+#[test]
+#[ignore = "needs root"]
+fn every_row_comes_true_with_host_routing() -> anyhow::Result<()> {
+    let stand = Stand::start_with(Mode::Ebpf, ["", ""], FLAGS)?;
+    show(&stand, &[ROWS.concat(), OWN_ROWS.to_vec()].concat())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn with_host_routing_nothing_is_reached_that_policy_refuses() -> anyhow::Result<()> {
+    policy::refused(FLAGS)
+}
+
+/// What a client sends to a backend of its own node, and the answers, pass no chain for forwarded packets; what it sends to
+/// one of another node does.
+fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let node = stand.node_of(client);
+    let service = stand.service("unseen", number);
+    stand.write(&service)?;
+    let [near, far] = ["web-1", "web-2"].map(|name| stand.backend(name));
+    let [near, far] = [&near?.member, &far?.member];
+    let mut rules = String::from(
+        "add table inet seen\nadd chain inet seen forward { type filter hook forward priority 0; }\n",
+    );
+    for (name, backend) in [("near", near), ("far", far)] {
+        rules += &format!("add counter inet seen {name}\n");
+        for (one, other) in client.addresses().iter().zip(backend.addresses()) {
+            for (from, to) in [(*one, other), (other, *one)] {
+                let ip = if from.is_ipv4() { "ip" } else { "ip6" };
+                rules += &format!(
+                    "add rule inet seen forward {ip} saddr {from} {ip} daddr {to} counter name {name}\n"
+                );
+            }
+        }
+    }
+    run_with_input(node.command("nft").args(["-f", "-"]), &rules)?.success()?;
+    for target in targets(&service) {
+        wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+    }
+    let seen = |name: &str| -> anyhow::Result<u64> {
+        let listed = node.exec(&format!("nft -j list counter inet seen {name}"))?;
+        let listed: serde_json::Value = serde_json::from_str(&listed)?;
+        let counters = listed["nftables"].as_array().context("no list")?;
+        let mut packets = counters
+            .iter()
+            .filter_map(|it| it["counter"]["packets"].as_u64());
+        packets.next().context("no counter")
+    };
+    ensure!(seen("far")? > 0, "the rules count nothing");
+    ensure!(seen("near")? == 0, "{} packets were seen", seen("near")?);
+    Ok(())
+}
+
+/// A router takes one from the time to live, and tells who sent a packet that has none left.
+fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let backend = &stand.backend("web-1")?.member;
+    for address in backend.addresses() {
+        wait_for("an echo to come back", PATIENCE, || {
+            Ok(ping(client, address, 2)?
+                .contains("1 received")
+                .then_some(()))
+        })?;
+        let answer = ping(client, address, 1)?;
+        ensure!(answer.contains("0 received"), "{answer}");
+        let told = ["Time to live exceeded", "Hop limit"];
+        ensure!(told.iter().any(|text| answer.contains(text)), "{answer}");
+    }
+    Ok(())
+}
+
+fn ping(from: &Member, to: IpAddr, ttl: u8) -> anyhow::Result<String> {
+    let told = command_in(&from.name, "ping")
+        .args([
+            "-n",
+            "-c",
+            "1",
+            "-W",
+            "1",
+            "-t",
+            &ttl.to_string(),
+            &to.to_string(),
+        ])
+        .output()?;
+    Ok(String::from_utf8(told.stdout)?)
+}
