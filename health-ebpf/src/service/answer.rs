@@ -1,5 +1,6 @@
 //! Packets from a backend to a client.
 
+use health_common::config::DatapathConfig;
 use health_common::ct::TUPLE_IN;
 use health_common::metrics::Reason;
 use health_common::nat::End;
@@ -7,7 +8,7 @@ use health_common::packet::Kind;
 use health_common::service::FLOW_FROM_OUTSIDE;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::request::error;
+use super::request::{error, prolong};
 use super::step::{Place, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
@@ -45,7 +46,7 @@ pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<
     request.tuple = packet.tuple;
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some((frontend, flags)) = frontend::<T, P>(&key) else {
+    let Some((frontend, flags)) = frontend::<T, P>(&key, Some(config)) else {
         return StepResult::PASSED;
     };
     if P::IS_UPLINK {
@@ -68,9 +69,13 @@ pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<
     }
 }
 
-/// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow.
+/// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow. With the
+/// settings, the packet has its flow last, as what the client sends does.
 #[inline(always)]
-pub(super) fn frontend<T: Version, P: Place>(key: &T) -> Option<((T::Address, u16), u16)> {
+pub(super) fn frontend<T: Version, P: Place>(
+    key: &T,
+    lasts: Option<&DatapathConfig>,
+) -> Option<((T::Address, u16), u16)> {
     let entry = T::service_flows().get_ptr(key)?;
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
@@ -81,12 +86,20 @@ pub(super) fn frontend<T: Version, P: Place>(key: &T) -> Option<((T::Address, u1
     if key.protocol() == IP_PROTOCOL_TCP {
         return Some((frontend, flags));
     }
-    // Only what the client sends makes a flow last.
     let flow = key.reply().with_destination(frontend);
-    let out = T::service_flows().get_ptr(&flow)?;
+    let out = T::service_flows().get_ptr_mut(&flow)?;
     // SAFETY: as above.
-    let expires = T::service_flow_parts(unsafe { &*out }).expires;
-    (coarse_now_secs() < expires).then_some((frontend, flags))
+    let sent = T::service_flow_parts(unsafe { &*out });
+    if coarse_now_secs() >= sent.expires {
+        return None;
+    }
+    // Otherwise the client's packets go elsewhere by now.
+    if let Some(config) = lasts
+        && sent.to == key.source()
+    {
+        prolong::<T>(out, key, config);
+    }
+    Some((frontend, flags))
 }
 
 /// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
@@ -105,7 +118,7 @@ fn answer_error<T: Version, P: Place>(
     };
     // As above.
     let key = inner.reply;
-    let Some((frontend, flags)) = frontend::<T, P>(&key) else {
+    let Some((frontend, flags)) = frontend::<T, P>(&key, None) else {
         return StepResult::PASSED;
     };
     if P::IS_UPLINK {

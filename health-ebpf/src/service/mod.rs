@@ -50,8 +50,11 @@ pub(crate) fn known_from_outside<T: Version<Address: Default>>(
 /// The service that a backend's packet to a client outside, with this tuple of direction in, answers for; and the flags of
 /// the flow.
 #[inline(always)]
-pub(crate) fn answered_to_outside<T: Version>(key: &T) -> Option<((T::Address, u16), u16)> {
-    answer::frontend::<T, AtUplink>(key)
+pub(crate) fn answered_to_outside<T: Version>(
+    key: &T,
+    config: &DatapathConfig,
+) -> Option<((T::Address, u16), u16)> {
+    answer::frontend::<T, AtUplink>(key, Some(config))
 }
 
 /// Sends a packet of an endpoint on to a backend if it is for a service. `Ok`: it goes its way, to the backend or,

@@ -97,24 +97,21 @@ pub(super) fn known<T: Version, P: Place>(
         }
         return Some(parts);
     }
-    let now = coarse_now_secs();
     // What an endpoint that is its own backend answers goes to the client, whoever serves.
     let is_answer =
         !P::IS_UPLINK && gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
     let must_serve = protocol == IP_PROTOCOL_UDP && !is_answer;
-    if now >= parts.expires || must_serve && !is_serving::<T>(&parts) {
+    if coarse_now_secs() >= parts.expires || must_serve && !is_serving::<T>(&parts) {
         return None;
     }
-    let expires = now + lifetime(protocol, CtState::default(), &config.timeouts);
-    if expires != parts.expires {
-        extend::<T>(entry, expires);
-        // The answers of an endpoint to itself have no other end that makes them last.
-        if !is_answer
-            && let Some(back) = T::service_flows().get_ptr_mut(&answer_key::<T, P>(flow, parts.to))
-        {
-            extend::<T>(back, expires);
-        }
-    }
+    let other = if is_answer {
+        let client = (flow.source().0, flow.destination().1);
+        let asked = flow.with_destination(client).reply();
+        asked.with_destination(parts.to).with_direction(TUPLE_OUT)
+    } else {
+        answer_key::<T, P>(flow, parts.to)
+    };
+    prolong::<T>(entry, &other, config);
     Some(parts)
 }
 
@@ -173,9 +170,24 @@ pub(super) fn answer_key<T: Version, P: Place>(flow: &T, to: (T::Address, u16)) 
     }
 }
 
-/// Has a flow last. Nothing else is written: the entry may be another flow's by now.
+/// Has a flow last, given one of its entries and the key of the other. Not for TCP.
 #[inline(always)]
-pub(super) fn extend<T: Version>(entry: *mut T::ServiceFlow, expires: u32) {
+pub(super) fn prolong<T: Version>(entry: *mut T::ServiceFlow, other: &T, config: &DatapathConfig) {
+    let expires =
+        coarse_now_secs() + lifetime(other.protocol(), CtState::default(), &config.timeouts);
+    // SAFETY: a value of that map.
+    if T::service_flow_parts(unsafe { &*entry }).expires == expires {
+        return;
+    }
+    extend::<T>(entry, expires);
+    if let Some(other) = T::service_flows().get_ptr_mut(other) {
+        extend::<T>(other, expires);
+    }
+}
+
+/// Has an entry of a flow last. Nothing else is written: it may be another flow's by now.
+#[inline(always)]
+fn extend<T: Version>(entry: *mut T::ServiceFlow, expires: u32) {
     // SAFETY: a value of that map, valid memory for the program's run; an aligned word in it.
     unsafe {
         let word = entry.cast::<u8>().add(T::SERVICE_FLOW_EXPIRES_AT);

@@ -57,7 +57,7 @@ where
     let passage = if destination.0 == settings.node_be
         && settings.is_shared(received.tuple.protocol(), destination.1)
     {
-        answered(&received)
+        answered(&received, config)
     } else {
         None
     };
@@ -96,13 +96,13 @@ where
 
 /// What a backend answers to this node's address.
 #[inline(always)]
-fn answered<T: Version>(packet: &Packet<T>) -> Option<Passage<T>> {
+fn answered<T: Version>(packet: &Packet<T>, config: &DatapathConfig) -> Option<Passage<T>> {
     // As above.
     let key = packet.tuple;
     let back = translation(&key).filter(is_of_nobody_here::<T>)?;
     let client = T::translated(&back);
     let flow = key.with_destination(client);
-    let (source, flags) = answered_to_outside(&flow)?;
+    let (source, flags) = answered_to_outside(&flow, config)?;
     if flags & FLOW_MASQUERADED == 0 {
         return None;
     }

@@ -1,23 +1,72 @@
-//! Packets of endpoints to services, with tables written as the agent does.
+//! Packets of endpoints and of clients outside to services, with tables written as the agent does.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, SERVICES};
+use health_common::ct::Timeouts;
+use health_common::ipcache::IpcacheEntry;
 use health_common::metrics::Reason;
 use health_common::service::{ALGORITHM_RANDOM, KIND_NODE_PORT};
+use health_common::{LAYOUT_VERSION, identity};
+use health_datapath::dump::{Flow, ServiceFlow};
 use health_datapath::services::{
-    BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, Target,
+    BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, ServiceTables, Target,
 };
-use tests::packet::Tcp;
+use nix::time::{ClockId, clock_gettime};
+use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet};
 use tests::testrun::{GO_ON, REDIRECT, TestRun};
 
-use crate::endpoint_packets::Way::Out;
-use crate::endpoint_packets::{SYN, UDP, frame, segment, with_ports};
+use crate::endpoint_packets::Way::{In, Out};
+use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, SYN, TCP, UDP, frame, segment, with_ports};
 use crate::policy_packets::set_endpoint;
 
-const TCP: u8 = 6;
-const NODE_PORT: u16 = 30_080;
+pub(crate) const NODE_PORT: u16 = 30_080;
+pub(crate) const BACKEND_PORT: u16 = 8080;
+const CLIENT_PORT: u16 = 4000;
+
+/// Addresses of one IP version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hosts {
+    pub(crate) node: IpAddr,
+    pub(crate) gateway: IpAddr,
+    pub(crate) endpoint: IpAddr,
+    /// On another node.
+    pub(crate) elsewhere: IpAddr,
+    /// Outside.
+    pub(crate) client: IpAddr,
+    pub(crate) cluster_ip: IpAddr,
+}
+
+pub(crate) fn hosts() -> [Hosts; 2] {
+    let of = |endpoint: IpAddr, texts: [&str; 5]| {
+        let [node, gateway, elsewhere, client, cluster_ip] =
+            texts.map(|text| text.parse().expect(text));
+        Hosts {
+            node,
+            gateway,
+            endpoint,
+            elsewhere,
+            client,
+            cluster_ip,
+        }
+    };
+    let v4 = [
+        "172.30.0.1",
+        "10.244.1.1",
+        "10.244.2.77",
+        "198.51.100.9",
+        "10.96.0.1",
+    ];
+    let v6 = [
+        "fd00:30::1",
+        "fd00:10:244:1::1",
+        "fd00:10:244:2::77",
+        "2001:db8::9",
+        "fd00:10:96::1",
+    ];
+    [of(ENDPOINT4.into(), v4), of(ENDPOINT6.into(), v6)]
+}
 
 /// No service here wants a table.
 struct NoTables;
@@ -30,73 +79,152 @@ impl FillMaglev for NoTables {
     fn fill(&mut self, _: &[MaglevBackend], _: &mut [u32]) {}
 }
 
-fn node_port(protocol: u8, ip: IpAddr) -> PortSpec {
-    let backend = if ip.is_ipv4() {
-        "10.244.1.77"
-    } else {
-        "fd00:10:244:1::77"
+/// An endpoint on a node with services.
+pub(crate) struct Stand {
+    pub(crate) run: TestRun,
+    tables: ServiceTables,
+}
+
+impl Stand {
+    fn new() -> Self {
+        Self::of(TestRun::load())
+    }
+
+    pub(crate) fn of(mut run: TestRun) -> Self {
+        set_endpoint(&mut run.datapath, 0, 0);
+        let nodes = hosts().map(|hosts| {
+            let entry = IpcacheEntry {
+                identity: identity::HOST,
+                ..IpcacheEntry::default()
+            };
+            (hosts.node.into(), entry)
+        });
+        let mut ipcache = run.datapath.ipcache().expect("the ipcache");
+        ipcache
+            .set_all(&BTreeMap::from(nodes))
+            .expect("room for addresses");
+        let tables = run.datapath.services().expect("the tables");
+        let mut stand = Self { run, tables };
+        stand.configure(Timeouts::default());
+        stand
+    }
+
+    fn configure(&mut self, timeouts: Timeouts) {
+        let [v4, v6] = hosts();
+        let config = DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            flags: SERVICES,
+            gateway4: v4.gateway.into(),
+            gateway6: v6.gateway.into(),
+            timeouts,
+            ..DatapathConfig::default()
+        };
+        self.run.datapath.configure(config).expect("the settings");
+    }
+
+    pub(crate) fn serve(&mut self, ports: &[PortSpec]) {
+        let mut change = self.tables.change(1);
+        for port in ports {
+            change
+                .set(None, port, &mut NoTables)
+                .expect("room for a port");
+        }
+        change.commit().expect("the tables are written");
+    }
+
+    /// The flows of UDP and other protocols through services.
+    fn flows(&self) -> Vec<(Flow, ServiceFlow)> {
+        let [_, _, v4, v6] = self.run.maps().service_flow_rows().expect("the flows");
+        let rows = [v4, v6].map(|rows| rows.collect().expect("the flows"));
+        rows.into_iter().flatten().collect()
+    }
+}
+
+pub(crate) fn backend(ip: IpAddr) -> BackendSpec {
+    BackendSpec {
+        address: SocketAddr::new(ip, BACKEND_PORT),
+        weight: 1,
+    }
+}
+
+fn frontend(ip: IpAddr, kind: u8, target: Target) -> FrontendSpec {
+    FrontendSpec {
+        address: SocketAddr::new(ip, NODE_PORT),
+        kind,
+        flags: 0,
+        inside: target,
+        outside: target,
+    }
+}
+
+/// A port of one backend, or none.
+pub(crate) fn node_port(protocol: u8, ip: IpAddr, of: Option<IpAddr>) -> PortSpec {
+    let target = match of {
+        Some(_) => Target::Cluster,
+        None => Target::Reject,
     };
     PortSpec {
         protocol,
-        frontends: vec![FrontendSpec {
-            address: SocketAddr::new(ip, NODE_PORT),
-            kind: KIND_NODE_PORT,
-            flags: 0,
-            inside: Target::Cluster,
-            outside: Target::Cluster,
-        }],
-        cluster: vec![BackendSpec {
-            address: SocketAddr::new(backend.parse().expect("an address"), 8080),
-            weight: 1,
-        }],
+        frontends: vec![frontend(ip, KIND_NODE_PORT, target)],
+        cluster: of.map(backend).into_iter().collect(),
         algorithm: ALGORITHM_RANDOM,
         ..PortSpec::default()
     }
 }
 
-/// With services, and an endpoint.
-fn served() -> TestRun {
-    let mut run = TestRun::load();
-    let config = DatapathConfig {
-        layout_version: LAYOUT_VERSION,
-        flags: SERVICES,
-        ..DatapathConfig::default()
+/// A packet at an uplink, for the device of test runs. Of TCP, one that opens a connection.
+pub(crate) fn at_uplink(
+    source: (IpAddr, u16),
+    destination: (IpAddr, u16),
+    protocol: u8,
+) -> Vec<u8> {
+    let ports = (source.1, destination.1);
+    let content = match protocol {
+        TCP => Tcp::between(ports, SYN).segment(source.0, destination.0),
+        _ => with_ports(ports.0, ports.1),
     };
-    run.datapath.configure(config).expect("the settings");
-    set_endpoint(&mut run.datapath, 0, 0);
-    run
+    let (ethertype, packet) = match (source.0, destination.0) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = Ipv4 {
+                protocol,
+                ..Ipv4::icmp(source, destination)
+            };
+            (IPV4, ip.packet(&content))
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let ip = Ipv6 {
+                next_header: protocol,
+                ..Ipv6::icmp(source, destination)
+            };
+            (IPV6, ip.packet(&content))
+        }
+        _ => unreachable!("both are of one IP version"),
+    };
+    ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
 }
 
 #[test]
 #[ignore = "needs root"]
 fn no_packet_to_the_loopback_is_for_a_node_port() {
-    let run = served();
-    let mut tables = run.datapath.services().expect("the tables");
+    let mut stand = Stand::new();
+    let [v4, v6] = hosts();
     let places = [
-        ("172.30.0.1", true),
-        ("127.0.0.1", false),
-        ("fd00:30::1", true),
-        ("::1", false),
+        (v4, v4.node, true),
+        (v4, Ipv4Addr::LOCALHOST.into(), false),
+        (v6, v6.node, true),
+        (v6, Ipv6Addr::LOCALHOST.into(), false),
     ];
-    let places =
-        places.map(|(ip, is_served)| (ip.parse::<IpAddr>().expect("an address"), is_served));
-    let mut change = tables.change(1);
-    for (ip, _) in places {
-        for protocol in [TCP, UDP] {
-            let spec = node_port(protocol, ip);
-            change
-                .set(None, &spec, &mut NoTables)
-                .expect("room for a port");
-        }
-    }
-    change.commit().expect("the tables are written");
-    for (ip, is_served) in places {
+    let ports = places.iter().flat_map(|(hosts, ip, _)| {
+        [TCP, UDP].map(|protocol| node_port(protocol, *ip, Some(hosts.elsewhere)))
+    });
+    stand.serve(&ports.collect::<Vec<_>>());
+    for (_, ip, is_served) in places {
         let packets = [
-            segment(Out, ip, (4000, NODE_PORT), SYN),
-            frame(Out, ip, UDP, &with_ports(4000, NODE_PORT)),
+            segment(Out, ip, (CLIENT_PORT, NODE_PORT), SYN),
+            frame(Out, ip, UDP, &with_ports(CLIENT_PORT, NODE_PORT)),
         ];
         for packet in packets {
-            let outcome = run.run(Out.program(), &packet);
+            let outcome = stand.run.run(Out.program(), &packet);
             let is_sent_on = outcome.bytes != packet;
             assert_eq!(is_sent_on, is_served, "{ip}: {}", outcome.code);
             assert!(is_sent_on || outcome.code == GO_ON, "{ip}");
@@ -104,44 +232,122 @@ fn no_packet_to_the_loopback_is_for_a_node_port() {
     }
 }
 
+/// Ports of a flow: of the client, and of the service.
+type Ports = (u16, u16);
+
+/// What a client sends, or what its backend answers, by the program that sees it.
+type Exchange = fn(&Stand, &Hosts, Ports, is_answer: bool);
+
+/// What it is called, and its backend.
+type Case = (&'static str, Exchange, fn(&Hosts) -> IpAddr);
+
+fn of_endpoint(stand: &Stand, hosts: &Hosts, (client, port): Ports, is_answer: bool) {
+    let (program, packet) = if is_answer {
+        let content = with_ports(BACKEND_PORT, client);
+        (In.program(), frame(In, hosts.elsewhere, UDP, &content))
+    } else {
+        let content = with_ports(client, port);
+        (Out.program(), frame(Out, hosts.node, UDP, &content))
+    };
+    let outcome = stand.run.run(program, &packet);
+    assert!(outcome.code == GO_ON && outcome.bytes != packet);
+}
+
+fn of_itself(stand: &Stand, hosts: &Hosts, (client, port): Ports, is_answer: bool) {
+    let (to, content) = if is_answer {
+        (hosts.gateway, with_ports(BACKEND_PORT, client))
+    } else {
+        (hosts.node, with_ports(client, port))
+    };
+    let packet = frame(Out, to, UDP, &content);
+    let outcome = stand.run.run(Out.program(), &packet);
+    assert!(outcome.code == REDIRECT && outcome.bytes != packet);
+}
+
+fn from_outside(stand: &Stand, hosts: &Hosts, (client, port): Ports, is_answer: bool) {
+    let client = (hosts.client, client);
+    let (program, packet) = if is_answer {
+        let server = (hosts.endpoint, BACKEND_PORT);
+        ("to_netdev", at_uplink(server, client, UDP))
+    } else {
+        let node = (hosts.node, port);
+        ("from_netdev", at_uplink(client, node, UDP))
+    };
+    let outcome = stand.run.run(program, &packet);
+    assert_ne!(outcome.bytes, packet);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_of_either_side_have_a_flow_last() {
+    const SHORT: u32 = 100;
+    const LONG: u32 = 10_000;
+    let exchanges: [Case; 3] = [
+        ("of an endpoint", of_endpoint, |hosts| hosts.elsewhere),
+        ("of itself", of_itself, |hosts| hosts.endpoint),
+        ("from outside", from_outside, |hosts| hosts.endpoint),
+    ];
+    let lasting = |udp: u32| Timeouts {
+        udp,
+        ..Timeouts::default()
+    };
+    let mut stand = Stand::new();
+    let ports = exchanges.iter().zip(NODE_PORT..);
+    let ports = ports.flat_map(|((_, _, backend), number)| {
+        hosts().map(|hosts| {
+            let mut port = node_port(UDP, hosts.node, Some(backend(&hosts)));
+            port.frontends[0].address.set_port(number);
+            port
+        })
+    });
+    stand.serve(&ports.collect::<Vec<_>>());
+    let mut client = CLIENT_PORT;
+    for ((name, exchange, _), port) in exchanges.iter().zip(NODE_PORT..) {
+        for hosts in hosts() {
+            for is_answer in [false, true] {
+                client += 1;
+                stand.configure(lasting(SHORT));
+                exchange(&stand, &hosts, (client, port), false);
+                stand.configure(lasting(LONG));
+                exchange(&stand, &hosts, (client, port), is_answer);
+                let mut flows = stand.flows();
+                flows.retain(|(flow, _)| {
+                    [flow.source_port, flow.destination_port].contains(&client)
+                });
+                let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
+                let least = now.tv_sec() as u32 + SHORT;
+                let lasts = flows.iter().all(|(_, to)| to.expires > least);
+                assert!(
+                    flows.len() == 2 && lasts,
+                    "{name}, {hosts:?}, answer: {is_answer}: {flows:?} at {least}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_rejected_packet_is_counted_once() {
-    let run = served();
-    let mut tables = run.datapath.services().expect("the tables");
-    let mut change = tables.change(1);
-    let clients = [("172.30.0.1", "192.0.2.9"), ("fd00:30::1", "2001:db8::9")];
-    let clients = clients.map(|(ip, client)| {
-        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
-        (address(ip), address(client))
-    });
-    for (ip, _) in clients {
-        let mut spec = node_port(TCP, ip);
-        spec.cluster.clear();
-        for frontend in &mut spec.frontends {
-            (frontend.inside, frontend.outside) = (Target::Reject, Target::Reject);
-        }
-        change
-            .set(None, &spec, &mut NoTables)
-            .expect("room for a port");
-    }
-    change.commit().expect("the tables are written");
+    let mut stand = Stand::new();
+    stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, None)));
     let counts = || {
-        let rows = run.maps().metrics().expect("the counters");
+        let rows = stand.run.maps().metrics().expect("the counters");
         let rows = rows.into_iter().filter(|row| row.packets > 0);
         rows.map(|row| (row.reason, row.packets))
             .collect::<Vec<_>>()
     };
     assert_eq!(counts(), []);
-    let ports = (4000, NODE_PORT);
-    let packets = clients.iter().flat_map(|&(ip, client)| {
+    let ports = (CLIENT_PORT, NODE_PORT);
+    let packets = hosts().into_iter().flat_map(|hosts| {
+        let outside = Tcp::between(ports, SYN).frame(hosts.client, hosts.node);
         [
-            (Out.program(), segment(Out, ip, ports, SYN)),
-            ("to_service", Tcp::between(ports, SYN).frame(client, ip)),
+            (Out.program(), segment(Out, hosts.node, ports, SYN)),
+            ("to_service", outside),
         ]
     });
     for (sent, (program, packet)) in (1..).zip(packets) {
-        let outcome = run.run(program, &packet);
+        let outcome = stand.run.run(program, &packet);
         assert_eq!(outcome.code, REDIRECT, "{program}: {packet:x?}");
         let rejected = Reason::ServiceRejected as u8;
         assert_eq!(counts(), [(rejected, sent)], "{program}: {packet:x?}");
