@@ -111,6 +111,10 @@ pub const FRONTEND_DROPS_INSIDE: u16 = 8;
 pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
 /// Flag: an address of the loopback. Sockets of the host reach it; packets to it are nobody's business but the host's.
 pub const FRONTEND_HOST_ONLY: u16 = 32;
+/// Flag: flows from inside go to backends of this node alone.
+pub const FRONTEND_LOCAL_INSIDE: u16 = 64;
+/// Flag: as [`FRONTEND_LOCAL_INSIDE`], of flows from outside.
+pub const FRONTEND_LOCAL_OUTSIDE: u16 = 128;
 
 /// Each backend with the same probability.
 pub const ALGORITHM_RANDOM: u8 = 0;

@@ -2,7 +2,7 @@
 
 use super::{
     FLOW_MASQUERADED, FLOW_OF_HOST, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
-    FRONTEND_KEEPS_SOURCE, Frontend, Pool,
+    FRONTEND_KEEPS_SOURCE, FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE, Frontend, Pool,
 };
 use crate::identity;
 
@@ -54,11 +54,15 @@ impl Frontend {
         }
     }
 
-    /// Whether packets from outside may go to a backend that their client stays with: if they keep their source, the answers
-    /// of this node's endpoints alone are known to come back this way.
+    /// Whether they go to backends of this node alone: a client does not stay with one elsewhere, which it may have got at
+    /// another frontend of the service.
     #[inline(always)]
-    pub fn is_within_reach(&self, is_endpoint: impl FnOnce() -> bool) -> bool {
-        !self.keeps_source() || is_endpoint()
+    pub const fn is_local(&self, origin: Origin) -> bool {
+        let flag = match origin {
+            Origin::Inside => FRONTEND_LOCAL_INSIDE,
+            Origin::Outside => FRONTEND_LOCAL_OUTSIDE,
+        };
+        self.flags & flag != 0
     }
 }
 
@@ -108,10 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn clients_stay_with_backends_elsewhere_only_where_these_do_not_see_them() {
-        assert!(MASQUERADES.is_within_reach(|| false));
-        assert!(KEEPS_SOURCE.is_within_reach(|| true));
-        assert!(!KEEPS_SOURCE.is_within_reach(|| false));
+    fn each_origin_may_have_to_stay_on_this_node() {
+        let local = |flags| Frontend {
+            flags,
+            ..MASQUERADES
+        };
+        let [inside, outside] = [FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE].map(local);
+        assert!(inside.is_local(Origin::Inside) && !inside.is_local(Origin::Outside));
+        assert!(outside.is_local(Origin::Outside) && !outside.is_local(Origin::Inside));
     }
 
     #[test]

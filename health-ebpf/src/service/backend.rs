@@ -108,7 +108,8 @@ pub(super) fn elect<T: Version, P: Place>(
         });
     }
     let index = match lasting(client.stays_as, frontend) {
-        Some(index) if !P::IS_UPLINK || is_within_reach(index, frontend) => Some(index),
+        // At another frontend of its service the client may have got a backend elsewhere.
+        Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
         _ => fresh::<T, P>(flow, frontend, pool, is_new_connection),
     };
     let Some((index, to)) =
@@ -159,11 +160,13 @@ pub(super) fn discount_flow(index: u32, service: u32) {
     }
 }
 
-/// Whether a client outside may stay with the backend of this index.
+/// Whether a backend is on this node.
 #[inline(always)]
-fn is_within_reach(index: u32, frontend: &Frontend) -> bool {
-    let backend = || HEALTH_BACKENDS.get(index);
-    frontend.is_within_reach(|| backend().is_some_and(|backend| is_endpoint(backend.addr)))
+fn is_here<T: Version>(index: u32) -> bool {
+    HEALTH_BACKENDS.get(index).is_some_and(|backend| {
+        let address = T::Address::of_addr(&backend.addr);
+        is_own(is_endpoint(backend.addr), || identity_of(address))
+    })
 }
 
 /// Whether an endpoint of this node has an address.

@@ -7,7 +7,7 @@ use health_common::config::{DatapathConfig, SERVICES};
 use health_common::ct::Timeouts;
 use health_common::ipcache::IpcacheEntry;
 use health_common::metrics::Reason;
-use health_common::service::{ALGORITHM_RANDOM, KIND_NODE_PORT};
+use health_common::service::{ALGORITHM_RANDOM, KIND_CLUSTER_IP, KIND_NODE_PORT};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::dump::{Flow, ServiceFlow};
 use health_datapath::services::{
@@ -323,6 +323,43 @@ fn datagrams_of_either_side_have_a_flow_last() {
                 );
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        stand.serve(&[PortSpec {
+            protocol: UDP,
+            frontends: vec![
+                frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Local),
+                frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
+            ],
+            // Of another list, to which the first flow cannot but go.
+            cluster: vec![backend(hosts.elsewhere)],
+            local: vec![backend(hosts.endpoint)],
+            affinity_secs: 10_800,
+            algorithm: ALGORITHM_RANDOM,
+            ..PortSpec::default()
+        }]);
+        let mut port = CLIENT_PORT;
+        let mut went_to = |ip: IpAddr| {
+            port += 1;
+            let packet = frame(Out, ip, UDP, &with_ports(port, NODE_PORT));
+            stand.run.run(Out.program(), &packet);
+            let flows = stand.flows();
+            [hosts.elsewhere, hosts.endpoint].map(|ip| {
+                let to = SocketAddr::new(ip, BACKEND_PORT);
+                flows.iter().filter(|(_, flow)| flow.to == to).count()
+            })
+        };
+        assert_eq!(went_to(hosts.node), [1, 0]);
+        assert_eq!(went_to(hosts.cluster_ip), [1, 1]);
+        // It stays with that one wherever it may.
+        assert_eq!(went_to(hosts.node), [1, 2]);
+        assert_eq!(went_to(hosts.cluster_ip), [1, 3]);
     }
 }
 

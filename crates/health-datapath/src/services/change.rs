@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use health_common::service::{
     ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
-    FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend,
-    Pool, SourceRange,
+    FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE,
+    FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 
 use super::free::{Extent, Store};
@@ -567,6 +567,8 @@ fn flags(frontend: &FrontendSpec, is_weighted: bool) -> u16 {
         (drops_inside, FRONTEND_DROPS_INSIDE),
         (drops_outside, FRONTEND_DROPS_OUTSIDE),
         (is_loopback, FRONTEND_HOST_ONLY),
+        (frontend.inside == Target::Local, FRONTEND_LOCAL_INSIDE),
+        (frontend.outside == Target::Local, FRONTEND_LOCAL_OUTSIDE),
     ] {
         flags |= if is_set { flag } else { 0 };
     }

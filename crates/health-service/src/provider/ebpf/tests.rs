@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use health_common::service::{
     BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE,
-    FRONTEND_RESTRICTED, Frontend,
+    FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE, FRONTEND_RESTRICTED, Frontend,
 };
 use health_datapath::services::{ListedBackend, ListedFrontend, ServiceMapSizes, ServiceMaps};
 use health_model::policy::Protocol;
@@ -212,6 +212,8 @@ fn flags(frontend: &crate::state::Frontend) -> u16 {
         ),
         (frontend.inside == Target::Drop, FRONTEND_DROPS_INSIDE),
         (frontend.outside == Target::Drop, FRONTEND_DROPS_OUTSIDE),
+        (frontend.inside == Target::Local, FRONTEND_LOCAL_INSIDE),
+        (frontend.outside == Target::Local, FRONTEND_LOCAL_OUTSIDE),
     ] {
         flags |= if is_set { flag } else { 0 };
     }
@@ -251,7 +253,9 @@ fn check(
         let mask = FRONTEND_RESTRICTED
             | FRONTEND_KEEPS_SOURCE
             | FRONTEND_DROPS_INSIDE
-            | FRONTEND_DROPS_OUTSIDE;
+            | FRONTEND_DROPS_OUTSIDE
+            | FRONTEND_LOCAL_INSIDE
+            | FRONTEND_LOCAL_OUTSIDE;
         prop_assert_eq!(entry.flags & mask, flags(wanted));
         let affinity = port
             .affinity

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
+use health_common::service::outside::is_own;
 use health_common::service::socket::SocketKey;
 use health_common::service::{Affinity, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, Frontend};
 use health_datapath::dump::{DumpError, Pinned, ServiceFlow};
@@ -61,7 +62,7 @@ pub(super) struct ClientFacts {
     pub(super) entry: Affinity,
     /// What stands where its backend stood.
     pub(super) backend: Option<Backend>,
-    /// Whether answers of that backend come back by this node.
+    /// Whether that backend is on this node, or need not be.
     pub(super) is_within_reach: bool,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
@@ -258,9 +259,10 @@ impl Kernel {
         };
         let backend = self.maps.backend(known.backend)?;
         let is_within_reach = match backend {
-            Some(backend) if place == Place::Uplink => {
-                let is_endpoint = self.pinned.endpoint(backend.addr.to_ip())?.is_some();
-                frontend.is_within_reach(|| is_endpoint)
+            Some(backend) if frontend.is_local(place.origin()) => {
+                let ip = backend.addr.to_ip();
+                let identity = self.pinned.identity_of(ip)?;
+                is_own(self.pinned.endpoint(ip)?.is_some(), || identity)
             }
             _ => true,
         };

@@ -88,7 +88,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         ),
         (_, true, true) if !is_within_reach => (
             false,
-            "its backend is not on this node, and is to see the client".to_owned(),
+            "its backend is not on this node, as the traffic policy wants".to_owned(),
         ),
         (_, true, true) => (
             true,
