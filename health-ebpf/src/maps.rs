@@ -27,6 +27,8 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
+use crate::service::SentErrors;
+
 const FRAGMENTS: u32 = 8_192;
 const PEER_PATHS: u32 = 262_144;
 const ENDPOINTS: u32 = 16_384;
@@ -198,6 +200,10 @@ pub static HEALTH_MONITOR: Array<MonitorFilter> = Array::pinned(1, 0);
 /// else, and not pinned.
 #[map]
 pub static HEALTH_DRAFT: PerCpuArray<Event> = PerCpuArray::with_max_entries(1, 0);
+
+/// How many ICMP errors were sent to clients outside of late. As above.
+#[map]
+pub static HEALTH_SENT_ERRORS: PerCpuArray<SentErrors> = PerCpuArray::with_max_entries(1, 0);
 
 /// Settings.
 #[map]

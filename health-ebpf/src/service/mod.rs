@@ -25,6 +25,7 @@ use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 pub(crate) use backend::{forget, forget_from_outside};
+pub use reject::SentErrors;
 use step::{AtUplink, Request, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};

@@ -8,8 +8,10 @@ use health_common::service::unreachable::{
 };
 
 use super::step::{Place, Request, StepResult};
+use crate::clock::coarse_now_secs;
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
+use crate::maps::HEALTH_SENT_ERRORS;
 use crate::packet::load;
 
 /// The start of a packet that an error is about: a header without options or extensions, and some of what follows.
@@ -63,8 +65,37 @@ impl Unreachable for Tuple6 {
     type Long = Long6;
 }
 
+/// Most errors of a CPU to clients outside, a second: anybody can have us send them to whoever a source names (RFC 1812
+/// section 4.3.2.8, RFC 4443 section 2.4).
+const ERRORS_A_SECOND: u32 = 100;
+
+/// How many errors a CPU has sent to clients outside.
+#[repr(C)]
+pub struct SentErrors {
+    /// In this second of `CLOCK_MONOTONIC`.
+    second: u32,
+    /// So many.
+    count: u32,
+}
+
+/// Whether another error may be sent to a client outside.
+#[inline(always)]
+fn may_tell() -> bool {
+    let Some(sent) = HEALTH_SENT_ERRORS.get_ptr_mut(0) else {
+        return false;
+    };
+    let now = coarse_now_secs();
+    // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
+    let sent = unsafe { &mut *sent };
+    if sent.second != now {
+        (sent.second, sent.count) = (now, 0);
+    }
+    sent.count += 1;
+    sent.count <= ERRORS_A_SECOND
+}
+
 /// Makes an ICMP error out of the packet that it is about. What has options, extensions or no transport header is
-/// dropped silently.
+/// dropped silently, and what is one too many.
 #[inline(always)]
 pub(super) fn reject<T: Unreachable, P: Place>(
     frame: &Frame,
@@ -79,6 +110,9 @@ pub(super) fn reject<T: Unreachable, P: Place>(
     if P::IS_UPLINK && request.ip_at != ip_at as u32
         || request.content_at() != Some((ip_at + T::HEADER_LEN) as u32)
     {
+        return StepResult::REJECTED;
+    }
+    if P::IS_UPLINK && !may_tell() {
         return StepResult::REJECTED;
     }
     let is_told = if frame.length() as usize >= ip_at + size_of::<T::Long>() {

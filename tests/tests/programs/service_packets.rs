@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use health_common::config::{DatapathConfig, SERVICES};
 use health_common::ct::Timeouts;
@@ -13,7 +14,9 @@ use health_datapath::dump::{Flow, ServiceFlow};
 use health_datapath::services::{
     BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, ServiceTables, Target,
 };
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet};
 use tests::testrun::{GO_ON, REDIRECT, TestRun};
 
@@ -360,6 +363,47 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
         // It stays with that one wherever it may.
         assert_eq!(went_to(hosts.node), [1, 2]);
         assert_eq!(went_to(hosts.cluster_ip), [1, 3]);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
+    const A_SECOND: usize = 100;
+    // The programs count on each processor.
+    let mut one = CpuSet::new();
+    one.set(0).expect("a processor");
+    sched_setaffinity(Pid::from_raw(0), &one).expect("a processor of its own");
+    let mut stand = Stand::new();
+    stand.serve(&hosts().map(|hosts| node_port(UDP, hosts.node, None)));
+    for hosts in hosts() {
+        let packet = at_uplink((hosts.client, CLIENT_PORT), (hosts.node, NODE_PORT), UDP);
+        let start = Instant::now();
+        let (mut told, mut silent) = (0, 0);
+        while silent == 0 {
+            let outcome = stand.run.run("from_netdev", &packet);
+            if outcome.code == REDIRECT {
+                told += 1;
+            } else {
+                assert_eq!(outcome.bytes, packet);
+                silent += 1;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "{told} errors");
+        }
+        let seconds = start.elapsed().as_secs() as usize + 2;
+        assert!(told <= seconds * A_SECOND, "{told} in {seconds} s");
+        // The first second may have been spent by the other IP version, the next is not.
+        let start = Instant::now();
+        while stand.run.run("from_netdev", &packet).code != REDIRECT {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+    }
+    assert!(stand.run.counted(Reason::ServiceRejected) > 0);
+    // The endpoint is told of each of its own packets.
+    let [v4, _] = hosts();
+    for _ in 0..2 * A_SECOND {
+        let packet = frame(Out, v4.node, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
+        assert_eq!(stand.run.run(Out.program(), &packet).code, REDIRECT);
     }
 }
 
