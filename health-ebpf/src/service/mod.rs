@@ -5,6 +5,7 @@
 
 mod answer;
 mod backend;
+mod connected;
 mod forward;
 mod reject;
 mod request;
@@ -64,7 +65,10 @@ pub(crate) fn answered_to_outside<T: Version>(
 pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Verdict> {
     let skb = frame.skb();
     let mut request = Request::<T>::new();
-    let found = T::find(skb, &mut request);
+    let mut found = T::find(skb, &mut request);
+    if found == StepResult::MAY_ANSWER {
+        found = T::leave_to_socket(skb, &mut request);
+    }
     let is_new = found == StepResult::IS_NEW;
     let mut result = found;
     if result == StepResult::IS_NEW {

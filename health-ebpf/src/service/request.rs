@@ -6,7 +6,7 @@ use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
-use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, KIND_CLUSTER_IP};
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
@@ -55,7 +55,7 @@ pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>
         }
         return StepResult::FOUND;
     }
-    if frontend_of_packets(&flow).is_some() {
+    if let Some(frontend) = frontend_of_packets(&flow) {
         // Of a connection that began before: IPVS goes on with it.
         if config.flags & SERVICES_HANDOVER != 0
             && flow.protocol() == IP_PROTOCOL_TCP
@@ -64,7 +64,12 @@ pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>
             return StepResult::PASSED;
         }
         keep(&packet, &config.timeouts);
-        return StepResult::IS_NEW;
+        // A ClusterIP is no address of the host.
+        return if frontend.kind == KIND_CLUSTER_IP || opens(request) {
+            StepResult::IS_NEW
+        } else {
+            StepResult::MAY_ANSWER
+        };
     }
     // A connection without a service between the ports of one with it: its segments and answers are nobody else's.
     // From outside anybody can send a SYN in the name of a client: there only what is over goes.

@@ -9,6 +9,7 @@ use health_common::service::Origin;
 
 use super::answer::answer;
 use super::backend::{choose, enter};
+use super::connected::leave_to_socket;
 use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
 use super::request::{find, rewrite, send_error, withdraw, withdraw_from_outside};
@@ -48,6 +49,8 @@ impl StepResult {
     pub(super) const CHOSEN: Self = Self(7);
     /// It is to be delivered to an endpoint of this node.
     pub(super) const DELIVERABLE: Self = Self(8);
+    /// As [`Self::IS_NEW`], unless the packet answers a process of the host, whose port is the service's, too.
+    pub(super) const MAY_ANSWER: Self = Self(9);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
@@ -184,6 +187,8 @@ impl<T: Version> Request<T> {
 pub trait SharedSteps<P: Place>: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`leave_to_socket`].
+    fn leave_to_socket(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`enter`].
@@ -261,6 +266,7 @@ macro_rules! steps_alone {
 steps!(
     SharedSteps<AtEndpoint>, Tuple4, AtEndpoint:
     find as service4_find,
+    leave_to_socket as service4_leave_to_socket,
     choose as service4_choose,
     enter as service4_enter,
     rewrite as service4_rewrite,
@@ -270,6 +276,7 @@ steps!(
 steps!(
     SharedSteps<AtUplink>, Tuple4, AtUplink:
     find as uplink4_find,
+    leave_to_socket as uplink4_leave_to_socket,
     choose as uplink4_choose,
     enter as uplink4_enter,
     rewrite as uplink4_rewrite,
@@ -291,6 +298,7 @@ steps_alone!(
 steps!(
     SharedSteps<AtEndpoint>, Tuple6, AtEndpoint:
     find as service6_find,
+    leave_to_socket as service6_leave_to_socket,
     choose as service6_choose,
     enter as service6_enter,
     rewrite as service6_rewrite,
@@ -300,6 +308,7 @@ steps!(
 steps!(
     SharedSteps<AtUplink>, Tuple6, AtUplink:
     find as uplink6_find,
+    leave_to_socket as uplink6_leave_to_socket,
     choose as uplink6_choose,
     enter as uplink6_enter,
     rewrite as uplink6_rewrite,

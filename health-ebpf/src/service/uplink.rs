@@ -69,6 +69,9 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
     let mut result = T::find(skb, &mut request);
+    if result == StepResult::MAY_ANSWER {
+        result = T::leave_to_socket(skb, &mut request);
+    }
     if result == StepResult::IS_NEW {
         result = T::choose(skb, &mut request);
     }

@@ -11,6 +11,7 @@ mod host_routing;
 mod listing;
 pub(crate) mod load;
 mod outside;
+mod own_ports;
 pub(crate) mod policy;
 mod reach;
 mod restart;

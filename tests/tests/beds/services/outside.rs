@@ -16,6 +16,7 @@ use tests::process::run;
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
+use super::own_ports;
 use super::trace::OUTSIDE_ROWS;
 use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
 
@@ -34,6 +35,10 @@ const ROWS: &[Row] = &[
     ("a_process_of_the_node_is_a_backend", of_the_node),
     ("without_endpoints_clients_are_refused", refused),
     ("other_ports_of_the_node_are_its_own", others),
+    (
+        "the_nodes_own_connections_keep_a_node_port",
+        own_ports::are_kept,
+    ),
     ("a_udp_flow_moves", udp_moves),
     ("connections_outlive_backends_and_agents", connections),
     ("long_datagrams_and_smaller_paths", smaller_path),

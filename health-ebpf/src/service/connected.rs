@@ -1,0 +1,71 @@
+//! Packets for a connected socket of the host, whose port is also a service's.
+
+use aya_ebpf::bindings::bpf_sock_tuple;
+use aya_ebpf::helpers::generated::{bpf_sk_lookup_tcp, bpf_sk_lookup_udp, bpf_sk_release};
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::masquerade::Address as _;
+use health_common::tcp::IP_PROTOCOL_TCP;
+
+use super::step::{Place, Request, StepResult};
+use crate::frame::Frame;
+use crate::ip_version::Version;
+
+/// The network namespace of the packet's device (`BPF_F_CURRENT_NETNS`).
+const CURRENT_NETNS: u64 = u64::MAX;
+/// The parts of `struct bpf_sock_tuple` of IPv4, bytes, and of IPv6.
+const TUPLE_LEN4: u32 = 12;
+const TUPLE_LEN6: u32 = 36;
+
+const _: () = assert!(size_of::<bpf_sock_tuple>() == TUPLE_LEN6 as usize);
+
+/// Leaves a packet to a socket of the host that is connected to its source: what a process asked for from a port of its own is
+/// no request.
+#[inline(always)]
+pub(super) fn leave_to_socket<T: Version, P: Place>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    if is_for_socket(frame, &request.tuple) {
+        StepResult::PASSED
+    } else {
+        StepResult::IS_NEW
+    }
+}
+
+/// Whether a packet with this tuple is for a socket of the host that is connected to its source.
+#[inline(always)]
+fn is_for_socket<T: Version>(frame: &Frame, flow: &T) -> bool {
+    let ((source, sport_be), (destination, dport_be)) = (flow.source(), flow.destination());
+    let (from, to) = (source.to_addr().words_be, destination.to_addr().words_be);
+    let ([a, b], [c, d]) = (sport_be.to_ne_bytes(), dport_be.to_ne_bytes());
+    let ports = u32::from_ne_bytes([a, b, c, d]);
+    let (mut words, len) = if T::IP_VERSION == 4 {
+        ([from[3], to[3], ports, 0, 0, 0, 0, 0, 0], TUPLE_LEN4)
+    } else {
+        (
+            [
+                from[0], from[1], from[2], from[3], to[0], to[1], to[2], to[3], ports,
+            ],
+            TUPLE_LEN6,
+        )
+    };
+    let (skb, tuple) = (frame.skb().cast(), (&raw mut words).cast());
+    // Not `bpf_skc_lookup_tcp`, whose sockets are of another type to the verifier: LLVM has one load for both.
+    // SAFETY: a valid context, and what the helpers take for their structure.
+    let socket = unsafe {
+        match flow.protocol() {
+            IP_PROTOCOL_TCP => bpf_sk_lookup_tcp(skb, tuple, len, CURRENT_NETNS, 0),
+            IP_PROTOCOL_UDP => bpf_sk_lookup_udp(skb, tuple, len, CURRENT_NETNS, 0),
+            _ => return false,
+        }
+    };
+    if socket.is_null() {
+        return false;
+    }
+    // SAFETY: a socket that is held until it is released. One that listens, or that is not connected, has no other end.
+    unsafe {
+        let is_connected = (*socket).dst_port != 0;
+        bpf_sk_release(socket.cast());
+        is_connected
+    }
+}
