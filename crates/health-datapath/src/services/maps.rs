@@ -8,6 +8,7 @@ use aya::Pod;
 use aya::maps::{MapData, MapError};
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use health_common::ct::{Tuple4, Tuple6};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
@@ -33,6 +34,7 @@ pub struct ServiceMaps {
     pub(super) affinity: Table<AffinityKey, Affinity>,
     pub(super) flows4: [Table<Tuple4, ServiceFlow4>; 2],
     pub(super) flows6: [Table<Tuple6, ServiceFlow6>; 2],
+    pub(super) sockets: Table<SocketKey, SocketFlow>,
 }
 
 /// Maximum numbers of entries of the maps of services.
@@ -138,6 +140,7 @@ impl ServiceMaps {
                 layout::REVNAT4 => clone(name, self.flows4[0].try_clone()),
                 layout::REVNAT_ANY4 => clone(name, self.flows4[1].try_clone()),
                 layout::REVNAT6 => clone(name, self.flows6[0].try_clone()),
+                layout::SOCKETS => clone(name, self.sockets.try_clone()),
                 _ => clone(name, self.flows6[1].try_clone()),
             }
         })
@@ -162,6 +165,7 @@ impl ServiceMaps {
                 Table::new(open(&layout::REVNAT6)?),
                 Table::new(open(&layout::REVNAT_ANY6)?),
             ],
+            sockets: Table::new(open(&layout::SOCKETS)?),
         })
     }
 

@@ -18,6 +18,7 @@ mod place;
 mod pool;
 mod ranges;
 mod read;
+mod recount;
 mod sockets;
 #[cfg(test)]
 mod tests;

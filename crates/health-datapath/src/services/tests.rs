@@ -1,7 +1,11 @@
 use std::net::IpAddr;
 
+use health_common::addr::Addr;
+use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
-    ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, KIND_CLUSTER_IP,
+    ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
+    BACKEND_LINGERS, Backend, KIND_CLUSTER_IP, ServiceFlow4,
 };
 
 use super::*;
@@ -337,4 +341,80 @@ fn a_round_goes_on_where_it_was_when_backends_change() {
     set(&mut tables, Some(number), &round, 1).unwrap();
     assert_ne!(pool(&tables), before);
     assert_eq!(tables.maps.slots.get(&pool(&tables)).unwrap(), Some(41));
+}
+
+/// Three flows of the first backend, of which the map has lost one; a socket of the second, which has three too many; and
+/// flows of what is no backend any more.
+#[test]
+fn flows_are_counted_anew_where_their_count_decides() {
+    if !is_root() {
+        return;
+    }
+    for (algorithm, is_counted) in [
+        (ALGORITHM_LEAST_CONNECTION, true),
+        (ALGORITHM_RANDOM, false),
+    ] {
+        let mut tables = tables();
+        let spec = PortSpec {
+            algorithm,
+            ..spec("10.96.0.1", &[1, 1])
+        };
+        let (service, _) = set(&mut tables, None, &spec, 0).unwrap();
+        let maps = tables.maps();
+        let backends = maps.backends().unwrap();
+        let [first, second] = *backends.keys().copied().collect::<Vec<_>>() else {
+            panic!("{backends:?}")
+        };
+        let told = [(first, 3), (second, 4)].map(|(index, flows)| {
+            let backend = backends[&index];
+            (index, Backend { flows, ..backend })
+        });
+        maps.backends.write(&told).unwrap();
+        let ways = [
+            (first, service),
+            (first, service),
+            (first, service + 1),
+            (7, service),
+        ];
+        let flows = ways
+            .iter()
+            .zip(1..)
+            .flat_map(|(&(backend, service), port)| {
+                [TUPLE_IN, TUPLE_OUT].map(|direction| {
+                    let tuple = Tuple4 {
+                        dport_be: port,
+                        protocol: TCP,
+                        direction,
+                        ..Tuple4::default()
+                    };
+                    let flow = ServiceFlow4 {
+                        backend,
+                        service,
+                        ..ServiceFlow4::default()
+                    };
+                    (tuple, flow)
+                })
+            });
+        maps.flows4[0].write(&flows.collect::<Vec<_>>()).unwrap();
+        let connected = SocketKey::connected(9, TCP);
+        let sockets = [connected, connected.answers(Addr::default(), 80)].map(|key| {
+            let flow = SocketFlow {
+                backend: second,
+                service,
+                ..SocketFlow::default()
+            };
+            (key, flow)
+        });
+        maps.sockets.write(&sockets).unwrap();
+
+        let counts = |tables: &ServiceTables| {
+            let backends = tables.maps().backends().unwrap();
+            [first, second].map(|index| backends[&index].flows)
+        };
+        let (corrected, wanted) = if is_counted { (2, [2, 1]) } else { (0, [3, 4]) };
+        assert_eq!(tables.recount().unwrap(), corrected);
+        assert_eq!(counts(&tables), wanted);
+        assert_eq!(tables.recount().unwrap(), 0);
+        assert_eq!(counts(&tables), wanted);
+    }
 }

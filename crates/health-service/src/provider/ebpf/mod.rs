@@ -223,10 +223,12 @@ impl Provider for EbpfProvider {
             change.remove_others();
         }
         let written = change.commit()?;
+        let recounted = if is_full { self.tables.recount()? } else { 0 };
         debug!(
             ports = keys.len(),
             is_full,
             ?written,
+            recounted,
             "wrote services into the maps"
         );
         self.addresses = addresses;
