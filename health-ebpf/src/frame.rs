@@ -31,8 +31,13 @@ pub const L4_AT6: usize = IP_AT + 40;
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
 /// Mark of a packet that `to_service` sends to a backend elsewhere, which is to get it from this node's address; `masquerade`
-/// clears it. Processes can set it too, so it counts only on packets that came by a device.
-pub const MARK_SERVED: u32 = 0x6865_7376;
+/// clears it. Processes can set it too, so it counts only on packets that came by a device. The host's stack may have such a
+/// packet in between, and rules of netfilter there.
+pub const MARK_SERVED: u32 = 0x6865_2376;
+
+/// Bits of marks by which rules masquerade and drop: those of kube-proxy, which outlive it, and of the mode `ipvs`.
+const MARKS_OF_RULES: u32 = 0xc000;
+const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);
 
 /// Of `linux/if_packet.h`.
 const PACKET_HOST: u32 = 0;
