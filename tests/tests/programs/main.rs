@@ -13,6 +13,7 @@ mod packets;
 mod policy_flows;
 mod policy_packets;
 mod policy_verdicts;
+mod service_flood;
 mod service_packets;
 mod tcp_rtt;
 mod testrun;
