@@ -2,8 +2,6 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_net::netns::NetNs;
@@ -366,16 +364,17 @@ fn rejected_node_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 /// Its connections count until they are forgotten, so these are made to be forgotten soon; on a node where no other row
-/// looks at flows of UDP.
+/// looks at flows of UDP. A client whose time is over while a connection is left is kept for a minute more, and each
+/// connection begins that anew (`ip_vs_conn_expire`), so nothing is asked before it is forgotten.
 fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    const PAUSE: Duration = Duration::from_secs(4);
     let service = stand.service("forgets", number).spec(json!({
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 1 } },
     }));
     stand.write(&service)?;
     let [_, client] = &stand.clients;
-    stand.node_of(client).exec("ipvsadm --set 0 0 1")?;
+    let node = stand.node_of(client);
+    node.exec("ipvsadm --set 0 0 1")?;
     for target in targets(&service) {
         let ask = || anyhow::Ok(Datagrams::open(&client.name, target)?.ask(SOON)?);
         let first = wait_for("an answer", PATIENCE, ask)?;
@@ -387,7 +386,11 @@ fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
             );
         }
         wait_for("another one to answer", PATIENCE, || {
-            thread::sleep(PAUSE);
+            let place = target.to_string();
+            wait_for("the client to be forgotten", PATIENCE, || {
+                let known = node.exec("ipvsadm -Lnc")?;
+                Ok((!known.contains(&place)).then_some(()))
+            })?;
             let answer = ask()?;
             Ok(answer.filter(|answer| answer.backend != first.backend))
         })?;
