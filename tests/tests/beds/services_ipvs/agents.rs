@@ -35,9 +35,9 @@ const IPVS_ROWS: &[Row] = &[
     ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
 ];
 
-/// How long idle connections are kept, and what the tool says then. That of UDP stays the kernel's: a row sets another.
-const TIMEOUTS: &str = "--ipvs-tcp-timeout 20m --ipvs-tcpfin-timeout 90s";
-const TIMEOUTS_LISTED: &str = "Timeout (tcp tcpfin udp): 1200 90 300";
+/// How long idle connections are kept, and what the tool says then.
+const TIMEOUTS: &str = "--ipvs-tcp-timeout 20m --ipvs-tcpfin-timeout 90s --ipvs-udp-timeout 4m";
+const TIMEOUTS_LISTED: &str = "Timeout (tcp tcpfin udp): 1200 90 240";
 
 #[test]
 #[ignore = "needs root"]
