@@ -14,6 +14,7 @@ use health_common::service::{
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
     REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
 };
+use health_common::tuple::Tuple;
 
 use super::{Place, ServicesError};
 use crate::aya_io::map_io;
@@ -35,6 +36,35 @@ pub struct ServiceMaps {
     pub(super) flows4: [Table<Tuple4, ServiceFlow4>; 2],
     pub(super) flows6: [Table<Tuple6, ServiceFlow6>; 2],
     pub(super) sockets: Table<SocketKey, SocketFlow>,
+}
+
+/// A flow, or what answers it.
+pub(super) struct Flow {
+    /// Direction of its tuple.
+    pub(super) direction: u8,
+    /// Index of its backend.
+    pub(super) backend: u32,
+    /// Number of the service's port.
+    pub(super) service: u32,
+}
+
+fn for_each_flow_in<T: Tuple<ServiceFlow: Pod> + Pod>(
+    maps: &[Table<T, T::ServiceFlow>; 2],
+    layouts: [&MapLayout; 2],
+    each: &mut impl FnMut(Flow),
+) -> Result<(), ServicesError> {
+    for (flows, layout) in maps.iter().zip(layouts) {
+        let read = flows.for_each(|tuple, flow| {
+            let parts = T::service_flow_parts(&flow);
+            each(Flow {
+                direction: tuple.direction(),
+                backend: parts.backend,
+                service: parts.service,
+            });
+        });
+        read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
+    }
+    Ok(())
 }
 
 /// Maximum numbers of entries of the maps of services.
@@ -172,23 +202,16 @@ impl ServiceMaps {
     /// Whether any flow through a service is known.
     pub fn has_flows(&self) -> Result<bool, ServicesError> {
         let mut has_any = false;
-        for (flows, layout) in self
-            .flows4
-            .iter()
-            .zip([&layout::REVNAT4, &layout::REVNAT_ANY4])
-        {
-            let read = flows.for_each(|_, _| has_any = true);
-            read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
-        }
-        for (flows, layout) in self
-            .flows6
-            .iter()
-            .zip([&layout::REVNAT6, &layout::REVNAT_ANY6])
-        {
-            let read = flows.for_each(|_, _| has_any = true);
-            read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
-        }
+        self.for_each_flow(|_| has_any = true)?;
         Ok(has_any)
+    }
+
+    /// Calls `each` with every flow through a service, both ways.
+    pub(super) fn for_each_flow(&self, mut each: impl FnMut(Flow)) -> Result<(), ServicesError> {
+        let layouts4 = [&layout::REVNAT4, &layout::REVNAT_ANY4];
+        let layouts6 = [&layout::REVNAT6, &layout::REVNAT_ANY6];
+        for_each_flow_in(&self.flows4, layouts4, &mut each)?;
+        for_each_flow_in(&self.flows6, layouts6, &mut each)
     }
 
     /// Calls `each` with every frontend.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use health_common::ct::TUPLE_IN;
 use health_common::service::{ALGORITHM_LEAST_CONNECTION, Backend};
-use health_common::tuple::Tuple as _;
 
+use super::lookup::reading;
 use super::{ServiceMaps, ServiceTables, ServicesError};
 use crate::layout;
 
@@ -31,9 +31,7 @@ impl ServiceTables {
             if count == before.flows {
                 continue;
             }
-            let now = maps.backends.get(&index);
-            let now =
-                now.map_err(|source| ServicesError::kernel("read", layout::BACKENDS.name, source))?;
+            let now = reading(layout::BACKENDS.name, maps.backends.get(&index))?;
             if let Some(now) = now.filter(|now| now.service == before.service) {
                 // What was counted in the meantime counts.
                 let flows = now.flows.saturating_add(count);
@@ -56,31 +54,17 @@ impl ServiceMaps {
         let mut count = |backend: u32, service: u32| {
             *counts.entry((backend, service)).or_default() += 1;
         };
-        let reading = |map| move |source| ServicesError::kernel("read", map, source);
-        let names = [layout::REVNAT4.name, layout::REVNAT_ANY4.name];
-        for (flows, name) in self.flows4.iter().zip(names) {
-            let read = flows.for_each(|tuple, flow| {
-                if tuple.direction() == TUPLE_IN {
-                    count(flow.backend, flow.service);
-                }
-            });
-            read.map_err(reading(name))?;
-        }
-        let names = [layout::REVNAT6.name, layout::REVNAT_ANY6.name];
-        for (flows, name) in self.flows6.iter().zip(names) {
-            let read = flows.for_each(|tuple, flow| {
-                if tuple.direction() == TUPLE_IN {
-                    count(flow.backend, flow.service);
-                }
-            });
-            read.map_err(reading(name))?;
-        }
-        let read = self.sockets.for_each(|socket, flow| {
+        self.for_each_flow(|flow| {
+            if flow.direction == TUPLE_IN {
+                count(flow.backend, flow.service);
+            }
+        })?;
+        let sockets = self.sockets.for_each(|socket, flow| {
             if socket.is_connected() {
                 count(flow.backend, flow.service);
             }
         });
-        read.map_err(reading(layout::SOCKETS.name))?;
+        reading(layout::SOCKETS.name, sockets)?;
         Ok(counts)
     }
 }
