@@ -15,24 +15,28 @@ pub enum Origin {
     Outside,
 }
 
+impl Origin {
+    /// What holds for flows from there.
+    #[inline(always)]
+    pub const fn pick<T: Copy>(self, inside: T, outside: T) -> T {
+        match self {
+            Self::Inside => inside,
+            Self::Outside => outside,
+        }
+    }
+}
+
 impl Frontend {
     /// Where new flows go.
     #[inline(always)]
     pub const fn pool(&self, origin: Origin) -> Pool {
-        match origin {
-            Origin::Inside => self.inside,
-            Origin::Outside => self.outside,
-        }
+        origin.pick(self.inside, self.outside)
     }
 
     /// Whether they are dropped silently where that pool is empty, and not rejected.
     #[inline(always)]
     pub const fn drops(&self, origin: Origin) -> bool {
-        let flag = match origin {
-            Origin::Inside => FRONTEND_DROPS_INSIDE,
-            Origin::Outside => FRONTEND_DROPS_OUTSIDE,
-        };
-        self.flags & flag != 0
+        self.flags & origin.pick(FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE) != 0
     }
 
     /// Whether backends see clients outside by their own addresses.
@@ -58,11 +62,7 @@ impl Frontend {
     /// another frontend of the service.
     #[inline(always)]
     pub const fn is_local(&self, origin: Origin) -> bool {
-        let flag = match origin {
-            Origin::Inside => FRONTEND_LOCAL_INSIDE,
-            Origin::Outside => FRONTEND_LOCAL_OUTSIDE,
-        };
-        self.flags & flag != 0
+        self.flags & origin.pick(FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE) != 0
     }
 }
 

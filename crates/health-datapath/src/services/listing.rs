@@ -8,9 +8,11 @@ use health_common::service::{
 };
 use ipnet::IpNet;
 
+use super::free::Store;
 use super::lookup::reading;
 use super::maps::values;
 use super::place::{Place, read_source_range, socket_addr};
+use super::pool::Range;
 use super::{ServiceMaps, ServicesError};
 use crate::layout;
 
@@ -32,10 +34,7 @@ pub struct ListedFrontend {
 impl ListedFrontend {
     /// The backends of flows from there.
     pub fn pool(&self, origin: Origin) -> &[ListedBackend] {
-        match origin {
-            Origin::Inside => &self.inside,
-            Origin::Outside => &self.outside,
-        }
+        origin.pick(&self.inside, &self.outside)
     }
 }
 
@@ -58,6 +57,7 @@ impl ListedBackend {
 }
 
 /// What pools refer to, read within a short time.
+#[derive(Default)]
 struct Arrays {
     backends: BTreeMap<u32, Backend>,
     slots: Places,
@@ -177,37 +177,28 @@ impl ServiceMaps {
 
     /// What a pool of a frontend refers to, and nothing else.
     fn arrays_of(&self, frontend: &Frontend, pool: Pool) -> Result<Arrays, ServicesError> {
-        let (array, name, before) = match has_table(frontend) {
-            true => (&self.maglev, layout::MAGLEV.name, 0),
-            false => (&self.slots, layout::SLOTS.name, 1),
+        let mut arrays = Arrays::default();
+        let Some(Range { extent, .. }) = Range::of_frontend(frontend, pool) else {
+            return Ok(arrays);
         };
-        let first = pool.at.saturating_add(before);
-        let parts = if is_weighted(frontend) { 3 } else { 1 };
-        let mut values = Vec::new();
-        for index in first..first.saturating_add(pool.len.saturating_mul(parts)) {
-            match reading(name, array.get(&index))? {
-                Some(value) => values.push(value),
+        let (array, read) = match extent.store {
+            Store::Maglev => (&self.maglev, &mut arrays.maglev),
+            _ => (&self.slots, &mut arrays.slots),
+        };
+        read.first = extent.at as usize;
+        for index in extent.at..extent.at.saturating_add(extent.len) {
+            match reading(extent.store.map(), array.get(&index))? {
+                Some(value) => read.values.push(value),
                 // The array ends here.
                 None => break,
             }
         }
-        let mut backends = BTreeMap::new();
-        for index in values.iter().take(pool.len as usize) {
-            if let Some(backend) = reading(layout::BACKENDS.name, self.backends.get(index))? {
-                backends.insert(*index, backend);
+        for index in arrays.indexes(frontend, pool).to_vec() {
+            if let Some(backend) = reading(layout::BACKENDS.name, self.backends.get(&index))? {
+                arrays.backends.insert(index, backend);
             }
         }
-        let first = first as usize;
-        let read = Places { first, values };
-        let (slots, maglev) = match has_table(frontend) {
-            true => (Places::default(), read),
-            false => (read, Places::default()),
-        };
-        Ok(Arrays {
-            backends,
-            slots,
-            maglev,
-        })
+        Ok(arrays)
     }
 }
 
@@ -222,14 +213,24 @@ fn has_table(frontend: &Frontend) -> bool {
 }
 
 impl Arrays {
+    /// The backends' indexes at the places of a pool.
+    fn indexes(&self, frontend: &Frontend, pool: Pool) -> &[u32] {
+        let (at, len) = (pool.at as usize, pool.len as usize);
+        match has_table(frontend) {
+            true => self.maglev.get(at, len),
+            // Behind a counter.
+            false => self.slots.get(at + 1, len),
+        }
+    }
+
     /// The backends of a pool in the order of its slots; those of a Maglev table by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
         let (at, len) = (pool.at as usize, pool.len as usize);
-        let slots = |part: usize| self.slots.get(at + 1 + part * len, len);
+        let indexes = self.indexes(frontend, pool);
         let even = 1.0 / f64::from(pool.len);
         if has_table(frontend) {
             let mut counts: BTreeMap<u32, f64> = BTreeMap::new();
-            for index in self.maglev.get(at, len) {
+            for index in indexes {
                 *counts.entry(*index).or_default() += even;
             }
             let counts = counts.into_iter();
@@ -237,10 +238,12 @@ impl Arrays {
                 .map(|(index, share)| self.backend(index, share))
                 .collect();
         }
-        let mut shares = vec![even; slots(0).len()];
+        let mut shares = vec![even; indexes.len()];
         if is_weighted(frontend) {
+            // Behind the indexes, thresholds and then aliases.
+            let behind = |part: usize| self.slots.get(at + 1 + part * len, len);
             shares.fill(0.0);
-            for (index, (threshold, alias)) in slots(1).iter().zip(slots(2)).enumerate() {
+            for (index, (threshold, alias)) in behind(1).iter().zip(behind(2)).enumerate() {
                 let kept = f64::from(*threshold) / f64::from(u32::MAX);
                 shares[index] += even * kept;
                 if let Some(share) = shares.get_mut(*alias as usize) {
@@ -248,7 +251,7 @@ impl Arrays {
                 }
             }
         }
-        let backends = slots(0).iter().zip(shares);
+        let backends = indexes.iter().zip(shares);
         backends
             .map(|(index, share)| self.backend(*index, share))
             .collect()

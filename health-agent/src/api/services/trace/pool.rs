@@ -84,10 +84,7 @@ impl Owner {
 
     /// What becomes of new flows: `cluster`, `local`, `drop` or `reject`.
     fn target(&self, origin: Origin) -> &str {
-        match origin {
-            Origin::Inside => &self.frontend.inside,
-            Origin::Outside => &self.frontend.outside,
-        }
+        origin.pick(&self.frontend.inside, &self.frontend.outside)
     }
 
     /// Which endpoints the flow may use.
