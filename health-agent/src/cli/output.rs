@@ -18,7 +18,10 @@ const COLUMN_GAP: usize = 3;
 
 /// The flag of commands that print.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct OutputArgs {
+pub struct OutputArgs<F = Format>
+where
+    F: ValueEnum + Clone + Send + Sync + 'static,
+{
     /// Output format
     #[arg(
         short,
@@ -27,26 +30,12 @@ pub struct OutputArgs {
         value_name = "FORMAT",
         default_value = "table"
     )]
-    pub(super) output: Format,
-}
-
-/// As [`OutputArgs`], of listings whose table has more columns on request.
-#[derive(Args, Clone, Copy, Debug)]
-pub(super) struct ListOutputArgs {
-    /// Output format
-    #[arg(
-        short,
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    pub(super) output: ListFormat,
+    pub(super) output: F,
 }
 
 /// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
+pub enum Format {
     /// For people
     Table,
     /// One JSON document

@@ -84,15 +84,8 @@ pub struct GetArgs {
     /// Only those with a rule that has all of these labels
     #[arg(long, value_name = "LABEL,...", conflicts_with = "name")]
     labels: Option<String>,
-    /// Output format
-    #[arg(
-        short,
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    output: PolicyFormat,
+    #[command(flatten)]
+    output: OutputArgs<PolicyFormat>,
 }
 
 /// How policies are shown.
@@ -212,7 +205,7 @@ impl GetArgs {
             (None, None) => String::new(),
         };
         let list: PolicyList = client.get(&format!("/v1/policies{query}")).await?;
-        match self.output {
+        match self.output.output {
             PolicyFormat::Table => print(|out| out.write_all(list_table(&list).as_bytes())),
             PolicyFormat::Yaml => print(|out| {
                 for PolicyDocument { document, .. } in &list.policies {

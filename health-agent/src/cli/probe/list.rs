@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{Selection, watch};
 use crate::api::client::Client;
-use crate::cli::output::{Format, ListOutputArgs, NONE, printable, table};
+use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, printable, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -48,7 +48,7 @@ pub struct ListArgs {
     #[arg(long, conflicts_with_all = ["no_headers", "failing"])]
     watch: bool,
     #[command(flatten)]
-    output: ListOutputArgs,
+    output: OutputArgs<ListFormat>,
 }
 
 impl ListArgs {

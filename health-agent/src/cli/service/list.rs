@@ -6,7 +6,7 @@ use health_model::duration::short_duration;
 
 use super::{conflicts_of, path, policy, port_change, refusal, warn};
 use crate::api::client::Client;
-use crate::cli::output::{Format, ListOutputArgs, NONE, table};
+use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -38,7 +38,7 @@ pub struct ListArgs {
     #[arg(long)]
     no_headers: bool,
     #[command(flatten)]
-    output: ListOutputArgs,
+    output: OutputArgs<ListFormat>,
 }
 
 impl ListArgs {

@@ -15,7 +15,7 @@ use super::table::Columns;
 use crate::api::client::Client;
 use crate::api::rtt::RttEntry;
 use crate::cli::bpf::parallel::print_rows;
-use crate::cli::output::{Format, ListFormat, ListOutputArgs, print};
+use crate::cli::output::{Format, ListFormat, OutputArgs, print};
 use crate::cli::watch::{self, Pace};
 
 const EXAMPLES: &str = "\
@@ -84,7 +84,7 @@ pub struct ListArgs {
     #[arg(long, requires = "watch")]
     delta: bool,
     #[command(flatten)]
-    output: ListOutputArgs,
+    output: OutputArgs<ListFormat>,
 }
 
 impl ListArgs {
