@@ -28,13 +28,11 @@ pub fn is_on() -> bool {
         .is_some_and(|config| routes_itself(config.flags))
 }
 
-/// Hands a packet that goes on to `deliver`, if there is host routing; without, returns.
+/// Hands a packet on to `deliver`. Returns if that is not there.
 #[inline(always)]
 pub fn hand_over(frame: &Frame) {
-    if is_on() {
-        // SAFETY: nothing is held that would have to be dropped.
-        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
-    }
+    // SAFETY: nothing is held that would have to be dropped.
+    unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
 }
 
 /// The program `deliver`: an untagged packet from an endpoint, or for a service from outside.

@@ -397,7 +397,9 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
             return refuse_flow(frame, refusal, Direction::Ingress);
         }
         let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
-        delivery::hand_over(frame);
+        if delivery::is_on() {
+            delivery::hand_over(frame);
+        }
         return verdict;
     }
     debug!(

@@ -13,6 +13,7 @@ pub mod socket;
 mod step;
 mod uplink;
 
+use aya_ebpf::bindings::__sk_buff;
 use health_common::config::{DatapathConfig, SERVICES};
 
 use crate::frame::{Frame, MARK_ANSWERED};
@@ -27,7 +28,7 @@ use network_types::eth::EthHdr;
 
 pub(crate) use backend::{forget, forget_from_outside};
 pub use reject::SentErrors;
-use step::{AtUplink, Request, StepResult};
+use step::{AtEndpoint, AtUplink, Place, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};
 
@@ -65,19 +66,8 @@ pub(crate) fn answered_to_outside<T: Version>(
 pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Verdict> {
     let skb = frame.skb();
     let mut request = Request::<T>::new();
-    let mut found = T::find(skb, &mut request);
-    if found == StepResult::MAY_ANSWER {
-        found = T::leave_to_socket(skb, &mut request);
-    }
-    let is_new = found == StepResult::IS_NEW;
-    let mut result = found;
-    if result == StepResult::IS_NEW {
-        result = T::choose(skb, &mut request);
-    }
-    if result == StepResult::CHOSEN {
-        result = T::enter(skb, &mut request);
-    }
-    let result = match result {
+    let (found, is_new) = find_backend::<T, AtEndpoint>(skb, &mut request);
+    let result = match found {
         StepResult::FOUND => T::rewrite(skb, &mut request),
         StepResult::IS_ERROR => T::send_error(skb, &mut request),
         result => result,
@@ -90,6 +80,27 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
             None => Ok(is_new),
         },
     }
+}
+
+/// Finds where a packet goes: the backend of its flow, or one for a new flow, which is entered. The second result is whether it
+/// is of a new flow.
+#[inline(always)]
+fn find_backend<T: SharedSteps<P>, P: Place>(
+    skb: *mut __sk_buff,
+    request: &mut Request<T>,
+) -> (StepResult, bool) {
+    let mut result = T::find(skb, request);
+    if result == StepResult::MAY_ANSWER {
+        result = T::leave_to_socket(skb, request);
+    }
+    let is_new = result == StepResult::IS_NEW;
+    if is_new {
+        result = T::choose(skb, request);
+    }
+    if result == StepResult::CHOSEN {
+        result = T::enter(skb, request);
+    }
+    (result, is_new)
 }
 
 /// Forgets the new flow of a packet that policy refuses: it would take the places of others.

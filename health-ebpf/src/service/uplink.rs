@@ -12,8 +12,8 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::service::FLOW_OF_HOST;
 use network_types::eth::EthHdr;
 
-use super::step::{Request, StepResult, UplinkSteps};
-use super::{dropped, is_on, send_back};
+use super::step::{AtUplink, Request, StepResult, UplinkSteps};
+use super::{dropped, find_backend, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
 use crate::maps::HEALTH_CALLS;
 use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
@@ -68,17 +68,8 @@ pub fn from_service(frame: &Frame) -> Verdict {
 fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
-    let mut result = T::find(skb, &mut request);
-    if result == StepResult::MAY_ANSWER {
-        result = T::leave_to_socket(skb, &mut request);
-    }
-    if result == StepResult::IS_NEW {
-        result = T::choose(skb, &mut request);
-    }
-    if result == StepResult::CHOSEN {
-        result = T::enter(skb, &mut request);
-    }
-    result = match result {
+    let (found, _) = find_backend::<T, AtUplink>(skb, &mut request);
+    let mut result = match found {
         StepResult::FOUND => {
             if request.flow_flags as u16 & FLOW_OF_HOST != 0 {
                 let _ = T::note(skb, &mut request);
