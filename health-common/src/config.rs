@@ -58,10 +58,13 @@ pub struct DatapathConfig {
     pub health4: Addr,
     /// The health endpoint's IPv6 address.
     pub health6: Addr,
+    /// Until then, `CLOCK_MONOTONIC` in nanoseconds, no flow of a service or of masquerading begins: maps are about to be
+    /// replaced, and a flow that is only in the former ones would break. 0: they may begin.
+    pub flows_held_until_ns: u64,
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
     /// [`PASSIVE_RTT`], [`SERVICES`], [`SERVICES_HANDOVER`] and [`HOST_ROUTING`].
     pub flags: u16,
 }
 
-crate::map_types!(DatapathConfig = 184);
+crate::map_types!(DatapathConfig = 192);

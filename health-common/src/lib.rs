@@ -36,7 +36,7 @@ pub mod tuple;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
 /// and keeps an agent from reusing pinned maps that it would misread.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

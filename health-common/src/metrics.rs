@@ -61,6 +61,8 @@ pub enum Reason {
     ServiceNoLocal = 241,
     /// Dropped: a packet to a service from a source that is not in its ranges.
     ServiceSourceRange = 177,
+    /// Dropped: a packet that begins a flow while the maps of flows are replaced. Its sender sends it again.
+    FlowsHeld = 242,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
     /// Dropped: an IP header of an endpoint that is cut short; of no use to a policy, since it is cut short or has more
@@ -84,7 +86,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -114,6 +116,7 @@ impl Reason {
         Self::ServiceRejected,
         Self::ServiceNoLocal,
         Self::ServiceSourceRange,
+        Self::FlowsHeld,
     ];
 
     /// Whether packets counted here were dropped.
@@ -152,6 +155,7 @@ impl Reason {
             Self::ServiceRejected => "Service without endpoints",
             Self::ServiceNoLocal => "Service without local endpoints",
             Self::ServiceSourceRange => "Not in the service's source ranges",
+            Self::FlowsHeld => "Held while maps are replaced",
             Self::EventLost => "Event lost",
         }
     }

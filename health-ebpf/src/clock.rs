@@ -47,6 +47,12 @@ pub fn coarse_now_secs() -> u32 {
     seconds(coarse_now_ns())
 }
 
+/// Whether flows of services and of masquerading may not begin now.
+#[inline(always)]
+pub fn are_flows_held(config: &DatapathConfig) -> bool {
+    config.flows_held_until_ns != 0 && coarse_now_ns() < config.flows_held_until_ns
+}
+
 /// Whole seconds.
 #[inline(always)]
 pub fn seconds(ns: u64) -> u32 {

@@ -43,7 +43,10 @@ impl Datapath {
         let calls = layout::IP_CALLS.name;
         let map = ebpf.take_map(layout::CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(calls.to_owned()))?;
-        self.connect(&layout::IP_CALLS, &layout::IP_CALLED)?;
+        // Else with the others, once the maps hold what they need.
+        if self.resizing.is_none() {
+            self.connect(&layout::IP_CALLS, &layout::IP_CALLED)?;
+        }
         // Only now they count as loaded.
         self.maps.insert(calls.to_owned(), map);
         Ok(())

@@ -4,6 +4,7 @@ use std::collections::HashMap as StdHashMap;
 use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::pin::PinError;
@@ -15,6 +16,7 @@ use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
 use health_model::settings::Location;
+use health_net::clock;
 use tracing::info;
 
 use super::arrival_store::KernelArrivals;
@@ -192,7 +194,11 @@ impl Datapath {
 
     /// Tells programs which others they go on with.
     pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
-        self.connect(&layout::CALLS, &layout::CALLED)
+        self.connect(&layout::CALLS, &layout::CALLED)?;
+        if self.has_ip_programs() {
+            self.connect(&layout::IP_CALLS, &layout::IP_CALLED)?;
+        }
+        Ok(())
     }
 
     /// Puts programs in their places in a map.
@@ -217,6 +223,20 @@ impl Datapath {
         self.config
             .set(0, config, 0)
             .map_err(map_error("write", layout::CONFIG.name))
+    }
+
+    /// Has no flow of services and of masquerading begin for this long; zero: they may again.
+    pub(super) fn hold_flows(&mut self, time: Duration) -> Result<(), DatapathError> {
+        let name = layout::CONFIG.name;
+        let config = self.config.get(&0, 0).map_err(map_error("read", name))?;
+        let flows_held_until_ns = match time.as_nanos() as u64 {
+            0 => 0,
+            time_ns => clock::now_ns() + time_ns,
+        };
+        self.configure(DatapathConfig {
+            flows_held_until_ns,
+            ..config
+        })
     }
 
     /// Sets whose packets are masqueraded. Flows that are translated stay so.

@@ -10,6 +10,7 @@ use health_common::packet::Kind;
 use super::entry::whole;
 use super::settings;
 use super::step::{Passage, Sender, StepResult, Steps};
+use crate::clock::are_flows_held;
 use crate::conntrack::{Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, MARK_SERVED};
@@ -133,7 +134,11 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     // The identifier of an echo reply is that of the request.
     let is_echo_reply = flow.protocol() == T::ICMP && flow.destination().1 != 0;
     if is_tracked && !is_echo_reply {
-        return StepResult::IS_NEW;
+        return if are_flows_held(config) {
+            StepResult::dropped(Reason::FlowsHeld)
+        } else {
+            StepResult::IS_NEW
+        };
     }
     if sender == Sender::Node {
         StepResult::PASSED

@@ -30,11 +30,12 @@ use leaving::leaving;
 use step::StepResult;
 
 /// Why packets are dropped here.
-const DROPS: [Reason; 4] = [
+const DROPS: [Reason; 5] = [
     Reason::NatNoMapping,
     Reason::NatUnsupported,
     Reason::FragmentUnknown,
     Reason::WriteFailed,
+    Reason::FlowsHeld,
 ];
 
 /// Hands a packet that leaves by an uplink on to `masquerade`, if anything of its IP version is masqueraded.

@@ -23,11 +23,12 @@ use crate::ip_version::Version;
 pub struct StepResult(pub(super) u32);
 
 /// The reasons with which packets are dropped here.
-pub(super) const DROPS: [Reason; 4] = [
+pub(super) const DROPS: [Reason; 5] = [
     Reason::WriteFailed,
     Reason::ServiceNoBackend,
     Reason::ServiceNoLocal,
     Reason::ServiceSourceRange,
+    Reason::FlowsHeld,
 ];
 
 impl StepResult {

@@ -7,11 +7,12 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{CT_MASQUERADED, CtEntry, Tuple4};
 use health_common::endpoint::EndpointInfo;
-use health_common::identity;
 use health_common::metrics::Reason;
 use health_common::nat::NatEntry4;
 use health_common::tcp::Peer;
+use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::dump::{Flow, Translation};
+use health_net::clock::now_ns;
 use health_registry::config::MasqueradeSettings;
 use tests::packet::{
     IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,
@@ -142,6 +143,16 @@ impl Bed {
         self.map("HEALTH_ENDPOINTS")
             .insert(Addr::from(address), endpoint, 0)
             .expect("an endpoint");
+    }
+
+    /// Has no flow begin until then, nanoseconds of `CLOCK_MONOTONIC`.
+    fn hold_flows(&mut self, until_ns: u64) {
+        let settings = DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            flows_held_until_ns: until_ns,
+            ..DatapathConfig::default()
+        };
+        self.0.datapath.configure(settings).expect("the settings");
     }
 
     fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
@@ -349,6 +360,27 @@ fn flows_leave_with_the_nodes_address_and_their_replies_find_back() {
         assert_eq!(bed.nat().len(), if hosts.far.is_ipv4() { 12 } else { 24 });
     }
     assert_eq!(bed.0.counted(Reason::NatNoMapping), 0);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_that_are_held_are_not_masqueraded_anew() {
+    let mut bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let (known, new, to) = (
+            (hosts.endpoint, 40_000),
+            (hosts.endpoint, 40_001),
+            (hosts.far, 443),
+        );
+        let given = bed.open(TCP, known, to);
+        bed.hold_flows(now_ns() + 3_600_000_000_000);
+        assert_eq!(bed.open(TCP, known, to), given);
+        let packet = packet(TCP, new, to);
+        assert_eq!(bed.send(&packet), dropped(&packet));
+        bed.hold_flows(0);
+        bed.open(TCP, new, to);
+    }
+    assert_eq!(bed.0.counted(Reason::FlowsHeld), 2);
 }
 
 #[test]

@@ -14,11 +14,12 @@ use health_datapath::dump::{Flow, ServiceFlow};
 use health_datapath::services::{
     BackendSpec, FillMaglev, FrontendSpec, MaglevBackend, PortSpec, ServiceTables, Target,
 };
+use health_net::clock::now_ns;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet};
-use tests::testrun::{GO_ON, REDIRECT, TestRun};
+use tests::testrun::{DROP, GO_ON, REDIRECT, TestRun};
 
 use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, SYN, TCP, UDP, frame, segment, with_ports};
@@ -113,14 +114,28 @@ impl Stand {
     }
 
     fn configure(&mut self, timeouts: Timeouts) {
+        self.set_up(DatapathConfig {
+            timeouts,
+            ..DatapathConfig::default()
+        });
+    }
+
+    /// Has no flow begin until then, nanoseconds of `CLOCK_MONOTONIC`.
+    fn hold_flows(&mut self, until_ns: u64) {
+        self.set_up(DatapathConfig {
+            flows_held_until_ns: until_ns,
+            ..DatapathConfig::default()
+        });
+    }
+
+    fn set_up(&mut self, config: DatapathConfig) {
         let [v4, v6] = hosts();
         let config = DatapathConfig {
             layout_version: LAYOUT_VERSION,
             flags: SERVICES,
             gateway4: v4.gateway.into(),
             gateway6: v6.gateway.into(),
-            timeouts,
-            ..DatapathConfig::default()
+            ..config
         };
         self.run.datapath.configure(config).expect("the settings");
     }
@@ -324,6 +339,53 @@ fn datagrams_of_either_side_have_a_flow_last() {
                     flows.len() == 2 && lasts,
                     "{name}, {hosts:?}, answer: {is_answer}: {flows:?} at {least}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let mut stand = Stand::new();
+    let ports = hosts().into_iter().flat_map(|hosts| {
+        [TCP, UDP].map(|protocol| node_port(protocol, hosts.node, Some(hosts.endpoint)))
+    });
+    stand.serve(&ports.collect::<Vec<_>>());
+    let mut held = 0;
+    for hosts in hosts() {
+        for protocol in [TCP, UDP] {
+            let inside = |port: u16| {
+                let packet = match protocol {
+                    TCP => segment(Out, hosts.node, (port, NODE_PORT), SYN),
+                    _ => frame(Out, hosts.node, UDP, &with_ports(port, NODE_PORT)),
+                };
+                (Out.program(), packet)
+            };
+            let outside = |port: u16| {
+                let client = (hosts.client, port);
+                let packet = at_uplink(client, (hosts.node, NODE_PORT), protocol);
+                ("from_netdev", packet)
+            };
+            let senders: [&dyn Fn(u16) -> (&'static str, Vec<u8>); 2] = [&inside, &outside];
+            for packet_of in senders {
+                let is_sent_on = |stand: &Stand, port: u16| {
+                    let (program, packet) = packet_of(port);
+                    let outcome = stand.run.run(program, &packet);
+                    assert_eq!(outcome.code == DROP, outcome.bytes == packet);
+                    outcome.bytes != packet
+                };
+                stand.hold_flows(0);
+                assert!(is_sent_on(&stand, CLIENT_PORT));
+                stand.hold_flows(now_ns() + HOUR_NS);
+                assert!(is_sent_on(&stand, CLIENT_PORT));
+                assert!(!is_sent_on(&stand, CLIENT_PORT + 1));
+                held += 1;
+                assert_eq!(stand.run.counted(Reason::FlowsHeld), held);
+                // Whoever held them is gone, and the time is over.
+                stand.hold_flows(now_ns() - HOUR_NS / 3600);
+                assert!(is_sent_on(&stand, CLIENT_PORT + 1));
             }
         }
     }

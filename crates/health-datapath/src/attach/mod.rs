@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramError, TcAttachType};
@@ -26,6 +27,9 @@ pub(super) use clsact::Clsact;
 
 const FROM_ENDPOINT: &str = "from_endpoint";
 const TO_ENDPOINT: &str = "to_endpoint";
+
+/// How long flows are held at most while maps are replaced: if the agent is killed meanwhile, they go on by themselves.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// What holds programs on their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,12 +282,36 @@ impl Datapath {
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks = hooks.to_vec();
         self.make_folders()?;
+        let loaded = self.load_ip_programs_for(hooks);
+        let loaded = loaded.and(self.load_xdp_for(hooks));
+        if self.resizing.is_some() {
+            // Former programs know what is in the former maps alone, and new ones what is in the new.
+            self.hold_flows(LONGEST_HOLD)?;
+        }
+        let replaced = self.replace_programs(hooks, loaded);
+        if self.resizing.is_some() {
+            self.hold_flows(Duration::ZERO)?;
+        }
+        replaced?;
+        self.resizing = None;
+        self.remove_unused_ip_pins()?;
+        self.remove_unused_xdp()?;
+        self.note_xdp_devices()?;
+        self.remove_set_aside()
+    }
+
+    /// Puts programs on these hooks, and has their maps know what those of former programs do. Programs of other hooks are
+    /// removed if all `loaded`.
+    fn replace_programs(
+        &mut self,
+        hooks: &[Hook],
+        loaded: Result<(), DatapathError>,
+    ) -> Result<(), DatapathError> {
         if let Some(resizing) = &mut self.resizing {
             resizing.carry_over()?;
             self.connect_programs()?;
         }
-        let mut outcome = self.load_ip_programs_for(hooks);
-        outcome = outcome.and(self.load_xdp_for(hooks));
+        let mut outcome = loaded;
         let (optional, needed): (Vec<&Hook>, Vec<&Hook>) =
             hooks.iter().partition(|hook| hook.is_optional());
         for hook in needed {
@@ -302,13 +330,10 @@ impl Datapath {
         }
         outcome?;
         self.remove_others(hooks)?;
-        if let Some(resizing) = self.resizing.take() {
-            resizing.finish()?;
+        match &mut self.resizing {
+            Some(resizing) => resizing.finish(),
+            None => Ok(()),
         }
-        self.remove_unused_ip_pins()?;
-        self.remove_unused_xdp()?;
-        self.note_xdp_devices()?;
-        self.remove_set_aside()
     }
 
     /// Why optional programs were not attached by the last [`Datapath::attach`].

@@ -2,8 +2,9 @@
 //! over while packets go on.
 //!
 //! The pin of a former map is set aside, so that the loader makes a new one. Right before the programs are
-//! replaced, all entries are copied; right after, those that came in between. A start that ends before that
-//! puts the pins back. One that is killed leaves both, and the next one copies what is missing.
+//! replaced, all entries are copied; right after, those that came in between. Meanwhile programs begin no flow whose packets
+//! would be lost on those that do not know it: see [`flows_held_until_ns`](health_common::config::DatapathConfig). A start
+//! that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing.
 
 mod copy;
 mod sizes;
@@ -129,7 +130,7 @@ impl PendingResize {
     }
 
     /// Forgets the former maps, when no program uses them any more.
-    pub(super) fn finish(mut self) -> Result<(), DatapathError> {
+    pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         self.carry_over()?;
         for sized in std::mem::take(&mut self.maps) {
             remove_tree(&self.paths(&sized.map).1)?;

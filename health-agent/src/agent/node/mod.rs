@@ -429,6 +429,8 @@ impl NodeDatapath {
             health_mac: endpoint
                 .map(|endpoint| endpoint.mac().0)
                 .unwrap_or_default(),
+            // Only while maps are replaced, which is over.
+            flows_held_until_ns: 0,
             flags: self.flags,
         };
         self.datapath().configure(config)?;

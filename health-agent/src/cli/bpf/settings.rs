@@ -40,6 +40,7 @@ pub(super) struct Settings {
     netns_cookie: Option<u64>,
     node4: Option<IpAddr>,
     node6: Option<IpAddr>,
+    flows_held_until_ns: Option<u64>,
 }
 
 impl From<DatapathConfig> for Settings {
@@ -60,6 +61,8 @@ impl From<DatapathConfig> for Settings {
             netns_cookie: (config.netns_cookie != 0).then_some(config.netns_cookie),
             node4: address(config.node4),
             node6: address(config.node6),
+            flows_held_until_ns: (config.flows_held_until_ns != 0)
+                .then_some(config.flows_held_until_ns),
         }
     }
 }
@@ -80,7 +83,8 @@ impl fmt::Display for Settings {
         optional(f, "health_mac", self.health_mac.as_ref())?;
         optional(f, "netns_cookie", self.netns_cookie)?;
         optional(f, "node4", self.node4)?;
-        optional(f, "node6", self.node6)
+        optional(f, "node6", self.node6)?;
+        optional(f, "flows_held_until_ns", self.flows_held_until_ns)
     }
 }
 
