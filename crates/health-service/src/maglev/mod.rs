@@ -10,9 +10,10 @@ mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Default size, in places. When one of up to 64 backends is removed, the number of places that move between the others
-/// is at most the number that it had; with 10 backends, a tenth of that. Twice the backends need four times the places.
-pub const SIZE: u32 = 16_381;
+/// Default size, in places. When one of up to 128 backends is removed, the number of places that move between the others
+/// is at most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the places. It
+/// is the same for all numbers of backends: with another size, all places would move.
+pub const SIZE: u32 = 65_537;
 /// Default seed: nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
 /// Largest size.

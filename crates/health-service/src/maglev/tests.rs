@@ -33,7 +33,7 @@ fn a_size_must_be_a_prime() {
     for size in [0, 1, 2, 4, 9, 16_383, SIZE_MAX + 43, u32::MAX] {
         assert_eq!(Maglev::new(size, SEED).unwrap_err(), SizeError(size));
     }
-    for size in [3, 5, 251, SIZE, 65_537, 131_071] {
+    for size in [3, 5, 251, 16_381, SIZE, 131_071] {
         assert_eq!(Maglev::new(size, SEED).unwrap().size(), size);
     }
 }
@@ -42,7 +42,7 @@ fn a_size_must_be_a_prime() {
 fn a_hundred_equal_backends_get_shares_that_differ_by_one_place() {
     // In turns, each gets the whole part of size / count, and the rest is at most one place each (§3.4 of the paper). At
     // 100 places a backend that is within 1 in 100.
-    for size in [SIZE, 65_537] {
+    for size in [16_381, SIZE] {
         let shares = shares(&filled(size, &backends(100, 7)));
         assert_eq!(shares.len(), 100);
         let even = size / 100;
@@ -98,8 +98,8 @@ proptest! {
     #[test]
     fn few_places_move_when_a_backend_goes(
         (size, count) in prop_oneof![
-            (Just(SIZE), 2_u32..=64),
-            (Just(65_537), 65_u32..=128),
+            (Just(16_381), 2_u32..=64),
+            (Just(SIZE), 2_u32..=128),
         ],
         gone in any::<prop::sample::Index>(),
         salt in any::<u64>(),

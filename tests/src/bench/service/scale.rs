@@ -53,7 +53,7 @@ const SIZES: ServiceMapSizes = ServiceMapSizes {
     frontends: 65_536,
     backends: 1 << 18,
     slots: 1 << 19,
-    maglev: 16_381,
+    maglev: health_service::maglev::SIZE,
     source_ranges: 1_024,
     affinity: 1_024,
     flows: 1_024,

@@ -11,7 +11,7 @@ use super::{Stand, targets, wait_answered_by};
 const SIZES: [(u32, &str); 2] = [
     (
         131_072,
-        "--service-frontend-max-entries 131072 --service-backend-max-entries 131072 --service-maglev-tables 96 \
+        "--service-frontend-max-entries 131072 --service-backend-max-entries 131072 --service-maglev-tables 48 \
          --service-affinity-max-entries 131072 --service-flow-max-entries 262144 \
          --service-flow-any-max-entries 131072",
     ),
