@@ -10,12 +10,16 @@
 use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::{classifier, map};
-use aya_ebpf::maps::{Array, ProgramArray};
+use aya_ebpf::maps::{Array, HashMap, ProgramArray};
 use aya_ebpf::programs::TcContext;
+use health_common::addr::Addr;
+use health_common::echo::Ipv4Header;
+use health_common::endpoint::EndpointInfo;
+use health_common::neighbour::ETHERTYPE_IPV4;
 use health_common::probe::MESSAGE_LEN;
 use health_common::rtt::AccountRequest;
 use health_ebpf::endpoint::{self, Stateless};
-use health_ebpf::frame::{Frame, L4_AT4, L4_AT6};
+use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
@@ -39,6 +43,10 @@ static BENCH_TURN: Array<[u32; 2]> = Array::with_max_entries(1, 0);
 /// Slot 0: the program under test.
 #[map]
 static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Where packets to these addresses go.
+#[map]
+static BENCH_ENDPOINTS: HashMap<Addr, EndpointInfo> = HashMap::with_max_entries(16, 0);
 
 /// Restores the next packet and goes on to the program under test. A repeated test run reuses one
 /// buffer, so without this each pass would see the last one's reply, and all the same probe.
@@ -95,6 +103,25 @@ fn bench_empty(_ctx: TcContext) -> i32 {
 #[classifier]
 fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
+}
+
+/// Hands an IPv4 packet of an endpoint right into the namespace that it is for: the floor of host routing.
+#[classifier]
+fn bench_forward(ctx: TcContext) -> i32 {
+    forward(&Frame::new(&ctx)).unwrap_or(TC_ACT_OK)
+}
+
+#[inline(always)]
+fn forward(frame: &Frame) -> Option<i32> {
+    if frame.protocol() != ETHERTYPE_IPV4 || !frame.pull(L4_AT4) {
+        return None;
+    }
+    let to = Addr::v4(frame.at::<Ipv4Header>(IP_AT)?.daddr_be);
+    // SAFETY: no program changes the map.
+    let endpoint = unsafe { BENCH_ENDPOINTS.get(to) }?;
+    frame
+        .store(0, &[endpoint.mac, endpoint.host_mac])
+        .then(|| frame.redirect_to_peer(endpoint.ifindex) as i32)
 }
 
 /// One step of a probe's way: reads the clock.

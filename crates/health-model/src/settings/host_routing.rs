@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 pub enum HostRouting {
     /// Through the host's stack
-    #[default]
     Kernel,
     /// By the agent's programs, past the host's stack and its netfilter rules
+    #[default]
     Ebpf,
 }
 

@@ -51,7 +51,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
             ours.as_secs_f64(),
             nft.as_secs_f64()
         ));
-        let (found, bare) = cluster_ips(&stand, services, rounds)?;
+        let (found, [bare, floor]) = cluster_ips(&stand, services, rounds)?;
         let named = format!(
             "{}, host routing by {routing}, ClusterIP, {rounds} rounds",
             counted(services)
@@ -60,6 +60,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
         new.iter().for_each(Figure::tell);
         figures.extend(new);
         figures.extend(added(&named, &found, &bare));
+        figures.extend(least(&named, &found, &floor));
         inside.push(found);
         if let Some(found) = node_ports(&stand, rounds)? {
             figures.extend(side_by_side(
@@ -79,17 +80,20 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
     Ok(figures)
 }
 
-/// From an endpoint to ClusterIPs; and with nothing in the way to endpoints.
-fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Found, Medians)> {
+/// From an endpoint to ClusterIPs; and to endpoints, with nothing in the way, and with nothing but redirection.
+fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Found, [Medians; 2])> {
     let others = stand.others().into_iter().map(|(_, place)| place);
     let served = iter::once(&stand.ours).chain(others);
     let mut sides: Vec<_> = served
         .map(|place| (place, Place::cluster_ips(services)))
         .collect();
-    sides.push((&stand.bare, stand.bare.direct()?));
+    for place in [&stand.bare, &stand.floor.place] {
+        sides.push((place, place.direct()?));
+    }
     let mut medians = by_turns(stand, |place| &place.client, &sides, rounds)?;
+    let floor = medians.pop().context("no node that redirects")?;
     let bare = medians.pop().context("no bare node")?;
-    Ok((Found::new(stand, medians)?, bare))
+    Ok((Found::new(stand, medians)?, [bare, floor]))
 }
 
 /// From a host outside to the node ports of the first service; nothing if the agent does not serve them.
@@ -218,6 +222,20 @@ fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
         }
     }
     figures
+}
+
+/// What there is to gain over each side: redirection alone, without services, policy and conntrack.
+fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
+    let all = found.others.iter().map(|(name, other)| {
+        let named = format!("{named}, redirection alone");
+        compare(&named, floor, name, other)
+    });
+    all.flatten()
+        .map(|figure| Figure {
+            target: None,
+            ..figure
+        })
+        .collect()
 }
 
 /// The most services against the fewest.

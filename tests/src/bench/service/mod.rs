@@ -3,6 +3,7 @@
 
 mod cluster;
 mod cost;
+mod floor;
 mod flows;
 mod ipvs;
 mod maglev;
@@ -43,12 +44,12 @@ const PARTS: &[Part] = &[
     Part {
         name: "flows",
         about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables, and IPVS where the kernel has it",
-        measure: |options| flows::figures(options, HostRouting::Kernel),
+        measure: |options| flows::figures(options, HostRouting::Ebpf),
     },
     Part {
-        name: "host-routing",
-        about: "the same with `--host-routing ebpf`",
-        measure: |options| flows::figures(options, HostRouting::Ebpf),
+        name: "kernel-routing",
+        about: "the same with `--host-routing kernel`",
+        measure: |options| flows::figures(options, HostRouting::Kernel),
     },
     Part {
         name: "maglev",

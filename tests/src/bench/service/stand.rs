@@ -1,5 +1,5 @@
-//! A node with the agent, one with kube-proxy's rules and one with nothing, each with a client and endpoints, and a host
-//! outside.
+//! A node with the agent, one with kube-proxy's rules, one with nothing and one that only redirects, each with a client and
+//! endpoints, and a host outside.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,6 +17,7 @@ use health_model::settings::{HostRouting, Location};
 use health_net::netns::NetNs;
 
 use super::cluster::{self, BACKENDS, cluster_ip_ports};
+use super::floor::Floor;
 use super::ipvs::{self, Ipvs};
 use super::ruleset::{self, Text};
 use super::server::Server;
@@ -31,7 +32,8 @@ const AGENT: usize = 1;
 const NFTABLES: usize = 2;
 const BARE: usize = 3;
 const OUTSIDE: usize = 4;
-const IPVS: [usize; 2] = [5, 6];
+const FLOOR: usize = 5;
+const IPVS: [usize; 2] = [6, 7];
 /// Those that serve by IPVS, in words.
 pub(super) const AGENT_BY_IPVS: &str = "the agent by IPVS";
 pub(super) const KUBE_PROXY_BY_IPVS: &str = "kube-proxy's IPVS";
@@ -52,6 +54,7 @@ pub(super) struct Stand {
     pub(super) ours: Place,
     pub(super) nftables: Place,
     pub(super) bare: Place,
+    pub(super) floor: Floor,
     pub(super) outside: NetNs,
     /// Where the kernel has it.
     pub(super) ipvs: Option<Ipvs>,
@@ -70,7 +73,7 @@ impl Stand {
         if !has_ipvs {
             tell("  this kernel has no IPVS");
         }
-        let nodes = if has_ipvs { IPVS[1] } else { OUTSIDE };
+        let nodes = if has_ipvs { IPVS[1] } else { FLOOR };
         let bed = Bed::builder().nodes(nodes as u8).without_agents().start()?;
         let node = bed.node(AGENT);
         let (ours, members) = start_agent(
@@ -80,12 +83,14 @@ impl Stand {
         )?;
         let nftables = Place::without_agent(bed.node(NFTABLES))?;
         let bare = Place::without_agent(bed.node(BARE))?;
+        let floor = Floor::start(bed.node(FLOOR), node)?;
         let outside = NetNs::open(bed.node(OUTSIDE).name())?;
         let ipvs = has_ipvs.then(|| Ipvs::start(&bed, IPVS)).transpose()?;
         let stand = Self {
             ours,
             nftables,
             bare,
+            floor,
             outside,
             ipvs,
             manifests,
@@ -210,36 +215,33 @@ impl Place {
 
     /// Of namespaces behind a node without agent.
     pub(super) fn without_agent(node: &Node) -> anyhow::Result<Self> {
-        let index = node.ipv4().octets()[3];
         sysctl(node.name(), "net.ipv4.ip_forward=1")?;
-        let mut addresses = Vec::new();
-        let mut servers = Vec::new();
-        let mut client = None;
-        for number in 0..=BACKENDS as u8 {
-            // Named like a node, so that the bed removes it with them.
-            let name = format!("hnode{}", index * 10 + 200 + number - 20);
-            let net = index * 16 + number;
-            let address = Ipv4Addr::new(10, 245, net, 2);
+        let pods = Pod::all_of(node);
+        for pod in &pods {
+            let [_, _, net, _] = pod.address.octets();
             add_host(
-                &name,
-                (node.name(), &format!("pod{number}")),
+                &pod.namespace,
+                (node.name(), &pod.device),
                 [
                     &format!("10.245.{net}.1/30"),
                     &format!("fd00:245:{net}::1/64"),
                 ],
-                [&format!("{address}/30"), &format!("fd00:245:{net}::2/64")],
+                [
+                    &format!("{}/30", pod.address),
+                    &format!("fd00:245:{net}::2/64"),
+                ],
             )?;
-            let netns = NetNs::open(&name)?;
-            if number == 0 {
-                client = Some(netns);
-            } else {
-                addresses.push(address);
-                servers.push(Server::start(&netns, cpu())?);
-            }
         }
+        let [client, backends @ ..] = &pods[..] else {
+            bail!("no client");
+        };
+        let servers = backends
+            .iter()
+            .map(|pod| Server::start(&NetNs::open(&pod.namespace)?, cpu()))
+            .collect::<anyhow::Result<_>>()?;
         Ok(Self {
-            client: client.context("no client")?,
-            backends: addresses,
+            client: NetNs::open(&client.namespace)?,
+            backends: backends.iter().map(|pod| pod.address).collect(),
             node: node.ipv4(),
             servers,
         })
@@ -280,6 +282,29 @@ impl Place {
             datagrams: (self.node, cluster::NODE_PORT).into(),
             echo: (self.node, cluster::ECHO_NODE_PORT).into(),
         }
+    }
+}
+
+/// A namespace behind a node without agent.
+pub(super) struct Pod {
+    pub(super) namespace: String,
+    /// The node's end of its veth pair.
+    pub(super) device: String,
+    pub(super) address: Ipv4Addr,
+}
+
+impl Pod {
+    /// The client, and then the endpoints.
+    pub(super) fn all_of(node: &Node) -> Vec<Self> {
+        let index = node.ipv4().octets()[3];
+        let numbers = 0..=BACKENDS as u8;
+        let pods = numbers.map(|number| Self {
+            // Named like a node, so that the bed removes it with them.
+            namespace: format!("hnode{}", index * 10 + 200 + number - 20),
+            device: format!("pod{number}"),
+            address: Ipv4Addr::new(10, 245, index * 16 + number, 2),
+        });
+        pods.collect()
     }
 }
 

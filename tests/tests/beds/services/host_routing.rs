@@ -7,25 +7,26 @@ use tests::bed::command_in;
 use tests::process::run_with_input;
 use tests::{Member, PATIENCE, wait_for};
 
-use super::{Mode, ROWS, Row, Stand, policy, show, targets, wait_answered_by};
+use super::{Mode, Row, Stand, policy, show, targets, wait_answered_by};
 
-const FLAGS: &str = "--host-routing ebpf";
+/// Without it.
+const FLAGS: &str = "--host-routing kernel";
 
-const OWN_ROWS: &[Row] = &[
+pub(super) const ROWS: &[Row] = &[
     ("netfilter_does_not_see_what_stays_on_a_node", unseen),
     ("a_packet_that_came_too_far_is_answered", too_far),
 ];
 
 #[test]
 #[ignore = "needs root"]
-fn every_row_comes_true_with_host_routing() -> anyhow::Result<()> {
+fn every_row_comes_true_through_the_hosts_stack() -> anyhow::Result<()> {
     let stand = Stand::start_with(Mode::Ebpf, ["", ""], FLAGS)?;
-    show(&stand, &[ROWS.concat(), OWN_ROWS.to_vec()].concat())
+    show(&stand, &super::ROWS.concat())
 }
 
 #[test]
 #[ignore = "needs root"]
-fn with_host_routing_nothing_is_reached_that_policy_refuses() -> anyhow::Result<()> {
+fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::Result<()> {
     policy::refused(FLAGS)
 }
 

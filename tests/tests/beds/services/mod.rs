@@ -189,6 +189,7 @@ const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
     host::REACH_ROWS,
     host::FLOW_ROWS,
+    host_routing::ROWS,
     listing::ROWS,
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,

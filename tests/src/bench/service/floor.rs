@@ -1,0 +1,73 @@
+//! A node whose endpoints' packets go right into the namespace that they are for, by one look-up and nothing else: the
+//! least that host routing takes.
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::Context as _;
+use aya::maps::{HashMap, MapData};
+use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{Ebpf, EbpfLoader};
+use health_common::addr::Addr;
+use health_common::endpoint::EndpointInfo;
+use health_datapath::BENCH_PROGRAMS;
+use health_net::mac::MacAddr;
+use health_net::netns::NetNs;
+
+use super::stand::{Place, Pod};
+use crate::Node;
+use crate::bed::command_in;
+use crate::process::run;
+
+const PROGRAM: &str = "bench_forward";
+const ENDPOINTS: &str = "BENCH_ENDPOINTS";
+
+pub(super) struct Floor {
+    pub(super) place: Place,
+    /// The program is attached as long as this is there.
+    _ebpf: Ebpf,
+}
+
+impl Floor {
+    /// With the maps that the agent of another node has, which this one's program does not use.
+    pub(super) fn start(node: &Node, maps_of: &Node) -> anyhow::Result<Self> {
+        let place = Place::without_agent(node)?;
+        let pods = Pod::all_of(node);
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(maps_of.pins())
+            .load(BENCH_PROGRAMS)?;
+        let map = ebpf.map_mut(ENDPOINTS).context(ENDPOINTS)?;
+        let mut endpoints: HashMap<&mut MapData, Addr, EndpointInfo> = map.try_into()?;
+        for pod in &pods {
+            let (ifindex, host_mac) = device(node.command("ip"), &pod.device)?;
+            let (_, mac) = device(command_in(&pod.namespace, "ip"), "eth0")?;
+            let info = EndpointInfo {
+                ifindex,
+                mac: mac.0,
+                host_mac: host_mac.0,
+                ..EndpointInfo::default()
+            };
+            endpoints.insert(Addr::from(IpAddr::from(pod.address)), info, 0)?;
+        }
+        let program = ebpf.program_mut(PROGRAM).context(PROGRAM)?;
+        let program: &mut SchedClassifier = program.try_into()?;
+        program.load()?;
+        NetNs::open(node.name())?.run_in(|| {
+            pods.iter().try_for_each(|pod| {
+                program.attach(&pod.device, TcAttachType::Ingress)?;
+                anyhow::Ok(())
+            })
+        })??;
+        Ok(Self { place, _ebpf: ebpf })
+    }
+}
+
+/// Number and hardware address of a device.
+fn device(mut ip: Command, name: &str) -> anyhow::Result<(u32, MacAddr)> {
+    let listed = run(ip.args(["-j", "link", "show", "dev", name]))?.success()?;
+    let listed: serde_json::Value = serde_json::from_str(&listed)?;
+    let device = &listed[0];
+    let number = device["ifindex"].as_u64().context("no number")?;
+    let address = device["address"].as_str().context("no address")?;
+    Ok((number.try_into()?, address.parse()?))
+}
