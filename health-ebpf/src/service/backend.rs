@@ -117,6 +117,9 @@ pub(super) fn elect<T: Version, P: Place>(
     else {
         return Err(StepResult::dropped(Reason::ServiceNoBackend));
     };
+    if is_new_connection && is_of_another_frontend::<T, P>(flow, to) {
+        return Err(StepResult::REJECTED);
+    }
     if frontend.affinity_secs != 0 {
         let key = AffinityKey {
             client: client.stays_as,
@@ -130,6 +133,18 @@ pub(super) fn elect<T: Version, P: Place>(
         let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
     }
     Ok((index, to))
+}
+
+/// Whether the client has an open connection to this backend through another frontend, between the same ports: what the
+/// backend answers could only be told apart by them.
+#[inline(always)]
+fn is_of_another_frontend<T: Version, P: Place>(flow: &T, to: (T::Address, u16)) -> bool {
+    let Some(entry) = T::service_flows().get_ptr(&answer_key::<T, P>(flow, to)) else {
+        return false;
+    };
+    // SAFETY: a value of that map.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    parts.to != flow.destination() && is_open::<T, P>(flow.with_destination(to))
 }
 
 /// Counts a flow that was sent to a backend.

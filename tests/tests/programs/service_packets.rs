@@ -22,7 +22,9 @@ use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet};
 use tests::testrun::{DROP, GO_ON, REDIRECT, TestRun};
 
 use crate::endpoint_packets::Way::{In, Out};
-use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, SYN, TCP, UDP, frame, segment, with_ports};
+use crate::endpoint_packets::{
+    ACK, ENDPOINT4, ENDPOINT6, RST, SYN, TCP, UDP, frame, segment, with_ports,
+};
 use crate::policy_packets::set_endpoint;
 
 pub(crate) const NODE_PORT: u16 = 30_080;
@@ -388,6 +390,44 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
                 assert!(is_sent_on(&stand, CLIENT_PORT + 1));
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_connection_breaks_another_between_the_same_ports_through_another_address() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        let frontends = [
+            frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Cluster),
+            frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
+        ];
+        stand.serve(&[PortSpec {
+            protocol: TCP,
+            frontends: frontends.to_vec(),
+            cluster: vec![backend(hosts.elsewhere)],
+            algorithm: ALGORITHM_RANDOM,
+            ..PortSpec::default()
+        }]);
+        let sent = |to: IpAddr, flags: u8| segment(Out, to, (CLIENT_PORT, NODE_PORT), flags);
+        let open = sent(hosts.cluster_ip, SYN);
+        assert_ne!(stand.run.run(Out.program(), &open).bytes, open);
+        let is_answered = |stand: &Stand| {
+            let answer = segment(In, hosts.elsewhere, (BACKEND_PORT, CLIENT_PORT), SYN | ACK);
+            let expected = segment(In, hosts.cluster_ip, (NODE_PORT, CLIENT_PORT), SYN | ACK);
+            stand.run.run(In.program(), &answer).bytes == expected
+        };
+        assert!(is_answered(&stand));
+        // Told at once, the client takes another port.
+        let other = sent(hosts.node, SYN);
+        assert_eq!(stand.run.run(Out.program(), &other).code, REDIRECT);
+        assert!(is_answered(&stand));
+        // Once the first one is over, its ports are anybody's.
+        stand
+            .run
+            .run(Out.program(), &sent(hosts.cluster_ip, RST | ACK));
+        let outcome = stand.run.run(Out.program(), &other);
+        assert!(outcome.code == GO_ON && outcome.bytes != other);
     }
 }
 
