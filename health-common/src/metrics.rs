@@ -55,7 +55,8 @@ pub enum Reason {
     InvalidSource = 132,
     /// Dropped: a packet to a service whose backend was not to be found.
     ServiceNoBackend = 158,
-    /// Dropped: a packet to a service without a backend; its sender is told by an ICMP error.
+    /// Dropped: a packet to a service without a backend, or without one to which its ports are free; its sender is told by an
+    /// ICMP error.
     ServiceRejected = 240,
     /// Dropped: a packet to a service that only has backends elsewhere, where its policy wants one on this node.
     ServiceNoLocal = 241,
