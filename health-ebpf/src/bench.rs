@@ -7,11 +7,12 @@
     reason = "the macro exports each program anew, without its comment"
 )]
 
+use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_TX};
 use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::macros::{classifier, map};
+use aya_ebpf::macros::{classifier, map, xdp};
 use aya_ebpf::maps::{Array, HashMap, ProgramArray};
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::programs::{TcContext, XdpContext};
 use health_common::addr::Addr;
 use health_common::echo::Ipv4Header;
 use health_common::endpoint::EndpointInfo;
@@ -20,6 +21,7 @@ use health_common::probe::MESSAGE_LEN;
 use health_common::rtt::AccountRequest;
 use health_ebpf::endpoint::{self, Stateless};
 use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
+use health_ebpf::xdp::XdpFrame;
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
@@ -29,6 +31,8 @@ const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const SEGMENT4_LEN: usize = L4_AT4 + 32;
 const ACCOUNT_LEN: usize = size_of::<AccountRequest>();
 const ARP_LEN: usize = 42;
+/// Words of the headers of Ethernet, IPv6 and TCP, and two bytes behind them.
+const HEADER_WORDS: usize = (L4_AT6 + 20).div_ceil(4);
 /// How many packets take turns at most.
 const PACKETS: u32 = 1_024;
 
@@ -47,6 +51,10 @@ static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 /// Where packets to these addresses go.
 #[map]
 static BENCH_ENDPOINTS: HashMap<Addr, EndpointInfo> = HashMap::with_max_entries(16, 0);
+
+/// As [`BENCH_PROGRAM`], of XDP: a map holds programs of one kind.
+#[map]
+static BENCH_XDP_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
 /// Restores the next packet and goes on to the program under test. A repeated test run reuses one
 /// buffer, so without this each pass would see the last one's reply, and all the same probe.
@@ -97,6 +105,32 @@ fn restore<const N: usize>(frame: &Frame, packet: &[u8; PACKET_LEN]) -> bool {
 #[classifier]
 fn bench_empty(_ctx: TcContext) -> i32 {
     TC_ACT_OK
+}
+
+/// Puts back what XDP changes. A function, in which LLVM knows that the two do not overlap: it copies word by word.
+#[inline(always)]
+fn restore_headers(headers: &mut [u32; HEADER_WORDS], packet: &[u32; HEADER_WORDS]) {
+    *headers = *packet;
+}
+
+/// As [`bench_front`], of XDP.
+#[xdp]
+fn bench_xdp_front(ctx: XdpContext) -> u32 {
+    let frame = XdpFrame::new(&ctx);
+    let (Some(headers), Some(packet)) = (frame.at::<[u32; HEADER_WORDS]>(0), next_packet()) else {
+        return XDP_ABORTED;
+    };
+    // SAFETY: map values are aligned to eight bytes, and these are longer.
+    restore_headers(headers, unsafe { &*packet.as_ptr().cast() });
+    // SAFETY: the map holds programs of XDP only; the kernel checks their kind.
+    unsafe { BENCH_XDP_PROGRAM.tail_call(&ctx, 0) };
+    XDP_ABORTED
+}
+
+/// As [`bench_empty`].
+#[xdp]
+fn bench_xdp_empty(_ctx: XdpContext) -> u32 {
+    XDP_TX
 }
 
 /// The echo answer without conntrack and counters.

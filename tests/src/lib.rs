@@ -32,6 +32,7 @@ pub mod transfer;
 pub mod tun;
 pub mod upgrade;
 pub mod wait;
+pub mod xdp;
 
 pub use bed::{Bed, Node};
 pub use member::Member;

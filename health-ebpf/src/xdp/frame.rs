@@ -66,7 +66,7 @@ impl<'a> XdpFrame<'a> {
         clippy::mut_from_ref,
         reason = "the bytes belong to the packet, not to the context"
     )]
-    pub(super) fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
+    pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
         let start = self.ctx.data() + offset;
         if start + size_of::<T>() > self.ctx.data_end() {
             return None;

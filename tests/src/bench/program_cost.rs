@@ -4,10 +4,14 @@
 //! with an empty program behind the front is subtracted. A bare repeated run would feed a program its
 //! own output.
 
+use std::fs;
+use std::path::Path;
+
 use anyhow::{Context as _, ensure};
 use aya::maps::{Array, MapData, ProgramArray};
-use aya::programs::{SchedClassifier, TestRun as _};
-use aya::{Ebpf, EbpfLoader, TestRunOptions};
+use aya::programs::{Program, ProgramError, ProgramFd, SchedClassifier, TestRun as _, Xdp};
+use aya::{Ebpf, EbpfLoader, TestRunOptions, TestRunResult};
+use aya_obj::programs::XdpAttachType;
 use health_common::probe::MESSAGE_LEN;
 use health_datapath::BENCH_PROGRAMS;
 
@@ -19,13 +23,74 @@ use crate::testrun::TestRun;
 const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
 /// How many packets take turns at most.
 pub(super) const PACKETS: u32 = 1_024;
-/// The front and what is measured beside the datapath's own programs.
-const OWN_PROGRAMS: [&str; 4] = [
+
+/// A kind of programs, those of benchmarks among them.
+pub(super) trait Kind: Sized {
+    /// Restores packets.
+    const FRONT: &'static str;
+    /// The map that names the program behind it.
+    const SLOT: &'static str;
+    /// What is measured beside the datapath's own programs.
+    const OWN: &'static [&'static str];
+    /// One of an object, not loaded yet.
+    fn of(program: &mut Program) -> Result<&mut Self, ProgramError>;
+    /// Loads it.
+    fn load(&mut self) -> Result<(), ProgramError>;
+    /// Its descriptor.
+    fn descriptor(&self) -> Result<&ProgramFd, ProgramError>;
+    /// The same, apart from its object.
+    fn apart(&mut self, pin: &Path) -> anyhow::Result<Self>;
+    /// A test run.
+    fn run(&self, options: TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>;
+}
+
+macro_rules! kind {
+    ($program:ty, $front:literal, $slot:literal, $own:expr, $from_pin:expr) => {
+        impl Kind for $program {
+            const FRONT: &'static str = $front;
+            const SLOT: &'static str = $slot;
+            const OWN: &'static [&'static str] = &$own;
+
+            fn of(program: &mut Program) -> Result<&mut Self, ProgramError> {
+                program.try_into()
+            }
+
+            fn load(&mut self) -> Result<(), ProgramError> {
+                self.load()
+            }
+
+            fn descriptor(&self) -> Result<&ProgramFd, ProgramError> {
+                self.fd()
+            }
+
+            fn apart(&mut self, pin: &Path) -> anyhow::Result<Self> {
+                self.pin(pin)?;
+                let apart = $from_pin(pin)?;
+                fs::remove_file(pin)?;
+                Ok(apart)
+            }
+
+            fn run(&self, options: TestRunOptions<'_>) -> Result<TestRunResult, ProgramError> {
+                self.test_run(options)
+            }
+        }
+    };
+}
+
+kind!(
+    SchedClassifier,
     "bench_front",
-    "bench_empty",
-    "bench_echo_stateless",
-    "bench_clock",
-];
+    "BENCH_PROGRAM",
+    ["bench_empty", "bench_echo_stateless", "bench_clock"],
+    |pin| SchedClassifier::from_pin(pin)
+);
+kind!(
+    Xdp,
+    "bench_xdp_front",
+    "BENCH_XDP_PROGRAM",
+    ["bench_xdp_empty"],
+    |pin| Xdp::from_pin(pin, XdpAttachType::Interface)
+);
 
 const EMPTY: &str = "bench_empty";
 const CLOCK: &str = "bench_clock";
@@ -98,9 +163,9 @@ impl NetCosts {
 }
 
 /// The benchmark programs, on the maps of a loaded datapath.
-pub(super) struct ProgramCost {
+pub(super) struct ProgramCost<P = SchedClassifier> {
     ebpf: Ebpf,
-    front: SchedClassifier,
+    front: P,
     slot: ProgramArray<MapData>,
     packets: Array<MapData, [u8; PACKET_LEN]>,
     turn: Array<MapData, [u32; 2]>,
@@ -110,26 +175,24 @@ pub(super) struct ProgramCost {
     context: Option<Vec<u8>>,
 }
 
-impl ProgramCost {
+impl<P: Kind> ProgramCost<P> {
     /// Loads the benchmark programs; each pass will start with the next of `packets`, which are all of
     /// one length.
     pub(super) fn new(bed: &TestRun, packets: &[Vec<u8>]) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(bed.location.pins())
             .load(BENCH_PROGRAMS)?;
-        for name in OWN_PROGRAMS {
-            classifier(&mut ebpf, name)?.load()?;
+        for name in P::OWN.iter().chain([&P::FRONT]) {
+            program::<P>(&mut ebpf, name)?.load()?;
         }
-        let pin = bed.location.pins().join("bench_front");
-        classifier(&mut ebpf, "bench_front")?.pin(&pin)?;
-        let front = SchedClassifier::from_pin(&pin)?;
-        std::fs::remove_file(&pin)?;
+        let pin = bed.location.pins().join(P::FRONT);
+        let front = program::<P>(&mut ebpf, P::FRONT)?.apart(&pin)?;
         let mut map = |name: &str| {
             let map = ebpf.take_map(name);
             map.with_context(|| format!("no map {name}"))
         };
         let mut cost = Self {
-            slot: ProgramArray::try_from(map("BENCH_PROGRAM")?)?,
+            slot: ProgramArray::try_from(map(P::SLOT)?)?,
             packets: Array::try_from(map("BENCH_PACKETS")?)?,
             turn: Array::try_from(map("BENCH_TURN")?)?,
             ebpf,
@@ -169,7 +232,9 @@ impl ProgramCost {
         passes: u32,
         expected: u32,
     ) -> anyhow::Result<f64> {
-        let fd = classifier(&mut self.ebpf, name)?.fd()?.try_clone()?;
+        let fd = program::<P>(&mut self.ebpf, name)?
+            .descriptor()?
+            .try_clone()?;
         self.slot.set(0, &fd, 0)?;
         self.run(passes, expected)
     }
@@ -177,11 +242,11 @@ impl ProgramCost {
     /// Nanoseconds a pass with another program behind the front, over `passes`.
     pub(super) fn measure(
         &mut self,
-        program: &SchedClassifier,
+        program: &P,
         passes: u32,
         expected: u32,
     ) -> anyhow::Result<f64> {
-        self.slot.set(0, program.fd()?, 0)?;
+        self.slot.set(0, program.descriptor()?, 0)?;
         self.run(passes, expected)
     }
 
@@ -193,7 +258,7 @@ impl ProgramCost {
             repeat: passes,
             ..TestRunOptions::new()
         };
-        let result = self.front.test_run(options)?;
+        let result = self.front.run(options)?;
         ensure!(
             result.return_value == expected,
             "returned {}, not {expected}",
@@ -204,9 +269,9 @@ impl ProgramCost {
     }
 }
 
-fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut SchedClassifier> {
+fn program<'a, P: Kind>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut P> {
     let program = ebpf
         .program_mut(name)
         .with_context(|| format!("no program {name}"))?;
-    Ok(program.try_into()?)
+    Ok(P::of(program)?)
 }

@@ -210,7 +210,7 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
 
 /// The one step that nothing spares.
 fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
-    let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
+    let mut cost: ProgramCost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
     let mut net = Vec::new();
     for _ in 0..ROUNDS {
         let floor = cost.measure_own("bench_empty", PASSES, EMPTY_CODE)?;

@@ -24,7 +24,7 @@ const ROUNDS_MAX: u16 = 60;
 const SERVICES_MANY: u32 = 50_000;
 /// What Katran took for a segment of a known flow and for a SYN on this kind of machine, nanoseconds net of an empty
 /// program.
-const KATRAN_KNOWN_NS: f64 = 65.0;
+pub(super) const KATRAN_KNOWN_NS: f64 = 65.0;
 const KATRAN_SYN_NS: f64 = 69.0;
 
 const CLIENT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);

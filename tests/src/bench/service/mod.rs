@@ -13,6 +13,7 @@ mod server;
 mod stand;
 mod tables;
 mod traffic;
+mod xdp;
 
 use health_datapath::layout;
 use health_model::settings::HostRouting;
@@ -60,6 +61,11 @@ const PARTS: &[Part] = &[
         name: "scale",
         about: "50,000 services: a change, a start and memory, beside nft",
         measure: scale::figures,
+    },
+    Part {
+        name: "xdp",
+        about: "what a packet of a known flow costs that XDP sends on, by test runs",
+        measure: xdp::figures,
     },
 ];
 

@@ -1,0 +1,110 @@
+//! Packets in the making.
+
+use std::net::IpAddr;
+
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::tcp::{ACK, IP_PROTOCOL_TCP};
+
+use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, ethernet, payload};
+
+const PSH: u8 = 8;
+
+/// A packet in the making.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Hardware addresses of receiver and sender.
+    pub macs: [[u8; 6]; 2],
+    /// Source and destination.
+    pub ends: [(IpAddr, u16); 2],
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Time to live, or hop limit.
+    pub hops: u8,
+    /// Of TCP.
+    pub flags: u8,
+    /// Of IPv4.
+    pub fragment: u16,
+    /// Of IPv4.
+    pub options: Vec<u8>,
+    /// Behind the transport header.
+    pub data: Vec<u8>,
+    /// Of UDP.
+    pub has_checksum: bool,
+}
+
+impl Packet {
+    /// One of this protocol, from nobody to nobody.
+    pub fn of(protocol: u8) -> Self {
+        let nobody = (IpAddr::from([0; 4]), 0);
+        Self {
+            macs: [[0; 6]; 2],
+            ends: [nobody; 2],
+            protocol,
+            hops: 64,
+            flags: PSH | ACK,
+            fragment: 0x4000,
+            options: Vec::new(),
+            data: payload(100),
+            has_checksum: true,
+        }
+    }
+
+    fn transport(&self) -> Vec<u8> {
+        let [(source, sport), (destination, dport)] = self.ends;
+        if self.protocol == IP_PROTOCOL_TCP {
+            let segment = Tcp {
+                data: self.data.clone(),
+                ..Tcp::between((sport, dport), self.flags)
+            };
+            return segment.segment(source, destination);
+        }
+        let len = 8 + self.data.len();
+        let mut datagram = [sport, dport, len as u16, 0].map(u16::to_be_bytes).concat();
+        datagram.extend(&self.data);
+        if self.has_checksum {
+            let octets = |address| match address {
+                IpAddr::V4(v4) => v4.octets().to_vec(),
+                IpAddr::V6(v6) => v6.octets().to_vec(),
+            };
+            let check = checksum(&[
+                &octets(source),
+                &octets(destination),
+                &(len as u32).to_be_bytes(),
+                &[0, 0, 0, IP_PROTOCOL_UDP],
+                &datagram,
+            ]);
+            datagram[6..8].copy_from_slice(&check.to_be_bytes());
+        }
+        datagram
+    }
+
+    /// Its bytes, from the Ethernet header on.
+    pub fn frame(&self) -> Vec<u8> {
+        let transport = self.transport();
+        let (ethertype, packet) = match (self.ends[0].0, self.ends[1].0) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let header = Ipv4 {
+                    protocol: self.protocol,
+                    ttl: self.hops,
+                    fragment: self.fragment,
+                    options: self.options.clone(),
+                    tos: 0x28,
+                    ..Ipv4::icmp(source, destination)
+                };
+                (IPV4, header.packet(&transport))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let header = Ipv6 {
+                    next_header: self.protocol,
+                    hop_limit: self.hops,
+                    class: 0x28,
+                    flow: 0x12345,
+                    ..Ipv6::icmp(source, destination)
+                };
+                (IPV6, header.packet(&transport))
+            }
+            ends => panic!("{ends:?} are of two IP versions"),
+        };
+        ethernet(self.macs[0], self.macs[1], ethertype, &packet)
+    }
+}
