@@ -19,7 +19,7 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
-use health_common::service::xdp::{XDP_DEVICES, XdpDevice};
+use health_common::service::xdp::{XDP_DEVICES, XDP_FLOWS, XdpDevice, XdpFlow};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
@@ -28,6 +28,7 @@ use health_common::service::{
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 use crate::service::SentErrors;
+use crate::xdp::Draft;
 
 const FRAGMENTS: u32 = 8_192;
 const PEER_PATHS: u32 = 262_144;
@@ -175,6 +176,27 @@ pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
 #[map]
 pub static HEALTH_XDP_DEVICES: HashMap<u32, XdpDevice> =
     HashMap::pinned(XDP_DEVICES, BPF_F_NO_PREALLOC);
+
+/// How XDP sends packets of IPv4 flows on.
+#[map]
+pub static HEALTH_XDP_FLOWS4: LruHashMap<Tuple4, XdpFlow<u32>> = LruHashMap::pinned(XDP_FLOWS, 0);
+
+/// How XDP sends packets of IPv6 flows on.
+#[map]
+pub static HEALTH_XDP_FLOWS6: LruHashMap<Tuple6, XdpFlow<[u32; 4]>> =
+    LruHashMap::pinned(XDP_FLOWS, 0);
+
+/// Where such a value is made, for which the stack has no room. Of no meaning to anybody else, and not pinned.
+#[map]
+pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max_entries(1, 0);
+
+/// As [`HEALTH_XDP_DRAFT4`].
+#[map]
+pub static HEALTH_XDP_DRAFT6: PerCpuArray<Draft<Tuple6>> = PerCpuArray::with_max_entries(1, 0);
+
+/// When the agent last changed what that follows from: nanoseconds of `CLOCK_MONOTONIC`.
+#[map]
+pub static HEALTH_XDP_CHANGED: Array<u64> = Array::pinned(1, 0);
 
 /// Packet counters.
 #[map]

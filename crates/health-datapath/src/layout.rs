@@ -21,7 +21,7 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SocketFlow, SocketKey};
-use health_common::service::xdp::XdpDevice;
+use health_common::service::xdp::{XdpDevice, XdpFlow};
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
     ServiceFlow6, SourceRange,
@@ -123,11 +123,17 @@ pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_AN
 pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS");
 /// Devices on which XDP sends packets of services on.
 pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES");
+/// How XDP sends packets of IPv4 flows on.
+pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4");
+/// How XDP sends packets of IPv6 flows on.
+pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6");
+/// When something last changed that these follow from.
+pub const XDP_CHANGED: MapLayout = map::<u32, u64>("HEALTH_XDP_CHANGED");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 38] = [
+pub const MAPS: [MapLayout; 41] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -165,6 +171,9 @@ pub const MAPS: [MapLayout; 38] = [
     REVNAT_ANY6,
     SOCKETS,
     XDP_DEVICES,
+    XDP_FLOWS4,
+    XDP_FLOWS6,
+    XDP_CHANGED,
     CONFIG,
 ];
 

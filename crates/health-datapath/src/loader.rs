@@ -76,6 +76,7 @@ pub struct Datapath {
     pub(super) workloads: Workloads,
     pub(super) sockets: Sockets,
     config: Array<MapData, DatapathConfig>,
+    changed: Array<MapData, u64>,
     masquerade: Array<MapData, MasqueradeConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
     lock: File,
@@ -123,6 +124,7 @@ impl Datapath {
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
+        let changed = typed(&pins, &layout::XDP_CHANGED, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let mut programs = Programs::new();
         for name in layout::PROGRAMS {
@@ -149,6 +151,7 @@ impl Datapath {
             workloads: Workloads::default(),
             sockets,
             config,
+            changed,
             masquerade,
             lock,
         };
@@ -179,6 +182,7 @@ impl Datapath {
             workloads,
             sockets,
             config: _,
+            changed: _,
             masquerade: _,
             lock: _,
         } = self;
@@ -222,7 +226,8 @@ impl Datapath {
     pub fn configure(&mut self, config: DatapathConfig) -> Result<(), DatapathError> {
         self.config
             .set(0, config, 0)
-            .map_err(map_error("write", layout::CONFIG.name))
+            .map_err(map_error("write", layout::CONFIG.name))?;
+        self.note_change()
     }
 
     /// Has no flow of services and of masquerading begin for this long; zero: they may again.
@@ -243,7 +248,15 @@ impl Datapath {
     pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
         self.masquerade
             .set(0, masquerade, 0)
-            .map_err(map_error("write", layout::MASQUERADE.name))
+            .map_err(map_error("write", layout::MASQUERADE.name))?;
+        self.note_change()
+    }
+
+    /// Has XDP find out anew how it sends packets on, after something changed that follows from.
+    pub(super) fn note_change(&mut self) -> Result<(), DatapathError> {
+        self.changed
+            .set(0, clock::now_ns(), 0)
+            .map_err(map_error("write", layout::XDP_CHANGED.name))
     }
 
     /// Makes exactly these, and those of workloads, the local endpoints. Those that stay are never missing

@@ -103,6 +103,9 @@ impl Datapath {
         let mut devices: HashMap<_, u32, XdpDevice> =
             typed(&self.pins, &layout::XDP_DEVICES, HashMap::try_from)?;
         let known: StdHashMap<u32, XdpDevice> = devices.iter().filter_map(Result::ok).collect();
+        if wanted == known {
+            return Ok(());
+        }
         for number in known.keys().filter(|number| !wanted.contains_key(number)) {
             devices.remove(number).map_err(failed())?;
         }
@@ -111,7 +114,7 @@ impl Datapath {
                 devices.insert(number, device, 0).map_err(failed())?;
             }
         }
-        Ok(())
+        self.note_change()
     }
 }
 

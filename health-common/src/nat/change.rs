@@ -93,6 +93,12 @@ impl Difference {
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
+    /// The change of which [`Difference::word`] made this.
+    #[inline(always)]
+    pub const fn of_word(word: u32) -> Self {
+        Self(word as u64)
+    }
+
     /// The checksum after the change.
     #[inline(always)]
     pub const fn apply(self, check: u16) -> u16 {

@@ -1,7 +1,15 @@
-//! The devices on which XDP sends packets of services on: `HEALTH_XDP_DEVICES`.
+//! Services by XDP: the devices on which it sends packets on, `HEALTH_XDP_DEVICES`, and how it does so with those of each
+//! flow that it has looked up a moment ago, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
 
 /// Most devices.
 pub const XDP_DEVICES: u32 = 256;
+
+/// Entries of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`, unless the agent asks for another size; each flow has two.
+pub const XDP_FLOWS: u32 = 1;
+
+/// How long a way serves before all is looked up again, nanoseconds. Conntrack and the flows of services count in seconds,
+/// so nothing expires there meanwhile; the agent looks for faults as often, and routes change far more seldom.
+pub const XDP_WAY_NS: u64 = 500_000_000;
 
 /// A device on which XDP serves, by its number.
 #[repr(C)]
@@ -18,4 +26,119 @@ pub const XDP_RETURNS: u16 = 1;
 /// Flag: the device sends what programs redirect to it.
 pub const XDP_SENDS: u16 = 2;
 
-crate::map_types!(XdpDevice = 8);
+/// What was found out about the packets of a flow that go one way. Its key is the tuple that they come with, of direction
+/// in. `A` is an address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XdpFlow<A> {
+    /// When all that follows was looked up: nanoseconds of `CLOCK_MONOTONIC`.
+    pub made_ns: u64,
+    /// What conntrack has not been told of yet: see [`Pending`].
+    pub pending: u64,
+    /// What becomes of the packets.
+    pub way: XdpWay<A>,
+}
+
+impl<A> XdpFlow<A> {
+    /// Whether packets may go its way, given when something last changed of which the programs are told, and the present
+    /// time: nanoseconds of `CLOCK_MONOTONIC`.
+    #[inline(always)]
+    pub const fn serves(made_ns: u64, changed_ns: u64, now_ns: u64) -> bool {
+        made_ns > changed_ns && now_ns.wrapping_sub(made_ns) < XDP_WAY_NS
+    }
+}
+
+/// How packets are sent on, and which of a flow are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XdpWay<A> {
+    /// Source address that they get.
+    pub source_be: A,
+    /// Destination address that they get.
+    pub destination_be: A,
+    /// Source and destination port that they get.
+    pub ports_be: [u16; 2],
+    /// Hardware addresses of receiver and sender that they get, as they lie in a frame.
+    pub macs: [u32; 3],
+    /// The hardware address that they are sent to, as it lies in a frame.
+    pub mac: [u16; 3],
+    /// The longest packet that can be sent on, bytes from the IP header on.
+    pub mtu: u16,
+    /// The device that they come by.
+    pub from: u32,
+    /// The device that they are handed to; 0: the one that they came by sends them back.
+    pub to: u32,
+    /// Traffic class, and flow label with IPv6, as the look-up of routes takes them, without the bits of ECN (RFC 3168).
+    pub class: u32,
+    /// By how much the sum under the checksum of the IP header changes with its addresses:
+    /// [`crate::nat::Difference::word`].
+    pub ip_change: u32,
+    /// The same of the transport header.
+    pub transport_change: u32,
+    /// Explicit padding, zero.
+    pub pad: u32,
+}
+
+/// Packets and bytes in one word, which one instruction adds to: bytes in the low 40 bits. It is taken away at least each
+/// [`XDP_WAY_NS`], when not even the 16,777,216 packets have come for which there is room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending(pub u64);
+
+/// Bits of the bytes.
+const BYTES_BITS: u32 = 40;
+
+impl Pending {
+    /// One packet of this length, bytes from the IP header on.
+    #[inline(always)]
+    pub const fn packet(len: u32) -> Self {
+        Self(1 << BYTES_BITS | len as u64)
+    }
+
+    /// The sum of both.
+    #[must_use]
+    #[inline(always)]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0.wrapping_add(other.0))
+    }
+
+    /// How many packets.
+    #[inline(always)]
+    pub const fn packets(self) -> u64 {
+        self.0 >> BYTES_BITS
+    }
+
+    /// How many bytes.
+    #[inline(always)]
+    pub const fn bytes(self) -> u64 {
+        self.0 & ((1 << BYTES_BITS) - 1)
+    }
+}
+
+crate::map_types!(
+    XdpDevice = 8,
+    XdpFlow<u32> = 72,
+    XdpFlow<[u32; 4]> = 96,
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_serves_for_half_a_second_unless_something_changed_since() {
+        let made = 10 * XDP_WAY_NS;
+        let serves = |changed, now| XdpFlow::<u32>::serves(made, changed, now);
+        assert!(serves(0, made));
+        assert!(serves(made - 1, made + XDP_WAY_NS - 1));
+        assert!(!serves(0, made + XDP_WAY_NS));
+        assert!(!serves(made, made + 1), "it was made as things changed");
+        assert!(!XdpFlow::<u32>::serves(0, 0, 1), "it was never made");
+    }
+
+    #[test]
+    fn packets_and_bytes_are_added_in_one_word() {
+        let sum = Pending::packet(1_500).and(Pending::packet(65_575));
+        assert_eq!((sum.packets(), sum.bytes()), (2, 67_075));
+        assert_eq!(Pending::default().packets(), 0);
+    }
+}

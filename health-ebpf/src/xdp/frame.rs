@@ -1,22 +1,31 @@
 //! A packet as the driver hands it over, and those of which XDP reads the headers.
 
+use core::arch::asm;
 use core::mem::offset_of;
 
+use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::maps::{LruHashMap, PerCpuArray};
 use aya_ebpf::programs::XdpContext;
-use health_common::ct::{IP_PROTOCOL_UDP, Tuple4, Tuple6};
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{IPV6_LEN, Ipv4Header, Ipv6Header};
 use health_common::nat::Difference;
 use health_common::packet::{Kind, Packet, TransportStart, Upper, read4, read6};
+use health_common::service::xdp::XdpFlow;
 use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN, TcpHeader};
 
+use super::Draft;
 use crate::frame::IP_AT;
 use crate::ip_version::Version;
+use crate::maps::{HEALTH_XDP_DRAFT4, HEALTH_XDP_DRAFT6, HEALTH_XDP_FLOWS4, HEALTH_XDP_FLOWS6};
 
 /// Version and length of an IPv4 header without options.
 const PLAIN: u8 = 0x45;
 
-/// Traffic class and flow label in the first word of an IPv6 header.
-const FLOW_INFO_BE: u32 = 0x0fff_ffff_u32.to_be();
+/// Traffic class and flow label in the first word of an IPv6 header, without the bits of ECN.
+const FLOW_INFO_BE: u32 = 0x0fcf_ffff_u32.to_be();
+
+/// The bits of a type of service that routes may depend on: those of ECN change on the way (RFC 3168).
+const DSCP: u8 = 0xfc;
 
 /// The word of a TCP header that ends with its flags.
 const FLAGS_WORD: usize = offset_of!(TcpHeader, flags) / 2;
@@ -51,7 +60,34 @@ impl<'a> XdpFrame<'a> {
     /// Length from the Ethernet header on, bytes.
     #[inline(always)]
     pub(super) fn length(&self) -> u32 {
-        (self.ctx.data_end() - self.ctx.data()) as u32
+        (self.end() - self.start()) as u32
+    }
+
+    #[inline(always)]
+    fn start(&self) -> usize {
+        self.pointer::<{ offset_of!(xdp_md, data) }>()
+    }
+
+    #[inline(always)]
+    fn end(&self) -> usize {
+        self.pointer::<{ offset_of!(xdp_md, data_end) }>()
+    }
+
+    /// A pointer of the context, which holds it in 32 bits: LLVM would put it away in as many, and the verifier wants all 64.
+    #[inline(always)]
+    fn pointer<const AT: usize>(&self) -> usize {
+        let pointer: u64;
+        // SAFETY: a field of the context, which no helper that is called here changes.
+        unsafe {
+            asm!(
+                "{pointer} = *(u32 *)({ctx} + {at})",
+                pointer = out(reg) pointer,
+                ctx = in(reg) self.ctx.ctx,
+                at = const AT,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        pointer as usize
     }
 
     /// The device that the packet came by.
@@ -67,8 +103,8 @@ impl<'a> XdpFrame<'a> {
         reason = "the bytes belong to the packet, not to the context"
     )]
     pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
-        let start = self.ctx.data() + offset;
-        if start + size_of::<T>() > self.ctx.data_end() {
+        let start = self.start() + offset;
+        if start + size_of::<T>() > self.end() {
             return None;
         }
         // SAFETY: in bounds as just compared, and all `T` used are plain integers.
@@ -78,11 +114,15 @@ impl<'a> XdpFrame<'a> {
 
 /// What reading and rewriting of plain packets differs in between the IP versions.
 pub(super) trait Plain: Version {
+    /// What was found out of its flows.
+    fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
+    /// Where one of these values is made.
+    fn drafts() -> &'static PerCpuArray<Draft<Self>>;
     /// Whether a packet has a header without options, is whole, and may be sent on: its time is not over.
     fn is_plain(ip: &Self::Header) -> bool;
     /// Length that the header tells, itself included, bytes.
     fn total_len(ip: &Self::Header) -> u32;
-    /// As [`crate::fib::FibLookup::flow_info`].
+    /// As [`crate::fib::FibLookup::flow_info`], without the bits of ECN.
     fn class(ip: &Self::Header) -> u32;
     /// The packet, of which the header tells the length, with the first bytes of its transport header.
     fn packet(ip: &Self::Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>>;
@@ -91,6 +131,16 @@ pub(super) trait Plain: Version {
 }
 
 impl Plain for Tuple4 {
+    #[inline(always)]
+    fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>> {
+        &HEALTH_XDP_FLOWS4
+    }
+
+    #[inline(always)]
+    fn drafts() -> &'static PerCpuArray<Draft<Self>> {
+        &HEALTH_XDP_DRAFT4
+    }
+
     #[inline(always)]
     fn is_plain(ip: &Ipv4Header) -> bool {
         ip.version_ihl == PLAIN && ip.fragment().is_none() && ip.ttl > 1
@@ -103,7 +153,7 @@ impl Plain for Tuple4 {
 
     #[inline(always)]
     fn class(ip: &Ipv4Header) -> u32 {
-        u32::from_ne_bytes([ip.tos, 0, 0, 0])
+        u32::from_ne_bytes([ip.tos & DSCP, 0, 0, 0])
     }
 
     #[inline(always)]
@@ -122,6 +172,16 @@ impl Plain for Tuple4 {
 }
 
 impl Plain for Tuple6 {
+    #[inline(always)]
+    fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>> {
+        &HEALTH_XDP_FLOWS6
+    }
+
+    #[inline(always)]
+    fn drafts() -> &'static PerCpuArray<Draft<Self>> {
+        &HEALTH_XDP_DRAFT6
+    }
+
     #[inline(always)]
     fn is_plain(ip: &Ipv6Header) -> bool {
         ip.is_version_6() && ip.hop_limit > 1
@@ -155,10 +215,9 @@ impl Plain for Tuple6 {
     }
 }
 
-/// Reads a packet that goes in `direction`, as in a tuple: a whole datagram of UDP, or a whole segment of TCP that
-/// neither opens nor ends a connection. `None` for all else.
+/// Reads a packet as one that came: a whole datagram of UDP, or a whole segment of TCP. `None` for all else.
 #[inline(always)]
-pub(super) fn read<T: Plain>(frame: &XdpFrame, direction: u8) -> Option<Packet<T>> {
+pub(super) fn read<T: Plain>(frame: &XdpFrame) -> Option<Packet<T>> {
     let ip = frame.at::<T::Header>(IP_AT)?;
     if !T::is_plain(ip) || frame.length() < IP_AT as u32 + T::total_len(ip) {
         return None;
@@ -178,8 +237,11 @@ pub(super) fn read<T: Plain>(frame: &XdpFrame, direction: u8) -> Option<Packet<T
         }
         _ => return None,
     }
-    let packet = T::packet(ip, &start, direction)?;
-    let is_between = packet.tuple.protocol() == IP_PROTOCOL_UDP
-        || packet.tcp_flags & (SYN | FIN | RST | ACK) == ACK;
-    (matches!(packet.kind, Kind::Flow) && is_between).then_some(packet)
+    T::packet(ip, &start, TUPLE_IN).filter(|packet| matches!(packet.kind, Kind::Flow))
+}
+
+/// Whether a packet neither opens nor ends a connection.
+#[inline(always)]
+pub(super) fn is_between<T: Plain>(packet: &Packet<T>) -> bool {
+    packet.tuple.protocol() == IP_PROTOCOL_UDP || packet.tcp_flags & (SYN | FIN | RST | ACK) == ACK
 }

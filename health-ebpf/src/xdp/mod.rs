@@ -6,36 +6,32 @@
 
 mod flow;
 mod frame;
+mod known;
+mod look_up;
 mod rewrite;
 
-use aya_ebpf::EbpfContext as _;
-use aya_ebpf::bindings::BPF_FIB_LKUP_RET_SUCCESS;
-use aya_ebpf::bindings::xdp_action::{XDP_PASS, XDP_REDIRECT, XDP_TX};
+use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_REDIRECT, XDP_TX};
 use aya_ebpf::helpers::bpf_redirect;
-use health_common::config::SERVICES;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS};
 use network_types::eth::EthHdr;
 
-use crate::conntrack::enter_under_way;
-use crate::fib::FibLookup;
-use crate::frame::IP_AT;
-use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES};
 use crate::metrics::count_bytes;
-use flow::Passage;
-use frame::Plain;
 pub use frame::XdpFrame;
+pub(crate) use look_up::Draft;
+use look_up::{StepResult, Steps};
 
 /// What becomes of a packet. Made by the functions of this module alone.
 #[must_use]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct XdpVerdict(u32);
 
 impl XdpVerdict {
     /// On to the host's stack.
-    const PASS: Self = Self(XDP_PASS);
+    const PASSED: Self = Self(XDP_PASS);
+    /// Not known yet.
+    const LOOK_UP: Self = Self(XDP_ABORTED);
 
     /// The verdict as the return value of a program.
     #[inline(always)]
@@ -48,73 +44,53 @@ impl XdpVerdict {
 #[inline(always)]
 pub fn xdp_netdev(frame: &XdpFrame) -> XdpVerdict {
     let Some(ethernet) = frame.at::<EthHdr>(0) else {
-        return XdpVerdict::PASS;
+        return XdpVerdict::PASSED;
     };
     let done = match u16::from_be(ethernet.ether_type) {
         ETHERTYPE_IPV4 => send_on::<Tuple4>(frame),
         ETHERTYPE_IPV6 => send_on::<Tuple6>(frame),
         _ => None,
     };
-    done.unwrap_or(XdpVerdict::PASS)
+    done.unwrap_or(XdpVerdict::PASSED)
 }
 
 /// Sends a packet on; `None`, with the packet as it was, if it is for the stack.
 #[inline(always)]
-fn send_on<T: Plain>(frame: &XdpFrame) -> Option<XdpVerdict>
-where
-    T::Address: Default,
-{
-    let config = HEALTH_CONFIG.get(0)?;
-    if config.flags & SERVICES == 0 {
-        return None;
+fn send_on<T: Steps>(frame: &XdpFrame) -> Option<XdpVerdict> {
+    let ctx = frame.ctx().ctx;
+    let verdict = T::send_known(ctx);
+    if verdict != XdpVerdict::LOOK_UP {
+        return Some(verdict);
     }
-    let mut passage: Passage<T> = flow::find(frame, config)?;
-    let ip = frame.at::<T::Header>(IP_AT)?;
-    let ends = (passage.source.0, passage.destination.0);
-    let mut hop = FibLookup::of::<T>(frame.ifindex(), ends.0, ends.1);
-    hop.protocol = passage.flow.protocol();
-    hop.total_len = T::total_len(ip) as u16;
-    hop.flow_info = T::class(ip);
-    // SAFETY: the context of this program.
-    if unsafe { hop.ask(frame.ctx().as_ptr()) } != BPF_FIB_LKUP_RET_SUCCESS.into() {
-        return None;
+    let mut found = T::find_answer(ctx);
+    if found == StepResult::PASSED {
+        found = T::find_request(ctx);
     }
-    let verdict = way(frame, hop.ifindex)?;
-    let traffic = passage.traffic(frame.length() - IP_AT as u32);
-    let timeouts = &config.timeouts;
-    if !enter_under_way(
-        T::flows(),
-        &mut passage.flow,
-        passage.tcp_flags,
-        traffic,
-        timeouts,
-    ) {
-        return None;
+    match found {
+        StepResult::FOUND if T::route(ctx) == StepResult::FOUND => Some(T::enter(ctx)),
+        StepResult::ENDS => {
+            let _ = T::forget(ctx);
+            None
+        }
+        _ => None,
     }
-    let [own, next] = hop.macs;
-    rewrite::packet(frame, &passage, [next, own])?;
-    count_bytes(frame.length(), Reason::ForwardedByXdp, Direction::Ingress);
-    Some(verdict)
 }
 
-/// How a frame that is for this host leaves by a device.
+/// Hands a packet over to a device, or back to the one that it came by: as in
+/// [`XdpWay::to`](health_common::service::xdp::XdpWay::to).
 #[inline(always)]
-fn way(frame: &XdpFrame, by: u32) -> Option<XdpVerdict> {
-    let ifindex = frame.ifindex();
-    // SAFETY: entries are replaced as a whole.
-    let device = unsafe { HEALTH_XDP_DEVICES.get(ifindex) }?;
-    if frame.at::<EthHdr>(0)?.dst_addr != device.mac {
-        return None;
-    }
-    if by == ifindex && device.flags & XDP_RETURNS != 0 {
+fn handed_over(to: u32) -> Option<XdpVerdict> {
+    if to == 0 {
         return Some(XdpVerdict(XDP_TX));
     }
-    // SAFETY: as above.
-    let device = unsafe { HEALTH_XDP_DEVICES.get(by) }?;
-    if device.flags & XDP_SENDS == 0 {
-        return None;
-    }
     // SAFETY: a helper without memory arguments.
-    let code = unsafe { bpf_redirect(by, 0) };
+    let code = unsafe { bpf_redirect(to, 0) };
     (code == i64::from(XDP_REDIRECT)).then_some(XdpVerdict(XDP_REDIRECT))
+}
+
+/// Counts a packet of this length that was sent on.
+#[inline(always)]
+fn counted(length: u32, verdict: XdpVerdict) -> XdpVerdict {
+    count_bytes(length, Reason::ForwardedByXdp, Direction::Ingress);
+    verdict
 }

@@ -16,7 +16,7 @@ use aya_obj::programs::XdpAttachType;
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, SERVICES};
 use health_common::service::Backend;
-use health_datapath::Hook;
+use health_datapath::{Hook, MapSizes};
 use health_model::settings::ServiceXdp;
 use health_registry::config::MasqueradeSettings;
 use nix::sched::{CloneFlags, unshare};
@@ -167,7 +167,10 @@ impl Stand {
                 ))?;
             }
         }
-        let mut run = TestRun::load_alone();
+        let mut run = TestRun::load_sized(MapSizes {
+            xdp_flows: 1_024,
+            ..MapSizes::default()
+        });
         run.datapath.set_xdp(ServiceXdp::Generic);
         run.datapath.attach(&DEVICES.map(Hook::xdp))?;
         ensure!(

@@ -15,7 +15,7 @@ use crate::walk::{Batch, EntrySize, Walk};
 pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     let mut needed = 0;
     match sized.contents {
-        Contents::Conntrack | Contents::Programs | Contents::Unwanted => {}
+        Contents::Conntrack | Contents::Programs | Contents::Cache | Contents::Unwanted => {}
         Contents::Agent => for_each(&sized.map, map, |_, _| {
             needed += 1;
             Ok(())

@@ -106,6 +106,7 @@ impl PendingResize {
         rename(&pin, &former)?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
+            Contents::Cache => "its entries are made anew",
             _ => "its entries are carried over",
         };
         info!(
@@ -146,7 +147,7 @@ impl PendingResize {
         };
         let failed = |source| file_error("copy the entries of", &former_pin)(source);
         let copied = match sized.contents {
-            Contents::Unwanted => return Ok(()),
+            Contents::Unwanted | Contents::Cache => return Ok(()),
             Contents::Places => return copy_places(&sized.map, &former, &new).map_err(failed),
             Contents::Conntrack | Contents::Programs | Contents::Agent => {
                 copy_entries(sized, &former, &new).map_err(failed)?

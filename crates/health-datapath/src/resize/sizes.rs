@@ -1,10 +1,11 @@
 //! Which maps have sizes that can be set, and what becomes of what is in them.
 
 use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
+use health_common::service::xdp::XDP_FLOWS;
 
 use crate::layout::{
     BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6, SLOTS,
-    SOURCE_RANGES, SVC4, SVC6,
+    SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6,
 };
 use crate::services::ServiceMapSizes;
 
@@ -22,6 +23,8 @@ pub struct MapSizes {
     /// Of the maps of services. `None` where there are none: the maps are as small as they can be, and what was in them
     /// is forgotten.
     pub services: Option<ServiceMapSizes>,
+    /// Of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`. What was in them is found out anew.
+    pub xdp_flows: u32,
 }
 
 impl Default for MapSizes {
@@ -32,6 +35,7 @@ impl Default for MapSizes {
             nat: DEFAULT_ENTRIES,
             nat_any: DEFAULT_ANY_ENTRIES,
             services: Some(ServiceMapSizes::default()),
+            xdp_flows: XDP_FLOWS,
         }
     }
 }
@@ -70,7 +74,9 @@ impl MapSizes {
         });
         let flows = flows.into_iter().map(sized(Contents::Conntrack));
         let translations = translations.into_iter().map(sized(Contents::Programs));
-        flows.chain(translations).chain(services)
+        let known = [(XDP_FLOWS4, self.xdp_flows), (XDP_FLOWS6, self.xdp_flows)];
+        let known = known.into_iter().map(sized(Contents::Cache));
+        flows.chain(translations).chain(services).chain(known)
     }
 }
 
@@ -93,6 +99,8 @@ pub(super) enum Contents {
     Agent,
     /// The same in the places of an array, which others name: each is copied to the same place.
     Places,
+    /// What programs find out again.
+    Cache,
     /// Nothing that is wanted.
     Unwanted,
 }

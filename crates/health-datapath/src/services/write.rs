@@ -1,6 +1,7 @@
 //! Writes a change into the maps.
 
 use health_common::service::{Backend, Frontend};
+use health_net::clock;
 
 use super::{Change, Place, ServicesError, Written, frontend_map};
 use crate::layout;
@@ -42,6 +43,12 @@ impl Change<'_> {
             .map(|index| (*index, Backend::default()));
         let gone = maps.backends.write(&gone.collect::<Vec<_>>());
         gone.map_err(writing(layout::BACKENDS.name))?;
+        if !self.backends_gone.is_empty() {
+            // Their datagrams go elsewhere from now on.
+            maps.xdp_changed
+                .write(&[(0, clock::now_ns())])
+                .map_err(writing(layout::XDP_CHANGED.name))?;
+        }
         let removed = maps.source_ranges.delete(&self.source_ranges_gone);
         removed.map_err(|source| {
             ServicesError::kernel("remove from", layout::SOURCE_RANGES.name, source)

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
+use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::ProgramLog;
 use health_datapath::pin_folder;
 use health_datapath::services::ServiceMapSizes;
@@ -17,7 +18,7 @@ use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
 use health_mesh::mesh_key::MeshKeys;
 use health_model::ipam::{Family, NodeIpam};
-use health_model::settings::Location;
+use health_model::settings::{Location, ServiceXdp};
 use health_net::netlink::Handle;
 use health_net::{cgroup, link, netns};
 use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
@@ -154,6 +155,12 @@ impl NodeDatapath {
             nat: config.nat_max_entries,
             nat_any: config.nat_any_max_entries,
             services: service_map_sizes(&config.services),
+            xdp_flows: match config.services.xdp() {
+                ServiceXdp::Off => XDP_FLOWS,
+                ServiceXdp::Native | ServiceXdp::Generic => {
+                    config.services.maps.service_flow_max_entries
+                }
+            },
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_attachments(attachments);

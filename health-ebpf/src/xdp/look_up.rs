@@ -1,0 +1,256 @@
+//! Looking up what becomes of a packet, and keeping it for those that come after.
+//!
+//! It goes in steps that are functions of their own in the kernel too: each has its stack only while it runs, and the
+//! verifier looks at it once. What they find out they keep in a [`Draft`].
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_SUCCESS, xdp_md};
+use aya_ebpf::programs::XdpContext;
+use health_common::config::{DatapathConfig, SERVICES};
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::packet::{Kind, Packet};
+use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS, XdpFlow};
+use network_types::eth::EthHdr;
+
+use super::flow::{self, Passage};
+use super::frame::{Plain, XdpFrame, is_between};
+use super::{XdpVerdict, counted, handed_over, known, rewrite};
+use crate::bounds::forgotten;
+use crate::clock::coarse_now_ns;
+use crate::conntrack::enter_under_way;
+use crate::fib::FibLookup;
+use crate::frame::IP_AT;
+use crate::ip_version::Version;
+use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES};
+
+/// What the steps know of a packet.
+#[repr(C)]
+pub struct Draft<T: Version> {
+    /// What becomes of it.
+    pub(super) known: XdpFlow<T::Address>,
+    /// Its tuple as it came.
+    pub(super) received: T,
+    /// As [`Passage::flow`].
+    pub(super) flow: T,
+    /// Of the segment, 0 for UDP.
+    tcp_flags: u32,
+    /// Explicit padding, zero.
+    pad: u32,
+}
+
+impl<T: Plain> Draft<T> {
+    /// The one of this CPU.
+    #[inline(always)]
+    fn here() -> Option<&'static mut Self> {
+        let draft = T::drafts().get_ptr_mut(0)?;
+        // SAFETY: a map value stays valid memory for the program's run; no other program uses it, and none interrupts this
+        // one.
+        unsafe { draft.as_mut() }
+    }
+
+    /// Notes a packet down that is to be looked up; `None` if there is no place.
+    #[inline(always)]
+    pub(super) fn begin(packet: &Packet<T>) -> Option<()> {
+        let draft = Self::here()?;
+        draft.received = packet.tuple;
+        draft.tcp_flags = packet.tcp_flags.into();
+        Some(())
+    }
+
+    /// The packet.
+    #[inline(always)]
+    fn packet(&self) -> Packet<T> {
+        Packet {
+            tuple: self.received,
+            tcp_flags: self.tcp_flags as u8,
+            kind: Kind::Flow,
+        }
+    }
+}
+
+/// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepResult(u32);
+
+impl StepResult {
+    /// It is for the stack.
+    pub(super) const PASSED: Self = Self(0);
+    /// It is of a flow whose packets are sent on.
+    pub(super) const FOUND: Self = Self(1);
+    /// It opens such a flow, or ends it.
+    pub(super) const ENDS: Self = Self(2);
+}
+
+/// The steps.
+pub(super) trait Steps: Plain {
+    /// See [`known::send_on`].
+    fn send_known(ctx: *mut xdp_md) -> XdpVerdict;
+    /// See [`find_request`].
+    fn find_request(ctx: *mut xdp_md) -> StepResult;
+    /// See [`find_answer`].
+    fn find_answer(ctx: *mut xdp_md) -> StepResult;
+    /// See [`route`].
+    fn route(ctx: *mut xdp_md) -> StepResult;
+    /// See [`enter`].
+    fn enter(ctx: *mut xdp_md) -> XdpVerdict;
+    /// See [`known::forget`].
+    fn forget(ctx: *mut xdp_md) -> StepResult;
+}
+
+macro_rules! steps {
+    ($tuple:ty, $first:path as $first_name:ident, $($step:ident -> $result:ident $path:path as $name:ident),+) => {
+        impl Steps for $tuple {
+            #[inline(always)]
+            fn send_known(ctx: *mut xdp_md) -> XdpVerdict {
+                #[unsafe(no_mangle)]
+                #[inline(never)]
+                extern "C" fn $first_name(ctx: *mut xdp_md) -> u32 {
+                    let ctx = XdpContext::new(ctx);
+                    $first(&XdpFrame::new(&ctx)).unwrap_or(XdpVerdict::PASSED).0
+                }
+                XdpVerdict($first_name(ctx))
+            }
+        $(
+            #[inline(always)]
+            fn $step(ctx: *mut xdp_md) -> $result {
+                #[unsafe(no_mangle)]
+                #[inline(never)]
+                extern "C" fn $name(ctx: *mut xdp_md) -> u32 {
+                    // Else LLVM would hand nothing over where a step does not use it, which the verifier refuses.
+                    let ctx = XdpContext::new(forgotten(ctx));
+                    match Draft::<$tuple>::here() {
+                        Some(draft) => $path(&XdpFrame::new(&ctx), draft).unwrap_or($result::PASSED).0,
+                        None => $result::PASSED.0,
+                    }
+                }
+                $result($name(ctx))
+            }
+        )+}
+    };
+}
+
+steps!(
+    Tuple4,
+    known::send_on::<Tuple4> as xdp4_send_known,
+    find_request -> StepResult find_request::<Tuple4> as xdp4_find_request,
+    find_answer -> StepResult find_answer::<Tuple4> as xdp4_find_answer,
+    route -> StepResult route::<Tuple4> as xdp4_route,
+    enter -> XdpVerdict enter::<Tuple4> as xdp4_enter,
+    forget -> StepResult known::forget::<Tuple4> as xdp4_forget
+);
+steps!(
+    Tuple6,
+    known::send_on::<Tuple6> as xdp6_send_known,
+    find_request -> StepResult find_request::<Tuple6> as xdp6_find_request,
+    find_answer -> StepResult find_answer::<Tuple6> as xdp6_find_answer,
+    route -> StepResult route::<Tuple6> as xdp6_route,
+    enter -> XdpVerdict enter::<Tuple6> as xdp6_enter,
+    forget -> StepResult known::forget::<Tuple6> as xdp6_forget
+);
+
+/// Finds the flow of what a client sends.
+#[inline(always)]
+fn find_request<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
+where
+    T::Address: Default,
+{
+    find(draft, flow::requested)
+}
+
+/// Finds the flow of what a backend answers.
+#[inline(always)]
+fn find_answer<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
+    find(draft, flow::answered)
+}
+
+#[inline(always)]
+fn find<T: Plain>(
+    draft: &mut Draft<T>,
+    passage: impl Fn(&Packet<T>, &DatapathConfig) -> Option<Passage<T>>,
+) -> Option<StepResult> {
+    let config = HEALTH_CONFIG.get(0)?;
+    if config.flags & SERVICES == 0 {
+        return None;
+    }
+    // First: what changes while the rest is looked up counts as later.
+    draft.known.made_ns = coarse_now_ns();
+    let received = draft.packet();
+    let passage = passage(&received, config)?;
+    draft.flow = passage.flow;
+    let way = &mut draft.known.way;
+    (way.source_be, way.destination_be) = (passage.source.0, passage.destination.0);
+    way.ports_be = [passage.source.1, passage.destination.1];
+    [way.ip_change, way.transport_change] = rewrite::changes(&received.tuple, &passage)?;
+    Some(if is_between(&received) {
+        StepResult::FOUND
+    } else {
+        StepResult::ENDS
+    })
+}
+
+/// Finds out where the packet goes.
+#[inline(always)]
+fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
+    let way = &mut draft.known.way;
+    let ip = frame.at::<T::Header>(IP_AT)?;
+    (way.from, way.class) = (frame.ifindex(), T::class(ip));
+    way.mac = *frame.at::<[u16; 3]>(0)?;
+    let mut hop = FibLookup::of::<T>(way.from, way.source_be, way.destination_be);
+    hop.protocol = T::protocol_behind(ip);
+    hop.total_len = T::total_len(ip) as u16;
+    hop.flow_info = way.class;
+    // SAFETY: the context of this program.
+    if unsafe { hop.ask(frame.ctx().as_ptr()) } != BPF_FIB_LKUP_RET_SUCCESS.into() {
+        return None;
+    }
+    way.mtu = hop.total_len;
+    let [own, next] = hop.macs;
+    way.macs = [
+        u32::from_ne_bytes([next[0], next[1], next[2], next[3]]),
+        u32::from_ne_bytes([next[4], next[5], own[0], own[1]]),
+        u32::from_ne_bytes([own[2], own[3], own[4], own[5]]),
+    ];
+    way.to = departure(frame, hop.ifindex)?;
+    Some(StepResult::FOUND)
+}
+
+/// How a frame that is for this host leaves by a device: as in [`health_common::service::xdp::XdpWay::to`].
+#[inline(always)]
+fn departure(frame: &XdpFrame, by: u32) -> Option<u32> {
+    let ifindex = frame.ifindex();
+    // SAFETY: entries are replaced as a whole.
+    let device = unsafe { HEALTH_XDP_DEVICES.get(ifindex) }?;
+    if frame.at::<EthHdr>(0)?.dst_addr != device.mac {
+        return None;
+    }
+    if by == ifindex && device.flags & XDP_RETURNS != 0 {
+        return Some(0);
+    }
+    // SAFETY: as above.
+    let device = unsafe { HEALTH_XDP_DEVICES.get(by) }?;
+    (device.flags & XDP_SENDS != 0).then_some(by)
+}
+
+/// Enters a packet, and sends it on.
+#[inline(always)]
+fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict> {
+    let config = HEALTH_CONFIG.get(0)?;
+    let verdict = handed_over(draft.known.way.to)?;
+    // Keys must be on the stack.
+    let (key, mut flow) = (draft.received, draft.flow);
+    let length = frame.length();
+    let lasts_secs = enter_under_way(
+        T::flows(),
+        &mut flow,
+        draft.tcp_flags as u8,
+        known::take(&key).and(Pending::packet(length - IP_AT as u32)),
+        &config.timeouts,
+    )?;
+    rewrite::packet::<T>(frame, key.protocol(), &draft.known.way)?;
+    // Of one second there may be nothing left.
+    if lasts_secs > 1 {
+        known::keep(&key, &draft.known);
+    }
+    Some(counted(length, verdict))
+}
