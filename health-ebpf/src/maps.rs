@@ -19,7 +19,7 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
-use health_common::service::xdp::{XDP_DEVICES, XDP_FLOWS, XdpDevice, XdpFlow};
+use health_common::service::xdp::{XDP_DEVICES, XDP_FLOWS, XdpDevice, XdpFlow, XdpTimes};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
@@ -194,9 +194,9 @@ pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max
 #[map]
 pub static HEALTH_XDP_DRAFT6: PerCpuArray<Draft<Tuple6>> = PerCpuArray::with_max_entries(1, 0);
 
-/// When the agent last changed what that follows from: nanoseconds of `CLOCK_MONOTONIC`.
+/// How long that serves.
 #[map]
-pub static HEALTH_XDP_CHANGED: Array<u64> = Array::pinned(1, 0);
+pub static HEALTH_XDP_TIMES: Array<XdpTimes> = Array::pinned(1, 0);
 
 /// Packet counters.
 #[map]

@@ -21,7 +21,7 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::socket::{SocketFlow, SocketKey};
-use health_common::service::xdp::{XdpDevice, XdpFlow};
+use health_common::service::xdp::{XdpDevice, XdpFlow, XdpTimes};
 use health_common::service::{
     Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
     ServiceFlow6, SourceRange,
@@ -127,8 +127,8 @@ pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES");
 pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4");
 /// How XDP sends packets of IPv6 flows on.
 pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6");
-/// When something last changed that these follow from.
-pub const XDP_CHANGED: MapLayout = map::<u32, u64>("HEALTH_XDP_CHANGED");
+/// How long that serves.
+pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
@@ -173,7 +173,7 @@ pub const MAPS: [MapLayout; 41] = [
     XDP_DEVICES,
     XDP_FLOWS4,
     XDP_FLOWS6,
-    XDP_CHANGED,
+    XDP_TIMES,
     CONFIG,
 ];
 

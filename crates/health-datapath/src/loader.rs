@@ -15,6 +15,7 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
+use health_common::service::xdp::XdpTimes;
 use health_model::settings::Location;
 use health_net::clock;
 use tracing::info;
@@ -34,7 +35,7 @@ use super::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
 use super::sockets::Sockets;
 use super::table::Table;
 use super::workloads::{Workloads, with_link_local};
-use super::xdp::ServiceProgram;
+use super::xdp::{ServiceProgram, xdp_times};
 use super::{DatapathError, Hook, PROGRAMS};
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -76,7 +77,7 @@ pub struct Datapath {
     pub(super) workloads: Workloads,
     pub(super) sockets: Sockets,
     config: Array<MapData, DatapathConfig>,
-    changed: Array<MapData, u64>,
+    xdp_times: Array<MapData, XdpTimes>,
     masquerade: Array<MapData, MasqueradeConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
     lock: File,
@@ -124,7 +125,7 @@ impl Datapath {
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
-        let changed = typed(&pins, &layout::XDP_CHANGED, Array::try_from)?;
+        let xdp_times = typed(&pins, &layout::XDP_TIMES, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let mut programs = Programs::new();
         for name in layout::PROGRAMS {
@@ -151,7 +152,7 @@ impl Datapath {
             workloads: Workloads::default(),
             sockets,
             config,
-            changed,
+            xdp_times,
             masquerade,
             lock,
         };
@@ -182,7 +183,7 @@ impl Datapath {
             workloads,
             sockets,
             config: _,
-            changed: _,
+            xdp_times: _,
             masquerade: _,
             lock: _,
         } = self;
@@ -254,9 +255,9 @@ impl Datapath {
 
     /// Has XDP find out anew how it sends packets on, after something changed that follows from.
     pub(super) fn note_change(&mut self) -> Result<(), DatapathError> {
-        self.changed
-            .set(0, clock::now_ns(), 0)
-            .map_err(map_error("write", layout::XDP_CHANGED.name))
+        self.xdp_times
+            .set(0, xdp_times(), 0)
+            .map_err(map_error("write", layout::XDP_TIMES.name))
     }
 
     /// Makes exactly these, and those of workloads, the local endpoints. Those that stay are never missing

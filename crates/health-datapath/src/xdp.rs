@@ -6,10 +6,10 @@ use aya::EbpfLoader;
 use aya::maps::HashMap;
 use aya::programs::{Program, Xdp};
 use aya_obj::programs::XdpAttachType;
-use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS, XdpDevice};
+use health_common::service::xdp::{XDP_RETURNS, XDP_SENDS, XDP_WAY_NS, XdpDevice, XdpTimes};
 use health_model::settings::ServiceXdp;
-use health_net::ethtool;
 use health_net::xdp::{self, Mode};
+use health_net::{clock, ethtool};
 use nix::net::if_::if_nametoindex;
 
 use super::layout::{self, PROGRAM_PINS, XDP_NETDEV};
@@ -115,6 +115,14 @@ impl Datapath {
             }
         }
         self.note_change()
+    }
+}
+
+/// What tells the program that something changed right now.
+pub(super) fn xdp_times() -> XdpTimes {
+    XdpTimes {
+        changed_ns: clock::now_ns(),
+        way_ticks: XDP_WAY_NS / clock::tick_ns().max(1),
     }
 }
 

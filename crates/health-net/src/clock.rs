@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_getres, clock_gettime};
 use serde::Serialize;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, which programs take their times from.
@@ -19,6 +19,15 @@ pub fn now_ns() -> u64 {
 pub fn coarse_now_secs() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
     now.as_secs().try_into().unwrap_or(u32::MAX)
+}
+
+/// How long a tick of the kernel (`jiffies`) takes, nanoseconds: the resolution of clocks that only ticks move on
+/// (kernel/time/posix-timers.c, `posix_get_coarse_res`).
+pub fn tick_ns() -> u64 {
+    // The longest that there is; as with `now_ns`, the kernel offers it to every process.
+    const LONGEST: Duration = Duration::from_millis(10);
+    let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(LONGEST, Duration::from);
+    tick.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
 /// The state of the clock (adjtimex(2)).

@@ -59,6 +59,9 @@ pub const fn checksum_field(protocol: u8) -> Option<ChecksumField> {
 pub struct Difference(u64);
 
 impl Difference {
+    /// No change.
+    pub const NONE: Self = Self(0);
+
     /// One 16-bit word, as in memory.
     #[inline(always)]
     pub const fn of16(old: u16, new: u16) -> Self {
@@ -93,10 +96,10 @@ impl Difference {
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
-    /// The change of which [`Difference::word`] made this.
+    /// The change in 16 bits, for [`apply_folded`].
     #[inline(always)]
-    pub const fn of_word(word: u32) -> Self {
-        Self(word as u64)
+    pub const fn folded(self) -> u16 {
+        fold64(self.0)
     }
 
     /// The checksum after the change.
@@ -116,6 +119,13 @@ impl Difference {
             check => check,
         }
     }
+}
+
+/// As [`Difference::apply`], of [`Difference::folded`]: the sum of both has one carry at most.
+#[inline(always)]
+pub const fn apply_folded(folded: u16, check: u16) -> u16 {
+    let sum = !check as u32 + folded as u32;
+    !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// What a translation changes at one end of a packet.
@@ -270,6 +280,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_folded_change_makes_the_same_checksum(old: (u32, u16), new: (u32, u16), check: u16) {
+            let change = Change::v4(old, new);
+            let difference = change.address.and(change.port);
+            prop_assert_eq!(apply_folded(difference.folded(), check), difference.apply(check));
+        }
+
         #[test]
         fn an_applied_difference_is_the_recomputed_checksum(
             rest in prop::collection::vec(any::<u32>(), 0..20),

@@ -11,7 +11,9 @@ use crate::ct::{IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use crate::tcp::IP_PROTOCOL_TCP;
 
-pub use change::{Change, ChecksumField, Difference, End, Inside, checksum_field, port_at};
+pub use change::{
+    Change, ChecksumField, Difference, End, Inside, apply_folded, checksum_field, port_at,
+};
 pub use ports::{PortSearch, Ports, TRIES};
 
 /// Flag: the flow is the host's own; its port or identifier is reserved, nothing is rewritten.

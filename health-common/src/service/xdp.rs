@@ -11,6 +11,17 @@ pub const XDP_FLOWS: u32 = 1;
 /// so nothing expires there meanwhile; the agent looks for faults as often, and routes change far more seldom.
 pub const XDP_WAY_NS: u64 = 500_000_000;
 
+/// How long ways serve, the one value of `HEALTH_XDP_TIMES`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XdpTimes {
+    /// When the agent last changed what ways follow from: nanoseconds of `CLOCK_MONOTONIC`. Ways that are older serve no
+    /// more.
+    pub changed_ns: u64,
+    /// [`XDP_WAY_NS`] in ticks of the kernel (`jiffies`), which cost a program nothing to read.
+    pub way_ticks: u64,
+}
+
 /// A device on which XDP serves, by its number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,19 +44,12 @@ pub const XDP_SENDS: u16 = 2;
 pub struct XdpFlow<A> {
     /// When all that follows was looked up: nanoseconds of `CLOCK_MONOTONIC`.
     pub made_ns: u64,
+    /// When it is to be looked up again: ticks of the kernel.
+    pub until_ticks: u64,
     /// What conntrack has not been told of yet: see [`Pending`].
     pub pending: u64,
     /// What becomes of the packets.
     pub way: XdpWay<A>,
-}
-
-impl<A> XdpFlow<A> {
-    /// Whether packets may go its way, given when something last changed of which the programs are told, and the present
-    /// time: nanoseconds of `CLOCK_MONOTONIC`.
-    #[inline(always)]
-    pub const fn serves(made_ns: u64, changed_ns: u64, now_ns: u64) -> bool {
-        made_ns > changed_ns && now_ns.wrapping_sub(made_ns) < XDP_WAY_NS
-    }
 }
 
 /// How packets are sent on, and which of a flow are.
@@ -70,13 +74,11 @@ pub struct XdpWay<A> {
     pub to: u32,
     /// Traffic class, and flow label with IPv6, as the look-up of routes takes them, without the bits of ECN (RFC 3168).
     pub class: u32,
-    /// By how much the sum under the checksum of the IP header changes with its addresses:
-    /// [`crate::nat::Difference::word`].
-    pub ip_change: u32,
+    /// By how much the sum under the checksum of the IP header changes with its addresses and the time to live:
+    /// [`crate::nat::Difference::folded`].
+    pub ip_change: u16,
     /// The same of the transport header.
-    pub transport_change: u32,
-    /// Explicit padding, zero.
-    pub pad: u32,
+    pub transport_change: u16,
 }
 
 /// Packets and bytes in one word, which one instruction adds to: bytes in the low 40 bits. It is taken away at least each
@@ -116,6 +118,7 @@ impl Pending {
 
 crate::map_types!(
     XdpDevice = 8,
+    XdpTimes = 16,
     XdpFlow<u32> = 72,
     XdpFlow<[u32; 4]> = 96,
 );
@@ -123,17 +126,6 @@ crate::map_types!(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_way_serves_for_half_a_second_unless_something_changed_since() {
-        let made = 10 * XDP_WAY_NS;
-        let serves = |changed, now| XdpFlow::<u32>::serves(made, changed, now);
-        assert!(serves(0, made));
-        assert!(serves(made - 1, made + XDP_WAY_NS - 1));
-        assert!(!serves(0, made + XDP_WAY_NS));
-        assert!(!serves(made, made + 1), "it was made as things changed");
-        assert!(!XdpFlow::<u32>::serves(0, 0, 1), "it was never made");
-    }
 
     #[test]
     fn packets_and_bytes_are_added_in_one_word() {

@@ -6,12 +6,10 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
 use aya_ebpf::programs::XdpContext;
-use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{IPV6_LEN, Ipv4Header, Ipv6Header};
-use health_common::nat::Difference;
-use health_common::packet::{Kind, Packet, TransportStart, Upper, read4, read6};
-use health_common::service::xdp::XdpFlow;
-use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN, TcpHeader};
+use health_common::nat::{Difference, apply_folded};
+use health_common::service::xdp::{XdpFlow, XdpWay};
 
 use super::Draft;
 use crate::frame::IP_AT;
@@ -27,17 +25,26 @@ const FLOW_INFO_BE: u32 = 0x0fcf_ffff_u32.to_be();
 /// The bits of a type of service that routes may depend on: those of ECN change on the way (RFC 3168).
 const DSCP: u8 = 0xfc;
 
-/// The word of a TCP header that ends with its flags.
-const FLAGS_WORD: usize = offset_of!(TcpHeader, flags) / 2;
+/// By how much the sum under the checksum of an IPv4 header changes with a hop: one of its words begins with the time to
+/// live.
+const HOP: Difference = Difference::of16(u16::from_ne_bytes([2, 0]), u16::from_ne_bytes([1, 0]));
 
-/// UDP header (RFC 768), network byte order.
-#[repr(C)]
-pub(super) struct UdpHeader {
-    pub(super) source_be: u16,
-    pub(super) destination_be: u16,
-    pub(super) len_be: u16,
-    /// 0 for none.
-    pub(super) check: u16,
+/// Headers in a packet.
+pub(super) struct Headers<'a, I, L> {
+    /// Hardware addresses of receiver and sender.
+    pub(super) macs: &'a mut [u32; 3],
+    pub(super) ip: &'a mut I,
+    pub(super) transport: &'a mut L,
+}
+
+impl<I, L> Headers<'_, I, L> {
+    /// The hardware address of the receiver, as in [`health_common::service::xdp::XdpWay::mac`].
+    #[inline(always)]
+    pub(super) fn receiver(&self) -> [u16; 3] {
+        let [a, b, c, d] = self.macs[0].to_ne_bytes();
+        let [e, f, ..] = self.macs[1].to_ne_bytes();
+        [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes)
+    }
 }
 
 /// A packet before the host's stack has it.
@@ -112,6 +119,26 @@ impl<'a> XdpFrame<'a> {
     }
 }
 
+impl<'a> XdpFrame<'a> {
+    /// The headers, of which that of the transport protocol begins at `offset`; behind one comparison.
+    #[inline(always)]
+    pub(super) fn headers<I, L>(&self, offset: usize) -> Option<Headers<'a, I, L>> {
+        let start = self.start();
+        if start + offset + size_of::<L>() > self.end() {
+            return None;
+        }
+        // SAFETY: in bounds, since `offset` is behind the other two headers; they do not overlap, and all are plain
+        // integers. For alignment see `crate::frame::Frame::at`.
+        Some(unsafe {
+            Headers {
+                macs: &mut *(start as *mut [u32; 3]),
+                ip: &mut *((start + IP_AT) as *mut I),
+                transport: &mut *((start + offset) as *mut L),
+            }
+        })
+    }
+}
+
 /// What reading and rewriting of plain packets differs in between the IP versions.
 pub(super) trait Plain: Version {
     /// What was found out of its flows.
@@ -124,10 +151,12 @@ pub(super) trait Plain: Version {
     fn total_len(ip: &Self::Header) -> u32;
     /// As [`crate::fib::FibLookup::flow_info`], without the bits of ECN.
     fn class(ip: &Self::Header) -> u32;
-    /// The packet, of which the header tells the length, with the first bytes of its transport header.
-    fn packet(ip: &Self::Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>>;
-    /// Sends a packet on between other addresses: as many bits of its sum change as `addresses` says.
-    fn send_on(ip: &mut Self::Header, ends: (Self::Address, Self::Address), addresses: Difference);
+    /// The tuple of a packet that came, between these ports.
+    fn tuple(ip: &Self::Header, ports_be: [u16; 2], protocol: u8) -> Self;
+    /// By how much the sum under the header's checksum changes on the way to the next hop, but for addresses.
+    const HOP: Difference;
+    /// Sends a packet on as [`XdpWay`] says.
+    fn send_on(ip: &mut Self::Header, way: &XdpWay<Self::Address>);
 }
 
 impl Plain for Tuple4 {
@@ -157,17 +186,25 @@ impl Plain for Tuple4 {
     }
 
     #[inline(always)]
-    fn packet(ip: &Ipv4Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>> {
-        read4(ip, Self::total_len(ip), start, direction)
+    fn tuple(ip: &Ipv4Header, [sport_be, dport_be]: [u16; 2], protocol: u8) -> Self {
+        Self {
+            saddr_be: ip.saddr_be,
+            daddr_be: ip.daddr_be,
+            sport_be,
+            dport_be,
+            protocol,
+            direction: TUPLE_IN,
+            pad: 0,
+        }
     }
 
+    const HOP: Difference = HOP;
+
     #[inline(always)]
-    fn send_on(ip: &mut Ipv4Header, ends: (u32, u32), addresses: Difference) {
-        let word = |ttl| u16::from_ne_bytes([ttl, ip.protocol]);
-        let (old, new) = (word(ip.ttl), word(ip.ttl - 1));
-        ip.check = addresses.and(Difference::of16(old, new)).apply(ip.check);
+    fn send_on(ip: &mut Ipv4Header, way: &XdpWay<u32>) {
+        ip.check = apply_folded(way.ip_change, ip.check);
         ip.ttl -= 1;
-        (ip.saddr_be, ip.daddr_be) = ends;
+        (ip.saddr_be, ip.daddr_be) = (way.source_be, way.destination_be);
     }
 }
 
@@ -199,49 +236,23 @@ impl Plain for Tuple6 {
     }
 
     #[inline(always)]
-    fn packet(ip: &Ipv6Header, start: &TransportStart, direction: u8) -> Option<Packet<Self>> {
-        let upper = Upper {
-            protocol: ip.next_header,
-            len: u16::from_be(ip.payload_len_be).into(),
-            fragment: None,
-        };
-        read6(ip, &upper, start, direction)
+    fn tuple(ip: &Ipv6Header, [sport_be, dport_be]: [u16; 2], protocol: u8) -> Self {
+        Self {
+            saddr_be: ip.saddr_be,
+            daddr_be: ip.daddr_be,
+            sport_be,
+            dport_be,
+            protocol,
+            direction: TUPLE_IN,
+            pad: 0,
+        }
     }
+
+    const HOP: Difference = Difference::NONE;
 
     #[inline(always)]
-    fn send_on(ip: &mut Ipv6Header, ends: ([u32; 4], [u32; 4]), _addresses: Difference) {
+    fn send_on(ip: &mut Ipv6Header, way: &XdpWay<[u32; 4]>) {
         ip.hop_limit -= 1;
-        (ip.saddr_be, ip.daddr_be) = ends;
+        (ip.saddr_be, ip.daddr_be) = (way.source_be, way.destination_be);
     }
-}
-
-/// Reads a packet as one that came: a whole datagram of UDP, or a whole segment of TCP. `None` for all else.
-#[inline(always)]
-pub(super) fn read<T: Plain>(frame: &XdpFrame) -> Option<Packet<T>> {
-    let ip = frame.at::<T::Header>(IP_AT)?;
-    if !T::is_plain(ip) || frame.length() < IP_AT as u32 + T::total_len(ip) {
-        return None;
-    }
-    let mut start = TransportStart::default();
-    match T::protocol_behind(ip) {
-        IP_PROTOCOL_TCP => {
-            let tcp = frame.at::<TcpHeader>(T::L4_AT)?;
-            start.words_be[0] = tcp.source_be;
-            start.words_be[1] = tcp.destination_be;
-            start.words_be[FLAGS_WORD] = u16::from_be_bytes([tcp.offset, tcp.flags]).to_be();
-        }
-        IP_PROTOCOL_UDP => {
-            let udp = frame.at::<UdpHeader>(T::L4_AT)?;
-            start.words_be[0] = udp.source_be;
-            start.words_be[1] = udp.destination_be;
-        }
-        _ => return None,
-    }
-    T::packet(ip, &start, TUPLE_IN).filter(|packet| matches!(packet.kind, Kind::Flow))
-}
-
-/// Whether a packet neither opens nor ends a connection.
-#[inline(always)]
-pub(super) fn is_between<T: Plain>(packet: &Packet<T>) -> bool {
-    packet.tuple.protocol() == IP_PROTOCOL_UDP || packet.tcp_flags & (SYN | FIN | RST | ACK) == ACK
 }

@@ -5,53 +5,76 @@ use core::intrinsics::{AtomicOrdering, atomic_xchg};
 use core::ptr;
 
 use aya_ebpf::bindings::BPF_ANY;
-use health_common::ct::TUPLE_IN;
-use health_common::packet::Packet;
+use aya_ebpf::helpers::generated::bpf_jiffies64;
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::service::xdp::{Pending, XdpFlow};
+use health_common::tcp::{IP_PROTOCOL_TCP, TcpHeader};
 
-use super::frame::{Plain, XdpFrame, is_between, read};
+use super::frame::{Headers, Plain, XdpFrame};
 use super::look_up::{Draft, StepResult};
+use super::transport::{Transport, UdpHeader, is_between};
 use super::{XdpVerdict, counted, handed_over, rewrite};
-use crate::clock::coarse_now_ns;
 use crate::conntrack::{add, enter_passed};
 use crate::frame::IP_AT;
-use crate::maps::HEALTH_XDP_CHANGED;
+use crate::maps::HEALTH_XDP_TIMES;
 
-/// Sends a packet on as those before it; `None` if it is for the stack.
+/// Sends a packet on as those before it, if it is a whole datagram of UDP or segment of TCP; `None` if it is for the
+/// stack.
 #[inline(always)]
 pub(super) fn send_on<T: Plain>(frame: &XdpFrame) -> Option<XdpVerdict> {
-    let packet: Packet<T> = read(frame)?;
-    if is_between(&packet)
-        && let Some(verdict) = send_on_as_before(frame, &packet)
-    {
-        return Some(verdict);
+    match T::protocol_behind(frame.at::<T::Header>(IP_AT)?) {
+        IP_PROTOCOL_TCP => send_on_of::<T, TcpHeader>(frame),
+        IP_PROTOCOL_UDP => send_on_of::<T, UdpHeader>(frame),
+        _ => None,
     }
-    Draft::begin(&packet)?;
-    Some(XdpVerdict::LOOK_UP)
 }
 
 #[inline(always)]
-fn send_on_as_before<T: Plain>(frame: &XdpFrame, packet: &Packet<T>) -> Option<XdpVerdict> {
-    // Keys must be on the stack.
-    let key = packet.tuple;
-    let entry = T::known().get_ptr_mut(&key)?;
-    let changed_ns = HEALTH_XDP_CHANGED.get(0)?;
-    // SAFETY: a value of that map, valid memory for the program's run. All but the first two words stay as they are.
-    let (made_ns, way) = unsafe { ((*entry).made_ns, &(*entry).way) };
-    if !XdpFlow::<T::Address>::serves(made_ns, *changed_ns, coarse_now_ns()) {
+fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
+    let headers = frame.headers::<T::Header, L>(T::L4_AT)?;
+    let (length, len) = (frame.length(), T::total_len(headers.ip));
+    let is_whole = len >= (T::HEADER_LEN + size_of::<L>()) as u32 && length >= IP_AT as u32 + len;
+    if !is_whole || !T::is_plain(headers.ip) {
         return None;
     }
-    let ip = frame.at::<T::Header>(IP_AT)?;
-    let is_alike = *frame.at::<[u16; 3]>(0)? == way.mac
+    // Keys must be on the stack.
+    let key = T::tuple(headers.ip, headers.transport.ports_be(), L::PROTOCOL);
+    let tcp_flags = headers.transport.tcp_flags();
+    if is_between(L::PROTOCOL, tcp_flags)
+        && let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key)
+    {
+        return Some(verdict);
+    }
+    Draft::begin(&key, tcp_flags)?;
+    Some(XdpVerdict::LOOK_UP)
+}
+
+/// `None` if all is to be looked up.
+#[inline(always)]
+fn send_on_as_before<T: Plain, L: Transport>(
+    frame: &XdpFrame,
+    headers: Headers<'_, T::Header, L>,
+    key: &T,
+) -> Option<XdpVerdict> {
+    let entry = T::known().get_ptr_mut(key)?;
+    let times = HEALTH_XDP_TIMES.get(0)?;
+    // SAFETY: a value of that map, valid memory for the program's run. Of the way nothing ever changes.
+    let (made_ns, until_ticks, way) =
+        unsafe { ((*entry).made_ns, (*entry).until_ticks, &(*entry).way) };
+    // SAFETY: a helper without arguments.
+    let now_ticks = unsafe { bpf_jiffies64() };
+    let is_alike = made_ns > times.changed_ns
+        && now_ticks < until_ticks
+        && headers.receiver() == way.mac
         && frame.ifindex() == way.from
-        && T::class(ip) == way.class
-        && T::total_len(ip) <= way.mtu.into();
+        && T::class(headers.ip) == way.class
+        && T::total_len(headers.ip) <= way.mtu.into();
     if !is_alike {
         return None;
     }
     let verdict = handed_over(way.to)?;
+    rewrite::headers::<T, L>(headers, way);
     let length = frame.length();
-    rewrite::packet::<T>(frame, key.protocol(), way)?;
     let passed = Pending::packet(length - IP_AT as u32);
     // SAFETY: a counter in that value, which is aligned.
     unsafe { add(&raw mut (*entry).pending, passed.0) };
@@ -77,8 +100,11 @@ pub(super) fn keep<T: Plain>(key: &T, flow: &XdpFlow<T::Address>) {
         // SAFETY: as above.
         && unsafe { (*entry).way == flow.way }
     {
-        // SAFETY: as above, an aligned word.
-        unsafe { ptr::write_volatile(&raw mut (*entry).made_ns, flow.made_ns) };
+        // SAFETY: as above, aligned words.
+        unsafe {
+            ptr::write_volatile(&raw mut (*entry).made_ns, flow.made_ns);
+            ptr::write_volatile(&raw mut (*entry).until_ticks, flow.until_ticks);
+        }
         return;
     }
     // As a whole: others may be reading.

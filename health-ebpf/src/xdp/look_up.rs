@@ -5,6 +5,7 @@
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_SUCCESS, xdp_md};
+use aya_ebpf::helpers::generated::bpf_jiffies64;
 use aya_ebpf::programs::XdpContext;
 use health_common::config::{DatapathConfig, SERVICES};
 use health_common::ct::{Tuple4, Tuple6};
@@ -13,7 +14,8 @@ use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS, XdpFlow};
 use network_types::eth::EthHdr;
 
 use super::flow::{self, Passage};
-use super::frame::{Plain, XdpFrame, is_between};
+use super::frame::{Plain, XdpFrame};
+use super::transport::is_between;
 use super::{XdpVerdict, counted, handed_over, known, rewrite};
 use crate::bounds::forgotten;
 use crate::clock::coarse_now_ns;
@@ -21,7 +23,7 @@ use crate::conntrack::enter_under_way;
 use crate::fib::FibLookup;
 use crate::frame::IP_AT;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES};
+use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES, HEALTH_XDP_TIMES};
 
 /// What the steps know of a packet.
 #[repr(C)]
@@ -50,10 +52,10 @@ impl<T: Plain> Draft<T> {
 
     /// Notes a packet down that is to be looked up; `None` if there is no place.
     #[inline(always)]
-    pub(super) fn begin(packet: &Packet<T>) -> Option<()> {
+    pub(super) fn begin(received: &T, tcp_flags: u8) -> Option<()> {
         let draft = Self::here()?;
-        draft.received = packet.tuple;
-        draft.tcp_flags = packet.tcp_flags.into();
+        draft.received = *received;
+        draft.tcp_flags = tcp_flags.into();
         Some(())
     }
 
@@ -175,6 +177,8 @@ fn find<T: Plain>(
     }
     // First: what changes while the rest is looked up counts as later.
     draft.known.made_ns = coarse_now_ns();
+    // SAFETY: a helper without arguments.
+    draft.known.until_ticks = unsafe { bpf_jiffies64() } + HEALTH_XDP_TIMES.get(0)?.way_ticks;
     let received = draft.packet();
     let passage = passage(&received, config)?;
     draft.flow = passage.flow;
@@ -182,11 +186,13 @@ fn find<T: Plain>(
     (way.source_be, way.destination_be) = (passage.source.0, passage.destination.0);
     way.ports_be = [passage.source.1, passage.destination.1];
     [way.ip_change, way.transport_change] = rewrite::changes(&received.tuple, &passage)?;
-    Some(if is_between(&received) {
-        StepResult::FOUND
-    } else {
-        StepResult::ENDS
-    })
+    Some(
+        if is_between(received.tuple.protocol(), received.tcp_flags) {
+            StepResult::FOUND
+        } else {
+            StepResult::ENDS
+        },
+    )
 }
 
 /// Finds out where the packet goes.

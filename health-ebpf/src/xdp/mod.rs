@@ -9,6 +9,7 @@ mod frame;
 mod known;
 mod look_up;
 mod rewrite;
+mod transport;
 
 use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_REDIRECT, XDP_TX};
 use aya_ebpf::helpers::bpf_redirect;

@@ -9,6 +9,7 @@ use aya::maps::{MapData, MapError};
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::xdp::XdpTimes;
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
     DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
@@ -36,7 +37,7 @@ pub struct ServiceMaps {
     pub(super) flows4: [Table<Tuple4, ServiceFlow4>; 2],
     pub(super) flows6: [Table<Tuple6, ServiceFlow6>; 2],
     pub(super) sockets: Table<SocketKey, SocketFlow>,
-    pub(super) xdp_changed: Table<u32, u64>,
+    pub(super) xdp_times: Table<u32, XdpTimes>,
 }
 
 /// A flow, or what answers it.
@@ -172,7 +173,7 @@ impl ServiceMaps {
                 layout::REVNAT_ANY4 => clone(name, self.flows4[1].try_clone()),
                 layout::REVNAT6 => clone(name, self.flows6[0].try_clone()),
                 layout::SOCKETS => clone(name, self.sockets.try_clone()),
-                layout::XDP_CHANGED => clone(name, self.xdp_changed.try_clone()),
+                layout::XDP_TIMES => clone(name, self.xdp_times.try_clone()),
                 _ => clone(name, self.flows6[1].try_clone()),
             }
         })
@@ -198,7 +199,7 @@ impl ServiceMaps {
                 Table::new(open(&layout::REVNAT_ANY6)?),
             ],
             sockets: Table::new(open(&layout::SOCKETS)?),
-            xdp_changed: Table::new(open(&layout::XDP_CHANGED)?),
+            xdp_times: Table::new(open(&layout::XDP_TIMES)?),
         })
     }
 
@@ -270,7 +271,7 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
         layout::SLOTS => (ARRAY, sizes.slots),
         layout::MAGLEV => (ARRAY, sizes.maglev),
         layout::SOURCE_RANGES => (LPM_TRIE, sizes.source_ranges),
-        layout::XDP_CHANGED => (ARRAY, 1),
+        layout::XDP_TIMES => (ARRAY, 1),
         layout::AFFINITY => (LRU_HASH, sizes.affinity),
         layout::REVNAT4 | layout::REVNAT6 => (LRU_HASH, sizes.flows),
         _ => (LRU_HASH, sizes.flows_any),

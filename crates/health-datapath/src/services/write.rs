@@ -1,11 +1,11 @@
 //! Writes a change into the maps.
 
 use health_common::service::{Backend, Frontend};
-use health_net::clock;
 
 use super::{Change, Place, ServicesError, Written, frontend_map};
 use crate::layout;
 use crate::table::Table;
+use crate::xdp::xdp_times;
 
 /// The value of all entries of `HEALTH_SOURCE_RANGES`.
 const ALLOWED: u32 = 1;
@@ -45,9 +45,9 @@ impl Change<'_> {
         gone.map_err(writing(layout::BACKENDS.name))?;
         if !self.backends_gone.is_empty() {
             // Their datagrams go elsewhere from now on.
-            maps.xdp_changed
-                .write(&[(0, clock::now_ns())])
-                .map_err(writing(layout::XDP_CHANGED.name))?;
+            maps.xdp_times
+                .write(&[(0, xdp_times())])
+                .map_err(writing(layout::XDP_TIMES.name))?;
         }
         let removed = maps.source_ranges.delete(&self.source_ranges_gone);
         removed.map_err(|source| {
