@@ -140,7 +140,7 @@ impl<'a> XdpFrame<'a> {
 }
 
 /// What reading and rewriting of plain packets differs in between the IP versions.
-pub(super) trait Plain: Version {
+pub trait Plain: Version {
     /// What was found out of its flows.
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
     /// Where one of these values is made.

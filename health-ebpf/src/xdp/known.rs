@@ -40,9 +40,9 @@ fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
     // Keys must be on the stack.
     let key = T::tuple(headers.ip, headers.transport.ports_be(), L::PROTOCOL);
     let tcp_flags = headers.transport.tcp_flags();
-    if is_between(L::PROTOCOL, tcp_flags)
-        && let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key)
-    {
+    if !is_between(L::PROTOCOL, tcp_flags) {
+        expire(&key);
+    } else if let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key) {
         return Some(verdict);
     }
     Draft::begin(&key, tcp_flags)?;
@@ -79,6 +79,15 @@ fn send_on_as_before<T: Plain, L: Transport>(
     // SAFETY: a counter in that value, which is aligned.
     unsafe { add(&raw mut (*entry).pending, passed.0) };
     Some(counted(length, verdict))
+}
+
+/// Has packets with this tuple looked up again: a new connection may have another backend.
+#[inline(always)]
+fn expire<T: Plain>(key: &T) {
+    if let Some(entry) = T::known().get_ptr_mut(key) {
+        // SAFETY: as above, an aligned word.
+        unsafe { ptr::write_volatile(&raw mut (*entry).made_ns, 0) };
+    }
 }
 
 /// Takes what went by under a key and conntrack has not been told of.

@@ -32,6 +32,7 @@ pub struct Known<'a, T> {
     pub stand: &'a Stand,
     hosts: Hosts,
     backend: IpAddr,
+    /// IP protocol number.
     pub protocol: u8,
     /// From the client to the frontend.
     pub sent: T,

@@ -6,6 +6,7 @@ mod packet;
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::Duration;
 use std::{fs, thread};
 
 use anyhow::{Context as _, ensure};
@@ -16,10 +17,13 @@ use aya_obj::programs::XdpAttachType;
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, SERVICES};
 use health_common::service::Backend;
-use health_datapath::{Hook, MapSizes};
+use health_common::service::xdp::XdpTimes;
+use health_datapath::{Hook, MapSizes, layout};
 use health_model::settings::ServiceXdp;
+use health_net::clock;
 use health_registry::config::MasqueradeSettings;
 use nix::sched::{CloneFlags, unshare};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::process::run;
 use crate::testrun::TestRun;
@@ -125,7 +129,14 @@ pub fn ip(words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn mac(bytes: [u8; 6]) -> String {
+/// The clock of the program's ways.
+fn coarse_now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("a clock");
+    Duration::from(now).as_nanos() as u64
+}
+
+/// A hardware address as `ip` takes it.
+pub fn mac(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
@@ -211,7 +222,38 @@ impl Stand {
         Ok(self.run.datapath.configure(self.config)?)
     }
 
-    /// Has the backend serve at this address, or nothing.
+    /// Has each way that the program finds out serve for so many ticks, and those that it has found out no more.
+    pub fn set_way_ticks(&self, ticks: u64) -> anyhow::Result<()> {
+        let mut times = self.times()?;
+        let changed_ns = clock::now_ns();
+        let way_ticks = ticks;
+        times.set(
+            0,
+            XdpTimes {
+                changed_ns,
+                way_ticks,
+            },
+            0,
+        )?;
+        // The program's clock moves on by ticks: what it finds out before the next one does not count as newer.
+        while coarse_now_ns() <= changed_ns {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Has the ways that the program has found out serve no more.
+    pub fn note_change(&self) -> anyhow::Result<()> {
+        let times = self.times()?.get(&0, 0)?;
+        self.set_way_ticks(times.way_ticks)
+    }
+
+    fn times(&self) -> anyhow::Result<Array<MapData, XdpTimes>> {
+        let pin = self.run.location.pins().join(layout::XDP_TIMES.name);
+        Ok(Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?)
+    }
+
+    /// Has the backend serve at this address, or nothing, as the agent tells the programs.
     pub fn serve(&self, address: Option<IpAddr>) -> anyhow::Result<()> {
         let pin = self.run.location.pins().join("HEALTH_BACKENDS");
         let map = Map::from_map_data(MapData::from_pin(pin)?)?;
@@ -222,7 +264,8 @@ impl Stand {
             port_be: BACKEND_PORT.to_be(),
             ..Backend::default()
         });
-        Ok(backends.set(BACKEND, backend.unwrap_or_default(), 0)?)
+        backends.set(BACKEND, backend.unwrap_or_default(), 0)?;
+        self.note_change()
     }
 
     /// The context of a packet of this length that came by a device.

@@ -12,6 +12,7 @@ const SIZES: MapSizes = MapSizes {
     nat: 4_608,
     nat_any: 1_024,
     services: None,
+    xdp_flows: 1,
 };
 /// Packets of each CPU: of each kind and IP version many times what the maps have room for.
 const PACKETS: u64 = 30_000;

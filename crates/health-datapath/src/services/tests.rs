@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use health_common::addr::Addr;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4};
 use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::xdp::XdpTimes;
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
     BACKEND_LINGERS, Backend, KIND_CLUSTER_IP, ServiceFlow4,
@@ -181,8 +182,15 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
         .map(|(index, entry)| (*index, *entry))
         .collect();
     tables.maps.backends.write(&entries).unwrap();
+    let noted = |tables: &ServiceTables| tables.maps.xdp_times.get(&0).unwrap().unwrap();
+    assert_eq!(noted(&tables), XdpTimes::default());
     let (_, written) = set(&mut tables, Some(number), &less, 1).unwrap();
     assert_eq!((written.backends, written.backends_removed), (1, 1));
+    let noted = noted(&tables);
+    assert!(
+        noted.changed_ns > 0 && noted.way_ticks > 0,
+        "XDP is told: {noted:?}"
+    );
     let now = tables.maps().backends().unwrap();
     let gone: Vec<_> = before
         .keys()

@@ -1,0 +1,275 @@
+//! Flows whose way the program has found out.
+
+use super::*;
+
+use tests::xdp::mac;
+
+/// Longer than any test.
+const FOREVER: u64 = u32::MAX as u64;
+
+/// What conntrack has been told of: packets and bytes that the client sent, then those of the backend.
+fn told<T: Version>(known: &Known<'_, T>) -> anyhow::Result<[(u64, u64); 2]>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    let entry = known.tracked()?;
+    Ok([
+        (entry.tx_packets, entry.tx_bytes),
+        (entry.rx_packets, entry.rx_bytes),
+    ])
+}
+
+/// Another packet of the same flow, and what becomes of it.
+fn varied(packet: &Packet, sent_on: &Packet) -> [Packet; 2] {
+    let with = |packet: &Packet, hops| Packet {
+        hops,
+        data: payload(77),
+        ..packet.clone()
+    };
+    [with(packet, 2), with(sent_on, 1)]
+}
+
+fn later_packets_of<T: Version>(stand: &Stand, hosts: Hosts, protocol: u8) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    for (backend, device, code) in [(hosts.backend, 1, REDIRECT), (hosts.near_backend, 0, TX)] {
+        let known = Known::<T>::enter(stand, hosts, backend, protocol)?;
+        stand.set_way_ticks(FOREVER)?;
+        let counted = stand.run.counted(Reason::ForwardedByXdp);
+        let ways = [
+            (0, known.request(), known.sent_on(device)),
+            (device, known.answer(device), known.returned(device)),
+        ];
+        for (from, packet, sent_on) in &ways {
+            let [other, other_sent_on] = varied(packet, sent_on);
+            for (packet, sent_on) in [
+                (packet, sent_on),
+                (packet, sent_on),
+                (&other, &other_sent_on),
+                (packet, sent_on),
+            ] {
+                goes_on(stand, (*from, packet), (code, sent_on))?;
+            }
+        }
+        assert_eq!(stand.run.counted(Reason::ForwardedByXdp) - counted, 8);
+        let len = |packet: &Packet| packet.frame().len() as u64 - 14;
+        let [(_, request, sent_on), _] = &ways;
+        let first = (1, len(request));
+        assert_eq!(told(&known)?, [first; 2], "the first ones were looked up");
+
+        stand.note_change()?;
+        for (from, packet, sent_on) in &ways {
+            goes_on(stand, (*from, packet), (code, sent_on))?;
+        }
+        let all = (5, 4 * len(request) + len(&varied(request, sent_on)[0]));
+        assert_eq!(told(&known)?, [all; 2]);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_behind_the_first_become_what_it_does_and_are_told_to_conntrack_later()
+-> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        for protocol in [TCP, UDP] {
+            later_packets_of::<Tuple4>(stand, v4, protocol).context("IPv4")?;
+            later_packets_of::<Tuple6>(stand, v6, protocol).context("IPv6")?;
+        }
+        Ok(())
+    })
+}
+
+fn ends_of<T: Version>(stand: &Stand, hosts: Hosts, flags: u8) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    for is_answer in [false, true] {
+        let known = Known::<T>::enter(stand, hosts, hosts.backend, TCP)?;
+        stand.set_way_ticks(FOREVER)?;
+        let both_ways = || {
+            goes_on(stand, (0, &known.request()), (REDIRECT, &known.sent_on(1)))?;
+            goes_on(stand, (1, &known.answer(1)), (REDIRECT, &known.returned(1)))
+        };
+        both_ways()?;
+        both_ways()?;
+        let packets = |told: [(u64, u64); 2]| told.map(|(packets, _)| packets);
+        assert_eq!(packets(told(&known)?), [1; 2]);
+        let end = Packet {
+            flags,
+            ..match is_answer {
+                true => known.answer(1),
+                false => known.request(),
+            }
+        };
+        let frame = end.frame();
+        let (code, bytes) = stand.send(usize::from(is_answer), &frame)?;
+        assert!(code == PASS && bytes == frame, "it is for the stack");
+        assert_eq!(packets(told(&known)?), [2; 2]);
+        both_ways()?;
+        assert_eq!(packets(told(&known)?), [3; 2], "they are looked up again");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_end_of_a_connection_and_a_new_one_are_for_the_stack_and_nothing_stays_known()
+-> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        for flags in [SYN, SYN | ACK, FIN | ACK, RST, RST | ACK] {
+            ends_of::<Tuple4>(stand, v4, flags).with_context(|| format!("IPv4, {flags:#x}"))?;
+            ends_of::<Tuple6>(stand, v6, flags).with_context(|| format!("IPv6, {flags:#x}"))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_new_connection_to_a_backend_that_serves_no_more_gets_another() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+        stand.set_way_ticks(FOREVER)?;
+        stand.serve(None)?;
+        goes_on(stand, (0, &known.request()), (REDIRECT, &known.sent_on(1)))?;
+        let opens = Packet {
+            flags: SYN,
+            ..known.request()
+        };
+        is_left(&known, 0, &opens.frame())?;
+        // What tc would make of it.
+        known
+            .map::<<Tuple4 as Tuple>::ServiceFlow>(2)
+            .remove(&known.sent)?;
+        is_left(&known, 0, &known.request().frame())
+    })
+}
+
+fn packets_that_are_not_alike<T: Version>(
+    stand: &Stand,
+    hosts: Hosts,
+    others: &[Packet],
+) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    let known = Known::<T>::enter(stand, hosts, hosts.backend, TCP)?;
+    stand.set_way_ticks(FOREVER)?;
+    for _ in 0..2 {
+        goes_on(stand, (0, &known.request()), (REDIRECT, &known.sent_on(1)))?;
+    }
+    let request = known.request();
+    let late = Packet {
+        hops: 1,
+        ..request.clone()
+    };
+    let large = Packet {
+        data: payload(1_473),
+        ..request.clone()
+    };
+    let mut astray = request.clone();
+    astray.macs[0] = [2, 0, 0, 0, 7, 7];
+    for packet in [late, large, astray].iter().chain(others) {
+        is_left(&known, 0, &packet.frame()).with_context(|| format!("{packet:?}"))?;
+    }
+    let frame = request.frame();
+    is_left(&known, 0, &frame[..frame.len() - 1]).context("it is cut off")?;
+    assert_eq!(told(&known)?[0].0, 1);
+    // By the other device it has another way.
+    let mut elsewhere = request;
+    elsewhere.macs[0] = MACS[1];
+    goes_on(stand, (1, &elsewhere), (TX, &known.sent_on(1)))?;
+    assert_eq!(told(&known)?[0].0, 3);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_that_are_not_as_the_first_have_no_known_way() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        let request = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?.request();
+        let others = [(0x2000, vec![]), (0x0001, vec![]), (0x4000, vec![1; 4])];
+        let others = others.map(|(fragment, options)| Packet {
+            fragment,
+            options,
+            ..request.clone()
+        });
+        packets_that_are_not_alike::<Tuple4>(stand, v4, &others).context("IPv4")?;
+        packets_that_are_not_alike::<Tuple6>(stand, v6, &[]).context("IPv6")
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_the_agent_changes_holds_at_once() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let udp = Known::<Tuple4>::enter(stand, v4, v4.backend, UDP)?;
+        stand.set_way_ticks(FOREVER)?;
+        let is_sent_on = || goes_on(stand, (0, &udp.request()), (REDIRECT, &udp.sent_on(1)));
+        is_sent_on()?;
+        is_sent_on()?;
+        stand.serve(None)?;
+        is_left(&udp, 0, &udp.request().frame()).context("nobody serves")?;
+        Ok(())
+    })?;
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let (request, sent_on) = {
+            let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+            (known.request(), known.sent_on(1))
+        };
+        stand.configure(SERVICES)?;
+        stand.note_change()?;
+        for _ in 0..2 {
+            goes_on(stand, (0, &request), (REDIRECT, &sent_on))?;
+        }
+        stand.configure(0)?;
+        assert_eq!(stand.send(0, &request.frame())?.0, PASS, "no services");
+        stand.configure(SERVICES)?;
+        stand.note_change()?;
+        for _ in 0..2 {
+            goes_on(stand, (0, &request), (REDIRECT, &sent_on))?;
+        }
+        ip("link set out address 02:00:00:00:01:77")?;
+        stand.run.datapath.note_xdp_devices()?;
+        let left = stand.send(0, &request.frame())?.0;
+        assert_eq!(left, PASS, "the device has another address");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+        let new_mac = [2, 0, 0, 0, 9, 99];
+        let move_to = |bytes| {
+            let (address, bytes) = (v4.backend, mac(bytes));
+            ip(&format!(
+                "neighbour replace {address} lladdr {bytes} dev in"
+            ))
+        };
+        let mut moved = known.sent_on(1);
+        moved.macs[0] = new_mac;
+        let frame = known.request().frame();
+        goes_on(stand, (0, &known.request()), (REDIRECT, &known.sent_on(1)))?;
+        move_to(new_mac)?;
+        wait_for("packets to the new hardware address", PATIENCE, || {
+            let (_, bytes) = stand.send(0, &frame)?;
+            Ok((bytes == moved.frame()).then_some(()))
+        })
+    })
+}
