@@ -82,9 +82,13 @@ impl<'a> XdpFrame<'a> {
 
     /// A pointer of the context, which holds it in 32 bits: LLVM would put it away in as many, and the verifier wants all 64.
     #[inline(always)]
+    #[allow(
+        clippy::pointers_in_nomem_asm_block,
+        reason = "no helper that is called here changes these fields, so they need no second look"
+    )]
     fn pointer<const AT: usize>(&self) -> usize {
         let pointer: u64;
-        // SAFETY: a field of the context, which no helper that is called here changes.
+        // SAFETY: a field of the context.
         unsafe {
             asm!(
                 "{pointer} = *(u32 *)({ctx} + {at})",

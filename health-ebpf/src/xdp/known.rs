@@ -128,7 +128,7 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
     let mut key = draft.received;
     let mut flow = draft.flow;
     enter_passed(T::flows(), &mut flow, take(&key));
-    let _ = T::known().remove(&key);
+    let _ = T::known().remove(key);
     // What comes the other way has the ends that this packet would get.
     let way = &draft.known.way;
     key = key
@@ -138,6 +138,6 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
         .with_direction(TUPLE_IN);
     flow = draft.flow.reply();
     enter_passed(T::flows(), &mut flow, take(&key));
-    let _ = T::known().remove(&key);
+    let _ = T::known().remove(key);
     None
 }

@@ -82,7 +82,7 @@ kind!(
     "bench_front",
     "BENCH_PROGRAM",
     ["bench_empty", "bench_echo_stateless", "bench_clock"],
-    |pin| SchedClassifier::from_pin(pin)
+    SchedClassifier::from_pin
 );
 kind!(
     Xdp,

@@ -16,6 +16,7 @@ use health_common::config::DatapathConfig;
 use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::fragment::{FragmentKey4, FragmentPorts};
 use health_common::nat::NatEntry4;
+use health_common::service::xdp::{Pending, XdpDevice, XdpFlow};
 use health_common::tcp::{self, ACK, FlowKey, SYN};
 use health_datapath::layout::{self, MapLayout};
 use serde_json::Value;
@@ -359,7 +360,19 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
         ..FragmentPorts::default()
     };
     map(&bed, &layout::FRAGMENTS4)?.insert(FragmentKey4::default(), ports, 0)?;
+    let way: XdpFlow<u32> = XdpFlow {
+        pending: Pending::packet(40).0,
+        ..XdpFlow::default()
+    };
+    map(&bed, &layout::XDP_FLOWS4)?.insert(Tuple4::default(), way, 0)?;
+    map(&bed, &layout::XDP_DEVICES)?.insert(5_u32, XdpDevice::default(), 0)?;
     for (name, field, value) in [
+        ("HEALTH_XDP_FLOWS4", "/value/pending-bytes", 40.into()),
+        (
+            "HEALTH_XDP_DEVICES",
+            "/value/mac",
+            "00:00:00:00:00:00".into(),
+        ),
         ("HEALTH_ARRIVALS", "/key/session", Value::from(4660)),
         ("HEALTH_PEERS", "/value/path", "host".into()),
         ("HEALTH_TCP", "/key/peer", "172.30.0.2:443".into()),

@@ -8,6 +8,7 @@ mod objects;
 mod raw;
 mod rtt_rows;
 mod services;
+mod xdp;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -45,6 +46,7 @@ pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
 pub use services::{ServiceClient, ServiceFlow};
+pub use xdp::KnownWay;
 
 /// Why a dump could not be made.
 #[derive(Debug, thiserror::Error)]

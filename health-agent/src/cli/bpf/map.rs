@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::entry::{Entry, lines};
 use super::{
     arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, ipcache, lb,
-    masquerade, metrics, nat, policy, rtt, settings, stream,
+    masquerade, metrics, nat, policy, rtt, settings, stream, xdp,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 
@@ -127,6 +127,10 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const REVNAT_ANY4: &str = layout::REVNAT_ANY4.name;
     const REVNAT_ANY6: &str = layout::REVNAT_ANY6.name;
     const SOCKETS: &str = layout::SOCKETS.name;
+    const XDP_DEVICES: &str = layout::XDP_DEVICES.name;
+    const XDP_FLOWS4: &str = layout::XDP_FLOWS4.name;
+    const XDP_FLOWS6: &str = layout::XDP_FLOWS6.name;
+    const XDP_TIMES: &str = layout::XDP_TIMES.name;
 
     match name {
         CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
@@ -222,6 +226,17 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         }
         SOCKETS => stream::print(format, &[pinned.socket_rows()?], |row| {
             Some(lb::socket_entry(row))
+        }),
+        XDP_DEVICES => stream::print(format, &[pinned.xdp_device_rows()?], |row| {
+            Some(xdp::device(row))
+        }),
+        XDP_FLOWS4 | XDP_FLOWS6 => {
+            let [four, six] = pinned.xdp_flow_rows()?;
+            let rows = if name == XDP_FLOWS4 { four } else { six };
+            stream::print(format, &[rows], |row| Some(xdp::flow(row)))
+        }
+        XDP_TIMES => stream::print(format, &[pinned.xdp_time_rows()?], |row| {
+            Some(xdp::times(row))
         }),
         _ => dump_by_types(pinned.map(name)?, format),
     }

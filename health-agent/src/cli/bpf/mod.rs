@@ -26,6 +26,7 @@ mod prog;
 mod rtt;
 mod settings;
 mod stream;
+mod xdp;
 
 use clap::Subcommand;
 use health_datapath::dump::Pinned;

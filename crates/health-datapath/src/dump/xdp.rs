@@ -1,0 +1,80 @@
+//! The maps of XDP, readable.
+
+use std::net::SocketAddr;
+
+use aya::Pod;
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::service::xdp::{Pending, XdpDevice, XdpFlow, XdpTimes};
+
+use super::flow::Version;
+use super::map::decode;
+use super::{DumpError, Flow, Pinned, Rows};
+use crate::layout;
+
+/// How packets of a flow are sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownWay {
+    /// The source that they get.
+    pub source: SocketAddr,
+    /// The destination that they get.
+    pub destination: SocketAddr,
+    /// Hardware addresses of receiver and sender that they get.
+    pub macs: [[u8; 6]; 2],
+    /// The device that they come by.
+    pub from: u32,
+    /// The device that they leave by.
+    pub to: u32,
+    /// The longest of them, bytes from the IP header on.
+    pub mtu: u16,
+    /// When it was looked up: nanoseconds of `CLOCK_MONOTONIC`.
+    pub made_ns: u64,
+    /// Until when it serves: ticks of the kernel.
+    pub until_ticks: u64,
+    /// What conntrack has not been told of yet.
+    pub pending: Pending,
+}
+
+impl Pinned {
+    /// The devices on which XDP serves, by number.
+    pub fn xdp_device_rows(&self) -> Result<Rows<(u32, XdpDevice)>, DumpError> {
+        self.rows(&layout::XDP_DEVICES, decode)
+    }
+
+    /// How packets are sent on by XDP, by the tuple that they come with: of IPv4, and of IPv6.
+    pub fn xdp_flow_rows(&self) -> Result<[Rows<(Flow, KnownWay)>; 2], DumpError> {
+        Ok([
+            self.rows(&layout::XDP_FLOWS4, way::<Tuple4>)?,
+            self.rows(&layout::XDP_FLOWS6, way::<Tuple6>)?,
+        ])
+    }
+
+    /// How long that serves.
+    pub fn xdp_time_rows(&self) -> Result<Rows<(u32, XdpTimes)>, DumpError> {
+        self.rows(&layout::XDP_TIMES, decode)
+    }
+}
+
+fn way<T: Version>(key: &[u8], value: &[u8]) -> Option<(Flow, KnownWay)>
+where
+    XdpFlow<T::Address>: Pod,
+{
+    let (tuple, flow) = decode::<T, XdpFlow<T::Address>>(key, value)?;
+    let way = flow.way;
+    let [sport, dport] = way.ports_be.map(u16::from_be);
+    let [a, b, c] = way.macs.map(u32::to_ne_bytes);
+    let known = KnownWay {
+        source: SocketAddr::new(T::ip(way.source_be), sport),
+        destination: SocketAddr::new(T::ip(way.destination_be), dport),
+        macs: [
+            [a[0], a[1], a[2], a[3], b[0], b[1]],
+            [b[2], b[3], c[0], c[1], c[2], c[3]],
+        ],
+        from: way.from,
+        to: if way.to == 0 { way.from } else { way.to },
+        mtu: way.mtu,
+        made_ns: flow.made_ns,
+        until_ticks: flow.until_ticks,
+        pending: Pending(flow.pending),
+    };
+    Some((Flow::of(&tuple), known))
+}
