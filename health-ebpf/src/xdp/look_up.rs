@@ -54,6 +54,10 @@ impl<T: Plain> Draft<T> {
     #[inline(always)]
     pub(super) fn begin(received: &T, tcp_flags: u8) -> Option<()> {
         let draft = Self::here()?;
+        // What changes while the rest is looked up counts as later.
+        draft.known.made_ns = coarse_now_ns();
+        // SAFETY: a helper without arguments.
+        draft.known.until_ticks = unsafe { bpf_jiffies64() } + HEALTH_XDP_TIMES.get(0)?.way_ticks;
         draft.received = *received;
         draft.tcp_flags = tcp_flags.into();
         Some(())
@@ -175,10 +179,6 @@ fn find<T: Plain>(
     if config.flags & SERVICES == 0 {
         return None;
     }
-    // First: what changes while the rest is looked up counts as later.
-    draft.known.made_ns = coarse_now_ns();
-    // SAFETY: a helper without arguments.
-    draft.known.until_ticks = unsafe { bpf_jiffies64() } + HEALTH_XDP_TIMES.get(0)?.way_ticks;
     let received = draft.packet();
     let passage = passage(&received, config)?;
     draft.flow = passage.flow;

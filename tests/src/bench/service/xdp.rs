@@ -2,6 +2,7 @@
 
 use aya::Pod;
 use aya::programs::Xdp;
+use health_common::config::SERVICES;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
@@ -9,7 +10,7 @@ use super::cost::KATRAN_KNOWN_NS;
 use crate::bench::parts::median;
 use crate::bench::program_cost::ProgramCost;
 use crate::bench::{Figure, Options, Target};
-use crate::xdp::{Hosts, Known, REDIRECT, Stand, TX, Version, hosts, in_namespace};
+use crate::xdp::{Hosts, Known, PASS, REDIRECT, Stand, TX, Version, hosts, in_namespace};
 
 const ROUNDS: u32 = 45;
 const PASSES: u32 = 100_000;
@@ -20,6 +21,8 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     in_namespace(move |stand| {
         let [v4, v6] = hosts();
         let mut figures = of_version::<Tuple4>(stand, v4, rounds)?;
+        // As at first, when the last of these was looked up each time.
+        stand.configure(SERVICES)?;
         figures.extend(of_version::<Tuple6>(stand, v6, rounds)?);
         Ok(figures)
     })
@@ -34,6 +37,10 @@ where
         ("another device", hosts.backend, 1, REDIRECT),
         ("the same device", hosts.near_backend, 0, TX),
     ];
+    let version = T::IP_VERSION;
+    let named = |what: String| {
+        format!("IPv{version}, {rounds} rounds: {what}, xdp_netdev net of an empty program")
+    };
     let mut figures = Vec::new();
     for (way, backend, device, code) in ways {
         let known = Known::<T>::enter(stand, hosts, backend, IP_PROTOCOL_TCP)?;
@@ -42,12 +49,8 @@ where
             ("its answer", device, known.answer(device)),
         ];
         for (what, device, packet) in packets {
-            let version = T::IP_VERSION;
             figures.push(Figure {
-                name: format!(
-                    "IPv{version}, {rounds} rounds: {what} (xdp_netdev), sent on by {way}, net of an empty program (other: \
-                     Katran's)"
-                ),
+                name: named(format!("{what}, sent on by {way}")) + " (other: Katran's)",
                 unit: "ns",
                 ours: cost(stand, device, &packet.frame(), code, rounds)?,
                 other: Some(KATRAN_KNOWN_NS),
@@ -55,6 +58,25 @@ where
             });
         }
     }
+    let known = Known::<T>::enter(stand, hosts, hosts.backend, IP_PROTOCOL_TCP)?;
+    let request = known.request();
+    let mut stranger = request.clone();
+    stranger.ends[1].1 += 1;
+    let figure = |what: &str, ours| Figure {
+        name: named(what.to_owned()),
+        unit: "ns",
+        ours,
+        other: None,
+        target: None,
+    };
+    let ours = cost(stand, 0, &stranger.frame(), PASS, rounds)?;
+    figures.push(figure(
+        "segment of no flow of a service, left to the stack",
+        ours,
+    ));
+    stand.set_way_ticks(0)?;
+    let ours = cost(stand, 0, &request.frame(), REDIRECT, rounds)?;
+    figures.push(figure("segment of a known flow, looked up each time", ours));
     Ok(figures)
 }
 
