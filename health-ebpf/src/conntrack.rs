@@ -6,13 +6,11 @@ use core::ptr;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
-    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_STATE_OFFSET, CT_TX_CLOSING, CtEntry, CtState, Outcome,
-    Side, TUPLE_OUT, Timeouts, lifetime, tcp,
+    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
 use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
 use health_common::identity;
 use health_common::packet::Packet;
-use health_common::service::xdp::Pending;
 use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
 use health_common::tuple::Tuple;
 
@@ -303,73 +301,6 @@ pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
     find(flows, tuple).is_some()
 }
 
-/// Enters packets with this tuple, in the direction that they go, the last of which has these TCP flags, into the entry of
-/// a flow that is under way: one of TCP is if it is open both ways, and this segment leaves it so. Returns for how many
-/// seconds the flow lasts, the present one included; `None` for all else, which is entered nowhere.
-#[inline(always)]
-pub fn enter_under_way<K: Tuple>(
-    flows: Table<K, CtEntry>,
-    tuple: &mut K,
-    tcp_flags: u8,
-    passed: Pending,
-    timeouts: &Timeouts,
-) -> Option<u32> {
-    let protocol = tuple.protocol();
-    let is_sent = tuple.direction() == TUPLE_OUT;
-    let (entry, side) = find(flows, tuple)?;
-    if protocol == IP_PROTOCOL_TCP {
-        // SAFETY: a value of a conntrack map, as below.
-        let state = unsafe { (*entry).state() };
-        let is_open =
-            state.has(CT_SEEN_NON_SYN) && state.flags() & (CT_RX_CLOSING | CT_TX_CLOSING) == 0;
-        // SAFETY: as above.
-        if !is_open || unsafe { !advance(entry, tuple, side, tcp_flags) } {
-            return None;
-        }
-    }
-    let now_ns = coarse_now_ns();
-    // SAFETY: as above; a single word.
-    unsafe {
-        add_passed(entry, is_sent, passed, seconds(now_ns));
-        update(entry, protocol, Traffic::default(), timeouts, now_ns);
-        Some((*entry).expires.wrapping_sub(seconds(now_ns)))
-    }
-}
-
-/// Adds packets with this tuple, in the direction that they went, to the entry of their flow, if it is there.
-#[inline(always)]
-pub fn enter_passed<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K, passed: Pending) {
-    if passed.packets() == 0 {
-        return;
-    }
-    let is_sent = tuple.direction() == TUPLE_OUT;
-    if let Some((entry, _)) = find(flows, tuple) {
-        // SAFETY: a value of a conntrack map.
-        unsafe { add_passed(entry, is_sent, passed, coarse_now_secs()) };
-    }
-}
-
-/// Adds packets to one side of an entry, the last of which went by in the second `now`.
-///
-/// # Safety
-///
-/// `entry` must point to a value of a conntrack map.
-#[inline(always)]
-unsafe fn add_passed(entry: *mut CtEntry, is_sent: bool, passed: Pending, now: u32) {
-    // SAFETY: the caller's promise; as in `update`.
-    unsafe {
-        if is_sent {
-            add(&raw mut (*entry).tx_packets, passed.packets());
-            add(&raw mut (*entry).tx_bytes, passed.bytes());
-            (*entry).last_tx = now;
-        } else {
-            add(&raw mut (*entry).rx_packets, passed.packets());
-            add(&raw mut (*entry).rx_bytes, passed.bytes());
-            (*entry).last_rx = now;
-        }
-    }
-}
-
 /// As [`is_known`], if the gate admits the flow.
 #[inline(always)]
 pub fn is_admitted<K: Tuple, G: Gate<K>>(
@@ -386,7 +317,10 @@ pub fn is_admitted<K: Tuple, G: Gate<K>>(
 
 /// As [`live`], in the map of the tuple's protocol.
 #[inline(always)]
-fn find<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> Option<(*mut CtEntry, Side)> {
+pub(crate) fn find<K: Tuple>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+) -> Option<(*mut CtEntry, Side)> {
     let now = coarse_now_secs();
     if tuple.protocol() == IP_PROTOCOL_TCP {
         live(flows.tcp, tuple, now)
@@ -519,7 +453,12 @@ fn create<K: Tuple>(
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
-unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flags: u8) -> bool {
+pub(crate) unsafe fn advance<K: Tuple>(
+    entry: *mut CtEntry,
+    tuple: &K,
+    side: Side,
+    tcp_flags: u8,
+) -> bool {
     // SAFETY: the caller's promise; the word is aligned and inside the entry.
     let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
     for _ in 0..STATE_ATTEMPTS {

@@ -10,11 +10,12 @@ use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::service::xdp::{Pending, XdpFlow};
 use health_common::tcp::{IP_PROTOCOL_TCP, TcpHeader};
 
+use super::conntrack::enter_passed;
 use super::frame::{Headers, Plain, XdpFrame};
 use super::look_up::{Draft, StepResult};
 use super::transport::{Transport, UdpHeader, is_between};
 use super::{XdpVerdict, counted, handed_over, rewrite};
-use crate::conntrack::{add, enter_passed};
+use crate::conntrack::add;
 use crate::frame::IP_AT;
 use crate::maps::HEALTH_XDP_TIMES;
 

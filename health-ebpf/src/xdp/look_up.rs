@@ -13,13 +13,13 @@ use health_common::packet::{Kind, Packet};
 use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS, XdpFlow};
 use network_types::eth::EthHdr;
 
+use super::conntrack::enter_under_way;
 use super::flow::{self, Passage};
 use super::frame::{Plain, XdpFrame};
 use super::transport::is_between;
 use super::{XdpVerdict, counted, handed_over, known, rewrite};
 use crate::bounds::forgotten;
 use crate::clock::coarse_now_ns;
-use crate::conntrack::enter_under_way;
 use crate::fib::FibLookup;
 use crate::frame::IP_AT;
 use crate::ip_version::Version;

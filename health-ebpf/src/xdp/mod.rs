@@ -4,6 +4,7 @@
 //! ends one, what is not a plain packet, and what has no known way goes on to the stack untouched, where the programs of
 //! tc do the same with it.
 
+mod conntrack;
 mod flow;
 mod frame;
 mod known;

@@ -1,0 +1,79 @@
+//! What conntrack is told of packets that XDP sends on.
+
+use health_common::ct::{
+    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_CLOSING, CtEntry, TUPLE_OUT, Timeouts,
+};
+use health_common::service::xdp::Pending;
+use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::Tuple;
+
+use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
+use crate::conntrack::{Traffic, add, advance, find, update};
+use crate::table::Table;
+
+/// Enters packets with this tuple, in the direction that they go, the last of which has these TCP flags, into the entry of
+/// a flow that is under way: one of TCP is if it is open both ways, and this segment leaves it so. Returns for how many
+/// seconds the flow lasts, the present one included; `None` for all else, which is entered nowhere.
+#[inline(always)]
+pub(super) fn enter_under_way<K: Tuple>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+    tcp_flags: u8,
+    passed: Pending,
+    timeouts: &Timeouts,
+) -> Option<u32> {
+    let protocol = tuple.protocol();
+    let is_sent = tuple.direction() == TUPLE_OUT;
+    let (entry, side) = find(flows, tuple)?;
+    if protocol == IP_PROTOCOL_TCP {
+        // SAFETY: a value of a conntrack map, as below.
+        let state = unsafe { (*entry).state() };
+        let is_open =
+            state.has(CT_SEEN_NON_SYN) && state.flags() & (CT_RX_CLOSING | CT_TX_CLOSING) == 0;
+        // SAFETY: as above.
+        if !is_open || unsafe { !advance(entry, tuple, side, tcp_flags) } {
+            return None;
+        }
+    }
+    let now_ns = coarse_now_ns();
+    // SAFETY: as above; a single word.
+    unsafe {
+        add_passed(entry, is_sent, passed, seconds(now_ns));
+        update(entry, protocol, Traffic::default(), timeouts, now_ns);
+        Some((*entry).expires.wrapping_sub(seconds(now_ns)))
+    }
+}
+
+/// Adds packets with this tuple, in the direction that they went, to the entry of their flow, if it is there.
+#[inline(always)]
+pub(super) fn enter_passed<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K, passed: Pending) {
+    if passed.packets() == 0 {
+        return;
+    }
+    let is_sent = tuple.direction() == TUPLE_OUT;
+    if let Some((entry, _)) = find(flows, tuple) {
+        // SAFETY: a value of a conntrack map.
+        unsafe { add_passed(entry, is_sent, passed, coarse_now_secs()) };
+    }
+}
+
+/// Adds packets to one side of an entry, the last of which went by in the second `now`.
+///
+/// # Safety
+///
+/// `entry` must point to a value of a conntrack map.
+#[inline(always)]
+unsafe fn add_passed(entry: *mut CtEntry, is_sent: bool, passed: Pending, now: u32) {
+    // SAFETY: the caller's promise; as in `update`.
+    unsafe {
+        if is_sent {
+            add(&raw mut (*entry).tx_packets, passed.packets());
+            add(&raw mut (*entry).tx_bytes, passed.bytes());
+            (*entry).last_tx = now;
+        } else {
+            add(&raw mut (*entry).rx_packets, passed.packets());
+            add(&raw mut (*entry).rx_bytes, passed.bytes());
+            (*entry).last_rx = now;
+        }
+    }
+}
