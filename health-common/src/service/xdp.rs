@@ -96,13 +96,6 @@ impl Pending {
         Self(1 << BYTES_BITS | len as u64)
     }
 
-    /// The sum of both.
-    #[must_use]
-    #[inline(always)]
-    pub const fn and(self, other: Self) -> Self {
-        Self(self.0.wrapping_add(other.0))
-    }
-
     /// How many packets.
     #[inline(always)]
     pub const fn packets(self) -> u64 {
@@ -129,7 +122,7 @@ mod tests {
 
     #[test]
     fn packets_and_bytes_are_added_in_one_word() {
-        let sum = Pending::packet(1_500).and(Pending::packet(65_575));
+        let sum = Pending(Pending::packet(1_500).0 + Pending::packet(65_575).0);
         assert_eq!((sum.packets(), sum.bytes()), (2, 67_075));
         assert_eq!(Pending::default().packets(), 0);
     }

@@ -1,25 +1,25 @@
 //! What conntrack is told of packets that XDP sends on.
 
 use health_common::ct::{
-    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_CLOSING, CtEntry, TUPLE_OUT, Timeouts,
+    CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_CLOSING, CtEntry, TUPLE_OUT, Timeouts, lifetime,
 };
 use health_common::service::xdp::Pending;
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 
-use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
+use crate::clock::{coarse_now_ns, seconds};
 use crate::conntrack::{Traffic, add, advance, find, update};
 use crate::table::Table;
 
-/// Enters packets with this tuple, in the direction that they go, the last of which has these TCP flags, into the entry of
-/// a flow that is under way: one of TCP is if it is open both ways, and this segment leaves it so. Returns for how many
-/// seconds the flow lasts, the present one included; `None` for all else, which is entered nowhere.
+/// Enters a packet with this tuple, in the direction that it goes, into the entry of a flow that is under way: one of TCP
+/// is if it is open both ways, and this segment leaves it so. Returns for how many seconds the flow lasts, the present one
+/// included; `None` for all else, which is entered nowhere.
 #[inline(always)]
 pub(super) fn enter_under_way<K: Tuple>(
     flows: Table<K, CtEntry>,
     tuple: &mut K,
     tcp_flags: u8,
-    passed: Pending,
+    packet: Pending,
     timeouts: &Timeouts,
 ) -> Option<u32> {
     let protocol = tuple.protocol();
@@ -38,22 +38,38 @@ pub(super) fn enter_under_way<K: Tuple>(
     let now_ns = coarse_now_ns();
     // SAFETY: as above; a single word.
     unsafe {
-        add_passed(entry, is_sent, passed, seconds(now_ns));
+        add_passed(entry, is_sent, packet, seconds(now_ns));
         update(entry, protocol, Traffic::default(), timeouts, now_ns);
         Some((*entry).expires.wrapping_sub(seconds(now_ns)))
     }
 }
 
-/// Adds packets with this tuple, in the direction that they went, to the entry of their flow, if it is there.
+/// Adds packets with this tuple, in the direction that they went, to the entry of their flow, if it is there. They went by
+/// after `since_ns`, when the flow was in conntrack: `CLOCK_MONOTONIC`, nanoseconds. Once an entry of that time has expired,
+/// the one that is there is of a later flow between the same ports, and they count nowhere.
 #[inline(always)]
-pub(super) fn enter_passed<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K, passed: Pending) {
+pub(super) fn enter_passed<K: Tuple>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+    passed: Pending,
+    since_ns: u64,
+    timeouts: &Timeouts,
+) {
     if passed.packets() == 0 {
         return;
     }
+    let protocol = tuple.protocol();
     let is_sent = tuple.direction() == TUPLE_OUT;
-    if let Some((entry, _)) = find(flows, tuple) {
-        // SAFETY: a value of a conntrack map.
-        unsafe { add_passed(entry, is_sent, passed, coarse_now_secs()) };
+    let Some((entry, _)) = find(flows, tuple) else {
+        return;
+    };
+    let now = seconds(coarse_now_ns());
+    // SAFETY: a value of a conntrack map.
+    unsafe {
+        let lasts = lifetime(protocol, (*entry).state(), timeouts);
+        if now.wrapping_sub(seconds(since_ns)) < lasts {
+            add_passed(entry, is_sent, passed, now);
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::transport::{Transport, UdpHeader, is_between};
 use super::{XdpVerdict, counted, handed_over, rewrite};
 use crate::conntrack::add;
 use crate::frame::IP_AT;
-use crate::maps::HEALTH_XDP_TIMES;
+use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_TIMES};
 
 /// Sends a packet on as those before it, if it is a whole datagram of UDP or segment of TCP; `None` if it is for the
 /// stack.
@@ -41,9 +41,9 @@ fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
     // Keys must be on the stack.
     let key = T::tuple(headers.ip, headers.transport.ports_be(), L::PROTOCOL);
     let tcp_flags = headers.transport.tcp_flags();
-    if !is_between(L::PROTOCOL, tcp_flags) {
-        expire(&key);
-    } else if let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key) {
+    if is_between(L::PROTOCOL, tcp_flags)
+        && let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key)
+    {
         return Some(verdict);
     }
     Draft::begin(&key, tcp_flags)?;
@@ -82,25 +82,28 @@ fn send_on_as_before<T: Plain, L: Transport>(
     Some(counted(length, verdict))
 }
 
-/// Has packets with this tuple looked up again: a new connection may have another backend.
+/// Tells conntrack of what went by under a key, in this direction of its flow. It goes to the flow that the way was of: that
+/// may be another than the one that packets under this key are of by now.
 #[inline(always)]
-fn expire<T: Plain>(key: &T) {
-    if let Some(entry) = T::known().get_ptr_mut(key) {
-        // SAFETY: as above, an aligned word.
-        unsafe { ptr::write_volatile(&raw mut (*entry).made_ns, 0) };
-    }
-}
-
-/// Takes what went by under a key and conntrack has not been told of.
-#[inline(always)]
-pub(super) fn take<T: Plain>(key: &T) -> Pending {
-    let Some(entry) = T::known().get_ptr_mut(key) else {
-        return Pending::default();
+pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
+    let (Some(entry), Some(config)) = (T::known().get_ptr_mut(key), HEALTH_CONFIG.get(0)) else {
+        return;
     };
     // SAFETY: as above. For why an intrinsic see `conntrack::add`.
-    let taken =
-        unsafe { atomic_xchg::<u64, { AtomicOrdering::SeqCst }>(&raw mut (*entry).pending, 0) };
-    Pending(taken)
+    let (passed, made_ns, destination) = unsafe {
+        let passed = atomic_xchg::<u64, { AtomicOrdering::SeqCst }>(&raw mut (*entry).pending, 0);
+        let way = &(*entry).way;
+        let destination = (way.destination_be, way.ports_be[1]);
+        (Pending(passed), (*entry).made_ns, destination)
+    };
+    let mut flow = key.with_destination(destination).with_direction(direction);
+    enter_passed(T::flows(), &mut flow, passed, made_ns, &config.timeouts);
+}
+
+/// Forgets what became of packets with this tuple.
+#[inline(always)]
+pub(super) fn remove<T: Plain>(key: &T) {
+    let _ = T::known().remove(key);
 }
 
 /// Has packets with this tuple go on as `flow` says.
@@ -125,11 +128,11 @@ pub(super) fn keep<T: Plain>(key: &T, flow: &XdpFlow<T::Address>) {
 /// for the programs of tc.
 #[inline(always)]
 pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
-    // As above.
+    // Keys must be on the stack.
     let mut key = draft.received;
-    let mut flow = draft.flow;
-    enter_passed(T::flows(), &mut flow, take(&key));
-    let _ = T::known().remove(key);
+    let direction = draft.flow.direction();
+    tell(&key, direction);
+    remove(&key);
     // What comes the other way has the ends that this packet would get.
     let way = &draft.known.way;
     key = key
@@ -137,8 +140,7 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
         .reply()
         .with_destination((way.source_be, way.ports_be[0]))
         .with_direction(TUPLE_IN);
-    flow = draft.flow.reply();
-    enter_passed(T::flows(), &mut flow, take(&key));
-    let _ = T::known().remove(key);
+    tell(&key, draft.flow.reply().direction());
+    remove(&key);
     None
 }

@@ -63,6 +63,12 @@ impl<T: Plain> Draft<T> {
         Some(())
     }
 
+    /// As [`is_between`].
+    #[inline(always)]
+    fn is_between(&self) -> bool {
+        is_between(self.received.protocol(), self.tcp_flags as u8)
+    }
+
     /// The packet.
     #[inline(always)]
     fn packet(&self) -> Packet<T> {
@@ -155,13 +161,19 @@ steps!(
     forget -> StepResult known::forget::<Tuple6> as xdp6_forget
 );
 
-/// Finds the flow of what a client sends.
+/// Finds the flow of what a client sends. The last step to look for a flow.
 #[inline(always)]
 fn find_request<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
 where
     T::Address: Default,
 {
-    find(draft, flow::requested)
+    let found = find(draft, flow::requested);
+    if found.is_none() && !draft.is_between() {
+        // It opens another connection between the same ports, which may get another backend.
+        let key = draft.received;
+        known::remove(&key);
+    }
+    found
 }
 
 /// Finds the flow of what a backend answers.
@@ -186,13 +198,11 @@ fn find<T: Plain>(
     (way.source_be, way.destination_be) = (passage.source.0, passage.destination.0);
     way.ports_be = [passage.source.1, passage.destination.1];
     [way.ip_change, way.transport_change] = rewrite::changes(&received.tuple, &passage)?;
-    Some(
-        if is_between(received.tuple.protocol(), received.tcp_flags) {
-            StepResult::FOUND
-        } else {
-            StepResult::ENDS
-        },
-    )
+    Some(if draft.is_between() {
+        StepResult::FOUND
+    } else {
+        StepResult::ENDS
+    })
 }
 
 /// Finds out where the packet goes.
@@ -204,7 +214,8 @@ fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
     way.mac = *frame.at::<[u16; 3]>(0)?;
     let mut hop = FibLookup::of::<T>(way.from, way.source_be, way.destination_be);
     hop.protocol = T::protocol_behind(ip);
-    hop.total_len = T::total_len(ip) as u16;
+    // One that the field has no room for is longer than an uplink takes.
+    hop.total_len = u16::try_from(T::total_len(ip)).ok()?;
     hop.flow_info = way.class;
     // SAFETY: the context of this program.
     if unsafe { hop.ask(frame.ctx().as_ptr()) } != BPF_FIB_LKUP_RET_SUCCESS.into() {
@@ -246,11 +257,12 @@ fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict>
     // Keys must be on the stack.
     let (key, mut flow) = (draft.received, draft.flow);
     let length = frame.length();
+    known::tell(&key, flow.direction());
     let lasts_secs = enter_under_way(
         T::flows(),
         &mut flow,
         draft.tcp_flags as u8,
-        known::take(&key).and(Pending::packet(length - IP_AT as u32)),
+        Pending::packet(length - IP_AT as u32),
         &config.timeouts,
     )?;
     rewrite::packet::<T>(frame, key.protocol(), &draft.known.way)?;

@@ -73,6 +73,8 @@ impl Packet {
                 &[0, 0, 0, IP_PROTOCOL_UDP],
                 &datagram,
             ]);
+            // 0 would say that there is none (RFC 768).
+            let check = if check == 0 { 0xffff } else { check };
             datagram[6..8].copy_from_slice(&check.to_be_bytes());
         }
         datagram

@@ -2,6 +2,8 @@
 
 use super::*;
 
+use health_common::ct::TUPLE_IN;
+use health_common::service::xdp::XdpFlow;
 use tests::xdp::mac;
 
 /// Longer than any test.
@@ -115,6 +117,142 @@ where
         assert_eq!(packets(told(&known)?), [3; 2], "they are looked up again");
     }
     Ok(())
+}
+
+/// Sends two requests: one that is looked up, and one that conntrack has not been told of then.
+fn two_requests<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    for _ in 0..2 {
+        let sent_on = (REDIRECT, &known.sent_on(1));
+        goes_on(known.stand, (0, &known.request()), sent_on)?;
+    }
+    assert_eq!(told(known)?[0].0, 1);
+    Ok(())
+}
+
+fn packets_to_a_former_backend<T: Version>(stand: &Stand, hosts: Hosts) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    let former = Known::<T>::enter(stand, hosts, hosts.backend, UDP)?;
+    stand.set_way_ticks(FOREVER)?;
+    two_requests(&former)?;
+    let present = Known::<T>::enter(stand, hosts, hosts.near_backend, UDP)?;
+    goes_on(stand, (0, &present.request()), (TX, &present.sent_on(0)))?;
+    assert_eq!(told(&former)?[0].0, 2);
+    assert_eq!(told(&present)?[0].0, 1);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_went_to_a_former_backend_is_told_to_the_flow_with_it() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        packets_to_a_former_backend::<Tuple4>(stand, v4).context("IPv4")?;
+        packets_to_a_former_backend::<Tuple6>(stand, v6).context("IPv6")
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_went_by_before_an_end_that_tc_alone_saw_is_told_to_conntrack() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+        stand.set_way_ticks(FOREVER)?;
+        two_requests(&known)?;
+        // A new entry, in which nothing is counted yet.
+        known.track(|entry| {
+            let state = CtState::new(CT_SEEN_NON_SYN | CT_RX_CLOSING, SYN | FIN, SYN);
+            entry.set_state(state);
+        })?;
+        stand.note_change()?;
+        let frame = known.request().frame();
+        let (code, bytes) = stand.send(0, &frame)?;
+        assert!(code == PASS && bytes == frame, "it is for the stack");
+        assert_eq!(
+            told(&known)?[0].0,
+            1,
+            "the one that is for the stack is not"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, _] = hosts();
+        let enter = |protocol| Known::<Tuple4>::enter(stand, v4, v4.backend, protocol);
+        let starts = |later: Known<'_, Tuple4>| {
+            goes_on(stand, (0, &later.request()), (REDIRECT, &later.sent_on(1)))?;
+            assert_eq!(told(&later)?[0].0, 1);
+            anyhow::Ok(())
+        };
+        let known = enter(TCP)?;
+        stand.set_way_ticks(FOREVER)?;
+        two_requests(&known)?;
+        stand.serve(None)?;
+        let opens = Packet {
+            flags: SYN,
+            ..known.request()
+        };
+        is_left(&known, 0, &opens.frame())?;
+        starts(enter(TCP)?).context("a connection")?;
+
+        let known = enter(UDP)?;
+        two_requests(&known)?;
+        // Since the machine started: longer than a flow lasts.
+        wait_for("the machine to be up long enough", PATIENCE, || {
+            Ok((now_secs() > 60).then_some(()))
+        })?;
+        let mut ways = stand
+            .run
+            .hash_map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4");
+        let key = known.sent.with_direction(TUPLE_IN);
+        let way = ways.get(&key, 0)?;
+        ways.insert(key, XdpFlow { made_ns: 1, ..way }, 0)?;
+        starts(enter(UDP)?).context("datagrams")
+    })
+}
+
+fn sums_of_zero<T: Version>(stand: &Stand, hosts: Hosts) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    let known = Known::<T>::enter(stand, hosts, hosts.backend, UDP)?;
+    stand.set_way_ticks(FOREVER)?;
+    let with = |packet: Packet, data: [u8; 2]| Packet {
+        data: data.to_vec(),
+        ..packet
+    };
+    // What is left of the sum without the data: with it, all its bits are set.
+    let frame = with(known.sent_on(1), [0; 2]).frame();
+    let check_at = frame.len() - 4;
+    let data = [frame[check_at], frame[check_at + 1]];
+    let [request, sent_on] = [known.request(), known.sent_on(1)].map(|packet| with(packet, data));
+    assert_eq!(sent_on.frame()[check_at..][..2], [0xff; 2]);
+    for _ in 0..2 {
+        goes_on(stand, (0, &request), (REDIRECT, &sent_on))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_datagram_whose_checksum_comes_to_zero_still_has_one() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        sums_of_zero::<Tuple4>(stand, v4).context("IPv4")?;
+        sums_of_zero::<Tuple6>(stand, v6).context("IPv6")
+    })
 }
 
 #[test]
@@ -270,6 +408,21 @@ fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
         wait_for("packets to the new hardware address", PATIENCE, || {
             let (_, bytes) = stand.send(0, &frame)?;
             Ok((bytes == moved.frame()).then_some(()))
-        })
+        })?;
+        let wait_left = |frame: &[u8]| {
+            wait_for("packets to be left to the stack", PATIENCE, || {
+                Ok((stand.send(0, frame)?.0 == PASS).then_some(()))
+            })
+        };
+        let large = Packet {
+            data: payload(1_200),
+            ..known.request()
+        };
+        assert_eq!(stand.send(0, &large.frame())?.0, REDIRECT);
+        ip("link set in mtu 1000")?;
+        wait_left(&large.frame()).context("the next device takes less")?;
+        assert_eq!(stand.send(0, &frame)?.0, REDIRECT);
+        ip("link set in down")?;
+        wait_left(&frame).context("the next device is down")
     })
 }
