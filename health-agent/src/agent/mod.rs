@@ -256,6 +256,10 @@ impl Agent {
                     sockets,
                     standing: registry.standing(),
                     addresses: services_told,
+                    reserved: services::reserved::follow(
+                        node.gateways().collect(),
+                        endpoints.clone(),
+                    ),
                 };
                 Some(services::start(config, &own, parts, probes, links, &netlink).await?)
             }

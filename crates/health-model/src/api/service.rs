@@ -150,7 +150,7 @@ impl ServiceBackend {
     }
 }
 
-/// A port is not served at an address, since another port has it.
+/// A port is not served at an address, since another port or the node has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceConflict {
@@ -160,7 +160,7 @@ pub struct ServiceConflict {
     pub port: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Which address it is, and which port owns it.
+    /// Which address it is, and whose.
     pub problem: String,
 }
 

@@ -25,6 +25,7 @@ use crate::choice::Topology;
 use crate::health_check::{HealthAnswer, NodeStanding, ProxyHealth};
 use crate::runner::{Driver, Intervals, RunnerError, Trigger};
 use crate::source::ServiceSet;
+use crate::state::ReservedAddresses;
 use syncer::Syncer;
 
 pub use provider::{Provider, Work};
@@ -60,6 +61,17 @@ impl Services {
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
         provider: P,
     ) -> Result<Self, RunnerError> {
+        let reserved = watch::channel(Arc::default()).1;
+        Self::start_beside(settings, (topology, reserved), sources, provider)
+    }
+
+    /// The same on a node that has addresses of its own, at which no service is served.
+    pub fn start_beside<P: Provider>(
+        settings: Settings,
+        node: NodeFacts,
+        sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
+        provider: P,
+    ) -> Result<Self, RunnerError> {
         let (driver, trigger) = Driver::new(settings.intervals)?;
         let health = Arc::new(Health {
             proxy: Mutex::new(ProxyHealth::new(settings.health_timeout)),
@@ -72,19 +84,12 @@ impl Services {
         let sender = Arc::new(sender);
         let watcher = Watcher {
             sources: sources.clone(),
-            topology: topology.clone(),
+            node: node.clone(),
             trigger: trigger.clone(),
             health: health.clone(),
             view: sender.clone(),
         };
-        let syncer = Syncer::new(
-            &settings,
-            topology,
-            sources,
-            provider,
-            health.clone(),
-            sender,
-        );
+        let syncer = Syncer::new(&settings, node, sources, provider, health.clone(), sender);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let driving = driver.drive(syncer, stopped.map(drop));
@@ -122,6 +127,12 @@ impl Drop for Services {
         self.task.abort();
     }
 }
+
+/// Where the node is, and which of its addresses it uses itself.
+pub type NodeFacts = (
+    watch::Receiver<Topology>,
+    watch::Receiver<Arc<ReservedAddresses>>,
+);
 
 /// What tells how services do, as long as somebody serves them and thereafter.
 #[derive(Clone, Debug)]
@@ -231,7 +242,7 @@ impl Health {
 /// Asks for a sync whenever there is something new.
 struct Watcher {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
-    topology: watch::Receiver<Topology>,
+    node: NodeFacts,
     trigger: Trigger,
     health: Arc<Health>,
     view: Arc<watch::Sender<Arc<View>>>,
@@ -261,14 +272,15 @@ impl Watcher {
         }
     }
 
-    /// Waits until a source or the node's place changes. One that has ended says nothing more.
+    /// Waits until a source, the node's place or what it reserves changes. One that has ended says nothing more.
     async fn changed(&mut self) {
         let sources = self
             .sources
             .iter_mut()
             .map(|source| changed(source).boxed());
-        let topology = changed(&mut self.topology).boxed();
-        select_all(sources.chain([topology])).await;
+        let (topology, reserved) = &mut self.node;
+        let node = [changed(topology).boxed(), changed(reserved).boxed()];
+        select_all(sources.chain(node)).await;
     }
 }
 

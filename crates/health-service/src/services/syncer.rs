@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::provider::{Provider, Work};
 use super::view::{self, Failure};
-use super::{Health, Settings, View};
-use crate::choice::Topology;
+use super::{Health, NodeFacts, Settings, View};
 use crate::runner::Job;
 use crate::source::{Merger, ServiceSet, Sourced, Synced};
 use crate::spec::PortKey;
@@ -22,7 +21,7 @@ use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
 /// Syncs a provider with sources.
 pub(super) struct Syncer<P> {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
-    topology: watch::Receiver<Topology>,
+    node: NodeFacts,
     merger: Merger,
     /// What the trackers know.
     tracked: ServiceSet,
@@ -42,16 +41,16 @@ pub(super) struct Syncer<P> {
 impl<P: Provider> Syncer<P> {
     pub(super) fn new(
         settings: &Settings,
-        topology: watch::Receiver<Topology>,
+        node: NodeFacts,
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
         provider: P,
         health: Arc<Health>,
         view: Arc<watch::Sender<Arc<View>>>,
     ) -> Self {
-        let place = topology.borrow().clone();
+        let place = node.0.borrow().clone();
         Self {
             sources,
-            topology,
+            node,
             merger: Merger::default(),
             tracked: ServiceSet::default(),
             services: ServiceChangeTracker::default(),
@@ -128,8 +127,9 @@ impl<P: Provider> Job for Syncer<P> {
         if !is_started && !set.synced.is_complete() {
             return Ok(());
         }
-        let topology = self.topology.borrow().clone();
-        let moved = self.state.set_topology(topology);
+        let (topology, reserved) = &self.node;
+        let mut moved = self.state.set_topology(topology.borrow().clone());
+        moved.extend(self.state.set_reserved(&reserved.borrow()));
         self.tell(set);
         self.count();
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);

@@ -96,7 +96,7 @@ impl View {
         })
     }
 
-    /// The ports that are not served at an address, since another port has it.
+    /// The ports that are not served at an address, since another port or the node has it.
     pub fn conflicts(&self) -> impl Iterator<Item = ServiceConflict> {
         let conflicts = self.state.iter().flat_map(State::conflicts);
         conflicts.map(|conflict| ServiceConflict {

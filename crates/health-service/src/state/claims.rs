@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
@@ -9,17 +10,18 @@ use imbl::OrdMap;
 use jiff::Timestamp;
 
 use super::frontend::{FrontendKind, Listen};
+use super::reserved::ReservedFor;
 use crate::spec::{PortKey, ServicePort, ServicePortName};
 
 /// What can be claimed: an address or node port, in one family and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Claimed {
     family: Family,
     protocol: Protocol,
     listen: Listen,
 }
 
-impl Place {
+impl Claimed {
     pub(super) fn new(family: Family, protocol: Protocol, listen: Listen) -> Self {
         Self {
             family,
@@ -42,7 +44,16 @@ struct Claim {
     name: ServicePortName,
 }
 
-/// A port is not served at an address because another port owns it.
+/// Whose an address or node port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Another port has claimed it, and comes first.
+    Port(ServicePortName),
+    /// Something of this node has the address, and keeps it.
+    Node(ReservedFor),
+}
+
+/// A port is not served at an address because that is somebody else's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The port that lost the address.
@@ -51,8 +62,8 @@ pub struct Conflict {
     pub listen: Listen,
     /// The kind of frontend that it would have there.
     pub kind: FrontendKind,
-    /// The port that owns the address.
-    pub owner: ServicePortName,
+    /// Whose it is.
+    pub owner: Owner,
 }
 
 impl fmt::Display for Conflict {
@@ -61,12 +72,15 @@ impl fmt::Display for Conflict {
         let protocol = self.key.name.protocol;
         write!(
             f,
-            "service {service}: {} of {} belongs to {}, which comes first: it is not served at {}/{protocol}",
+            "service {service}: {} of {} ",
             field(self.kind),
-            self.key,
-            self.owner,
-            self.listen,
-        )
+            self.key
+        )?;
+        match &self.owner {
+            Owner::Port(name) => write!(f, "belongs to {name}, which comes first")?,
+            Owner::Node(reserved) => write!(f, "is {reserved}")?,
+        }
+        write!(f, ": it is not served at {}/{protocol}", self.listen)
     }
 }
 
@@ -84,16 +98,16 @@ fn field(kind: FrontendKind) -> &'static str {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Claims {
     /// Sorted; never empty.
-    places: OrdMap<Place, Vec<Claim>>,
+    places: OrdMap<Claimed, Vec<Claim>>,
 }
 
 /// Places whose claims have changed, with their former owners.
 #[derive(Debug, Default)]
-pub(super) struct Touched(BTreeMap<Place, Option<ServicePortName>>);
+pub(super) struct Touched(BTreeMap<Claimed, Option<ServicePortName>>);
 
 impl Claims {
     /// The port that owns this place.
-    pub(super) fn owner(&self, place: &Place) -> Option<&ServicePortName> {
+    pub(super) fn owner(&self, place: &Claimed) -> Option<&ServicePortName> {
         let claims = self.places.get(place)?;
         claims.first().map(|claim| &claim.name)
     }
@@ -105,7 +119,7 @@ impl Claims {
         port: &ServicePort,
         touched: &mut Touched,
     ) {
-        let place = Place::of(key, listen);
+        let place = Claimed::of(key, listen);
         self.touch(place, touched);
         let claim = Claim {
             is_written: kind != FrontendKind::ClusterIp,
@@ -119,7 +133,7 @@ impl Claims {
     }
 
     pub(super) fn remove(&mut self, key: &PortKey, listen: Listen, touched: &mut Touched) {
-        let place = Place::of(key, listen);
+        let place = Claimed::of(key, listen);
         self.touch(place, touched);
         if let Some(claims) = self.places.get_mut(&place) {
             claims.retain(|claim| claim.name != key.name);
@@ -129,7 +143,23 @@ impl Claims {
         }
     }
 
-    fn touch(&self, place: Place, touched: &mut Touched) {
+    /// All ports that claim this address, whatever their number and protocol.
+    pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = PortKey> {
+        let family = Family::of(ip);
+        let listen = move |port| Listen::Address(SocketAddr::new(ip, port));
+        let ranges = [Protocol::TCP, Protocol::UDP, Protocol::SCTP]
+            .into_iter()
+            .flat_map(move |protocol| {
+                let end = |port| Claimed::new(family, protocol, listen(port));
+                self.places.range(end(0)..=end(u16::MAX))
+            });
+        ranges.flat_map(move |(_, claims)| {
+            let names = claims.iter().map(|claim| claim.name.clone());
+            names.map(move |name| PortKey { name, family })
+        })
+    }
+
+    fn touch(&self, place: Claimed, touched: &mut Touched) {
         let owner = || self.owner(&place).cloned();
         touched.0.entry(place).or_insert_with(owner);
     }

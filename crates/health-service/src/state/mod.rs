@@ -6,6 +6,7 @@
 
 mod claims;
 mod frontend;
+mod reserved;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -22,10 +23,11 @@ use jiff::Timestamp;
 use crate::choice::{Choice, Topology};
 use crate::spec::{Algorithm, Endpoint, PortKey, ServiceName, ServicePortName};
 use crate::tracker::{EndpointsChangeTracker, EndpointsMap, ServiceChangeTracker, ServicePortMap};
-use claims::{Claims, Place, Touched};
+use claims::{Claimed, Claims, Touched};
 
-pub use claims::Conflict;
+pub use claims::{Conflict, Owner};
 pub use frontend::{Frontend, FrontendKind, Listen, Target};
+pub use reserved::{ReservedAddresses, ReservedFor};
 
 /// A backend of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +97,7 @@ pub struct State {
     services: ServicePortMap,
     endpoints: EndpointsMap,
     claims: Claims,
+    reserved: Arc<ReservedAddresses>,
     ports: OrdMap<PortKey, Arc<PortState>>,
     /// Never empty for a port.
     conflicts: OrdMap<PortKey, Arc<[Conflict]>>,
@@ -111,6 +114,7 @@ impl State {
             services: ServicePortMap::default(),
             endpoints: EndpointsMap::default(),
             claims: Claims::default(),
+            reserved: Arc::default(),
             ports: OrdMap::new(),
             conflicts: OrdMap::new(),
             health_checks: [OrdMap::new(), OrdMap::new()],
@@ -152,12 +156,26 @@ impl State {
         self.update(self.ports.keys().cloned().collect())
     }
 
+    /// These addresses are in use on the node now: no service is served there. Returns the ports whose state is another
+    /// than before.
+    pub fn set_reserved(&mut self, reserved: &Arc<ReservedAddresses>) -> BTreeSet<PortKey> {
+        if self.reserved == *reserved {
+            return BTreeSet::new();
+        }
+        let before = std::mem::replace(&mut self.reserved, reserved.clone());
+        let ips = before.keys().chain(reserved.keys());
+        let changed = ips.filter(|ip| before.get(ip) != reserved.get(ip));
+        let affected = changed.flat_map(|ip| self.claims.at(*ip)).collect();
+        self.update(affected)
+    }
+
     /// The same state, computed from all services and endpoints at once.
     #[must_use]
     pub fn recomputed(&self) -> Self {
         let mut state = Self::new(self.topology.clone());
         state.services = self.services.clone();
         state.endpoints = self.endpoints.clone();
+        state.reserved = self.reserved.clone();
         let names: BTreeSet<_> = state
             .services
             .iter()
@@ -191,19 +209,30 @@ impl State {
         &self.endpoints
     }
 
-    /// The ports that are not served at an address because another port owns it.
+    /// The ports that are not served at an address because that is somebody else's.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flat_map(|list| &**list)
     }
 
-    /// The port that owns a place; none if no port claims it.
+    /// The port that owns a place; none if no port claims it, or this node uses the address itself.
     pub fn owner(
         &self,
         family: Family,
         protocol: Protocol,
         listen: Listen,
     ) -> Option<&ServicePortName> {
-        self.claims.owner(&Place::new(family, protocol, listen))
+        if self.reserved_for(listen).is_some() {
+            return None;
+        }
+        self.claims.owner(&Claimed::new(family, protocol, listen))
+    }
+
+    /// What this node uses the address for; none if nothing has it.
+    fn reserved_for(&self, listen: Listen) -> Option<&ReservedFor> {
+        match listen {
+            Listen::Address(address) => self.reserved.get(&address.ip()),
+            Listen::NodePort(_) => None,
+        }
     }
 
     /// How many ports have endpoints, but none on this node, although some of their traffic must stay on it.
@@ -317,7 +346,7 @@ impl State {
         true
     }
 
-    /// The desired state of a port, and the places that it lost to other ports.
+    /// The desired state of a port, and the places that others have.
     fn compute(&self, key: &PortKey) -> Option<(PortState, Vec<Conflict>)> {
         let port = self.services.get(&key.name)?;
         let wanted = frontend::wanted(port, key.family);
@@ -330,14 +359,20 @@ impl State {
         let mut frontends = Vec::new();
         let mut conflicts = Vec::new();
         for (listen, kind) in wanted {
-            match self.claims.owner(&Place::of(key, listen)) {
-                Some(owner) if *owner != key.name => conflicts.push(Conflict {
+            let other = self.claims.owner(&Claimed::of(key, listen));
+            let other = other.filter(|other| **other != key.name);
+            let owner = match (self.reserved_for(listen), other) {
+                (Some(reserved), _) => Some(Owner::Node(reserved.clone())),
+                (None, other) => other.cloned().map(Owner::Port),
+            };
+            match owner {
+                Some(owner) => conflicts.push(Conflict {
                     key: key.clone(),
                     listen,
                     kind,
-                    owner: owner.clone(),
+                    owner,
                 }),
-                _ => frontends.push(Frontend::new(
+                None => frontends.push(Frontend::new(
                     (listen, kind),
                     port,
                     &choice,

@@ -96,6 +96,11 @@ impl NodeDatapath {
         self.health_addresses.subscribe()
     }
 
+    /// The gateways of endpoints.
+    pub(super) fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.gateways.into_iter().flatten()
+    }
+
     /// MTU of endpoints, bytes.
     pub(super) fn mtu(&self) -> u32 {
         self.mtu

@@ -5,6 +5,7 @@ mod announcing;
 mod instrumented;
 mod node_addresses;
 mod readiness;
+pub(super) mod reserved;
 mod sockets;
 pub mod sources;
 mod standing;
@@ -32,7 +33,8 @@ use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs};
 use health_service::runner::Intervals;
-use health_service::services::{Provider, Services, Settings};
+use health_service::services::{NodeFacts, Provider, Services, Settings};
+use health_service::state::ReservedAddresses;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -123,6 +125,8 @@ pub(super) struct Links {
     pub(super) standing: watch::Receiver<Standing>,
     /// Tells policy the addresses of services whose backends it does not see.
     pub(super) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+    /// The addresses that this node uses itself.
+    pub(super) reserved: watch::Receiver<Arc<ReservedAddresses>>,
 }
 
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
@@ -139,6 +143,7 @@ pub(super) async fn start(
         sockets,
         standing,
         addresses,
+        reserved,
     } = links;
     let topology = Topology {
         node: config.node_name.as_str().into(),
@@ -148,6 +153,7 @@ pub(super) async fn start(
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
     });
+    let facts = (watch::channel(topology).1, reserved);
     let settings = &config.services;
     let networks = settings.service_node_port_cidrs.clone();
     let node_addresses = NodeAddressWatch::follow(netlink.clone(), networks).await?;
@@ -159,13 +165,13 @@ pub(super) async fn start(
     let (served, other) = match ipvs {
         Some(provider) => {
             let provider = AnnouncingProvider::new(provider, addresses);
-            let served = serve(settings, topology, sources, ports, pods, provider);
+            let served = serve(settings, facts, sources, ports, pods, provider);
             (served, Other::Ebpf(Box::new(tables)))
         }
         None => {
             let by = ebpf::Settings::new(clock::now_ns);
             let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
-            let mut served = serve(settings, topology, sources, ports, pods, provider);
+            let mut served = serve(settings, facts, sources, ports, pods, provider);
             if let Ok(served) = &mut served {
                 let sockets = SocketWatch::follow(sockets, served.in_force.clone())?;
                 served._sockets = Some(sockets);
@@ -217,7 +223,7 @@ fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
 
 fn serve(
     settings: &ServiceSettings,
-    topology: Topology,
+    node: NodeFacts,
     mut sources: Sources,
     ports: Ports,
     pods: Option<PodReadiness>,
@@ -227,10 +233,11 @@ fn serve(
         Some(pods) => pods.readiness(),
         None => watch::channel(Arc::default()).1,
     };
-    let sets = sources.services(&topology.node, &readiness);
+    let name = node.0.borrow().node.clone();
+    let sets = sources.services(&name, &readiness);
     let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
     let (sender, checks) = watch::channel(Arc::<HealthChecks>::default());
-    let services = Services::start(
+    let services = Services::start_beside(
         Settings {
             intervals: Intervals {
                 min: settings.service_sync_min,
@@ -241,7 +248,7 @@ fn serve(
             health_timeout: settings.service_sync_max * 2,
             clock: Timestamp::now,
         },
-        watch::channel(topology).1,
+        node,
         sets,
         InstrumentedProvider::new(provider, metrics.clone(), sender),
     )?;

@@ -84,7 +84,8 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         metrics: Vec::new(),
     };
     let sources = Sources::of_folder(services);
-    serve(&settings, topology, sources, ports, pods, Moody(always())).unwrap()
+    let node = (watch::channel(topology).1, watch::channel(Arc::default()).1);
+    serve(&settings, node, sources, ports, pods, Moody(always())).unwrap()
 }
 
 /// The backends that new flows go to, and those that probes tell of.

@@ -1,8 +1,10 @@
 //! Services that cannot be served as written: each is reported, and all others are served.
 
-use std::net::Ipv4Addr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
+use ipnet::IpNet;
 use serde_json::json;
 use tests::served::{PORT, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
@@ -92,6 +94,64 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     wait_told(node, None, &["broken.json"])?;
     is_served("beside bad ones")?;
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    let node = stand.bed.node(1);
+    let [client, _] = &stand.clients;
+    let web = stand.backend("web-1")?;
+    let gateways = node.pod_cidrs().into_iter().map(|cidr| gateway(&cidr));
+    let gateways = gateways.collect::<anyhow::Result<Vec<_>>>()?;
+    let health: BTreeSet<_> = node.health_addresses()?.into_iter().collect();
+    let health: Vec<_> = health.into_iter().collect();
+    let endpoint = web.member.addresses();
+    // Without backends of its own, it would refuse whatever it gets.
+    let mut usurper = ServiceManifest::new("usurper", 5);
+    usurper.ports = vec![ServicePort::http(PORT)];
+    let own = usurper.cluster_ips.clone();
+    let neighbour = stand.service("neighbour", 1);
+    stand.write(&neighbour)?;
+    let all = [gateways, health.clone(), endpoint.clone()].concat();
+    let external = json!({ "externalIPs": all });
+    stand.write(&usurper.clone().spec(external))?;
+    for ip in &all {
+        let listen = SocketAddr::new(*ip, PORT).to_string();
+        let told = ["spec.externalIPs", "of this node", &listen];
+        wait_told(node, Some("usurper"), &told)?;
+    }
+    let undisturbed = || -> anyhow::Result<()> {
+        for ip in &endpoint {
+            wait_answered_by(&client.name, (*ip, PORT).into(), &["web-1"])?;
+        }
+        for target in targets(&neighbour) {
+            wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+        }
+        Ok(())
+    };
+    undisturbed().context("external addresses")?;
+    // Its own addresses are served all the same.
+    usurper = usurper.of(&stand.backends[..1]);
+    stand.write(&usurper.clone().spec(json!({ "externalIPs": all })))?;
+    for ip in own {
+        wait_answered_by(&client.name, (ip, PORT).into(), &["web-1"])?;
+    }
+    // As a ClusterIP too.
+    usurper.cluster_ips = health;
+    stand.write(&usurper)?;
+    let words = ["spec.clusterIPs", "of this node"];
+    wait_told(node, Some("usurper"), &words)?;
+    undisturbed().context("a ClusterIP")
+}
+
+/// The gateway of a node's pods: the address after the network's own.
+fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
+    Ok(match cidr.parse()? {
+        IpNet::V4(v4) => Ipv4Addr::from_bits(v4.network().to_bits() + 1).into(),
+        IpNet::V6(v6) => Ipv6Addr::from_bits(v6.network().to_bits() + 1).into(),
+    })
 }
 
 /// One more than there is room for: the first backend is never used.

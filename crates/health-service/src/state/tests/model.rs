@@ -138,7 +138,7 @@ impl Model {
                         key: key.clone(),
                         listen: *listen,
                         kind: *kind,
-                        owner: owner.name.clone(),
+                        owner: Owner::Port(owner.name.clone()),
                     });
                     continue;
                 }

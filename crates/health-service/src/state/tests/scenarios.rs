@@ -134,15 +134,60 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
     bed.unset("b");
     assert_eq!(bed.sync(), ["shop/a:http/TCP IPv4", "shop/b:http/TCP IPv4"]);
     assert_eq!(bed.port("a").frontends.len(), 2);
-    let owners: Vec<_> = bed
-        .state
-        .conflicts()
-        .map(|one| one.owner.to_string())
-        .collect();
-    assert_eq!(owners, ["shop/a:http/TCP"]);
+    let owners: Vec<_> = bed.state.conflicts().map(|one| one.owner.clone()).collect();
+    assert_eq!(owners, [Owner::Port(key("a").name)]);
     // Of the same age, the name decides.
     bed.set(at_node_port(service("c", 20, |_| {}), 30_000));
     assert!(bed.sync().is_empty());
+}
+
+#[test]
+fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_free() {
+    let mut bed = Bed::new();
+    let victim = service("a", 10, |_| {});
+    let address = victim.common.cluster_ips[0];
+    bed.set(victim);
+    bed.set(service("b", 20, |common| common.external_ips.push(address)));
+    bed.sync();
+    let reserve = |bed: &mut Bed, reserved: ReservedAddresses| {
+        let changed = bed.state.set_reserved(&Arc::new(reserved));
+        assert_eq!(bed.state, bed.state.recomputed());
+        changed.len()
+    };
+    let told = |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
+    let before = told(&bed);
+    let client = ReservedFor::Endpoint("h-client".into());
+    for (used, words) in [
+        (ReservedFor::Gateway, "the gateway of this node's endpoints"),
+        (client, "the address of the endpoint h-client of this node"),
+    ] {
+        reserve(&mut bed, [(address, used)].into());
+        let conflict = |service: &str, field: &str| {
+            format!(
+                "service shop/{service}: {field} of shop/{service}:http/TCP IPv4 is {words}: \
+                 it is not served at {address}:80/TCP"
+            )
+        };
+        assert_eq!(
+            told(&bed),
+            [
+                conflict("a", "spec.clusterIPs"),
+                conflict("b", "spec.externalIPs")
+            ]
+        );
+        // The other service keeps its own address.
+        let counts = ["a", "b"].map(|name| bed.port(name).frontends.len());
+        assert_eq!(counts, [0, 1]);
+        let listen = Listen::Address((address, 80).into());
+        let owner = bed.state.owner(Family::V4, Protocol::TCP, listen);
+        assert_eq!(owner, None);
+    }
+    // One that nobody claims changes no port, and one that is free again does.
+    let other = "10.96.99.99".parse().unwrap();
+    assert_eq!(reserve(&mut bed, [(other, ReservedFor::Gateway)].into()), 1);
+    assert_eq!(told(&bed), before);
+    assert_eq!(bed.port("a").frontends.len(), 1);
+    assert_eq!(reserve(&mut bed, ReservedAddresses::new()), 0);
 }
 
 #[test]
