@@ -18,6 +18,15 @@ use crate::file::FileIdentity;
 /// How often the folder is looked at. A file is read when two looks in a row agree on it, so that one that is being
 /// written is not read half way.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
+/// Looks in a row that disagree on a file, until it is read all the same.
+const RESTLESS: u32 = 8;
+/// Looks until the folder counts as read, even if new files keep coming.
+const LONGEST_START: u32 = 40;
+/// How often a file is read that changes while it is read.
+const READS: usize = 4;
+/// What is wrong with a file that never rests.
+const KEEPS_CHANGING: &str =
+    "keeps changing: it is read now and then, as it is between two changes";
 /// Longest manifest, bytes.
 const LONGEST: u64 = 64 << 20;
 /// Extensions of manifests.
@@ -55,6 +64,7 @@ impl<S: Default + Send + Sync + 'static> Folder<S> {
             changed: Vec::new(),
             problem: None,
             is_complete: false,
+            looks: 0,
         };
         Self {
             known,
@@ -86,6 +96,8 @@ pub struct Files<C> {
     /// What is wrong with the folder.
     problem: Option<String>,
     is_complete: bool,
+    /// At the folder, until it counts as read.
+    looks: u32,
 }
 
 /// A file that was seen.
@@ -95,12 +107,14 @@ struct Seen<C> {
     last: Option<Result<FileIdentity, ErrorKind>>,
     /// The same when it was read.
     read: Option<Result<FileIdentity, ErrorKind>>,
+    /// Looks in a row that disagreed.
+    restless: u32,
     contents: C,
     problems: Vec<String>,
 }
 
 impl<C: Contents> Files<C> {
-    /// Whether all were read at least once.
+    /// Whether all were read at least once, but those that came while others were read.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
@@ -175,23 +189,30 @@ impl<C: Contents> Files<C> {
             let seen = seen.or_insert_with(|| Seen {
                 last: None,
                 read: None,
+                restless: 0,
                 contents: self.empty.clone(),
                 problems: Vec::new(),
             });
             let is_settled = seen.last == now;
             seen.last = now;
-            if !is_settled {
-                settled = false;
-            } else if seen.read != now {
+            seen.restless = if is_settled { 0 } else { seen.restless + 1 };
+            if is_settled && seen.read != now {
                 seen.read = now;
                 seen.take(&path);
-                self.changed.push(path);
-                is_news = true;
+            } else if seen.restless > 0 && seen.restless.is_multiple_of(RESTLESS) {
+                seen.read = None;
+                seen.take_between_changes(&path);
+            } else {
+                settled &= is_settled || seen.restless > RESTLESS;
+                continue;
             }
-        }
-        if settled && !self.is_complete {
-            self.is_complete = true;
+            self.changed.push(path);
             is_news = true;
+        }
+        if !self.is_complete {
+            self.looks += 1;
+            self.is_complete = settled || self.looks >= LONGEST_START;
+            is_news |= self.is_complete;
         }
         is_news
     }
@@ -200,15 +221,33 @@ impl<C: Contents> Files<C> {
 impl<C: Contents> Seen<C> {
     /// Reads the file. What cannot be read stays as it was.
     fn take(&mut self, path: &Path) {
-        let text = match read(path) {
-            Ok(text) => text,
+        match read(path) {
+            Ok(text) => self.take_text(path, &text),
             Err(error) => {
                 warn!(file = %path.display(), %error, "a manifest cannot be read; its last objects stay");
                 self.problems = vec![format!("cannot be read: {error}")];
-                return;
             }
-        };
-        self.problems = self.contents.take(path, &text);
+        }
+    }
+
+    /// Reads a file that keeps changing, whole: it must be the same before and after. Otherwise it stays as it was.
+    fn take_between_changes(&mut self, path: &Path) {
+        let whole = (0..READS).find_map(|_| {
+            let before = FileIdentity::of(path).ok()?;
+            let text = read(path).ok()?;
+            let after = FileIdentity::of(path).ok()?;
+            (before == after).then_some(text)
+        });
+        match &whole {
+            Some(text) => self.take_text(path, text),
+            None => self.problems.clear(),
+        }
+        warn!(file = %path.display(), was_read = whole.is_some(), "a manifest keeps changing");
+        self.problems.push(KEEPS_CHANGING.to_owned());
+    }
+
+    fn take_text(&mut self, path: &Path, text: &str) {
+        self.problems = self.contents.take(path, text);
         let objects = self.contents.count();
         if self.problems.is_empty() {
             info!(file = %path.display(), objects, "manifest read");

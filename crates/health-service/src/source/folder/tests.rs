@@ -1,5 +1,5 @@
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -148,6 +148,64 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
     };
     let told = r#"all.yaml: kind: Unsupported value: "Deployment": supported values: "Service", "#;
     assert!(problem.starts_with(told), "{problem}");
+}
+
+#[tokio::test]
+async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |file: &str, text: ServiceText| {
+        // Another file takes its place each time, so that it is always whole.
+        let hidden = dir.path().join(".new");
+        fs::write(&hidden, text.to_string()).unwrap();
+        fs::rename(&hidden, dir.path().join(file)).unwrap();
+    };
+    put("busy.yaml", ServiceText::new("busy", "10.96.0.1"));
+    put("calm.yaml", ServiceText::new("calm", "10.96.0.2"));
+    let folder = Folder::watch(dir.path(), Selection::default());
+    let mut services = folder.services().unprobed();
+    let begin = Instant::now();
+    let mut turn = 0;
+    let mut change = async |services: &mut watch::Receiver<Arc<ServiceSet>>| loop {
+        turn += 1;
+        let ip = format!("10.96.1.{}", turn % 250);
+        put("busy.yaml", ServiceText::new("busy", &ip));
+        let soon = Duration::from_millis(5);
+        match tokio::time::timeout(soon, services.changed()).await {
+            Ok(changed) => return changed.unwrap(),
+            Err(_) => assert!(begin.elapsed() < Duration::from_secs(120), "no change"),
+        }
+    };
+    // All is known, and there is a later state of the busy one, and of its neighbour.
+    let set = loop {
+        change(&mut services).await;
+        let set = services.borrow_and_update().clone();
+        if set.synced.is_complete() {
+            break set;
+        }
+    };
+    let told = "busy.yaml: keeps changing: it is read now and then";
+    assert_eq!(set.services.len(), 2, "{set:?}");
+    assert!(problems(&set)[0].starts_with(told), "{set:?}");
+    put("calm.yaml", ServiceText::new("calm", "10.96.0.3"));
+    let first = shown(&set)[0].clone();
+    loop {
+        change(&mut services).await;
+        let now = shown(&services.borrow_and_update());
+        if now[0] != first && now[1] == "calm 10.96.0.3" {
+            break;
+        }
+    }
+    // Once it rests, it is as any other.
+    put("busy.yaml", ServiceText::new("busy", "10.96.0.4"));
+    let mut watched = Watched {
+        dir,
+        _folder: folder,
+        services,
+    };
+    let set = watched
+        .until_services(&["busy 10.96.0.4", "calm 10.96.0.3"])
+        .await;
+    assert_eq!(problems(&set), [""; 0]);
 }
 
 #[tokio::test]
