@@ -123,7 +123,7 @@ fn problems(
     wide: bool,
 ) -> String {
     let conflicts: Vec<_> = conflicts_of(service, port, &summary.conflicts).collect();
-    let mut problems: Vec<String> = refusal(port).map(str::to_owned).into_iter().collect();
+    let mut problems: Vec<String> = refusal(port).into_iter().collect();
     problems.extend(port_change(port, &summary.mode));
     match (conflicts.len(), wide) {
         (0, _) => {}

@@ -11,6 +11,7 @@ use clap::Subcommand;
 use health_model::api::{
     ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry, ServiceSummary,
 };
+use health_model::ipam::Family;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::output::printable;
@@ -123,19 +124,25 @@ fn policy(service: &ServiceEntry) -> String {
     }
 }
 
-/// Why new flows to a port get no backend, and what happens to them; none if they get one.
-fn refusal(port: &ServicePortEntry) -> Option<&'static str> {
-    let has = |target: &str| {
-        let is_target = |one: &ServiceFrontend| one.inside == target || one.outside == target;
-        port.frontends.iter().any(is_target)
-    };
-    if has("reject") {
-        Some("no backends: rejects")
-    } else if has("drop") {
-        Some("no local backends: drops")
-    } else {
-        None
-    }
+/// Why new flows to a port get no backend, and what happens to them; none if they get one. Names the IP version if the port
+/// has frontends or backends of the other one.
+fn refusal(port: &ServicePortEntry) -> Option<String> {
+    let kept = [("reject", "no", "rejects"), ("drop", "no local", "drops")];
+    kept.into_iter().find_map(|(target, none, what)| {
+        let is_target = |one: &&ServiceFrontend| one.inside == target || one.outside == target;
+        let mut refusing = port.frontends.iter().filter(is_target);
+        let first = &refusing.next()?.family;
+        let is_other = |family: &str| family != first;
+        let backends = port.backends.iter();
+        let mut backends = backends.map(|backend| Family::of(backend.address.ip()).name());
+        let mut frontends = port.frontends.iter().map(|frontend| &*frontend.family);
+        let refuses_both = refusing.any(|one| is_other(&one.family));
+        let has_other = frontends.any(is_other) || backends.any(is_other);
+        Some(match has_other && !refuses_both {
+            true => format!("{none} {first} backends: {what}"),
+            false => format!("{none} backends: {what}"),
+        })
+    })
 }
 
 /// Where packets of SCTP are dropped, since their backends are at another port; none of other protocols. Another port needs
@@ -255,7 +262,7 @@ pub(super) mod fixture {
         }
     }
 
-    fn backend(address: &str) -> ServiceBackend {
+    pub(super) fn backend(address: &str) -> ServiceBackend {
         ServiceBackend {
             address: address.parse().unwrap(),
             ready: true,
@@ -287,6 +294,7 @@ pub(super) mod fixture {
 
 #[cfg(test)]
 mod tests {
+    use super::fixture::{backend, web};
     use super::*;
 
     #[test]
@@ -296,5 +304,61 @@ mod tests {
             path(Some("shop/web"), Some("a&b")),
             "/v1/services?service=shop%2Fweb&namespace=a%26b"
         );
+    }
+
+    #[test]
+    fn a_port_without_backends_says_of_which_ip_version_if_the_other_is_there() {
+        let v4 = ServiceFrontend {
+            outside: "cluster".to_owned(),
+            ..web().ports[0].frontends[0].clone()
+        };
+        let v6 = ServiceFrontend {
+            listen: "[fd00::1]:80".to_owned(),
+            family: "IPv6".to_owned(),
+            ..v4.clone()
+        };
+        let to = |frontend: &ServiceFrontend, target: &str| ServiceFrontend {
+            inside: target.to_owned(),
+            outside: target.to_owned(),
+            ..frontend.clone()
+        };
+        let one = vec![backend("10.244.1.7:8080")];
+        for (frontends, backends, told) in [
+            (vec![v4.clone(), v6.clone()], one.clone(), None),
+            // Its only address is IPv6, and its only backend is not.
+            (
+                vec![to(&v6, "reject")],
+                one.clone(),
+                Some("no IPv6 backends: rejects"),
+            ),
+            (
+                vec![v4.clone(), to(&v6, "reject")],
+                one.clone(),
+                Some("no IPv6 backends: rejects"),
+            ),
+            (
+                vec![to(&v4, "drop"), v6.clone()],
+                one.clone(),
+                Some("no local IPv4 backends: drops"),
+            ),
+            (vec![to(&v4, "reject")], one, Some("no backends: rejects")),
+            (
+                vec![to(&v6, "reject")],
+                vec![],
+                Some("no backends: rejects"),
+            ),
+            (
+                vec![to(&v4, "reject"), to(&v6, "reject")],
+                vec![],
+                Some("no backends: rejects"),
+            ),
+        ] {
+            let port = ServicePortEntry {
+                frontends,
+                backends,
+                ..web().ports[0].clone()
+            };
+            assert_eq!(refusal(&port).as_deref(), told, "{port:?}");
+        }
     }
 }

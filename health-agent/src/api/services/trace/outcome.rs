@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use health_datapath::services::Connection;
 use health_model::api::{TraceVerdict, TracedBackend, TracedFrontend, TracedPolicy};
+use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
 use super::place::Place;
@@ -20,7 +21,7 @@ pub(super) enum Refused {
     Unknown,
     /// Its source is in no range of those that may use the frontend.
     SourceRange,
-    /// There is no backend at all.
+    /// There is no backend of the flow's IP version at all.
     NoBackend,
     /// There are backends, but none that it may use.
     NoLocalBackend,
@@ -42,7 +43,7 @@ impl Outcome {
         backends: &[TracedBackend],
     ) -> Self {
         let (verdict, what) = match refused {
-            Some(refused) => refused.outcome(place),
+            Some(refused) => refused.outcome(place, flow),
             None => chosen(backends),
         };
         let service = frontend.service.clone().unwrap_or_else(|| {
@@ -58,7 +59,11 @@ impl Outcome {
 
 impl Refused {
     /// Packets are dropped, or answered where there is no backend. A process is told at once.
-    fn outcome(self, place: Place) -> (TraceVerdict, String) {
+    fn outcome(self, place: Place, flow: &Connection) -> (TraceVerdict, String) {
+        let none = format!(
+            "there is no {} backend",
+            Family::of(flow.destination.ip()).name()
+        );
         let (silent, what, error) = match self {
             Self::NotServed(why) => {
                 let what = format!("passed on as it is: {why}");
@@ -73,7 +78,7 @@ impl Refused {
                 "the source is in no range of those that may use it",
                 "EPERM",
             ),
-            Self::NoBackend => (false, "there is no backend", "ECONNREFUSED"),
+            Self::NoBackend => (false, &*none, "ECONNREFUSED"),
             Self::NoLocalBackend => (
                 true,
                 "there are backends, but none that it may use",
@@ -212,13 +217,17 @@ mod tests {
             algorithm: "random".to_owned(),
             affinity_ns: None,
         };
-        let flow = Connection {
-            protocol: 6,
-            source: "10.1.0.9:0".parse().unwrap(),
-            destination: "10.96.0.1:80".parse().unwrap(),
-        };
+        let flow = flow("10.96.0.1:80");
         let outcome = Outcome::of(Place::Endpoint, &frontend, &flow, refused, backends);
         (outcome.verdict, outcome.answer)
+    }
+
+    fn flow(destination: &str) -> Connection {
+        Connection {
+            protocol: 6,
+            source: "10.1.0.9:0".parse().unwrap(),
+            destination: destination.parse().unwrap(),
+        }
     }
 
     #[test]
@@ -284,12 +293,19 @@ mod tests {
             assert_eq!(outcome(Some(refused), &[]).0, verdict);
         }
         assert_eq!(
-            Refused::NoLocalBackend.outcome(Place::Socket),
+            Refused::NoLocalBackend.outcome(Place::Socket, &flow("10.96.0.1:80")),
             (
                 TraceVerdict::Rejected,
                 "rejected with EHOSTUNREACH: there are backends, but none that it may use"
                     .to_owned()
             )
         );
+        for (destination, told) in [
+            ("10.96.0.1:80", "rejected: there is no IPv4 backend"),
+            ("[fd00::1]:80", "rejected: there is no IPv6 backend"),
+        ] {
+            let (_, answer) = Refused::NoBackend.outcome(Place::Endpoint, &flow(destination));
+            assert_eq!(answer, told);
+        }
     }
 }
