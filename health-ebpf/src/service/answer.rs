@@ -9,7 +9,7 @@ use health_common::service::FLOW_FROM_OUTSIDE;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use super::request::{error, prolong};
-use super::step::{Place, Request, StepResult};
+use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
 use crate::frame::Frame;
@@ -21,7 +21,7 @@ use crate::rewrite::{self, Ends};
 /// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
 /// found, and not changed.
 #[inline(always)]
-pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
         return StepResult::PASSED;
     };
@@ -72,7 +72,7 @@ pub(super) fn answer<T: Version, P: Place>(frame: &Frame, request: &mut Request<
 /// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow. With the
 /// settings, the packet has its flow last, as what the client sends does.
 #[inline(always)]
-pub(super) fn frontend<T: Version, P: Place>(
+pub(super) fn frontend<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
 ) -> Option<((T::Address, u16), u16)> {
@@ -104,7 +104,7 @@ pub(super) fn frontend<T: Version, P: Place>(
 
 /// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
 #[inline(always)]
-fn answer_error<T: Version, P: Place>(
+fn answer_error<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
     ip_at: usize,

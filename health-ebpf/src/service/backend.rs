@@ -20,7 +20,7 @@ use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
 use super::request::{answer_key, is_open, opens};
-use super::step::{Place, Request, StepResult};
+use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -38,7 +38,7 @@ const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
 /// Chooses a backend for a new flow.
 #[inline(always)]
-pub(super) fn choose<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
     let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
@@ -90,7 +90,7 @@ pub(super) struct Client {
 
 /// A backend for a new flow, its index first; or what becomes of the flow without one.
 #[inline(always)]
-pub(super) fn elect<T: Version, P: Place>(
+pub(super) fn elect<T: Version, P: Hook>(
     flow: &T,
     client: &Client,
     frontend: &Frontend,
@@ -138,7 +138,7 @@ pub(super) fn elect<T: Version, P: Place>(
 /// Whether the client has an open connection to this backend through another frontend, between the same ports: what the
 /// backend answers could only be told apart by them.
 #[inline(always)]
-fn is_of_another_frontend<T: Version, P: Place>(flow: &T, to: (T::Address, u16)) -> bool {
+fn is_of_another_frontend<T: Version, P: Hook>(flow: &T, to: (T::Address, u16)) -> bool {
     let Some(entry) = T::service_flows().get_ptr(&answer_key::<T, P>(flow, to)) else {
         return false;
     };
@@ -192,7 +192,7 @@ fn is_endpoint(address: Addr) -> bool {
 
 /// Enters the new flow, both ways.
 #[inline(always)]
-pub(super) fn enter<T: Version, P: Place>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let Some(config) = HEALTH_CONFIG.get(0) else {
         return StepResult::PASSED;
     };
@@ -308,7 +308,7 @@ fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
 
 /// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
 #[inline(always)]
-fn fresh<T: Version, P: Place>(
+fn fresh<T: Version, P: Hook>(
     flow: &T,
     frontend: &Frontend,
     pool: Pool,

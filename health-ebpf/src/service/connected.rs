@@ -6,7 +6,7 @@ use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::masquerade::Address as _;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::step::{Place, Request, StepResult};
+use super::step::{Hook, Request, StepResult};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 
@@ -21,7 +21,7 @@ const _: () = assert!(size_of::<bpf_sock_tuple>() == TUPLE_LEN6 as usize);
 /// Leaves a packet to a socket of the host that is connected to its source: what a process asked for from a port of its own is
 /// no request.
 #[inline(always)]
-pub(super) fn leave_to_socket<T: Version, P: Place>(
+pub(super) fn leave_to_socket<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {

@@ -9,7 +9,7 @@ use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
 use health_common::service::{FLOW_MASQUERADED, FLOW_OF_HOST};
 
-use super::step::{AtUplink, Place, Request, StepResult};
+use super::step::{AtUplink, Hook, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::delivery;
 use crate::fib::FibLookup;
@@ -31,7 +31,7 @@ const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_
 /// is too long for the next device or has come too far: whoever sent it is to be told. `DELIVERABLE`: it is for an endpoint of
 /// this node, and there is host routing.
 #[inline(always)]
-pub(super) fn forward<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flags = request.flow_flags as u16;
     let is_masqueraded = flags & FLOW_MASQUERADED != 0;
     if is_masqueraded && request.is_passing == 0 {
@@ -99,7 +99,7 @@ fn handed_over(code: i64) -> StepResult {
 
 /// Enters a packet between a client outside and this host: conntrack tells when the flow is over.
 #[inline(always)]
-pub(super) fn note<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (AtUplink::ip_at(request), HEALTH_CONFIG.get(0)) else {
         return StepResult::PASSED;
     };

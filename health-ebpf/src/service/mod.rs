@@ -28,7 +28,7 @@ use network_types::eth::EthHdr;
 
 pub(crate) use backend::{forget, forget_from_outside};
 pub use reject::SentErrors;
-use step::{AtEndpoint, AtUplink, Place, Request, SharedSteps, StepResult};
+use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};
 
@@ -85,7 +85,7 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
 /// Finds where a packet goes: the backend of its flow, or one for a new flow, which is entered. The second result is whether it
 /// is of a new flow.
 #[inline(always)]
-fn find_backend<T: SharedSteps<P>, P: Place>(
+fn find_backend<T: SharedSteps<P>, P: Hook>(
     skb: *mut __sk_buff,
     request: &mut Request<T>,
 ) -> (StepResult, bool) {

@@ -7,7 +7,7 @@ use health_common::service::unreachable::{
     HEADER4, HEADER6, LONG, Quoted4, Quoted6, SHORT, Unreachable4, Unreachable6,
 };
 
-use super::step::{Place, Request, StepResult};
+use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -97,7 +97,7 @@ fn may_tell() -> bool {
 /// Makes an ICMP error out of the packet that it is about. What has options, extensions or no transport header is
 /// dropped silently, and what is one too many.
 #[inline(always)]
-pub(super) fn reject<T: Unreachable, P: Place>(
+pub(super) fn reject<T: Unreachable, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {

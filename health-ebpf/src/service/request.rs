@@ -11,7 +11,7 @@ use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
 use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
-use super::step::{Place, Request, StepResult};
+use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
 use crate::fragment::{find as find_fragment, keep};
 use crate::frame::Frame;
@@ -22,7 +22,7 @@ use crate::rewrite::{self, Ends};
 
 /// Reads a packet that may be for a service, and finds the backend of its flow.
 #[inline(always)]
-pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
         return StepResult::PASSED;
     };
@@ -85,7 +85,7 @@ pub(super) fn find<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>
 
 /// Where the packets of a known flow go; `None` if it is to get another backend.
 #[inline(always)]
-pub(super) fn known<T: Version, P: Place>(
+pub(super) fn known<T: Version, P: Hook>(
     request: &Request<T>,
     flow: &T,
     config: &DatapathConfig,
@@ -125,7 +125,7 @@ pub(super) fn known<T: Version, P: Place>(
 
 /// Whether a SYN of a known flow goes to its backend: sent again, or before anybody closed the connection.
 #[inline(always)]
-fn may_reopen<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
+fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
     if !is_serving::<T>(parts) {
         return false;
     }
@@ -145,7 +145,7 @@ fn may_reopen<T: Version, P: Place>(flow: &T, parts: &ServiceFlowParts<T::Addres
 
 /// Whether a connection is known that is not over. From outside to an endpoint or this host it is one of direction in.
 #[inline(always)]
-pub(super) fn is_open<T: Version, P: Place>(mut flow: T) -> bool {
+pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
     if goes_on(&flow) == Some(true) {
         return true;
     }
@@ -166,7 +166,7 @@ fn goes_on<T: Version>(key: &T) -> Option<bool> {
 
 /// The key of what a backend answers.
 #[inline(always)]
-pub(super) fn answer_key<T: Version, P: Place>(flow: &T, to: (T::Address, u16)) -> T {
+pub(super) fn answer_key<T: Version, P: Hook>(flow: &T, to: (T::Address, u16)) -> T {
     match gateway::<T>() {
         // Of itself, an endpoint gets the packet from the gateway, and answers there.
         Some(gateway) if !P::IS_UPLINK && to.0 == flow.source().0 => flow
@@ -214,7 +214,7 @@ pub(super) fn opens<T: Version>(request: &Request<T>) -> bool {
 /// An endpoint that is its own backend gets the packet from the gateway, which it does not take for itself; what it
 /// answers to the gateway is found as a flow, too, and goes the same way back.
 #[inline(always)]
-pub(super) fn rewrite<T: Version, P: Place>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn rewrite<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
     let (source, destination) = (flow.source(), flow.destination());
     let backend = request.backend();
@@ -245,7 +245,7 @@ type Change<T> = (
 );
 
 #[inline(always)]
-fn both<T: Version, P: Place>(
+fn both<T: Version, P: Hook>(
     frame: &Frame,
     request: &Request<T>,
     source: Change<T>,
@@ -268,7 +268,7 @@ fn both<T: Version, P: Place>(
 }
 
 #[inline(always)]
-fn end<T: Version, P: Place>(
+fn end<T: Version, P: Hook>(
     frame: &Frame,
     request: &Request<T>,
     end: End,
@@ -295,10 +295,7 @@ pub(super) fn gateway<T: Version>() -> Option<T::Address> {
 
 /// Forgets the flow of a packet that was rewritten.
 #[inline(always)]
-pub(super) fn withdraw<T: Version, P: Place>(
-    frame: &Frame,
-    request: &mut Request<T>,
-) -> StepResult {
+pub(super) fn withdraw<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     if let Some(sent) = rewritten::<T, P>(frame, request) {
         forget(sent);
     }
@@ -307,7 +304,7 @@ pub(super) fn withdraw<T: Version, P: Place>(
 
 /// As [`withdraw`], if the flow is from outside.
 #[inline(always)]
-pub(super) fn withdraw_from_outside<T: Version, P: Place>(
+pub(super) fn withdraw_from_outside<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {
@@ -319,14 +316,14 @@ pub(super) fn withdraw_from_outside<T: Version, P: Place>(
 
 /// The tuple of a packet that was sent to a backend.
 #[inline(always)]
-fn rewritten<T: Version, P: Place>(frame: &Frame, request: &Request<T>) -> Option<T> {
+fn rewritten<T: Version, P: Hook>(frame: &Frame, request: &Request<T>) -> Option<T> {
     let ParsedPacket { packet, .. } = T::read(frame, P::ip_at(request)?, TUPLE_OUT)?;
     (!packet.is_later()).then_some(packet.tuple)
 }
 
 /// Sends an ICMP error about what a service answered to the backend that did.
 #[inline(always)]
-pub(super) fn send_error<T: Version, P: Place>(
+pub(super) fn send_error<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {

@@ -60,8 +60,8 @@ impl StepResult {
     }
 }
 
-/// Where the programs are that take the steps.
-pub trait Place {
+/// The hook of the programs that take the steps.
+pub trait Hook {
     /// From where the flows come.
     const ORIGIN: Origin;
     /// At an uplink, and not at an endpoint's device.
@@ -75,7 +75,7 @@ pub struct AtEndpoint;
 /// At an uplink.
 pub struct AtUplink;
 
-impl Place for AtEndpoint {
+impl Hook for AtEndpoint {
     const ORIGIN: Origin = Origin::Inside;
 
     #[inline(always)]
@@ -84,7 +84,7 @@ impl Place for AtEndpoint {
     }
 }
 
-impl Place for AtUplink {
+impl Hook for AtUplink {
     const ORIGIN: Origin = Origin::Outside;
 
     #[inline(always)]
@@ -185,7 +185,7 @@ impl<T: Version> Request<T> {
 
 /// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there. These
 /// are those of both places.
-pub trait SharedSteps<P: Place>: Version<Address: Default> + Unreachable {
+pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`leave_to_socket`].
@@ -224,7 +224,7 @@ pub trait UplinkSteps: SharedSteps<AtUplink> {
 }
 
 macro_rules! steps {
-    ($steps:path, $tuple:ty, $place:ty: $($step:ident as $name:ident),+ $(,)?) => {
+    ($steps:path, $tuple:ty, $hook:ty: $($step:ident as $name:ident),+ $(,)?) => {
         impl $steps for $tuple {$(
             #[inline(always)]
             fn $step(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult {
@@ -235,7 +235,7 @@ macro_rules! steps {
                     let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { request.as_mut() } {
-                        Some(request) => $step::<$tuple, $place>(&Frame::new(&ctx), request),
+                        Some(request) => $step::<$tuple, $hook>(&Frame::new(&ctx), request),
                         None => StepResult::PASSED,
                     };
                     result.0

@@ -11,7 +11,7 @@ use health_common::service::{
 use super::free::{Extent, Store};
 use super::pool::{self, Contents, Range};
 use super::{
-    BackendSpec, FillMaglev, FrontendSpec, Known, MaglevBackend, Place, Port, PortSpec,
+    BackendSpec, FillMaglev, FrontendKey, FrontendSpec, Known, MaglevBackend, Port, PortSpec,
     ServiceTables, ServicesError, Socket, Target, family, frontend_map, socket, source_range,
 };
 use crate::layout;
@@ -49,10 +49,10 @@ pub struct Change<'a> {
     pub(super) maglev: Vec<(u32, u32)>,
     pub(super) source_ranges: Vec<Prefix<SourceRange>>,
     pub(super) source_ranges_gone: Vec<Prefix<SourceRange>>,
-    pub(super) frontends: BTreeMap<Place, Frontend>,
+    pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
     /// Those of them that are not in the maps yet.
-    pub(super) frontends_new: BTreeSet<Place>,
-    pub(super) frontends_gone: BTreeSet<Place>,
+    pub(super) frontends_new: BTreeSet<FrontendKey>,
+    pub(super) frontends_gone: BTreeSet<FrontendKey>,
     pub(super) backends_gone: Vec<u32>,
     pub(super) retired: Vec<Extent>,
 }
@@ -60,7 +60,7 @@ pub struct Change<'a> {
 /// The future entries of a port, and what must be written for them.
 struct Plan {
     port: Port,
-    frontends: Vec<(Place, Frontend)>,
+    frontends: Vec<(FrontendKey, Frontend)>,
     backends: Vec<(u32, Backend)>,
     backends_gone: Vec<u32>,
     slots: Vec<(u32, u32)>,
@@ -127,8 +127,8 @@ impl<'a> Change<'a> {
         let Some(port) = self.tables.ports.remove(&number) else {
             return;
         };
-        for place in &port.frontends {
-            self.remove_frontend(number, place);
+        for key in &port.frontends {
+            self.remove_frontend(number, key);
         }
         for backend in port.backends {
             self.backends_gone.push(backend.index);
@@ -156,8 +156,8 @@ impl<'a> Change<'a> {
         }
         let tables = &mut *self.tables;
         let adopted = spec.frontends.iter().find_map(|frontend| {
-            let place = Place::new(frontend.address, spec.protocol);
-            let number = tables.frontends.get(&place)?.service;
+            let key = FrontendKey::new(frontend.address, spec.protocol);
+            let number = tables.frontends.get(&key)?.service;
             let is_free =
                 number != 0 && !tables.claimed.contains(&number) && !self.seen.contains(&number);
             is_free.then_some(number)
@@ -203,7 +203,7 @@ impl<'a> Change<'a> {
         maglev: &mut dyn FillMaglev,
         allocated: &mut Vec<Extent>,
     ) -> Result<Plan, ServicesError> {
-        let places = self.places(former, number, spec)?;
+        let keys = self.keys(former, number, spec)?;
         let source_ranges = self.source_ranges(number, former, spec)?;
 
         let backends = self.backends(former, spec, allocated)?;
@@ -219,7 +219,7 @@ impl<'a> Change<'a> {
             maglev: Vec::new(),
             retired: Vec::new(),
             port: Port {
-                frontends: places.keys().copied().collect(),
+                frontends: keys.keys().copied().collect(),
                 backends: backends.clone(),
                 ranges: Vec::new(),
                 source_ranges,
@@ -227,8 +227,8 @@ impl<'a> Change<'a> {
         };
 
         let is_used = |target| {
-            let mut places = places.iter();
-            places.any(|(_, frontend)| frontend.inside == target || frontend.outside == target)
+            let mut keys = keys.iter();
+            keys.any(|(_, frontend)| frontend.inside == target || frontend.outside == target)
         };
         let members = |target, list: &[BackendSpec]| -> Vec<MaglevBackend> {
             let list = list.iter().filter(|_| is_used(target));
@@ -270,35 +270,35 @@ impl<'a> Change<'a> {
             kind: frontend.kind,
             pad: 0,
         };
-        plan.frontends = places
+        plan.frontends = keys
             .iter()
-            .map(|(place, frontend)| (*place, value(frontend)))
+            .map(|(key, frontend)| (*key, value(frontend)))
             .collect();
         Ok(plan)
     }
 
-    /// The frontends of a port, sorted by place. Fails if there is no room for them.
-    fn places<'s>(
+    /// The frontends of a port, sorted by key. Fails if there is no room for them.
+    fn keys<'s>(
         &self,
         former: &Port,
         number: u32,
         spec: &'s PortSpec,
-    ) -> Result<BTreeMap<Place, &'s FrontendSpec>, ServicesError> {
-        let mut places = BTreeMap::new();
+    ) -> Result<BTreeMap<FrontendKey, &'s FrontendSpec>, ServicesError> {
+        let mut keys = BTreeMap::new();
         for frontend in &spec.frontends {
-            let place = Place::new(frontend.address, spec.protocol);
-            places.entry(place).or_insert(frontend);
+            let key = FrontendKey::new(frontend.address, spec.protocol);
+            keys.entry(key).or_insert(frontend);
         }
         let tables = &*self.tables;
         for of_family in [0, 1] {
-            let is_ours = |place: &&Place| family(place) == of_family;
-            let new = places.keys().filter(is_ours);
+            let is_ours = |key: &&FrontendKey| family(key) == of_family;
+            let new = keys.keys().filter(is_ours);
             let new = new
-                .filter(|place| !tables.frontends.contains_key(place))
+                .filter(|key| !tables.frontends.contains_key(key))
                 .count() as u32;
             let gone = former.frontends.iter().filter(is_ours);
-            let gone = gone.filter(|place| !places.contains_key(place));
-            let gone = gone.filter(|place| tables.owns(number, place)).count() as u32;
+            let gone = gone.filter(|key| !keys.contains_key(key));
+            let gone = gone.filter(|key| tables.owns(number, key)).count() as u32;
             let (used, size) = (
                 tables.frontend_counts[of_family],
                 tables.sizes.frontends[of_family],
@@ -313,7 +313,7 @@ impl<'a> Change<'a> {
                 });
             }
         }
-        Ok(places)
+        Ok(keys)
     }
 
     /// The source ranges of a port, sorted. Fails if there is no room for them.
@@ -487,16 +487,12 @@ impl<'a> Change<'a> {
         self.backends.extend(plan.backends);
         self.slots.extend(plan.slots);
         self.maglev.extend(plan.maglev);
-        for (place, frontend) in plan.frontends {
-            self.write_frontend(place, frontend);
+        for (key, frontend) in plan.frontends {
+            self.write_frontend(key, frontend);
         }
         let kept: HashSet<_> = plan.port.frontends.iter().collect();
-        for place in former
-            .frontends
-            .iter()
-            .filter(|place| !kept.contains(place))
-        {
-            self.remove_frontend(number, place);
+        for key in former.frontends.iter().filter(|key| !kept.contains(key)) {
+            self.remove_frontend(number, key);
         }
         let backends = plan.backends_gone.iter().copied().map(Extent::backend);
         self.retired.extend(backends);
@@ -505,40 +501,40 @@ impl<'a> Change<'a> {
         self.tables.ports.insert(number, plan.port);
     }
 
-    fn write_frontend(&mut self, place: Place, frontend: Frontend) {
+    fn write_frontend(&mut self, key: FrontendKey, frontend: Frontend) {
         let tables = &mut *self.tables;
-        let known = tables.frontends.insert(place, frontend);
+        let known = tables.frontends.insert(key, frontend);
         if known.is_none() {
-            tables.frontend_counts[family(&place)] += 1;
+            tables.frontend_counts[family(&key)] += 1;
             // Otherwise another port has just given it up.
-            if !self.frontends_gone.remove(&place) {
-                self.frontends_new.insert(place);
+            if !self.frontends_gone.remove(&key) {
+                self.frontends_new.insert(key);
             }
         }
         if known != Some(frontend) {
-            self.frontends.insert(place, frontend);
+            self.frontends.insert(key, frontend);
         }
     }
 
-    /// Removes a frontend, unless another port owns its place by now.
-    fn remove_frontend(&mut self, number: u32, place: &Place) {
+    /// Removes a frontend, unless another port owns its key by now.
+    fn remove_frontend(&mut self, number: u32, key: &FrontendKey) {
         let tables = &mut *self.tables;
-        if !tables.owns(number, place) {
+        if !tables.owns(number, key) {
             return;
         }
-        tables.frontends.remove(place);
-        tables.frontend_counts[family(place)] -= 1;
-        self.frontends.remove(place);
-        if !self.frontends_new.remove(place) {
-            self.frontends_gone.insert(*place);
+        tables.frontends.remove(key);
+        tables.frontend_counts[family(key)] -= 1;
+        self.frontends.remove(key);
+        if !self.frontends_new.remove(key) {
+            self.frontends_gone.insert(*key);
         }
     }
 }
 
 impl ServiceTables {
-    /// Whether a port has a frontend at this place.
-    fn owns(&self, number: u32, place: &Place) -> bool {
-        let frontend = self.frontends.get(place);
+    /// Whether a port has a frontend at this key.
+    fn owns(&self, number: u32, key: &FrontendKey) -> bool {
+        let frontend = self.frontends.get(key);
         frontend.is_some_and(|frontend| frontend.service == number)
     }
 }

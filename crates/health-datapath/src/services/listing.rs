@@ -9,9 +9,9 @@ use health_common::service::{
 use ipnet::IpNet;
 
 use super::free::Store;
+use super::keys::{FrontendKey, read_source_range, socket_addr};
 use super::lookup::reading;
 use super::maps::values;
-use super::place::{Place, read_source_range, socket_addr};
 use super::pool::Range;
 use super::{ServiceMaps, ServicesError};
 use crate::layout;
@@ -85,13 +85,13 @@ impl ServiceMaps {
     pub fn list(&self) -> Result<Vec<ListedFrontend>, ServicesError> {
         // First the frontends: pools and backends stay for seconds after no frontend refers to them any more.
         let mut frontends = BTreeMap::new();
-        self.for_each_frontend(|place, frontend| {
-            frontends.insert(place, frontend);
+        self.for_each_frontend(|key, frontend| {
+            frontends.insert(key, frontend);
         })?;
         let arrays = self.arrays(frontends.values().any(has_table))?;
-        let listed = frontends.into_iter().map(|(place, entry)| ListedFrontend {
-            address: place.address(),
-            protocol: place.protocol,
+        let listed = frontends.into_iter().map(|(key, entry)| ListedFrontend {
+            address: key.address(),
+            protocol: key.protocol,
             entry,
             inside: arrays.pool(&entry, entry.inside),
             outside: arrays.pool(&entry, entry.outside),
@@ -126,15 +126,15 @@ impl ServiceMaps {
 
     /// One address and protocol of each port, by number: its ClusterIP, if it has one.
     pub fn addresses(&self) -> Result<HashMap<u32, (SocketAddr, u8)>, ServicesError> {
-        let mut first: HashMap<u32, (u8, Place)> = HashMap::new();
-        self.for_each_frontend(|place, frontend| {
-            let order = (frontend.kind, place);
+        let mut first: HashMap<u32, (u8, FrontendKey)> = HashMap::new();
+        self.for_each_frontend(|key, frontend| {
+            let order = (frontend.kind, key);
             let known = first.entry(frontend.service).or_insert(order);
             *known = order.min(*known);
         })?;
         let first = first.into_iter();
         Ok(first
-            .map(|(number, (_, place))| (number, (place.address(), place.protocol)))
+            .map(|(number, (_, key))| (number, (key.address(), key.protocol)))
             .collect())
     }
 
@@ -144,7 +144,7 @@ impl ServiceMaps {
         address: SocketAddr,
         protocol: u8,
     ) -> Result<Option<ListedFrontend>, ServicesError> {
-        let Some(entry) = self.frontend(Place::new(address, protocol))? else {
+        let Some(entry) = self.frontend(FrontendKey::new(address, protocol))? else {
             return Ok(None);
         };
         let pool = |pool| -> Result<_, ServicesError> {

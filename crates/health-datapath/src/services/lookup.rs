@@ -11,7 +11,7 @@ use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::{ServiceFlowParts, Tuple};
 use ipnet::IpNet;
 
-use super::place::{Place, source_range};
+use super::keys::{FrontendKey, source_range};
 use super::{ServiceMaps, ServicesError};
 use crate::dump::ServiceFlow;
 use crate::layout;
@@ -67,8 +67,8 @@ impl Connection {
 }
 
 impl ServiceMaps {
-    pub(super) fn frontend(&self, place: Place) -> Result<Option<Frontend>, ServicesError> {
-        match (place.key4(), place.key6()) {
+    pub(super) fn frontend(&self, key: FrontendKey) -> Result<Option<Frontend>, ServicesError> {
+        match (key.key4(), key.key6()) {
             (Some(key), _) => reading(layout::SVC4.name, self.frontends4.get(&key)),
             (_, Some(key)) => reading(layout::SVC6.name, self.frontends6.get(&key)),
             (None, None) => Ok(None),

@@ -17,7 +17,7 @@ use health_common::service::{
 };
 use health_common::tuple::Tuple;
 
-use super::{Place, ServicesError};
+use super::{FrontendKey, ServicesError};
 use crate::aya_io::map_io;
 use crate::layout::{self, MapLayout};
 use crate::sys;
@@ -221,7 +221,7 @@ impl ServiceMaps {
     /// Calls `each` with every frontend.
     pub(super) fn for_each_frontend(
         &self,
-        mut each: impl FnMut(Place, Frontend),
+        mut each: impl FnMut(FrontendKey, Frontend),
     ) -> Result<(), ServicesError> {
         let fours = self
             .frontends4

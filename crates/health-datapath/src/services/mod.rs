@@ -10,11 +10,11 @@
 mod alias;
 mod change;
 mod free;
+mod keys;
 mod listing;
 mod lookup;
 mod maps;
 mod numbers;
-mod place;
 mod pool;
 mod ranges;
 mod read;
@@ -43,9 +43,9 @@ pub use pool::{FillMaglev, MaglevBackend};
 pub use sockets::{SocketTable, StuckSocket};
 
 use free::Arrays;
+pub(crate) use keys::read_source_range;
+use keys::{FrontendKey, Socket, socket, source_range};
 use numbers::Numbers;
-pub(crate) use place::read_source_range;
-use place::{Place, Socket, socket, source_range};
 use pool::Range;
 
 /// The desired entries of a service's port, in one family.
@@ -161,7 +161,7 @@ pub struct ServiceTables {
     sizes: Sizes,
     numbers: Numbers,
     /// The frontends in the maps.
-    frontends: HashMap<Place, Frontend>,
+    frontends: HashMap<FrontendKey, Frontend>,
     /// How many of them are IPv4, and IPv6.
     frontend_counts: [u32; 2],
     source_range_count: u32,
@@ -188,7 +188,7 @@ struct Sizes {
 #[derive(Debug, Default)]
 struct Port {
     /// Its frontends, and former ones that other ports may have now.
-    frontends: Vec<Place>,
+    frontends: Vec<FrontendKey>,
     /// Sorted.
     backends: Vec<Known>,
     ranges: Vec<Range>,
@@ -264,7 +264,7 @@ impl ServiceTables {
     /// Where a port is reached, and was before it was last changed.
     pub fn addresses(&self, number: u32) -> impl Iterator<Item = SocketAddr> {
         let port = self.ports.get(&number).into_iter();
-        port.flat_map(|port| port.frontends.iter().map(Place::address))
+        port.flat_map(|port| port.frontends.iter().map(FrontendKey::address))
     }
 
     /// The maps, for reading.
@@ -273,8 +273,8 @@ impl ServiceTables {
     }
 }
 
-fn family(place: &Place) -> usize {
-    usize::from(!place.addr.is_v4())
+fn family(key: &FrontendKey) -> usize {
+    usize::from(!key.addr.is_v4())
 }
 
 fn frontend_map(family: usize) -> &'static str {

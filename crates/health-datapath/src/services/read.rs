@@ -114,11 +114,11 @@ impl ServiceTables {
             arrays,
             ..
         } = self;
-        maps.for_each_frontend(|place, frontend| {
-            frontends.insert(place, frontend);
-            frontend_counts[family(&place)] += 1;
+        maps.for_each_frontend(|key, frontend| {
+            frontends.insert(key, frontend);
+            frontend_counts[family(&key)] += 1;
             let port = ports.entry(frontend.service).or_default();
-            port.frontends.push(place);
+            port.frontends.push(key);
             for pool in [frontend.inside, frontend.outside] {
                 let Some(range) = Range::of_frontend(&frontend, pool) else {
                     continue;

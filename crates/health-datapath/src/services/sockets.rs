@@ -7,7 +7,7 @@ use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6};
 
-use super::place::{Place, socket_addr};
+use super::keys::{FrontendKey, socket_addr};
 use crate::table::Table;
 
 /// What such sockets are connected to, to be read.
@@ -64,12 +64,12 @@ impl SocketTable {
         let Some(named) = self.sockets.get(&answers)? else {
             return Ok(true);
         };
-        let place = Place {
+        let key = FrontendKey {
             addr: named.addr,
             port_be: named.port_be,
             protocol: key.protocol,
         };
-        let frontend = match (place.key4(), place.key6()) {
+        let frontend = match (key.key4(), key.key6()) {
             (Some(key), _) => self.frontends4.get(&key)?,
             (_, Some(key)) => self.frontends6.get(&key)?,
             _ => None,

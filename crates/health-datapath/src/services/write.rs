@@ -2,7 +2,7 @@
 
 use health_common::service::{Backend, Frontend};
 
-use super::{Change, Place, ServicesError, Written, frontend_map};
+use super::{Change, FrontendKey, ServicesError, Written, frontend_map};
 use crate::layout;
 use crate::table::Table;
 use crate::xdp::xdp_times;
@@ -83,7 +83,7 @@ impl Change<'_> {
         let new4 = self
             .frontends_new
             .iter()
-            .filter(|place| place.addr.is_v4())
+            .filter(|key| key.addr.is_v4())
             .count();
         let new = [new4, self.frontends_new.len() - new4];
         let (is_tight, rest): (Vec<usize>, Vec<usize>) = [0, 1].into_iter().partition(|family| {
@@ -96,11 +96,11 @@ impl Change<'_> {
         }
         let frontends = self.frontends.iter();
         let frontends4: Vec<_> = frontends
-            .filter_map(|(place, frontend)| Some((place.key4()?, *frontend)))
+            .filter_map(|(key, frontend)| Some((key.key4()?, *frontend)))
             .collect();
         let frontends = self.frontends.iter();
         let frontends6: Vec<_> = frontends
-            .filter_map(|(place, frontend)| Some((place.key6()?, *frontend)))
+            .filter_map(|(key, frontend)| Some((key.key6()?, *frontend)))
             .collect();
         let first = write_all(&maps.frontends4, &frontends4, 0);
         let second = write_all(&maps.frontends6, &frontends6, 1);
@@ -116,17 +116,17 @@ impl Change<'_> {
         let gone = self.frontends_gone.iter();
         let deleted = if family == 0 {
             maps.frontends4
-                .delete(&gone.filter_map(Place::key4).collect::<Vec<_>>())
+                .delete(&gone.filter_map(FrontendKey::key4).collect::<Vec<_>>())
         } else {
             maps.frontends6
-                .delete(&gone.filter_map(Place::key6).collect::<Vec<_>>())
+                .delete(&gone.filter_map(FrontendKey::key6).collect::<Vec<_>>())
         };
         deleted.map_err(|source| ServicesError::kernel("remove from", frontend_map(family), source))
     }
 }
 
 /// Writes frontends; one that the kernel refuses does not keep it from the others. Returns the first error.
-fn write_all<K: aya::Pod + Into<Place>>(
+fn write_all<K: aya::Pod + Into<FrontendKey>>(
     map: &Table<K, Frontend>,
     entries: &[(K, Frontend)],
     family: usize,
@@ -135,11 +135,11 @@ fn write_all<K: aya::Pod + Into<Place>>(
     let mut rest = entries;
     while let Err((done, source)) = map.write(rest) {
         let (refused, others) = rest[done..].split_at(1.min(rest.len() - done));
-        let place: Option<Place> = refused.first().map(|(key, _)| (*key).into());
+        let key: Option<FrontendKey> = refused.first().map(|(key, _)| (*key).into());
         result = result.and(Err(ServicesError::Kernel {
             what: "write to",
             map: frontend_map(family),
-            of: place.map_or_else(String::new, |place| format!(" ({})", place.address())),
+            of: key.map_or_else(String::new, |key| format!(" ({})", key.address())),
             source,
         }));
         rest = others;

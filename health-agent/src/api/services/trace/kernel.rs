@@ -16,7 +16,7 @@ use health_model::settings::Location;
 use health_net::clock;
 use health_net::socket_diag::SocketDiag;
 
-use super::place::Place;
+use super::hook::TraceHook;
 use crate::api::answer::Refusal;
 
 /// The maps of this node.
@@ -102,15 +102,15 @@ impl Kernel {
         }
     }
 
-    /// As whom the programs at a place know the source of a flow. All sockets of the host are one client.
-    pub(super) fn client_of(&self, place: Place, flow: &Connection) -> Client {
+    /// As whom the programs at a hook know the source of a flow. All sockets of the host are one client.
+    pub(super) fn client_of(&self, hook: TraceHook, flow: &Connection) -> Client {
         let source = flow.source.ip();
-        match place {
-            Place::Socket => Client {
+        match hook {
+            TraceHook::Socket => Client {
                 source: self.own_address(Family::of(flow.destination.ip())).to_ip(),
                 stays_as: Addr::default().to_ip(),
             },
-            Place::Endpoint | Place::Uplink => Client {
+            TraceHook::Endpoint | TraceHook::Uplink => Client {
                 source,
                 stays_as: source,
             },
@@ -120,10 +120,10 @@ impl Kernel {
     /// What is known of a flow's packets.
     pub(super) fn known_flow(
         &self,
-        place: Place,
+        hook: TraceHook,
         flow: &Connection,
     ) -> Result<Option<FlowFacts>, Refusal> {
-        let is_from_outside = place == Place::Uplink;
+        let is_from_outside = hook == TraceHook::Uplink;
         let known = self.maps.flow(flow)?;
         let known = known.filter(|entry| is_from_outside == has(entry, FLOW_FROM_OUTSIDE));
         let Some(entry) = known else {
@@ -131,8 +131,8 @@ impl Kernel {
         };
         let answered = Connection {
             source: entry.to,
-            destination: match place {
-                Place::Endpoint => self.client_seen(flow.source, entry.to.ip()),
+            destination: match hook {
+                TraceHook::Endpoint => self.client_seen(flow.source, entry.to.ip()),
                 _ => flow.source,
             },
             ..*flow
@@ -217,7 +217,7 @@ impl Kernel {
     /// Whether a connection is known to be open between the client's port and a backend.
     pub(super) fn is_open(
         &self,
-        place: Place,
+        hook: TraceHook,
         flow: &Connection,
         to: SocketAddr,
     ) -> Result<bool, Refusal> {
@@ -225,10 +225,10 @@ impl Kernel {
             destination: to,
             ..*flow
         };
-        let directions: &[u8] = match place {
-            Place::Socket => &[],
-            Place::Endpoint => &[TUPLE_OUT],
-            Place::Uplink => &[TUPLE_OUT, TUPLE_IN],
+        let directions: &[u8] = match hook {
+            TraceHook::Socket => &[],
+            TraceHook::Endpoint => &[TUPLE_OUT],
+            TraceHook::Uplink => &[TUPLE_OUT, TUPLE_IN],
         };
         for direction in directions {
             if self.goes_on(&translated, *direction)? == Some(true) {
@@ -247,7 +247,7 @@ impl Kernel {
     /// What is known of a client with affinity.
     pub(super) fn client(
         &self,
-        place: Place,
+        hook: TraceHook,
         client: &Client,
         frontend: &Frontend,
     ) -> Result<Option<ClientFacts>, Refusal> {
@@ -259,7 +259,7 @@ impl Kernel {
         };
         let backend = self.maps.backend(known.backend)?;
         let is_within_reach = match backend {
-            Some(backend) if frontend.is_local(place.origin()) => {
+            Some(backend) if frontend.is_local(hook.origin()) => {
                 let ip = backend.addr.to_ip();
                 let identity = self.pinned.identity_of(ip)?;
                 is_own(self.pinned.endpoint(ip)?.is_some(), || identity)
@@ -277,25 +277,25 @@ impl Kernel {
     /// The index of the backend that a Maglev table has for a flow, if that can be told before the flow is there.
     pub(super) fn by_maglev(
         &self,
-        place: Place,
+        hook: TraceHook,
         flow: &Connection,
         frontend: &Frontend,
     ) -> Result<Option<u32>, Refusal> {
         let is_by_client = frontend.affinity_secs != 0;
-        let can_tell = match place {
+        let can_tell = match hook {
             // Without affinity the number of the socket counts.
-            Place::Socket => is_by_client,
-            Place::Endpoint | Place::Uplink => is_by_client || flow.source.port() != 0,
+            TraceHook::Socket => is_by_client,
+            TraceHook::Endpoint | TraceHook::Uplink => is_by_client || flow.source.port() != 0,
         };
         if !can_tell {
             return Ok(None);
         }
-        let hashed = match (place, flow.destination) {
-            (Place::Socket, SocketAddr::V4(_)) => from_zero(flow, Ipv4Addr::UNSPECIFIED.into()),
-            (Place::Socket, SocketAddr::V6(_)) => from_zero(flow, Ipv6Addr::UNSPECIFIED.into()),
-            (Place::Endpoint | Place::Uplink, _) => *flow,
+        let hashed = match (hook, flow.destination) {
+            (TraceHook::Socket, SocketAddr::V4(_)) => from_zero(flow, Ipv4Addr::UNSPECIFIED.into()),
+            (TraceHook::Socket, SocketAddr::V6(_)) => from_zero(flow, Ipv6Addr::UNSPECIFIED.into()),
+            (TraceHook::Endpoint | TraceHook::Uplink, _) => *flow,
         };
-        let pool = frontend.pool(place.origin());
+        let pool = frontend.pool(hook.origin());
         Ok(self.maps.by_maglev(pool, &hashed, is_by_client)?)
     }
 

@@ -4,9 +4,9 @@
 //! it means the programs to know something else, that is told as a difference. Nothing is changed, and no packet is sent.
 
 mod ends;
+mod hook;
 mod kernel;
 mod outcome;
-mod place;
 mod policy;
 mod pool;
 mod stay;
@@ -23,9 +23,9 @@ use health_registry::config::ServiceProxyMode;
 use serde::Deserialize;
 
 use self::ends::Ends;
+use self::hook::TraceHook;
 use self::kernel::Kernel;
 use self::outcome::{Outcome, Refused};
-use self::place::Place;
 use self::pool::Owner;
 use self::tracer::Tracer;
 use crate::api::answer::{Refusal, answer};
@@ -81,7 +81,7 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
         (Some(found), _) => (Some(found), frontend(found, owner.as_ref())),
         (None, Some(owner)) => (None, unknown(owner)),
     };
-    let place = Place::of(traced.kind);
+    let hook = TraceHook::of(traced.kind);
     let mut pool = pool::pool(&flow, &traced, found.as_ref(), owner.as_ref());
     let (mut source_ranges, mut stay, mut affinity) = (None, None, None);
     let mut backends = Vec::new();
@@ -92,13 +92,13 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
             kernel: &kernel,
             differences: &mut differences,
             flow,
-            place,
-            client: kernel.client_of(place, &flow),
+            hook,
+            client: kernel.client_of(hook, &flow),
             owner: owner.as_ref(),
             frontend: found,
         };
         tracer.compare();
-        refused = place
+        refused = hook
             .unserved(&kernel, &traced, &flow, &found.entry)
             .map(Refused::NotServed);
         if refused.is_none() {
@@ -115,7 +115,7 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
             }
         }
     }
-    let outcome = Outcome::of(place, &shown, &flow, refused, &backends);
+    let outcome = Outcome::of(hook, &shown, &flow, refused, &backends);
     Ok(ServiceTrace {
         source: traced,
         destination: flow.destination,

@@ -7,7 +7,7 @@ use health_model::api::{TraceVerdict, TracedBackend, TracedFrontend, TracedPolic
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
-use super::place::Place;
+use super::hook::TraceHook;
 
 /// Backends that the line names, at most.
 const NAMED: usize = 3;
@@ -36,14 +36,14 @@ pub(super) struct Outcome {
 impl Outcome {
     /// Of one that is kept from all backends, or may go to these.
     pub(super) fn of(
-        place: Place,
+        hook: TraceHook,
         frontend: &TracedFrontend,
         flow: &Connection,
         refused: Option<Refused>,
         backends: &[TracedBackend],
     ) -> Self {
         let (verdict, what) = match refused {
-            Some(refused) => refused.outcome(place, flow),
+            Some(refused) => refused.outcome(hook, flow),
             None => chosen(backends),
         };
         let service = frontend.service.clone().unwrap_or_else(|| {
@@ -59,7 +59,7 @@ impl Outcome {
 
 impl Refused {
     /// Packets are dropped, or answered where there is no backend. A process is told at once.
-    fn outcome(self, place: Place, flow: &Connection) -> (TraceVerdict, String) {
+    fn outcome(self, hook: TraceHook, flow: &Connection) -> (TraceVerdict, String) {
         let none = format!(
             "there is no {} backend",
             Family::of(flow.destination.ip()).name()
@@ -85,7 +85,7 @@ impl Refused {
                 "EHOSTUNREACH",
             ),
         };
-        match (place.has_packets(), silent) {
+        match (hook.has_packets(), silent) {
             (false, _) => (
                 TraceVerdict::Rejected,
                 format!("rejected with {error}: {what}"),
@@ -218,7 +218,7 @@ mod tests {
             affinity_ns: None,
         };
         let flow = flow("10.96.0.1:80");
-        let outcome = Outcome::of(Place::Endpoint, &frontend, &flow, refused, backends);
+        let outcome = Outcome::of(TraceHook::Endpoint, &frontend, &flow, refused, backends);
         (outcome.verdict, outcome.answer)
     }
 
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(outcome(Some(refused), &[]).0, verdict);
         }
         assert_eq!(
-            Refused::NoLocalBackend.outcome(Place::Socket, &flow("10.96.0.1:80")),
+            Refused::NoLocalBackend.outcome(TraceHook::Socket, &flow("10.96.0.1:80")),
             (
                 TraceVerdict::Rejected,
                 "rejected with EHOSTUNREACH: there are backends, but none that it may use"
@@ -304,7 +304,7 @@ mod tests {
             ("10.96.0.1:80", "rejected: there is no IPv4 backend"),
             ("[fd00::1]:80", "rejected: there is no IPv6 backend"),
         ] {
-            let (_, answer) = Refused::NoBackend.outcome(Place::Endpoint, &flow(destination));
+            let (_, answer) = Refused::NoBackend.outcome(TraceHook::Endpoint, &flow(destination));
             assert_eq!(answer, told);
         }
     }

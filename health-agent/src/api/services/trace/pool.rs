@@ -14,7 +14,7 @@ use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
 use super::ends::ports_of;
-use super::place::Place;
+use super::hook::TraceHook;
 use crate::api::answer::Refusal;
 use crate::api::services::ServiceCatalog;
 
@@ -209,7 +209,7 @@ pub(super) fn pool(
     found: Option<&ListedFrontend>,
     owner: Option<&Owner>,
 ) -> TracedPool {
-    let origin = Place::of(source.kind).origin();
+    let origin = TraceHook::of(source.kind).origin();
     let mut reasons = owner.map_or_else(Vec::new, |owner| owner.reasons(origin));
     let senders = match source.kind {
         SourceKind::RemoteEndpoint => Some("endpoints"),

@@ -8,9 +8,9 @@ use health_datapath::services::{Connection, ListedBackend, ListedFrontend};
 use health_model::api::{SourceKind, TracedBackend, TracedRanges, TracedSource};
 use health_model::policy::Protocol;
 
+use super::hook::TraceHook;
 use super::kernel::{self, Client, Kernel};
 use super::outcome::Refused;
-use super::place::Place;
 use super::pool::Owner;
 use super::stay::{self, Stay};
 use super::{ends, policy};
@@ -24,7 +24,7 @@ pub(super) struct Tracer<'a, S> {
     pub(super) differences: &'a mut Vec<String>,
     /// With port 0 where that of the source is not known.
     pub(super) flow: Connection,
-    pub(super) place: Place,
+    pub(super) hook: TraceHook,
     pub(super) client: Client,
     pub(super) owner: Option<&'a Owner>,
     pub(super) frontend: &'a ListedFrontend,
@@ -45,13 +45,13 @@ impl<S: Source> Tracer<'_, S> {
                 "the agent knows of no service at {}",
                 self.flow.destination
             )),
-            Some(owner) => owner.difference(self.place.origin(), &self.frontend.entry, self.pool()),
+            Some(owner) => owner.difference(self.hook.origin(), &self.frontend.entry, self.pool()),
         };
         self.differences.extend(difference);
     }
 
     fn pool(&self) -> &[ListedBackend] {
-        self.frontend.pool(self.place.origin())
+        self.frontend.pool(self.hook.origin())
     }
 
     fn is_port_known(&self) -> bool {
@@ -62,18 +62,18 @@ impl<S: Source> Tracer<'_, S> {
         if !self.is_port_known() {
             return Ok(None);
         }
-        if self.place == Place::Socket {
+        if self.hook == TraceHook::Socket {
             let entry = &self.frontend.entry;
             let facts = self.kernel.known_socket(&self.flow, entry)?;
             return Ok(facts.map(|facts| stay::socket(&self.flow, &facts)));
         }
-        let facts = self.kernel.known_flow(self.place, &self.flow)?;
+        let facts = self.kernel.known_flow(self.hook, &self.flow)?;
         Ok(facts.map(|facts| stay::flow(&self.flow, &facts)))
     }
 
     pub(super) fn affinity(&self) -> Result<Option<Stay>, Refusal> {
         let entry = &self.frontend.entry;
-        let facts = self.kernel.client(self.place, &self.client, entry)?;
+        let facts = self.kernel.client(self.hook, &self.client, entry)?;
         Ok(facts.map(|facts| stay::client(entry, &facts)))
     }
 
@@ -103,7 +103,7 @@ impl<S: Source> Tracer<'_, S> {
             return Some(Refused::SourceRange);
         }
         let entry = &self.frontend.entry;
-        let origin = self.place.origin();
+        let origin = self.hook.origin();
         match (entry.pool(origin).len, entry.drops(origin)) {
             (0, false) => Some(Refused::NoBackend),
             (0, true) => Some(Refused::NoLocalBackend),
@@ -130,7 +130,7 @@ impl<S: Source> Tracer<'_, S> {
         }
         let entry = &self.frontend.entry;
         if entry.algorithm == ALGORITHM_MAGLEV {
-            match self.kernel.by_maglev(self.place, &self.flow, entry)? {
+            match self.kernel.by_maglev(self.hook, &self.flow, entry)? {
                 Some(index) => match self.taken(index)? {
                     None => {
                         reasons.push("the Maglev table has this one for the flow".to_owned());
@@ -138,7 +138,7 @@ impl<S: Source> Tracer<'_, S> {
                     }
                     Some(taken) => reasons.push(taken),
                 },
-                None if self.place == Place::Socket => reasons.push(
+                None if self.hook == TraceHook::Socket => reasons.push(
                     "Maglev goes by the number of the socket, which is not known before: any of these"
                         .to_owned(),
                 ),
@@ -163,7 +163,7 @@ impl<S: Source> Tracer<'_, S> {
             return Ok(None);
         };
         let to = kernel::address(&backend);
-        let is_open = self.kernel.is_open(self.place, &self.flow, to)?;
+        let is_open = self.kernel.is_open(self.hook, &self.flow, to)?;
         Ok(is_open.then(|| {
             format!(
                 "the client has a connection to {to} from this port: another is chosen by chance"
@@ -240,15 +240,15 @@ impl<S: Source> Tracer<'_, S> {
             return Ok(Some(format!("the programs know no backend {index}")));
         }
         let has_other_port = listed.address().port() != self.flow.destination.port();
-        if self.place.has_packets() && has_other_port && !can_change_port(self.flow.protocol) {
+        if self.hook.has_packets() && has_other_port && !can_change_port(self.flow.protocol) {
             let protocol = Protocol(self.flow.protocol);
             return Ok(Some(format!(
                 "{protocol} reaches only backends at the service's port"
             )));
         }
-        match self.place {
-            Place::Uplink => self.kernel.unreachable(&listed.entry, &self.frontend.entry),
-            Place::Socket | Place::Endpoint => Ok(None),
+        match self.hook {
+            TraceHook::Uplink => self.kernel.unreachable(&listed.entry, &self.frontend.entry),
+            TraceHook::Socket | TraceHook::Endpoint => Ok(None),
         }
     }
 }

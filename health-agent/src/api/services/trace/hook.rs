@@ -1,4 +1,4 @@
-//! Where a flow meets the programs that serve it.
+//! The programs that a traced flow meets first.
 
 use health_common::ct::IP_PROTOCOL_SCTP;
 use health_common::service::outside::is_own;
@@ -10,7 +10,7 @@ use super::kernel::Kernel;
 
 /// What a flow meets first, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TraceHook {
     /// The programs of the host's own sockets.
     Socket,
     /// The program at an endpoint's device.
@@ -19,7 +19,7 @@ pub(super) enum Place {
     Uplink,
 }
 
-impl Place {
+impl TraceHook {
     pub(super) const fn of(source: SourceKind) -> Self {
         match source {
             SourceKind::Host => Self::Socket,

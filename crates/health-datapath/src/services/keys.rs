@@ -27,13 +27,13 @@ pub(super) fn socket_addr((addr, port_be): Socket) -> SocketAddr {
 
 /// Where a service is reached: the key of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct FrontendKey {
     pub(super) addr: Addr,
     pub(super) port_be: u16,
     pub(super) protocol: u8,
 }
 
-impl Place {
+impl FrontendKey {
     pub(super) fn new(address: SocketAddr, protocol: u8) -> Self {
         let (addr, port_be) = socket(address);
         Self {
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-impl From<FrontendKey4> for Place {
+impl From<FrontendKey4> for FrontendKey {
     fn from(key: FrontendKey4) -> Self {
         Self {
             addr: Addr::v4(key.addr_be),
@@ -78,7 +78,7 @@ impl From<FrontendKey4> for Place {
     }
 }
 
-impl From<FrontendKey6> for Place {
+impl From<FrontendKey6> for FrontendKey {
     fn from(key: FrontendKey6) -> Self {
         Self {
             addr: Addr::v6(key.addr_be),
