@@ -201,7 +201,7 @@ fn external_ips(number: u8) -> [IpAddr; 2] {
     [v4, v6].map(|ip| ip.expect("an address"))
 }
 
-fn external_targets(number: u8) -> [SocketAddr; 2] {
+pub(super) fn external_targets(number: u8) -> [SocketAddr; 2] {
     external_ips(number).map(|ip| (ip, 80).into())
 }
 
@@ -216,22 +216,33 @@ fn external(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Source ranges with the client, and without it.
+pub(super) const RANGES_WITH: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
+pub(super) const RANGES_WITHOUT: [&str; 2] = ["198.51.100.0/24", "2001:db8:7::/64"];
+
+/// Writes a service with a load balancer at the external addresses, for sources in these ranges.
+pub(super) fn write_balanced(
+    stand: &Stand,
+    (name, number): (&str, u8),
+    ranges: [&str; 2],
+) -> anyhow::Result<()> {
+    let service = stand.service(name, number).spec(json!({
+        "type": "LoadBalancer",
+        "loadBalancerSourceRanges": ranges,
+    }));
+    let mut list = service.with_node_port(node_port(number)).json();
+    let ingress = external_ips(number).map(|ip| json!({ "ip": ip }));
+    list["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+    stand.manifests.write_file(name, &list.to_string())
+}
+
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let write = |ranges: &[&str]| {
-        let service = stand.service("balanced", number).spec(json!({
-            "type": "LoadBalancer",
-            "loadBalancerSourceRanges": ranges,
-        }));
-        let mut list = service.with_node_port(node_port(number)).json();
-        let ingress = external_ips(number).map(|ip| json!({ "ip": ip }));
-        list["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-        stand.manifests.write_file("balanced", &list.to_string())
-    };
-    write(&["192.0.2.0/24", "2001:db8::/64"])?;
+    let write = |ranges| write_balanced(stand, ("balanced", number), ranges);
+    write(RANGES_WITH)?;
     for target in external_targets(number) {
         wait_answered_by(FAR, target, &ALL)?;
     }
-    write(&["198.51.100.0/24", "2001:db8:7::/64"])?;
+    write(RANGES_WITHOUT)?;
     for target in external_targets(number) {
         wait_dropped(stand.bed.node(1), target, Reason::ServiceSourceRange)?;
     }

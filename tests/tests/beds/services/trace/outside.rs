@@ -1,23 +1,45 @@
 //! Flows of clients outside the cluster.
 
-use std::net::{IpAddr, SocketAddr};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
-use serde_json::json;
+use health_net::mac::MacAddr;
+use health_net::netns::NetNs;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tests::bed::{NODES_FILE, ROUTER};
+use tests::frames::Outlet;
 use tests::outside::FAR;
+use tests::packet::Tcp;
 use tests::served::{Connection, Datagrams, curl};
 use tests::{PATIENCE, wait_for};
 
 use super::{Row, Stand, Trace, of_names, wait_traced};
-use crate::services::outside::{ALL, node_port, node_targets, wait_dropped};
+use crate::services::outside::{
+    ALL, RANGES_WITH, RANGES_WITHOUT, external_targets, node_port, node_targets, wait_dropped,
+    write_balanced,
+};
 use crate::services::wait_answered_by;
 
 pub(in crate::services) const ROWS: &[Row] = &[
     ("a_trace_names_who_answers_clients_outside", reached),
     ("a_trace_finds_flows_of_clients_outside", known_flows),
     ("a_trace_tells_where_a_client_outside_stays", affinity),
+    (
+        "a_trace_tells_which_clients_outside_may_use_a_load_balancer",
+        source_ranges,
+    ),
+    (
+        "a_trace_knows_that_no_packet_is_served_at_the_loopback",
+        loopback,
+    ),
     ("a_trace_tells_who_may_not_come_from_outside", strangers),
+    (
+        "a_trace_knows_a_node_without_an_address_to_send_from",
+        without_an_address,
+    ),
 ];
 
 fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
@@ -164,6 +186,85 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A NodePort of the same service is for all.
+fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let nodes = node_targets(stand, number);
+    let balancers = external_targets(number);
+    let clients = nodes.iter().map(|(_, client)| client.to_string());
+    let clients: Vec<_> = clients.collect();
+    let all = || balancers.iter().zip(&clients);
+    let trace = |client: &str, target: SocketAddr, verdict: &str, admitted: bool| {
+        wait_for("source ranges to judge so", PATIENCE, || {
+            let trace = Trace::run(node, client, &target.to_string(), "")?;
+            let judged = &trace.told["source-ranges"]["admitted"];
+            ensure!(trace.verdict() == verdict, "{}", trace.told);
+            ensure!(*judged == json!(admitted), "{}", trace.told);
+            Ok(Some(()))
+        })
+    };
+    write_balanced(stand, ("ranged", number), RANGES_WITH)?;
+    for (target, client) in all() {
+        wait_answered_by(FAR, *target, &ALL)?;
+        trace(client, *target, "reached", true)?;
+    }
+    write_balanced(stand, ("ranged", number), RANGES_WITHOUT)?;
+    for (target, client) in all() {
+        wait_dropped(node, *target, Reason::ServiceSourceRange)?;
+        trace(client, *target, "dropped", false)?;
+    }
+    for (target, client) in nodes {
+        wait_answered_by(FAR, target, &ALL)?;
+        let ends = [&*client.to_string(), &target.to_string(), ""];
+        let told = wait_traced(node, ends, "reached")?.told;
+        ensure!(told["source-ranges"].is_null(), "{told}");
+    }
+    Ok(())
+}
+
+/// Packets from the wire, since no router sends such ones on. Where the same packet is for the node's address, it is served.
+fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    const SYN: u8 = 2;
+    let node = stand.bed.node(1);
+    let service = stand
+        .service("looped", number)
+        .with_node_port(node_port(number));
+    stand.write(&service)?;
+    let outlet = NetNs::open(ROUTER)?.run_in(|| Outlet::on("eth0"))??;
+    let devices: Value = serde_json::from_str(&node.exec("ip -json link show dev eth0")?)?;
+    let mac: MacAddr = devices[0]["address"]
+        .as_str()
+        .context("no hardware address")?
+        .parse()?;
+    for (target, client) in node_targets(stand, number) {
+        wait_answered_by(FAR, target, &ALL)?;
+        let localhost: IpAddr = match target {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        // Two ports that no client of this namespace was given.
+        let [at_loopback, at_node] = [2_001, 2_002];
+        let send = |port: u16, to: IpAddr| {
+            let mut frame = Tcp::between((port, target.port()), SYN).frame(client, to);
+            frame[..6].copy_from_slice(&mac.0);
+            outlet.send_plain(&frame)
+        };
+        let source = |port| SocketAddr::new(client, port).to_string();
+        let looped = SocketAddr::new(localhost, target.port()).to_string();
+        let flows = wait_for("a flow of a packet from the wire", PATIENCE, || {
+            // One after the other: where the second was served, the first was seen.
+            send(at_loopback, localhost)?;
+            send(at_node, target.ip())?;
+            let flows = node.cli("bpf lb list --flows")?.success()?;
+            Ok(flows.contains(&source(at_node)).then_some(flows))
+        })?;
+        ensure!(!flows.contains(&source(at_loopback)), "{flows}");
+        wait_traced(node, [&source(at_node), &target.to_string(), ""], "reached")?;
+        wait_traced(node, [&source(at_loopback), &looped, ""], "not-served")?;
+    }
+    Ok(())
+}
+
 fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = stand
@@ -193,6 +294,46 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The node keeps its address of IPv6, and its registry does not know it.
+fn without_an_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let all = fs::read_to_string(NODES_FILE)?;
+    let own = node.ipv6().context("no IPv6")?;
+    let without = all.replace(&format!(", \"{own}\"]"), "]");
+    ensure!(without != all, "{all}");
+    let restart = |nodes: &str| {
+        stand.bed.write_nodes_file(nodes)?;
+        node.kill_agent(Signal::SIGTERM)?;
+        node.take_over(None)
+    };
+    restart(&without)?;
+    let service = stand
+        .service("unaddressed", number)
+        .with_node_port(node_port(number));
+    for name in ["web-1", "web-2"] {
+        stand.write(&service.clone().of([stand.backend(name)?]))?;
+        for (target, client) in node_targets(stand, number) {
+            let expected = of_names(stand, &[name], target)?;
+            let ends = [&*client.to_string(), &target.to_string(), ""];
+            let is_here = name == "web-1";
+            let trace = wait_for("the backend to be traced", PATIENCE, || {
+                let trace = Trace::run(node, ends[0], ends[1], ends[2])?;
+                Ok(trace.addresses().iter().eq(&expected).then_some(trace))
+            })?;
+            if is_here || target.is_ipv4() {
+                ensure!(trace.verdict() == "reached", "{}", trace.told);
+                wait_answered_by(FAR, target, &[name])?;
+            } else {
+                ensure!(trace.verdict() == "dropped", "{}", trace.told);
+                let why = "no address of IPv6 to send from";
+                ensure!(trace.answer().contains(why), "{}", trace.answer());
+                wait_dropped(node, target, Reason::ServiceNoBackend)?;
+            }
+        }
+    }
+    restart(&all)
 }
 
 /// A client with its port.
