@@ -199,8 +199,8 @@ const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;
 /// The three fields of an entry that change together, `flags`, `rx_flags_seen` and `tx_flags_seen`, as
 /// the one aligned word that they are in memory. Any CPU may change it, by compare-and-swap.
 ///
-/// Bits are only ever added, but for a connection that is opened anew, and what is seen of the two
-/// directions stands in bits of their own. So CPUs that carry one direction each need no lock, and
+/// Bits are only ever added, but for a connection that is opened anew or goes on after a RST, and what is seen
+/// of the two directions stands in bits of their own. So CPUs that carry one direction each need no lock, and
 /// segments that do not depend on each other may be taken in in either order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtState(u32);

@@ -11,7 +11,9 @@
 //!   whoever sent the RST.
 //!
 //! Sequence numbers are ignored, so a RST that its receiver will refuse (RFC 9293 section 3.10.7.4) closes
-//! the entry too. The entry still serves the connection, with the closing timeout from each packet on.
+//! the entry too. The entry still serves the connection, with the closing timeout from each packet on. It is
+//! open again once the side in whose name the RST came sends an ACK or FIN: who has reset a connection sends
+//! nothing more of it but RSTs.
 
 use super::{
     CT_RX_ACKED_FIN, CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_ACKED_FIN, CT_TX_CLOSING, CtState,
@@ -165,14 +167,19 @@ enum Effect {
 /// that of the connection's first segment.
 #[inline(always)]
 pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> Step {
-    let before = TcpState::of(state);
-    let effect = match Kind::of(tcp_flags) {
+    let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
+    let kind = Kind::of(tcp_flags);
+    let valid = match kind {
+        Some(Kind::Ack | Kind::Fin) => without_reset(state, is_rx),
+        _ => state,
+    };
+    let before = TcpState::of(valid);
+    let effect = match kind {
         Some(kind) => effect(before, side, kind),
         None => Effect::Refuse,
     };
-    let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
     let state_after = match effect {
-        Effect::Take => take(state, is_rx, side, tcp_flags),
+        Effect::Take => take(valid, is_rx, side, tcp_flags),
         Effect::Reopen => {
             let kept = CtState::new(state.flags() & !OF_ONE_CONNECTION, 0, 0);
             take(kept, is_rx, side, tcp_flags)
@@ -189,6 +196,31 @@ pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> S
         },
         closed: state_after.is_closed() && !state.is_closed(),
     }
+}
+
+/// The state without the RST of a side that goes on, if the handshake was over.
+#[inline(always)]
+const fn without_reset(state: CtState, is_rx: bool) -> CtState {
+    let (mut rx, mut tx) = (state.rx_flags_seen(), state.tx_flags_seen());
+    let reset = if is_rx { rx } else { tx } & RST;
+    if reset == 0 || !state.has(CT_SEEN_NON_SYN) {
+        return state;
+    }
+    if is_rx {
+        rx &= !RST;
+    } else {
+        tx &= !RST;
+    }
+    let mut flags = state.flags();
+    if (rx | tx) & RST == 0 {
+        if rx & FIN == 0 {
+            flags &= !CT_RX_CLOSING;
+        }
+        if tx & FIN == 0 {
+            flags &= !CT_TX_CLOSING;
+        }
+    }
+    CtState::new(flags, rx, tx)
 }
 
 /// The transitions, by what was seen before.
@@ -381,7 +413,7 @@ mod tests {
         [No, To(CloseWait), To(LastAck), To(CloseWait), To(Close)],
         [No, To(LastAck), To(LastAck), To(LastAck), To(Close)],
         [No, To(TimeWait), To(TimeWait), To(TimeWait), To(Close)],
-        [No, To(Close), To(Close), To(Close), To(Close)],
+        [No, To(Close), To(FinWait), To(Established), To(Close)],
     ];
 
     #[test]
@@ -440,6 +472,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_reset_is_over_once_the_side_in_whose_name_it_came_goes_on() {
+        for direction in [TUPLE_IN, TUPLE_OUT] {
+            for from in [Established, FinWait, CloseWait, LastAck, TimeWait] {
+                for (side, other) in [(Original, Reply), (Reply, Original)] {
+                    let before = play(direction, &way_to(from));
+                    let after = |segments: &[(Side, u8)]| {
+                        segments.iter().fold(before, |state, &(side, flags)| {
+                            next(state, direction, side, flags).state
+                        })
+                    };
+                    assert_eq!(
+                        after(&[(side, RST), (side, ACK)]),
+                        after(&[(side, ACK)]),
+                        "{from:?} {side:?}"
+                    );
+                    let others = after(&[(side, RST), (other, ACK)]);
+                    assert_eq!(TcpState::of(others), Close);
+                    let both = after(&[(side, RST), (other, RST), (side, ACK)]);
+                    assert_eq!(TcpState::of(both), Close);
+                    assert!(both.is_closed());
+                }
+            }
+        }
+        let refused = [(Original, SYN), (Reply, RST | ACK), (Reply, ACK)];
+        assert_eq!(TcpState::of(play(TUPLE_OUT, &refused)), Close);
     }
 
     #[test]
@@ -579,7 +639,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_are_only_added_but_for_a_connection_opened_anew(
+        fn bits_are_only_added_but_for_a_connection_that_goes_on_or_is_opened_anew(
             direction in 0_u8..2,
             segments in prop::collection::vec((side(), any::<u8>()), 0..60),
         ) {
@@ -587,9 +647,11 @@ mod tests {
             for (side, flags) in segments {
                 let step = next(state, direction, side, flags);
                 let is_opening = step.outcome == Reopened;
-                prop_assert!(is_opening || lost(state, step.state) == 0);
+                let goes_on = TcpState::of(state) == Close && matches!(flags & (FIN | SYN | RST | ACK), ACK | FIN_ACK);
+                prop_assert!(is_opening || goes_on || lost(state, step.state) == 0);
                 prop_assert_eq!(step.outcome == New, state.word() == 0 && step.state.word() != 0);
-                prop_assert_eq!(is_opening, state.is_closed() && !step.state.is_closed());
+                let is_open_again = state.is_closed() && !step.state.is_closed();
+                prop_assert_eq!(is_opening, is_open_again && !goes_on);
                 prop_assert_eq!(step.closed, !state.is_closed() && step.state.is_closed());
                 prop_assert!(step.outcome != Invalid || step.state == state);
                 let after = TcpState::of(step.state);

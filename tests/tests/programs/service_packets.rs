@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use health_common::config::{DatapathConfig, SERVICES};
-use health_common::ct::Timeouts;
+use health_common::ct::tcp::TcpState;
+use health_common::ct::{CtEntry, Timeouts};
 use health_common::ipcache::IpcacheEntry;
 use health_common::metrics::Reason;
 use health_common::service::{ALGORITHM_RANDOM, KIND_CLUSTER_IP, KIND_NODE_PORT};
@@ -23,7 +24,7 @@ use tests::testrun::{DROP, GO_ON, REDIRECT, TestRun};
 
 use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{
-    ACK, ENDPOINT4, ENDPOINT6, RST, SYN, TCP, UDP, frame, segment, with_ports,
+    ACK, ENDPOINT4, ENDPOINT6, FIN, RST, SYN, TCP, UDP, Way, frame, segment, with_ports,
 };
 use crate::policy_packets::set_endpoint;
 
@@ -534,5 +535,53 @@ fn a_rejected_packet_is_counted_once() {
         assert_eq!(outcome.code, REDIRECT, "{program}: {packet:x?}");
         let rejected = Reason::ServiceRejected as u8;
         assert_eq!(counts(), [(rejected, sent)], "{program}: {packet:x?}");
+    }
+}
+
+/// Has the endpoint exchange segments with its backend elsewhere, through a service; the entry of the flow then.
+fn exchange(stand: &Stand, hosts: &Hosts, client: u16, segments: &[(Way, u8)]) -> CtEntry {
+    for &(way, flags) in segments {
+        let packet = match way {
+            Out => segment(Out, hosts.node, (client, NODE_PORT), flags),
+            In => segment(In, hosts.elsewhere, (BACKEND_PORT, client), flags),
+        };
+        let outcome = stand.run.run(way.program(), &packet);
+        assert!(outcome.code == GO_ON && outcome.bytes != packet);
+    }
+    let flows = stand.run.maps().conntrack().expect("the flows");
+    let mut of_client = flows.into_iter().filter(|(flow, _)| {
+        flow.source == hosts.endpoint && flow.source_port == client && flow.protocol == TCP
+    });
+    of_client.next().expect("the flow").1
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on() {
+    let timeouts = Timeouts::default();
+    let mut stand = Stand::new();
+    stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
+    let open = [(Out, SYN), (In, SYN | ACK), (Out, ACK)];
+    let mut client = CLIENT_PORT;
+    for hosts in hosts() {
+        for side in [Out, In] {
+            for (then, name, lifetime) in [
+                ((side, ACK), "ESTABLISHED", timeouts.tcp_established),
+                ((side, FIN | ACK), "FIN_WAIT", timeouts.tcp_established),
+                // That the other side goes on says nothing: it may not have got the RST yet.
+                ((side.back(), ACK), "CLOSE", timeouts.tcp_close),
+                ((side, RST), "CLOSE", timeouts.tcp_close),
+            ] {
+                client += 1;
+                let reset = [&open[..], &[(side, RST)]].concat();
+                let entry = exchange(&stand, &hosts, client, &reset);
+                assert_eq!(TcpState::of(entry.state()).name(), "CLOSE");
+                let entry = exchange(&stand, &hosts, client, &[then]);
+                let state = TcpState::of(entry.state()).name();
+                assert_eq!(state, name, "{hosts:?} {then:?}");
+                let last = entry.last_rx.max(entry.last_tx);
+                assert_eq!(entry.expires, last + lifetime, "{hosts:?} {then:?}");
+            }
+        }
     }
 }
