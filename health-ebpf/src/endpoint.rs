@@ -389,11 +389,10 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
                 Err(verdict) => return verdict,
             }
         }
-        let tracked = track::<T>(frame, TUPLE_OUT, Some(endpoint));
-        if is_new && tracked.is_err() {
-            service::withdraw::<T>(frame);
-        }
-        if let Err(refusal) = tracked {
+        if let Err(refusal) = track::<T>(frame, TUPLE_OUT, Some(endpoint)) {
+            if service::is_on() {
+                service::withdraw::<T>(frame, is_new);
+            }
             return refuse_flow(frame, refusal, Direction::Ingress);
         }
         let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);

@@ -55,3 +55,17 @@ pub fn keep<T: Version>(packet: &Packet<T>, timeouts: &Timeouts) {
     // Without room, those that follow are of no known flow, and are counted as such.
     let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
 }
+
+/// Forgets the ports of a first fragment that was sent to `destination`.
+#[inline(always)]
+pub fn forget<T: Version>(packet: &Packet<T>, destination: (T::Address, u16)) {
+    let fragment = match packet.kind {
+        Kind::Fragment(fragment) if fragment.first => fragment,
+        _ => return,
+    };
+    let key = packet
+        .tuple
+        .with_destination(destination)
+        .fragment_key(fragment.id_be);
+    let _ = T::fragments().remove(key);
+}

@@ -103,10 +103,13 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     (result, is_new)
 }
 
-/// Forgets the new flow of a packet that policy refuses: it would take the places of others.
+/// Forgets what was kept of a packet that policy refuses, and its flow if that is new: they would take the places of others.
 #[inline(always)]
-pub fn withdraw<T: Steps>(frame: &Frame) {
-    let _ = T::withdraw(frame.skb());
+pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
+    let _ = T::forget_ports(frame.skb());
+    if is_new {
+        let _ = T::withdraw(frame.skb());
+    }
 }
 
 /// Gives a backend's answer to an endpoint the frontend's address. Of a packet that the endpoint's policy refuses, it forgets

@@ -13,7 +13,7 @@ use health_common::tuple::ServiceFlowParts;
 use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
-use crate::fragment::{find as find_fragment, keep};
+use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
@@ -310,6 +310,25 @@ pub(super) fn withdraw_from_outside<T: Version, P: Hook>(
 ) -> StepResult {
     if let Some(sent) = rewritten::<T, P>(frame, request) {
         forget_from_outside(sent);
+    }
+    StepResult::PASSED
+}
+
+/// Forgets the ports of a first fragment that was rewritten.
+#[inline(always)]
+pub(super) fn forget_ports<T: Version, P: Hook>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    let packet = P::ip_at(request).and_then(|ip_at| T::read(frame, ip_at, TUPLE_OUT));
+    if let Some(ParsedPacket { packet, .. }) = packet {
+        // The key must be on the stack.
+        let answer = packet.tuple.reply();
+        if let Some(back) = T::service_flows().get_ptr(&answer) {
+            // SAFETY: a value of that map.
+            let back = T::service_flow_parts(unsafe { &*back });
+            forget_fragment(&packet, back.to);
+        }
     }
     StepResult::PASSED
 }

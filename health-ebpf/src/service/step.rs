@@ -12,7 +12,7 @@ use super::backend::{choose, enter};
 use super::connected::leave_to_socket;
 use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
-use super::request::{find, rewrite, send_error, withdraw, withdraw_from_outside};
+use super::request::{find, forget_ports, rewrite, send_error, withdraw, withdraw_from_outside};
 use crate::bounds::{forgotten, header_at};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -207,6 +207,8 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
 pub trait Steps: SharedSteps<AtEndpoint> {
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff) -> StepResult;
+    /// See [`forget_ports`].
+    fn forget_ports(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw`].
     fn withdraw(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw_from_outside`].
@@ -293,6 +295,7 @@ steps!(
 steps_alone!(
     Tuple4:
     answer as service4_answer,
+    forget_ports as service4_forget_ports,
     withdraw as service4_withdraw,
     withdraw_from_outside as service4_withdraw_from_outside,
 );
@@ -325,6 +328,7 @@ steps!(
 steps_alone!(
     Tuple6:
     answer as service6_answer,
+    forget_ports as service6_forget_ports,
     withdraw as service6_withdraw,
     withdraw_from_outside as service6_withdraw_from_outside,
 );

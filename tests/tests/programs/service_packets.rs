@@ -24,9 +24,10 @@ use tests::testrun::{DROP, GO_ON, REDIRECT, TestRun};
 
 use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{
-    ACK, ENDPOINT4, ENDPOINT6, FIN, RST, SYN, TCP, UDP, Way, frame, segment, with_ports,
+    ACK, ENDPOINT4, ENDPOINT6, FIN, MORE_FRAGMENTS, RST, SYN, TCP, UDP, Way, frame, framed,
+    segment, with_ports,
 };
-use crate::policy_packets::set_endpoint;
+use crate::policy_packets::{BOTH, set_endpoint};
 
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const BACKEND_PORT: u16 = 8080;
@@ -583,5 +584,63 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on() {
                 assert_eq!(entry.expires, last + lifetime, "{hosts:?} {then:?}");
             }
         }
+    }
+}
+
+/// The first fragment of a datagram of the endpoint to a service, with this identification.
+fn first_fragment(hosts: &Hosts, id: u16) -> Vec<u8> {
+    let content = with_ports(CLIENT_PORT, NODE_PORT);
+    match (hosts.endpoint, hosts.node) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = Ipv4 {
+                id,
+                fragment: MORE_FRAGMENTS,
+                protocol: UDP,
+                ..Ipv4::icmp(source, destination)
+            };
+            framed(Out, &ip.packet(&content))
+        }
+        _ => {
+            let mut header = vec![UDP, 0, 0, 1];
+            header.extend(u32::from(id).to_be_bytes());
+            frame(Out, hosts.node, 44, &[header, content].concat())
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn of_fragments_to_a_service_that_policy_refuses_nothing_is_kept() {
+    let mut stand = Stand::new();
+    stand.serve(&hosts().map(|hosts| node_port(UDP, hosts.node, Some(hosts.elsewhere))));
+    let kept = |stand: &Stand| {
+        let maps = stand.run.maps();
+        let rows4 = maps.fragments4_rows().expect("the ports").collect();
+        let rows6 = maps.fragments6_rows().expect("the ports").collect();
+        rows4.expect("the ports").len() + rows6.expect("the ports").len()
+    };
+    for hosts in hosts() {
+        // Of a new flow, and, once the policy has changed, of a known one.
+        for is_known in [false, true] {
+            if is_known {
+                set_endpoint(&mut stand.run.datapath, 0, 0);
+                let packet = frame(Out, hosts.node, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
+                assert_eq!(stand.run.run(Out.program(), &packet).code, GO_ON);
+            }
+            // It has no table, so everything is refused.
+            set_endpoint(&mut stand.run.datapath, BOTH, 1);
+            for id in 1..=10 {
+                let packet = first_fragment(&hosts, id);
+                assert_eq!(stand.run.run(Out.program(), &packet).code, DROP);
+            }
+            assert_eq!(kept(&stand), 0, "{hosts:?}, known: {is_known}");
+        }
+        set_endpoint(&mut stand.run.datapath, 0, 0);
+    }
+    for (hosts, number) in hosts().into_iter().zip(1..) {
+        let packet = first_fragment(&hosts, 11);
+        assert_eq!(stand.run.run(Out.program(), &packet).code, GO_ON);
+        // Under the service's address, and under the backend's.
+        assert_eq!(kept(&stand), 2 * number);
     }
 }
