@@ -19,8 +19,8 @@ use crate::events::tell_flow;
 use crate::ipcache::identity_of;
 use crate::table::Table;
 
-/// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
-/// what is not entered now comes with the next packet.
+/// How often a change of an entry's flags is tried that other CPUs change too: what is not entered now
+/// comes with the next packet.
 const STATE_ATTEMPTS: u32 = 4;
 
 /// What one packet, or one exchange, adds to its entry.

@@ -2,7 +2,7 @@
 //!
 //! The states are those of RFC 9293 section 3.3.2 as seen by an observer between the two hosts, named as in
 //! nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`), and so are the transitions. They are derived
-//! from bits that are only added ([`CtState`]), so three of them differ:
+//! from bits that are only added, but for those of a RST ([`CtState`]), so three of them differ:
 //!
 //! - A retransmitted FIN is distinguished from one of the other side: it does not lead to LAST_ACK.
 //! - LAST_ACK becomes TIME_WAIT once both sides have acknowledged after the other's FIN.
