@@ -1,15 +1,13 @@
 //! Flows of clients outside the cluster.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNs;
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::bed::{NODES_FILE, ROUTER};
+use tests::bed::ROUTER;
 use tests::frames::Outlet;
 use tests::outside::FAR;
 use tests::packet::Tcp;
@@ -36,10 +34,6 @@ pub(in crate::services) const ROWS: &[Row] = &[
         loopback,
     ),
     ("a_trace_tells_who_may_not_come_from_outside", strangers),
-    (
-        "a_trace_knows_a_node_without_an_address_to_send_from",
-        without_an_address,
-    ),
 ];
 
 fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
@@ -294,46 +288,6 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The node keeps its address of IPv6, and its registry does not know it.
-fn without_an_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let node = stand.bed.node(1);
-    let all = fs::read_to_string(NODES_FILE)?;
-    let own = node.ipv6().context("no IPv6")?;
-    let without = all.replace(&format!(", \"{own}\"]"), "]");
-    ensure!(without != all, "{all}");
-    let restart = |nodes: &str| {
-        stand.bed.write_nodes_file(nodes)?;
-        node.kill_agent(Signal::SIGTERM)?;
-        node.take_over(None)
-    };
-    restart(&without)?;
-    let service = stand
-        .service("unaddressed", number)
-        .with_node_port(node_port(number));
-    for name in ["web-1", "web-2"] {
-        stand.write(&service.clone().of([stand.backend(name)?]))?;
-        for (target, client) in node_targets(stand, number) {
-            let expected = of_names(stand, &[name], target)?;
-            let ends = [&*client.to_string(), &target.to_string(), ""];
-            let is_here = name == "web-1";
-            let trace = wait_for("the backend to be traced", PATIENCE, || {
-                let trace = Trace::run(node, ends[0], ends[1], ends[2])?;
-                Ok(trace.addresses().iter().eq(&expected).then_some(trace))
-            })?;
-            if is_here || target.is_ipv4() {
-                ensure!(trace.verdict() == "reached", "{}", trace.told);
-                wait_answered_by(FAR, target, &[name])?;
-            } else {
-                ensure!(trace.verdict() == "dropped", "{}", trace.told);
-                let why = "no address of IPv6 to send from";
-                ensure!(trace.answer().contains(why), "{}", trace.answer());
-                wait_dropped(node, target, Reason::ServiceNoBackend)?;
-            }
-        }
-    }
-    restart(&all)
 }
 
 /// A client with its port.
