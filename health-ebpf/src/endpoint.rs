@@ -25,7 +25,7 @@ use network_types::eth::EthHdr;
 
 use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::endpoint_flow::{Steps, track};
+use crate::endpoint_flow::{Steps, Ways, track};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::ip_version::Version as _;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
@@ -188,7 +188,12 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer::<T, S>(frame, config),
         EchoVerdict::Stack => {
             let tracked = track::<T>(frame, TUPLE_IN, None);
-            settle(frame, tracked, Reason::LeftToStack, Direction::Egress)
+            settle(
+                frame,
+                tracked.map(|_| ()),
+                Reason::LeftToStack,
+                Direction::Egress,
+            )
         }
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
@@ -207,7 +212,10 @@ pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Resul
     {
         return Err(verdict);
     }
-    tracked.map_err(|refusal| refuse_flow(frame, refusal, Direction::Egress))
+    match tracked {
+        Ok(_) => Ok(()),
+        Err(refusal) => Err(refuse_flow(frame, refusal, Direction::Egress)),
+    }
 }
 
 /// Judges the fixed headers. With options the echo header is further back and read on its own.
@@ -389,14 +397,17 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
                 Err(verdict) => return verdict,
             }
         }
-        if let Err(refusal) = track::<T>(frame, TUPLE_OUT, Some(endpoint)) {
-            if service::is_on() {
-                service::withdraw::<T>(frame, is_new);
+        let ways = match track::<T>(frame, TUPLE_OUT, Some(endpoint)) {
+            Ok(ways) => ways,
+            Err(refusal) => {
+                if service::is_on() {
+                    service::withdraw::<T>(frame, is_new);
+                }
+                return refuse_flow(frame, refusal, Direction::Ingress);
             }
-            return refuse_flow(frame, refusal, Direction::Ingress);
-        }
+        };
         let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
-        if delivery::is_on() {
+        if ways == Ways::All && delivery::is_on() {
             delivery::hand_over(frame);
         }
         return verdict;

@@ -4,7 +4,8 @@ use core::ptr;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
-use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
+use health_common::config::routes_itself;
+use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::PROTOCOL_ICMPV6;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
@@ -12,7 +13,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::is_of_router;
 use health_common::packet::Kind;
 
-use crate::conntrack::{Gate, PacketFlags, Tracked, Traffic, enter_if, is_admitted};
+use crate::conntrack::{Gate, PacketFlags, Tracked, Traffic, enter_if, has_entry, is_admitted};
 use crate::fragment::{find, keep};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -24,27 +25,37 @@ use crate::policy::{Enforcement, admit};
 
 /// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
 /// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
-/// known.
+/// known. Returns by which ways it may go on.
 #[inline(always)]
 pub fn track<T: Steps>(
     frame: &Frame,
     direction: u8,
     endpoint: Option<&EndpointInfo>,
-) -> Result<(), Reason> {
-    let Some(message) = T::enter_packet(frame.skb(), direction, endpoint).read()? else {
-        return Ok(());
+) -> Result<Ways, Reason> {
+    let message = match T::enter_packet(frame.skb(), direction, endpoint).read()? {
+        Entered::Whole(ways) => return Ok(ways),
+        Entered::Left(message) => message,
     };
     if message.is_error {
         let is_related = T::is_related(frame.skb(), message.at, direction, endpoint);
         note_error(frame, direction, is_related);
         if is_related {
-            return Ok(());
+            return Ok(Ways::HostStack);
         }
     }
-    match Enforcement::of(endpoint).table(direction) {
-        Some(table) => T::judge_message(frame.skb(), direction, message, table),
-        None => Ok(()),
+    if let Some(table) = Enforcement::of(endpoint).table(direction) {
+        T::judge_message(frame.skb(), direction, message, table)?;
     }
+    Ok(Ways::HostStack)
+}
+
+/// By which ways a packet may go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ways {
+    /// All.
+    All,
+    /// Through the host's stack alone: something there may have translated what the packet answers.
+    HostStack,
 }
 
 /// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
@@ -177,13 +188,23 @@ impl Message {
     }
 }
 
-/// What [`enter_packet`] returns: 0 when all is done; a reason to drop the packet with the highest bit; else the
-/// word of a [`Message`]. Functions in the kernel return nothing but numbers.
+/// What [`enter_packet`] returns: [`Self::DONE`] or [`Self::THROUGH_STACK`] when all is done; a reason to drop the packet with
+/// the highest bit; else the word of a [`Message`]. Functions in the kernel return nothing but numbers.
 pub struct EnterResult(u32);
+
+/// What is done about a packet.
+enum Entered {
+    /// All.
+    Whole(Ways),
+    /// Something is left to do.
+    Left(Message),
+}
 
 impl EnterResult {
     const REFUSED: u32 = 1 << 31;
     const DONE: Self = Self(0);
+    /// As [`Self::DONE`], and the packet goes through the host's stack.
+    const THROUGH_STACK: Self = Self(1 << 30);
 
     #[inline(always)]
     fn refused(reason: Reason) -> Self {
@@ -191,13 +212,15 @@ impl EnterResult {
     }
 
     #[inline(always)]
-    fn read(self) -> Result<Option<Message>, Reason> {
+    fn read(self) -> Result<Entered, Reason> {
         if self.0 & Self::REFUSED != 0 {
-            refusal(self.0 & 0xff).map(|()| None)
-        } else if self.0 == 0 {
-            Ok(None)
+            refusal(self.0 & 0xff).map(|()| Entered::Whole(Ways::All))
+        } else if self.0 == Self::DONE.0 {
+            Ok(Entered::Whole(Ways::All))
+        } else if self.0 == Self::THROUGH_STACK.0 {
+            Ok(Entered::Whole(Ways::HostStack))
         } else {
-            Ok(Some(Message::of(self.0)))
+            Ok(Entered::Left(Message::of(self.0)))
         }
     }
 }
@@ -276,13 +299,20 @@ fn enter_packet<T: Version>(
         Ok(tracked) => note(frame, direction, tracked),
         Err(reason) => return EnterResult::refused(reason),
     }
-    // It may have been turned round.
-    if packet.tuple.direction() != direction {
+    let is_answer = packet.tuple.direction() != direction;
+    let mut result = EnterResult::DONE;
+    if is_answer {
+        // An endpoint that asked this one by its own address has an entry of that flow, too. Others did not, or were
+        // translated in the host's stack, which has to see the answer.
+        let asked = packet.tuple.with_direction(TUPLE_OUT);
+        if direction == TUPLE_OUT && routes_itself(config.flags) && !has_entry(T::flows(), &asked) {
+            result = EnterResult::THROUGH_STACK;
+        }
         packet.tuple = packet.tuple.reply();
     }
     // Not before: what is refused would take the places of others.
     keep(&packet, &config.timeouts);
-    EnterResult::DONE
+    result
 }
 
 /// The policy of an endpoint, if it has one, about the flow of a packet.

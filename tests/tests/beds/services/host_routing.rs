@@ -1,11 +1,11 @@
 //! Host routing: packets to endpoints of a node do not go through its stack, and everything else holds as without.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
 use tests::bed::command_in;
 use tests::process::run_with_input;
-use tests::{Member, PATIENCE, wait_for};
+use tests::{Member, PATIENCE, served, wait_for};
 
 use super::{Mode, Row, Stand, policy, show, targets, wait_answered_by};
 
@@ -15,6 +15,10 @@ const FLAGS: &str = "--host-routing kernel";
 pub(super) const ROWS: &[Row] = &[
     ("netfilter_does_not_see_what_stays_on_a_node", unseen),
     ("a_packet_that_came_too_far_is_answered", too_far),
+    (
+        "answers_to_what_the_host_translated_are_translated_back",
+        translated,
+    ),
 ];
 
 #[test]
@@ -30,7 +34,7 @@ fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::R
     policy::refused(FLAGS)
 }
 
-/// What a client sends to a backend of its own node, and the answers, pass no chain for forwarded packets; what it sends to
+/// What a client sends to a backend of its own node by TCP, and the answers, pass no chain for forwarded packets; what it sends to
 /// one of another node does.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
@@ -48,7 +52,7 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
             for (from, to) in [(*one, other), (other, *one)] {
                 let ip = if from.is_ipv4() { "ip" } else { "ip6" };
                 rules += &format!(
-                    "add rule inet seen forward {ip} saddr {from} {ip} daddr {to} counter name {name}\n"
+                    "add rule inet seen forward {ip} saddr {from} {ip} daddr {to} meta l4proto tcp counter name {name}\n"
                 );
             }
         }
@@ -68,6 +72,31 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     };
     ensure!(seen("far")? > 0, "the rules count nothing");
     ensure!(seen("near")? == 0, "{} packets were seen", seen("near")?);
+    Ok(())
+}
+
+/// A port of the node that netfilter sends to an endpoint, as for a `hostPort`, serves endpoints of the same node, too.
+fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
+    const PORT: u16 = 18_080;
+    // The other row counts what the other client sends.
+    let [_, client] = &stand.clients;
+    let node = stand.node_of(client);
+    let backend = stand.backend("web-2")?;
+    let mut rules = String::from(
+        "add table inet ports\nadd chain inet ports hosts { type nat hook prerouting priority -100; }\n",
+    );
+    let nodes = node.addresses();
+    for (at, to) in nodes.iter().zip(backend.member.addresses()) {
+        let family = if at.is_ipv4() { "ip" } else { "ip6" };
+        let to = SocketAddr::new(to, served::PORT);
+        rules += &format!(
+            "add rule inet ports hosts {family} daddr {at} tcp dport {PORT} dnat {family} to {to}\n"
+        );
+    }
+    run_with_input(node.command("nft").args(["-f", "-"]), &rules)?.success()?;
+    for at in nodes {
+        wait_answered_by(&client.name, SocketAddr::new(at, PORT), &["web-2"])?;
+    }
     Ok(())
 }
 
