@@ -16,17 +16,15 @@ use tracing::{info, warn};
 use crate::file::FileIdentity;
 
 /// How often the folder is looked at. A file is read when two looks in a row agree on it, so that one that is being
-/// written is not read half way.
+/// written is not read half way; or, if it never rests, while another file takes its place each time.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
-/// Looks in a row that disagree on a file, until it is read all the same.
+/// Looks in a row that disagree on a file, until it counts as one that never rests.
 const RESTLESS: u32 = 8;
 /// Looks until the folder counts as read, even if new files keep coming.
 const LONGEST_START: u32 = 40;
-/// How often a file is read that changes while it is read.
-const READS: usize = 4;
-/// What is wrong with a file that never rests.
-const KEEPS_CHANGING: &str =
-    "keeps changing: it is read now and then, as it is between two changes";
+/// What is wrong with a file whose place another one takes all the time, and with one that is written all the time.
+const KEEPS_BEING_REPLACED: &str = "keeps changing: it is read now and then";
+const KEEPS_BEING_WRITTEN: &str = "keeps changing: its last objects stay until it rests";
 /// Longest manifest, bytes.
 const LONGEST: u64 = 64 << 20;
 /// Extensions of manifests.
@@ -182,7 +180,7 @@ impl<C: Contents> Files<C> {
             self.changed.push(path);
             is_news = true;
         }
-        let mut settled = true;
+        let (mut settled, mut grows) = (true, false);
         for path in names {
             let now = Some(FileIdentity::of(&path).map_err(|error| error.kind()));
             let seen = self.files.entry(path.clone());
@@ -193,17 +191,26 @@ impl<C: Contents> Files<C> {
                 contents: self.empty.clone(),
                 problems: Vec::new(),
             });
-            let is_settled = seen.last == now;
+            let change = Change::between(seen.last, now);
             seen.last = now;
-            seen.restless = if is_settled { 0 } else { seen.restless + 1 };
-            if is_settled && seen.read != now {
+            grows |= change == Change::Grown;
+            seen.restless = match change {
+                Change::None => 0,
+                _ => seen.restless + 1,
+            };
+            let is_restless = seen.restless > 0 && seen.restless.is_multiple_of(RESTLESS);
+            if change == Change::None && seen.read != now {
                 seen.read = now;
                 seen.take(&path);
-            } else if seen.restless > 0 && seen.restless.is_multiple_of(RESTLESS) {
+            } else if is_restless && change == Change::Replaced {
                 seen.read = None;
-                seen.take_between_changes(&path);
+                seen.take(&path);
+                seen.keeps_changing(&path, KEEPS_BEING_REPLACED);
+            } else if is_restless && !seen.is_told(KEEPS_BEING_WRITTEN) {
+                seen.read = None;
+                seen.keeps_changing(&path, KEEPS_BEING_WRITTEN);
             } else {
-                settled &= is_settled || seen.restless > RESTLESS;
+                settled &= change == Change::None || seen.restless > RESTLESS;
                 continue;
             }
             self.changed.push(path);
@@ -211,10 +218,38 @@ impl<C: Contents> Files<C> {
         }
         if !self.is_complete {
             self.looks += 1;
-            self.is_complete = settled || self.looks >= LONGEST_START;
+            // One that is still being copied holds up the rest: without it, what it is about would be taken away.
+            self.is_complete = !grows && (settled || self.looks >= LONGEST_START);
             is_news |= self.is_complete;
         }
         is_news
+    }
+}
+
+/// What became of a file between two looks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Nothing.
+    None,
+    /// It is longer.
+    Grown,
+    /// Another file is in its place, which whoever renamed it has written before.
+    Replaced,
+    /// Anything else.
+    Other,
+}
+
+impl Change {
+    fn between(
+        former: Option<Result<FileIdentity, ErrorKind>>,
+        now: Option<Result<FileIdentity, ErrorKind>>,
+    ) -> Self {
+        match (former, now) {
+            _ if former == now => Self::None,
+            (Some(Ok(former)), Some(Ok(now))) if !now.is_same_file(&former) => Self::Replaced,
+            (Some(Ok(former)), Some(Ok(now))) if now.size() > former.size() => Self::Grown,
+            _ => Self::Other,
+        }
     }
 }
 
@@ -230,20 +265,16 @@ impl<C: Contents> Seen<C> {
         }
     }
 
-    /// Reads a file that keeps changing, whole: it must be the same before and after. Otherwise it stays as it was.
-    fn take_between_changes(&mut self, path: &Path) {
-        let whole = (0..READS).find_map(|_| {
-            let before = FileIdentity::of(path).ok()?;
-            let text = read(path).ok()?;
-            let after = FileIdentity::of(path).ok()?;
-            (before == after).then_some(text)
-        });
-        match &whole {
-            Some(text) => self.take_text(path, text),
-            None => self.problems.clear(),
+    /// Tells that the file never rests, beside what else is wrong with it.
+    fn keeps_changing(&mut self, path: &Path, problem: &str) {
+        if self.restless == RESTLESS {
+            warn!(file = %path.display(), "a manifest {problem}");
         }
-        warn!(file = %path.display(), was_read = whole.is_some(), "a manifest keeps changing");
-        self.problems.push(KEEPS_CHANGING.to_owned());
+        self.problems.push(problem.to_owned());
+    }
+
+    fn is_told(&self, problem: &str) -> bool {
+        self.problems.iter().any(|told| told == problem)
     }
 
     fn take_text(&mut self, path: &Path, text: &str) {

@@ -1,4 +1,5 @@
 use std::fs;
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -206,6 +207,43 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
         .until_services(&["busy 10.96.0.4", "calm 10.96.0.3"])
         .await;
     assert_eq!(problems(&set), [""; 0]);
+}
+
+#[tokio::test]
+async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut copied = fs::File::create(dir.path().join("slow.yaml")).unwrap();
+    write!(copied, "{}", ServiceText::new("first", "10.96.0.1")).unwrap();
+    let folder = Folder::watch(dir.path(), Selection::default());
+    let mut services = folder.services().unprobed();
+    // Long enough for many looks, each of which could be right behind an object.
+    let begin = Instant::now();
+    let (mut written, mut longest_rest) = (begin, Duration::ZERO);
+    while begin.elapsed() < Duration::from_secs(4) {
+        longest_rest = longest_rest.max(written.elapsed());
+        writeln!(copied, "# more").unwrap();
+        written = Instant::now();
+        let soon = Duration::from_millis(5);
+        if let Ok(changed) = tokio::time::timeout(soon, services.changed()).await {
+            changed.unwrap();
+            let set = services.borrow_and_update().clone();
+            // On a machine that is that slow, it did rest.
+            let is_taken = set.synced.is_complete() || !set.services.is_empty();
+            assert!(
+                !is_taken || longest_rest > Duration::from_millis(200),
+                "{set:?}"
+            );
+        }
+    }
+    write!(copied, "---\n{}", ServiceText::new("second", "10.96.0.2")).unwrap();
+    let mut watched = Watched {
+        dir,
+        _folder: folder,
+        services,
+    };
+    watched
+        .until_services(&["first 10.96.0.1", "second 10.96.0.2"])
+        .await;
 }
 
 #[tokio::test]
