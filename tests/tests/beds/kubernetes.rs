@@ -196,8 +196,8 @@ async fn objects_that_cannot_be_used_are_named_and_the_others_stand() -> anyhow:
         bed.server.put(bad);
     }
     let set = bed
-        .until("seven to be left out", |set| {
-            set.sources[0].rejected.len() == 7
+        .until("seven to be left out, and the eighth", |set| {
+            set.sources[0].rejected.len() == 7 && names(set).contains(&"n4")
         })
         .await?;
     assert_eq!(names(&set), ["n1", "n2", "n3", "n4"]);
