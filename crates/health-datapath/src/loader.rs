@@ -253,7 +253,7 @@ impl Datapath {
         self.note_change()
     }
 
-    /// Has XDP find out anew how it sends packets on, after something changed that follows from.
+    /// Has XDP find out anew how it sends packets on, after a change of something that.
     pub(super) fn note_change(&mut self) -> Result<(), DatapathError> {
         self.xdp_times
             .set(0, xdp_times(), 0)

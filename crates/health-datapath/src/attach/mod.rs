@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramError, TcAttachType};
@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::layout::{self, LINK_PINS, SOCKET_PROGRAMS};
 use super::loader::{classifier, file_error};
 use super::pin_folder::set_aside;
+use super::resize::PendingResize;
 use super::{Datapath, DatapathError, link_pin};
 
 pub(super) use clsact::Clsact;
@@ -284,13 +285,22 @@ impl Datapath {
         self.make_folders()?;
         let loaded = self.load_ip_programs_for(hooks);
         let loaded = loaded.and(self.load_xdp_for(hooks));
-        if self.resizing.is_some() {
-            // Former programs know what is in the former maps alone, and new ones what is in the new.
+        let holds = self.resizing.as_ref().is_some_and(PendingResize::has_flows);
+        let start = Instant::now();
+        if holds {
+            // Most is copied before, so that flows are held as shortly as can be. Former programs know what is in the former
+            // maps alone, and new ones what is in the new.
+            if let Some(resizing) = &mut self.resizing {
+                resizing.carry_over()?;
+            }
             self.hold_flows(LONGEST_HOLD)?;
         }
+        let held = Instant::now();
         let replaced = self.replace_programs(hooks, loaded);
-        if self.resizing.is_some() {
+        if holds {
             self.hold_flows(Duration::ZERO)?;
+            let (before, held) = (held - start, held.elapsed());
+            info!(copied_in = ?before, ?held, "new flows were held while maps were replaced");
         }
         replaced?;
         self.resizing = None;

@@ -64,6 +64,12 @@ impl PendingResize {
         !self.maps.is_empty()
     }
 
+    /// Whether flows that begin meanwhile would be lost on programs that have the other maps.
+    pub(super) fn has_flows(&self) -> bool {
+        let mut contents = self.maps.iter().map(|map| map.contents);
+        contents.any(|contents| matches!(contents, Contents::Conntrack | Contents::Programs))
+    }
+
     /// Sets a map aside if it is to have another size. Returns the size that it has or gets.
     fn prepare_map(&mut self, sized: SizedMap) -> Result<u32, DatapathError> {
         let SizedMap {
