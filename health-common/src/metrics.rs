@@ -62,7 +62,7 @@ pub enum Reason {
     ServiceNoLocal = 241,
     /// Dropped: a packet to a service from a source that is not in its ranges.
     ServiceSourceRange = 177,
-    /// Dropped: a packet that begins a flow while the maps of flows are replaced. Its sender sends it again.
+    /// Dropped: a packet that begins a flow while the maps of flows are replaced. TCP sends it again.
     FlowsHeld = 242,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,

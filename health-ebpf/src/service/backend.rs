@@ -21,7 +21,7 @@ use health_common::tuple::ServiceFlowParts;
 
 use super::request::{answer_key, is_open, opens};
 use super::step::{Hook, Request, StepResult};
-use crate::clock::coarse_now_secs;
+use crate::clock::{are_flows_held, coarse_now_secs};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::ipcache::{TrieKey, identity_of};
@@ -31,7 +31,7 @@ use crate::maps::{
 };
 use crate::nat::settings as masquerade;
 
-/// How many backends are tried at most if the client already has a connection to one with the same ports.
+/// How many other backends are tried at most if the client already has a connection to one with the same ports.
 const TRIES: u32 = 3;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
@@ -43,6 +43,9 @@ pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<
     let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
     };
+    if HEALTH_CONFIG.get(0).is_some_and(are_flows_held) {
+        return StepResult::dropped(Reason::FlowsHeld);
+    }
     let client = flow.source().0.to_addr();
     if P::IS_UPLINK && is_own(is_endpoint(client), || identity_of(flow.source().0)) {
         return StepResult::PASSED;
@@ -108,8 +111,14 @@ pub(super) fn elect<T: Version, P: Hook>(
         });
     }
     let index = match lasting(client.stays_as, frontend) {
-        // At another frontend of its service the client may have got a backend elsewhere.
-        Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
+        // At another frontend of its service the client may have got a backend elsewhere, or be connected between the same
+        // ports.
+        Some(index)
+            if (!frontend.is_local(P::ORIGIN) || is_here::<T>(index))
+                && !(is_new_connection && is_taken::<T, P>(flow, index, frontend.service)) =>
+        {
+            Some(index)
+        }
         _ => fresh::<T, P>(flow, frontend, pool, is_new_connection),
     };
     let Some((index, to)) =
@@ -315,17 +324,24 @@ fn fresh<T: Version, P: Hook>(
     is_new_connection: bool,
 ) -> Option<u32> {
     let mut index = by_algorithm(flow, frontend, pool)?;
-    if !is_new_connection {
+    if !is_new_connection || !is_taken::<T, P>(flow, index, frontend.service) {
         return Some(index);
     }
-    for _ in 1..TRIES {
-        let to = address::<T>(index, frontend.service)?;
-        if !is_open::<T, P>(flow.with_destination(to)) {
+    // One after the other from a place by chance, so that few backends are all tried.
+    let first = scaled(random(), pool.len);
+    for turn in 0..TRIES {
+        index = at_place(frontend, pool, (first + turn).checked_rem(pool.len)?)?;
+        if !is_taken::<T, P>(flow, index, frontend.service) {
             break;
         }
-        index = by_chance(frontend, pool)?;
     }
     Some(index)
+}
+
+/// Whether the client has an open connection to this backend between the same ports.
+#[inline(always)]
+fn is_taken<T: Version, P: Hook>(flow: &T, index: u32, service: u32) -> bool {
+    address::<T>(index, service).is_some_and(|to| is_open::<T, P>(flow.with_destination(to)))
 }
 
 #[inline(always)]
@@ -355,15 +371,21 @@ fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option
 #[inline(always)]
 fn by_chance(frontend: &Frontend, pool: Pool) -> Option<u32> {
     let first = scaled(random(), pool.len);
-    if frontend.algorithm == ALGORITHM_MAGLEV {
-        return HEALTH_MAGLEV.get(pool.at + first).copied();
-    }
-    if frontend.flags & FRONTEND_WEIGHTED == 0 {
-        return slot(pool, first);
+    if frontend.algorithm == ALGORITHM_MAGLEV || frontend.flags & FRONTEND_WEIGHTED == 0 {
+        return at_place(frontend, pool, first);
     }
     let threshold = *HEALTH_SLOTS.get(pool.at + 1 + pool.len + first)?;
     let alias = *HEALTH_SLOTS.get(pool.at + 1 + 2 * pool.len + first)?;
     slot(pool, weighted(first, threshold, alias, random()))
+}
+
+/// The backend at a place of a Maglev table or of the list.
+#[inline(always)]
+fn at_place(frontend: &Frontend, pool: Pool, place: u32) -> Option<u32> {
+    if frontend.algorithm == ALGORITHM_MAGLEV {
+        return HEALTH_MAGLEV.get(pool.at + place).copied();
+    }
+    slot(pool, place)
 }
 
 #[inline(always)]

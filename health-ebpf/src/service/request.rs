@@ -12,7 +12,7 @@ use health_common::tuple::ServiceFlowParts;
 
 use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
 use super::step::{Hook, Request, StepResult};
-use crate::clock::{are_flows_held, coarse_now_secs};
+use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -56,9 +56,6 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
         return StepResult::FOUND;
     }
     if let Some(frontend) = frontend_of_packets(&flow) {
-        if are_flows_held(config) {
-            return StepResult::dropped(Reason::FlowsHeld);
-        }
         // Of a connection that began before: IPVS goes on with it.
         if config.flags & SERVICES_HANDOVER != 0
             && flow.protocol() == IP_PROTOCOL_TCP

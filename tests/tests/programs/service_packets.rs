@@ -435,6 +435,38 @@ fn no_connection_breaks_another_between_the_same_ports_through_another_address()
 
 #[test]
 #[ignore = "needs root"]
+fn a_connection_between_ports_that_are_taken_gets_another_backend_whatever_affinity_says() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        let frontends = [
+            frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Cluster),
+            frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
+        ];
+        let backends = [hosts.elsewhere, hosts.client];
+        stand.serve(&[PortSpec {
+            protocol: TCP,
+            frontends: frontends.to_vec(),
+            cluster: backends.map(backend).to_vec(),
+            affinity_secs: 10_800,
+            algorithm: ALGORITHM_RANDOM,
+            ..PortSpec::default()
+        }]);
+        for port in CLIENT_PORT..CLIENT_PORT + 100 {
+            let went_to = [hosts.cluster_ip, hosts.node].map(|ip| {
+                let packet = segment(Out, ip, (port, NODE_PORT), SYN);
+                let sent = stand.run.run(Out.program(), &packet);
+                let is_sent_to =
+                    |ip: &IpAddr| sent.bytes == segment(Out, *ip, (port, BACKEND_PORT), SYN);
+                backends.iter().position(is_sent_to)
+            });
+            let went_to = went_to.map(|backend| backend.expect("it was sent on"));
+            assert_ne!(went_to[0], went_to[1], "{hosts:?} {port}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local() {
     let mut stand = Stand::new();
     for hosts in hosts() {
