@@ -332,9 +332,9 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
             "no endpoint of this node is \"nobody\"",
         ),
         (
-            "10.244.1.254",
+            "10.244.1.255",
             "ends-there:80",
-            "no endpoint of this node has 10.244.1.254",
+            "no endpoint of this node has 10.244.1.255",
         ),
         ("host:x", "ends-there:80", "\"x\" is no port"),
         ("2001:db8::1", &target.to_string(), "has no address of IPv4"),
