@@ -8,6 +8,8 @@ use health_service::services::{Provider, Work};
 use health_service::state::Listen;
 use tokio::sync::watch;
 
+use super::publish;
+
 /// A provider whose services keep their addresses while policy judges. They are told before they are served.
 pub(super) struct AnnouncingProvider<P> {
     provider: P,
@@ -34,13 +36,7 @@ impl<P: Provider> Provider for AnnouncingProvider<P> {
             Listen::NodePort(_) => None,
         });
         let addresses: BTreeSet<_> = addresses.collect();
-        self.addresses.send_if_modified(|known| {
-            let differs = **known != addresses;
-            if differs {
-                *known = Arc::new(addresses);
-            }
-            differs
-        });
+        publish(&self.addresses, addresses);
         self.provider.sync(work).await
     }
 }

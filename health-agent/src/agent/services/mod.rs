@@ -129,6 +129,17 @@ pub(super) struct Links {
     pub(super) reserved: watch::Receiver<Arc<ReservedAddresses>>,
 }
 
+/// Tells whoever follows, if there is something new.
+fn publish<T: PartialEq>(sender: &watch::Sender<Arc<T>>, found: T) {
+    sender.send_if_modified(|known| {
+        let differs = **known != found;
+        if differs {
+            *known = Arc::new(found);
+        }
+        differs
+    });
+}
+
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(super) async fn start(
     config: &Config,

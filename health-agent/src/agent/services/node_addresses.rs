@@ -17,6 +17,8 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::publish;
+
 /// Shortest time between two listings: on some hosts, routes change all the time.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Time from a failed listing to the next one.
@@ -51,13 +53,7 @@ impl NodeAddressWatch {
                         }
                     }
                 };
-                sender.send_if_modified(|known| {
-                    let differs = **known != found;
-                    if differs {
-                        *known = Arc::new(found);
-                    }
-                    differs
-                });
+                publish(&sender, found);
                 sleep(SHORTEST_PERIOD).await;
             }
         });

@@ -8,6 +8,8 @@ use health_service::source::Readiness;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::publish;
+
 /// Follows the readiness of pods by address. Dropping it stops that.
 pub(super) struct PodReadiness {
     readiness: watch::Receiver<Arc<Readiness>>,
@@ -26,13 +28,7 @@ impl PodReadiness {
                 changes.mark_unchanged();
                 let mut now = supervisor.readiness();
                 now.retain(|ip, _| !shared.contains(ip));
-                sender.send_if_modified(|known: &mut Arc<Readiness>| {
-                    let is_news = **known != now;
-                    if is_news {
-                        *known = Arc::new(now);
-                    }
-                    is_news
-                });
+                publish(&sender, now);
                 if changes.changed().await.is_err() {
                     return;
                 }

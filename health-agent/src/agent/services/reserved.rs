@@ -7,6 +7,8 @@ use health_endpoint::manager::Manager;
 use health_service::state::{ReservedAddresses, ReservedFor};
 use tokio::sync::watch;
 
+use super::publish;
+
 /// Follows the addresses of endpoints, the health endpoint's among them, beside these gateways. Ends when nobody listens.
 /// Must be called in a tokio runtime.
 pub(in crate::agent) fn follow(
@@ -21,14 +23,7 @@ pub(in crate::agent) fn follow(
                 () = sender.closed() => return,
                 changed = changes.changed() => if changed.is_err() { return },
             }
-            let found = now(&gateways, &endpoints);
-            sender.send_if_modified(|known| {
-                let differs = **known != found;
-                if differs {
-                    *known = Arc::new(found);
-                }
-                differs
-            });
+            publish(&sender, now(&gateways, &endpoints));
         }
     });
     reserved

@@ -9,7 +9,8 @@ use health_service::spec::Selection;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{outage, tell};
+use super::outage;
+use crate::agent::services::publish;
 
 /// Follows the services of a cluster in etcd. Dropping it stops that.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl EtcdServices {
             loop {
                 // The clone keeps no lock while the set is built.
                 let known = tables.borrow_and_update().clone();
-                tell(&sender, set(&mut gathered, &known));
+                publish(&sender, set(&mut gathered, &known));
                 if tables.changed().await.is_err() {
                     return;
                 }

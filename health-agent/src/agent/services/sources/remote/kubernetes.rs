@@ -9,7 +9,8 @@ use health_service::spec::Selection;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{outage, tell};
+use super::outage;
+use crate::agent::services::publish;
 
 /// The subject of problems of the whole source.
 const SUBJECT: &str = "kubernetes";
@@ -48,7 +49,7 @@ impl KubernetesServices {
                 // The clones keep no locks while the set is built.
                 let known = services.borrow_and_update().clone();
                 let known_slices = slices.borrow_and_update().clone();
-                tell(&sender, set(&mut gathered, &known, &known_slices));
+                publish(&sender, set(&mut gathered, &known, &known_slices));
                 let changed = tokio::select! {
                     changed = services.changed() => changed,
                     changed = slices.changed() => changed,

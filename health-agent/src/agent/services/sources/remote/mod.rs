@@ -119,18 +119,6 @@ pub fn selection(config: &Config) -> Selection {
     }
 }
 
-/// Publishes the set of a source, if it has changed.
-#[cfg(any(feature = "etcd", feature = "kubernetes"))]
-fn tell(services: &watch::Sender<Arc<ServiceSet>>, set: ServiceSet) {
-    services.send_if_modified(|known| {
-        let differs = **known != set;
-        if differs {
-            *known = Arc::new(set);
-        }
-        differs
-    });
-}
-
 /// The problem that an outage of a source is for `objects`; none without an outage.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn outage(source: &str, objects: &str, stale: Option<&Staleness>) -> Option<ServiceProblem> {
