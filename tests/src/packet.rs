@@ -9,6 +9,26 @@ pub const IPV6: u16 = 0x86dd;
 /// Ethernet type of ARP.
 pub const ARP: u16 = 0x0806;
 
+/// Checksum of a transport header and what is behind it, with the pseudo-header of its IP version.
+pub fn transport_checksum(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    content: &[u8],
+) -> u16 {
+    let octets = |address| match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    checksum(&[
+        &octets(source),
+        &octets(destination),
+        &(content.len() as u32).to_be_bytes(),
+        &[0, 0, 0, protocol],
+        content,
+    ])
+}
+
 /// Internet checksum over bytes, as RFC 1071 spells it out.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes: Vec<u8> = parts.concat();
@@ -199,17 +219,7 @@ impl Tcp {
         ]);
         segment.extend(&self.options);
         segment.extend(&self.data);
-        let octets = |address| match address {
-            IpAddr::V4(v4) => v4.octets().to_vec(),
-            IpAddr::V6(v6) => v6.octets().to_vec(),
-        };
-        let check = checksum(&[
-            &octets(source),
-            &octets(destination),
-            &(segment.len() as u32).to_be_bytes(),
-            &[0, 0, 0, 6],
-            &segment,
-        ]);
+        let check = transport_checksum(source, destination, 6, &segment);
         segment[16..18].copy_from_slice(&check.to_be_bytes());
         segment
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP};
 
-use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, ethernet, payload};
+use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet, payload, transport_checksum};
 
 const PSH: u8 = 8;
 
@@ -62,17 +62,7 @@ impl Packet {
         let mut datagram = [sport, dport, len as u16, 0].map(u16::to_be_bytes).concat();
         datagram.extend(&self.data);
         if self.has_checksum {
-            let octets = |address| match address {
-                IpAddr::V4(v4) => v4.octets().to_vec(),
-                IpAddr::V6(v6) => v6.octets().to_vec(),
-            };
-            let check = checksum(&[
-                &octets(source),
-                &octets(destination),
-                &(len as u32).to_be_bytes(),
-                &[0, 0, 0, IP_PROTOCOL_UDP],
-                &datagram,
-            ]);
+            let check = transport_checksum(source, destination, IP_PROTOCOL_UDP, &datagram);
             // 0 would say that there is none (RFC 768).
             let check = if check == 0 { 0xffff } else { check };
             datagram[6..8].copy_from_slice(&check.to_be_bytes());
