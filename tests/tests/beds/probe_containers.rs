@@ -3,8 +3,9 @@
 
 mod lives;
 
+use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
@@ -97,13 +98,24 @@ impl Stand {
         .with_context(|| format!("{:?}", self.events(name)))
     }
 
-    /// Waits until what is known of these containers is written down.
-    fn wait_saved<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> anyhow::Result<()> {
+    /// Waits until what is known of these containers is written down, and that these pods are ready.
+    fn wait_saved<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a str>,
+        ready: impl IntoIterator<Item = &'a str>,
+    ) -> anyhow::Result<()> {
         let ids: Vec<&str> = ids.into_iter().collect();
+        let uids: Vec<Value> = ready
+            .into_iter()
+            .map(|name| format!("uid-{name}").into())
+            .collect();
         let state = self.node().runtime_dir().join("state/probes.json");
         wait_for("what is known to be written down", PATIENCE, || {
             let text = fs::read_to_string(&state).unwrap_or_default();
-            Ok(ids.iter().all(|id| text.contains(id)).then_some(()))
+            let saved: Value = serde_json::from_str(&text).unwrap_or_default();
+            let ready = saved["ready"].as_array();
+            let are_ready = ready.is_some_and(|ready| uids.iter().all(|uid| ready.contains(uid)));
+            Ok((are_ready && ids.iter().all(|id| text.contains(id))).then_some(()))
         })
     }
 
@@ -190,7 +202,7 @@ fn an_agent_that_is_killed_loses_no_readiness_and_restarts_nothing() -> anyhow::
     stand.start_agent()?;
     let id = first.id;
     stand.wait("it to be ready", "serves", |one| one.ready)?;
-    stand.wait_saved([id.as_str()])?;
+    stand.wait_saved([id.as_str()], ["serves"])?;
     for _ in 0..3 {
         stand.node().kill_agent(Signal::SIGKILL)?;
         stand.start_agent()?;
@@ -248,29 +260,58 @@ fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow:
 
 #[test]
 #[ignore = "needs root"]
-fn a_container_that_was_being_killed_is_started_again_by_the_next_agent() -> anyhow::Result<()> {
+fn containers_that_were_being_killed_are_started_again_by_the_next_agent() -> anyhow::Result<()> {
     let mut stand = Stand::start()?;
-    // It ends well, so its policy alone would leave it.
-    let first = stand.run(
-        "lingers",
-        "trap 'sleep 5; exit 0' TERM; touch /tmp/alive; while :; do sleep 1; done",
-        "    livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, timeoutSeconds: 60, \
-         failureThreshold: 1, terminationGracePeriodSeconds: 100}\n  restartPolicy: OnFailure\n",
-    )?;
+    let [before, after] = ["ends-before", "ends-after"];
+    let mut containers = HashMap::new();
+    for name in [before, after] {
+        // It ends well, so its policy alone would leave it.
+        let container = stand.run(
+            name,
+            "trap 'until test -e /tmp/end; do sleep 0.1; done; exit 0' TERM; touch /tmp/alive; while :; do sleep 0.1; done",
+            "    livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, timeoutSeconds: 60, \
+             failureThreshold: 1, terminationGracePeriodSeconds: 1000}\n  restartPolicy: OnFailure\n",
+        )?;
+        containers.insert(name, container);
+    }
     stand.start_agent()?;
-    stand.wait("it to run", "lingers", |one| one.ready)?;
-    stand.containerd.exec(&first.id, &["rm", "/tmp/alive"])?;
+    for (name, container) in &containers {
+        stand.wait("it to run", name, |one| one.ready)?;
+        stand
+            .containerd
+            .exec(&container.id, &["rm", "/tmp/alive"])?;
+    }
     let state = stand.node().runtime_dir().join("state/probes.json");
-    wait_for("its end to be decided", PATIENCE, || {
+    wait_for("their ends to be decided", PATIENCE, || {
         let text = fs::read_to_string(&state)?;
-        Ok(text.contains("\"on_hold\":true").then_some(()))
+        Ok((text.matches("\"on_hold\":true").count() == containers.len()).then_some(()))
+    })?;
+    wait_for("the runtime to have been told", PATIENCE, || {
+        let is_told = |name: &str| {
+            let mut events = stand.events(name)?.into_iter();
+            anyhow::Ok(events.any(|event| event.reason == "Killing"))
+        };
+        Ok((is_told(before)? && is_told(after)?).then_some(()))
     })?;
     stand.node().kill_agent(Signal::SIGKILL)?;
-    stand.start_agent()?;
-    stand.wait("it to be started again", "lingers", |one| {
-        let is_another = one.id.is_some() && one.id.as_deref() != Some(&*first.id);
-        is_another && one.state == "running" && one.restarts == 1
+    stand
+        .containerd
+        .exec(&containers[before].id, &["touch", "/tmp/end"])?;
+    wait_for("the first to end", PATIENCE, || {
+        let process = format!("/proc/{}", containers[before].pid);
+        Ok((!Path::new(&process).exists()).then_some(()))
     })?;
+    stand.start_agent()?;
+    stand.wait("the second to be seen", after, |one| one.id.is_some())?;
+    stand
+        .containerd
+        .exec(&containers[after].id, &["touch", "/tmp/end"])?;
+    for (name, container) in &containers {
+        stand.wait("it to be started again", name, |one| {
+            let is_another = one.id.is_some() && one.id.as_deref() != Some(&*container.id);
+            is_another && one.state == "running" && one.restarts == 1
+        })?;
+    }
     Ok(())
 }
 

@@ -24,7 +24,7 @@ use crate::process::cannot_run;
 
 /// Longest way to the first process. Software emulation takes 3 s for the kernel, and some more for a large
 /// initramfs on a busy machine.
-const BOOTING: Duration = Duration::from_secs(120);
+const BOOTING: Duration = Duration::from_secs(300);
 
 /// Longest silence of a guest. It gives a sign of life every two seconds.
 const SILENCE: Duration = Duration::from_secs(90);

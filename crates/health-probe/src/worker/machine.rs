@@ -258,11 +258,8 @@ impl Worker {
         self.last = None;
         self.run = 0;
         self.on_hold = false;
-        if let Some(saved) = self
-            .saved
-            .take()
-            .filter(|saved| *saved.container_id == **id)
-        {
+        let saved = self.saved.take();
+        if let Some(saved) = saved.filter(|saved| *saved.container_id == **id) {
             self.last = saved.last;
             self.run = saved.run;
             self.on_hold = saved.on_hold;
@@ -323,12 +320,23 @@ impl Worker {
 
     /// The result of the container with this ID, also one that an earlier agent left.
     pub fn result_of(&self, container_id: &str) -> Option<ProbeResult> {
-        self.cache.get(container_id).or_else(|| {
-            let saved = self.saved.as_ref();
-            saved
-                .filter(|saved| *saved.container_id == *container_id)?
-                .result
-        })
+        let known = self.cache.get(container_id);
+        known.or_else(|| self.saved_of(container_id)?.result)
+    }
+
+    /// The result that holds until the container with this ID is replaced, if one does; also one that an earlier agent left.
+    pub fn held(&self, container_id: &str) -> Option<ProbeResult> {
+        if self.container_id.as_deref() == Some(container_id) {
+            return self.cache.result().filter(|_| self.on_hold);
+        }
+        let saved = self.saved_of(container_id)?;
+        saved.result.filter(|_| saved.on_hold)
+    }
+
+    /// What an earlier agent left of the container with this ID.
+    fn saved_of(&self, container_id: &str) -> Option<&SavedWorker> {
+        let saved = self.saved.as_ref();
+        saved.filter(|saved| *saved.container_id == *container_id)
     }
 
     /// Its result, whichever container it is about.

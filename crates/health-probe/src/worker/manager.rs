@@ -302,14 +302,9 @@ impl Manager {
             return;
         };
         let (uid, kind) = (slot.pod_uid.clone(), slot.worker.kind());
+        let news = news.into_iter();
         self.updates
-            .extend(news.into_iter().map(|(container_id, result)| ResultUpdate {
-                pod_uid: slot.pod_uid.clone(),
-                container: slot.container.clone(),
-                kind,
-                container_id,
-                result,
-            }));
+            .extend(news.map(|(container_id, result)| slot.update(container_id, result)));
         if kind != ProbeType::Liveness {
             self.update_status(now, &uid);
         }
@@ -329,34 +324,20 @@ impl Manager {
     pub fn kills(&self) -> Vec<Kill> {
         let held = self.slots.values().filter(|slot| slot.worker.is_on_hold());
         held.filter_map(|slot| {
-            self.kill(&ResultUpdate {
-                pod_uid: slot.pod_uid.clone(),
-                container: slot.container.clone(),
-                kind: slot.worker.kind(),
-                container_id: slot.worker.container_id()?.clone(),
-                result: slot.worker.result()?,
-            })
+            let container_id = slot.worker.container_id()?.clone();
+            self.kill(&slot.update(container_id, slot.worker.result()?))
         })
         .collect()
     }
 
-    /// What follows from a failed liveness or startup probe of a container, whether it runs any more or not.
+    /// What follows from a failed liveness or startup probe of a container, whether it runs any more or not. An earlier
+    /// agent may have probed it.
     pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         let pod = self.pods.get(pod_uid)?;
-        let slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
-        let mut held = slots.filter(|slot| {
-            let id = slot.worker.container_id();
-            slot.worker.is_on_hold() && id.is_some_and(|id| **id == *container_id)
-        });
-        held.find_map(|slot| {
-            let update = ResultUpdate {
-                pod_uid: slot.pod_uid.clone(),
-                container: slot.container.clone(),
-                kind: slot.worker.kind(),
-                container_id: slot.worker.container_id()?.clone(),
-                result: slot.worker.result()?,
-            };
-            restart::decide(&pod.spec, &update)
+        let mut slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
+        slots.find_map(|slot| {
+            let result = slot.worker.held(container_id)?;
+            restart::decide(&pod.spec, &slot.update(Arc::from(container_id), result))
         })
     }
 

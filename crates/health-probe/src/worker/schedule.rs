@@ -8,7 +8,8 @@ use jiff::Timestamp;
 
 use super::manager::{Finished, Manager, Start, WorkerId};
 use super::{
-    Conclusion, Decision, JITTER_MAX, LastRun, Report, Situation, TimerId, Waiting, Worker,
+    Conclusion, Decision, JITTER_MAX, LastRun, ProbeResult, Report, ResultUpdate, Situation,
+    TimerId, Waiting, Worker,
 };
 use crate::spec::Probe;
 
@@ -43,6 +44,19 @@ pub(super) enum State {
     Queued,
     /// A run is under way.
     InFlight,
+}
+
+impl Slot {
+    /// A result of its worker about a container.
+    pub(super) fn update(&self, container_id: Arc<str>, result: ProbeResult) -> ResultUpdate {
+        ResultUpdate {
+            pod_uid: self.pod_uid.clone(),
+            container: self.container.clone(),
+            kind: self.worker.kind(),
+            container_id,
+            result,
+        }
+    }
 }
 
 impl Manager {

@@ -101,7 +101,11 @@ fn many_containers_live_as_the_specification_says_while_the_agent_is_killed() ->
         })?;
     }
 
-    stand.wait_saved(all.iter().map(|one| one.first.id.as_str()))?;
+    let ready = all.iter().filter(|one| one.life != Life::Slow);
+    stand.wait_saved(
+        all.iter().map(|one| &*one.first.id),
+        ready.map(|one| &*one.name),
+    )?;
     stand.node().kill_agent(Signal::SIGKILL)?;
     stand.start_agent()?;
     for one in &all {

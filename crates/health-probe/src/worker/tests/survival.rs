@@ -89,6 +89,36 @@ fn a_failure_that_nobody_acted_on_is_told_again() {
 }
 
 #[test]
+fn a_container_that_ended_between_two_agents_was_still_to_be_killed() {
+    for kind in [Liveness, Startup] {
+        let mut bed = Bed::new();
+        bed.add(app(kind));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        bed.run_until(secs(25), |_| failure());
+        let kill = bed.manager.condemned("a", "id-1");
+        assert!(kill.is_some());
+        let mut bed = next(&bed);
+        bed.add(app(kind));
+        // Before a worker has met the container, and after.
+        assert_eq!(bed.manager.condemned("a", "id-1"), kill);
+        assert_eq!(bed.manager.condemned("a", "id-2"), None);
+        let mut ended = running("app", "id-1");
+        ended.state = ContainerState::Terminated { exit_code: 0 };
+        bed.set_status("a", status(vec![ended]));
+        let runs = bed.run_until(secs(60), |_| success());
+        assert_eq!(runs.len(), 0, "it is on hold");
+        assert_eq!(bed.manager.condemned("a", "id-1"), kill);
+    }
+    let mut bed = Bed::new();
+    bed.add(app(Liveness));
+    bed.set_status("a", status(vec![running("app", "id-1")]));
+    bed.run_until(secs(15), |_| failure());
+    let mut bed = next(&bed);
+    bed.add(app(Liveness));
+    assert_eq!(bed.manager.condemned("a", "id-1"), None, "not yet decided");
+}
+
+#[test]
 fn a_container_that_is_new_is_judged_anew() {
     let mut bed = Bed::new();
     bed.add(app(Readiness));
