@@ -34,9 +34,9 @@ pub mod siphash;
 pub mod tcp;
 pub mod tuple;
 
-/// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
-/// and keeps an agent from reusing pinned maps that it would misread.
-pub const LAYOUT_VERSION: u32 = 10;
+/// Version of all map layouts together. It changes whenever a key, a value or their meaning does, and keeps an agent from
+/// reusing pinned maps that it would misread. The layout of each map says since which version it is as it is.
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

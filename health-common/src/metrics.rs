@@ -64,6 +64,9 @@ pub enum Reason {
     ServiceSourceRange = 177,
     /// Dropped: a packet that begins a flow while the maps of flows are replaced. TCP sends it again.
     FlowsHeld = 242,
+    /// Dropped: a packet that claims to be of a flow that another node sent here, without the tag that only nodes of the mesh
+    /// can make.
+    DirectInvalid = 243,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
     /// Dropped: an IP header of an endpoint that is cut short; of no use to a policy, since it is cut short or has more
@@ -87,7 +90,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -118,6 +121,7 @@ impl Reason {
         Self::ServiceNoLocal,
         Self::ServiceSourceRange,
         Self::FlowsHeld,
+        Self::DirectInvalid,
     ];
 
     /// Whether packets counted here were dropped.
@@ -157,6 +161,7 @@ impl Reason {
             Self::ServiceNoLocal => "Service without local endpoints",
             Self::ServiceSourceRange => "Not in the service's source ranges",
             Self::FlowsHeld => "Held while maps are replaced",
+            Self::DirectInvalid => "Invalid tag of direct return",
             Self::EventLost => "Event lost",
         }
     }

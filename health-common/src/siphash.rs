@@ -8,16 +8,40 @@ pub type SipKey = [u64; 2];
 #[inline(always)]
 pub const fn siphash24_two_words<const LEN: usize>(key: SipKey, first: u64, rest: u64) -> u64 {
     const { assert!(LEN >= 8 && LEN < 16) };
-    let mut state = [
-        key[0] ^ 0x736f_6d65_7073_6575,
-        key[1] ^ 0x646f_7261_6e64_6f6d,
-        key[0] ^ 0x6c79_6765_6e65_7261,
-        key[1] ^ 0x7465_6462_7974_6573,
-    ];
+    let mut state = begin(key);
     // The last block carries the input's length in its highest byte.
     let last = rest | (LEN as u64) << 56;
     state = compress(state, first);
     state = compress(state, last);
+    end(state)
+}
+
+/// SipHash-2-4 of whole words, fewer than 32 of them: each as its bytes lie in little-endian order.
+#[inline(always)]
+pub const fn siphash24_words<const WORDS: usize>(key: SipKey, words: &[u64; WORDS]) -> u64 {
+    const { assert!(WORDS < 32) };
+    let mut state = begin(key);
+    let mut i = 0;
+    while i < WORDS {
+        state = compress(state, words[i]);
+        i += 1;
+    }
+    state = compress(state, (WORDS as u64 * 8) << 56);
+    end(state)
+}
+
+#[inline(always)]
+const fn begin(key: SipKey) -> [u64; 4] {
+    [
+        key[0] ^ 0x736f_6d65_7073_6575,
+        key[1] ^ 0x646f_7261_6e64_6f6d,
+        key[0] ^ 0x6c79_6765_6e65_7261,
+        key[1] ^ 0x7465_6462_7974_6573,
+    ]
+}
+
+#[inline(always)]
+const fn end(mut state: [u64; 4]) -> u64 {
     state[2] ^= 0xff;
     state = round(round(round(round(state))));
     state[0] ^ state[1] ^ state[2] ^ state[3]
@@ -76,6 +100,34 @@ mod tests {
         assert_eq!(
             siphash24_two_words::<15>(KEY, first, rest(15)),
             0xa129_ca61_49be_45e5
+        );
+    }
+
+    #[test]
+    fn the_vectors_of_whole_words_hold() {
+        fn words<const N: usize>() -> [u64; N] {
+            let mut next = 0;
+            [(); N].map(|()| {
+                let bytes = [(); 8].map(|()| {
+                    next += 1;
+                    next - 1
+                });
+                u64::from_le_bytes(bytes)
+            })
+        }
+        // As above, lengths 0, 16 and 56.
+        let vector = |bytes: [u8; 8]| u64::from_le_bytes(bytes);
+        assert_eq!(
+            siphash24_words(KEY, &words::<0>()),
+            vector([0x31, 0x0e, 0x0e, 0xdd, 0x47, 0xdb, 0x6f, 0x72])
+        );
+        assert_eq!(
+            siphash24_words(KEY, &words::<2>()),
+            vector([0xdb, 0x9b, 0xc2, 0x57, 0x7f, 0xcc, 0x2a, 0x3f])
+        );
+        assert_eq!(
+            siphash24_words(KEY, &words::<7>()),
+            vector([0xbd, 0x83, 0x8d, 0x3a, 0xaf, 0xbf, 0x8d, 0xb7])
         );
     }
 }

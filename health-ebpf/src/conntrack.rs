@@ -304,12 +304,8 @@ pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
 /// Whether there is an entry under this very key.
 #[inline(always)]
 pub fn has_entry<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
-    let map = if key.protocol() == IP_PROTOCOL_TCP {
-        flows.tcp
-    } else {
-        flows.others
-    };
-    map.get_ptr(key)
+    flows
+        .get_ptr(key)
         // SAFETY: a value of that map.
         .is_some_and(|entry| unsafe { !(*entry).has_expired(coarse_now_secs()) })
 }

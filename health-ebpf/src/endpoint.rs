@@ -186,15 +186,10 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     };
     match verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer::<T, S>(frame, config),
-        EchoVerdict::Stack => {
-            let tracked = track::<T>(frame, TUPLE_IN, None);
-            settle(
-                frame,
-                tracked.map(|_| ()),
-                Reason::LeftToStack,
-                Direction::Egress,
-            )
-        }
+        EchoVerdict::Stack => match track::<T>(frame, TUPLE_IN, None) {
+            Ok(_) => pass(frame, Reason::LeftToStack, Direction::Egress),
+            Err(refusal) => refuse_flow(frame, refusal, Direction::Egress),
+        },
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
             refuse(frame, reason, Direction::Egress)
@@ -502,20 +497,6 @@ fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdic
     };
     let code = frame.redirect(ifindex, flags);
     redirected(frame, Reason::NeighbourAnswered, direction, code)
-}
-
-/// Lets a packet pass, or drops what policy refuses.
-#[inline(always)]
-fn settle(
-    frame: &Frame,
-    admitted: Result<(), Reason>,
-    reason: Reason,
-    direction: Direction,
-) -> Verdict {
-    match admitted {
-        Ok(()) => pass(frame, reason, direction),
-        Err(refusal) => refuse_flow(frame, refusal, direction),
-    }
 }
 
 /// Drops what policy refuses.

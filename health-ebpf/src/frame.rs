@@ -27,7 +27,9 @@ pub const L4_AT4: usize = IP_AT + 20;
 pub const L4_AT6: usize = IP_AT + 40;
 
 /// Mark of a packet that one of an endpoint's programs turned round, seen once by the other and cleared there. Marks do
-/// not cross namespaces, so no endpoint can set it; what else this host marks so came by another device, or by none.
+/// not cross namespaces, so no endpoint can set it; what else this host marks so came by another device, or by none. At an
+/// uplink, of a packet that leaves as it is: an error that `to_service` sends back, or what goes on to a backend that answers
+/// the client itself.
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
 /// Mark of a packet that `to_service` sends to a backend elsewhere, which is to get it from this node's address; `masquerade`
@@ -264,6 +266,21 @@ impl<'a> Frame<'a> {
                 bpf_check_mtu_flags::BPF_MTU_CHK_SEGS.into(),
             ) == 0
         }
+    }
+
+    /// Whether the packet is several that were merged, which are cut apart again as it leaves.
+    #[inline(always)]
+    pub fn is_merged(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).gso_size != 0 }
+    }
+
+    /// Whether a device would take the packet, which is not merged, if it were longer by so many bytes.
+    #[inline(always)]
+    pub fn fits_longer(&self, ifindex: u32, by: u32) -> bool {
+        let mut mtu = 0_u32;
+        // SAFETY: as above.
+        unsafe { bpf_check_mtu(self.skb().cast(), ifindex, &raw mut mtu, by as i32, 0) == 0 }
     }
 
     /// Hands a packet that came in to the other end of a veth pair, on its way in there. The result is the classifier's

@@ -18,6 +18,7 @@ use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::direct::DirectConfig;
 use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
 use health_common::service::xdp::{XDP_DEVICES, XDP_FLOWS, XdpDevice, XdpFlow, XdpTimes};
 use health_common::service::{
@@ -226,6 +227,10 @@ pub static HEALTH_DRAFT: PerCpuArray<Event> = PerCpuArray::with_max_entries(1, 0
 /// How many ICMP errors were sent to clients outside of late. As above.
 #[map]
 pub static HEALTH_SENT_ERRORS: PerCpuArray<SentErrors> = PerCpuArray::with_max_entries(1, 0);
+
+/// By which keys nodes know what others send on to their backends.
+#[map]
+pub static HEALTH_DIRECT: Array<DirectConfig> = Array::pinned(1, 0);
 
 /// Settings.
 #[map]

@@ -208,17 +208,28 @@ fn load_check(frame: &Frame, at: u32) -> Option<u16> {
     Some(check)
 }
 
+/// Overwrites bytes. What the device computed over the whole packet stays right: the checksums are changed by as much.
 #[inline(always)]
 fn store<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
-    // SAFETY: a valid context and a value of that size. What the device computed over the whole packet
-    // stays right: the checksums are changed by as much.
+    store_with(frame, at, value, 0)
+}
+
+/// Overwrites bytes, and changes what the device computed over the whole packet by as much.
+#[inline(always)]
+pub fn store_recomputed<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
+    store_with(frame, at, value, BPF_F_RECOMPUTE_CSUM)
+}
+
+#[inline(always)]
+fn store_with<V>(frame: &Frame, at: u32, value: &V, flags: u32) -> Option<()> {
+    // SAFETY: a valid context and a value of that size.
     let result = unsafe {
         bpf_skb_store_bytes(
             frame.skb(),
             at,
             core::ptr::from_ref(value).cast(),
             size_of::<V>() as u32,
-            0,
+            u64::from(flags),
         )
     };
     done(result)

@@ -158,13 +158,7 @@ impl Ipv6 {
     /// An ICMPv6 message with its checksum, of the given bytes without.
     pub fn with_checksum(&self, mut message: Vec<u8>) -> Vec<u8> {
         message[2..4].fill(0);
-        let check = checksum(&[
-            &self.source.octets(),
-            &self.destination.octets(),
-            &(message.len() as u32).to_be_bytes(),
-            &[0, 0, 0, 58],
-            &message,
-        ]);
+        let check = transport_checksum(self.source.into(), self.destination.into(), 58, &message);
         message[2..4].copy_from_slice(&check.to_be_bytes());
         message
     }
@@ -334,7 +328,7 @@ impl Probe {
 
 /// SipHash-2-4, by the standard library.
 #[allow(deprecated, reason = "its successor is not SipHash-2-4")]
-fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
+pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     use std::hash::{Hasher as _, SipHasher};
     let mut hasher = SipHasher::new_with_keys(key[0], key[1]);
     hasher.write(bytes);

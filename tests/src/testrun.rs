@@ -16,7 +16,7 @@ use aya::maps::{HashMap, Map, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use aya::{Pod, TestRunOptions};
 use health_common::config::DatapathConfig;
-use health_common::ct::CtEntry;
+use health_common::ct::{CtEntry, Timeouts};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::service::{DEFAULT_BACKENDS, DEFAULT_MAGLEV, DEFAULT_SLOTS};
 use health_common::{LAYOUT_VERSION, identity};
@@ -38,6 +38,18 @@ pub const DROP: i32 = 2;
 pub const REDIRECT: i32 = 7;
 /// The device that test runs pretend to be at: the loopback.
 pub const IFINDEX: u32 = 1;
+
+/// Timeouts that no test outlasts, however busy the machine is. Seconds.
+pub const LONG_TIMEOUTS: Timeouts = Timeouts {
+    tcp_syn: 36_000,
+    tcp_established: 36_000,
+    tcp_close: 36_000,
+    udp: 36_000,
+    icmp: 36_000,
+    sctp: 36_000,
+    any: 36_000,
+    fragment: 36_000,
+};
 
 /// Size of `struct __sk_buff`, and where some of its fields are (`linux/bpf.h`).
 const SK_BUFF_LEN: usize = 192;

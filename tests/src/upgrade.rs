@@ -9,7 +9,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use aya::maps::{Array, Map, MapData};
-use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_datapath::layout;
 use object::elf::{EM_BPF, FileHeader64};
@@ -109,12 +108,12 @@ fn exchange_moves(code: &mut [u8]) -> usize {
     changed
 }
 
-/// Has the maps of a node's agent, which must not run, be those of a version with another layout.
-pub fn pretend_other_layout(node: &Node) -> anyhow::Result<()> {
+/// Has the maps of a node's agent, which must not run, be those of another version.
+pub fn pretend_layout(node: &Node, layout_version: u32) -> anyhow::Result<()> {
     let map = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
     let mut settings: Array<MapData, DatapathConfig> = Array::try_from(Map::from_map_data(map)?)?;
     let config = DatapathConfig {
-        layout_version: LAYOUT_VERSION - 1,
+        layout_version,
         ..settings.get(&0, 0)?
     };
     settings.set(0, config, 0)?;

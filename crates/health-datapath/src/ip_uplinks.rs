@@ -5,7 +5,7 @@
 use aya::EbpfLoader;
 
 use super::layout::{self, IP_PROGRAMS, PROGRAM_PINS};
-use super::loader::{loaded, program_error, reopened};
+use super::loader::{load_program, loaded, reopened};
 use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
@@ -34,7 +34,7 @@ impl Datapath {
             .load(PROGRAMS)?;
         for (name, origin) in IP_PROGRAMS {
             let program = loaded(&mut ebpf, origin)?;
-            program.load().map_err(program_error("load", name))?;
+            load_program(name, || program.load())?;
         }
         for (name, origin) in IP_PROGRAMS {
             let program = reopened(&self.pins, name, loaded(&mut ebpf, origin)?)?;

@@ -2,6 +2,7 @@
 
 use aya::maps::lpm_trie::Key;
 use aya_obj::generated::bpf_attach_type::{self, *};
+use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::calls::{
@@ -20,6 +21,7 @@ use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::direct::DirectConfig;
 use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::xdp::{XdpDevice, XdpFlow, XdpTimes};
 use health_common::service::{
@@ -37,103 +39,109 @@ pub struct MapLayout {
     pub key_size: u32,
     /// Size of a value (for per-CPU maps: of one CPU's), bytes.
     pub value_size: u32,
+    /// The [`LAYOUT_VERSION`] in which its kind, its keys, its values or their meaning last changed.
+    pub since: u32,
 }
 
-const fn map<K, V>(name: &'static str) -> MapLayout {
+const fn map<K, V>(name: &'static str, since: u32) -> MapLayout {
+    assert!(since <= LAYOUT_VERSION);
     MapLayout {
         name,
         key_size: size_of::<K>() as u32,
         value_size: size_of::<V>() as u32,
+        since,
     }
 }
 
 /// IPv4 flows of TCP.
-pub const CT4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT4");
+pub const CT4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT4", 8);
 /// IPv6 flows of TCP.
-pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6");
+pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6", 8);
 /// IPv4 flows of other protocols.
-pub const CT_ANY4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT_ANY4");
+pub const CT_ANY4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT_ANY4", 8);
 /// IPv6 flows of other protocols.
-pub const CT_ANY6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT_ANY6");
+pub const CT_ANY6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT_ANY6", 8);
 /// Ports of IPv4 packets in fragments.
-pub const FRAGMENTS4: MapLayout = map::<FragmentKey4, FragmentPorts>("HEALTH_FRAGMENTS4");
+pub const FRAGMENTS4: MapLayout = map::<FragmentKey4, FragmentPorts>("HEALTH_FRAGMENTS4", 8);
 /// Ports of IPv6 packets in fragments.
-pub const FRAGMENTS6: MapLayout = map::<FragmentKey6, FragmentPorts>("HEALTH_FRAGMENTS6");
+pub const FRAGMENTS6: MapLayout = map::<FragmentKey6, FragmentPorts>("HEALTH_FRAGMENTS6", 8);
 /// IPv4 translations of TCP.
-pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
+pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4", 8);
 /// IPv6 translations of TCP.
-pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
+pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6", 8);
 /// IPv4 translations of other protocols.
-pub const NAT_ANY4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT_ANY4");
+pub const NAT_ANY4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT_ANY4", 8);
 /// IPv6 translations of other protocols.
-pub const NAT_ANY6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT_ANY6");
+pub const NAT_ANY6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT_ANY6", 8);
 /// Round-trip times.
-pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
+pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT", 8);
 /// Probes by IP version and sequence number.
-pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
+pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT", 8);
 /// Probes of other agents that arrived here.
-pub const ARRIVALS: MapLayout = map::<Prober, Arrivals>("HEALTH_ARRIVALS");
+pub const ARRIVALS: MapLayout = map::<Prober, Arrivals>("HEALTH_ARRIVALS", 8);
 /// Addresses whose TCP connections are timed.
-pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS");
+pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS", 8);
 /// TCP connections that are timed.
-pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
+pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP", 8);
 /// Local endpoints.
-pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
+pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS", 8);
 /// Verdicts about the packets of endpoints.
-pub const POLICY: MapLayout = map::<Key<PolicyKey>, PolicyEntry>("HEALTH_POLICY");
+pub const POLICY: MapLayout = map::<Key<PolicyKey>, PolicyEntry>("HEALTH_POLICY", 8);
 /// What the verdicts were about.
-pub const POLICY_COUNTERS: MapLayout = map::<u32, Counter>("HEALTH_POLICY_COUNTERS");
+pub const POLICY_COUNTERS: MapLayout = map::<u32, Counter>("HEALTH_POLICY_COUNTERS", 8);
 /// Identities by address.
-pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE");
+pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE", 8);
 /// Packet counters.
-pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
+pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS", 8);
 /// Programs that others go on with; the values are file descriptors.
-pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS");
+pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS", 9);
 /// The same, for programs on uplinks whose packets begin with the IP header; pinned where there are such.
-pub const IP_CALLS: MapLayout = map::<u32, u32>("HEALTH_IP_CALLS");
+pub const IP_CALLS: MapLayout = map::<u32, u32>("HEALTH_IP_CALLS", 9);
 /// Whose packets are masqueraded.
-pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE");
+pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE", 8);
 /// What is told to whoever monitors: a ring buffer, without keys and values.
-pub const EVENTS: MapLayout = map::<(), ()>("HEALTH_EVENTS");
+pub const EVENTS: MapLayout = map::<(), ()>("HEALTH_EVENTS", 8);
 /// Which of it is wanted.
-pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
+pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR", 8);
 /// Frontends of IPv4 services.
-pub const SVC4: MapLayout = map::<FrontendKey4, Frontend>("HEALTH_SVC4");
+pub const SVC4: MapLayout = map::<FrontendKey4, Frontend>("HEALTH_SVC4", 8);
 /// Frontends of IPv6 services.
-pub const SVC6: MapLayout = map::<FrontendKey6, Frontend>("HEALTH_SVC6");
+pub const SVC6: MapLayout = map::<FrontendKey6, Frontend>("HEALTH_SVC6", 8);
 /// Which backends a frontend chooses from.
-pub const SLOTS: MapLayout = map::<u32, u32>("HEALTH_SLOTS");
+pub const SLOTS: MapLayout = map::<u32, u32>("HEALTH_SLOTS", 8);
 /// The same, by Maglev.
-pub const MAGLEV: MapLayout = map::<u32, u32>("HEALTH_MAGLEV");
+pub const MAGLEV: MapLayout = map::<u32, u32>("HEALTH_MAGLEV", 8);
 /// Backends of services.
-pub const BACKENDS: MapLayout = map::<u32, Backend>("HEALTH_BACKENDS");
+pub const BACKENDS: MapLayout = map::<u32, Backend>("HEALTH_BACKENDS", 8);
 /// Clients that stay with their backends.
-pub const AFFINITY: MapLayout = map::<AffinityKey, Affinity>("HEALTH_AFFINITY");
+pub const AFFINITY: MapLayout = map::<AffinityKey, Affinity>("HEALTH_AFFINITY", 8);
 /// Who may use a service.
-pub const SOURCE_RANGES: MapLayout = map::<Key<SourceRange>, u32>("HEALTH_SOURCE_RANGES");
+pub const SOURCE_RANGES: MapLayout = map::<Key<SourceRange>, u32>("HEALTH_SOURCE_RANGES", 8);
 /// IPv4 flows of TCP through services.
-pub const REVNAT4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT4");
+pub const REVNAT4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT4", 8);
 /// IPv6 flows of TCP through services.
-pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6");
+pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6", 8);
 /// IPv4 flows of other protocols through services.
-pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4");
+pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4", 8);
 /// IPv6 flows of other protocols through services.
-pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6");
+pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6", 8);
 /// What the host's own sockets were sent to.
-pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS");
+pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS", 8);
 /// Devices on which XDP sends packets of services on.
-pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES");
+pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES", 10);
 /// How XDP sends packets of IPv4 flows on.
-pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4");
+pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4", 10);
 /// How XDP sends packets of IPv6 flows on.
-pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6");
+pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6", 10);
 /// How long that serves.
-pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES");
+pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES", 10);
+/// By which keys nodes know what others send on to their backends.
+pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
 /// Settings.
-pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
+pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 10);
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 41] = [
+pub const MAPS: [MapLayout; 42] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -174,8 +182,36 @@ pub const MAPS: [MapLayout; 41] = [
     XDP_FLOWS4,
     XDP_FLOWS6,
     XDP_TIMES,
+    DIRECT,
     CONFIG,
 ];
+
+/// The maps that name each other's entries: a change of one's layout is one of all of them.
+pub(crate) const FAMILIES: [&[MapLayout]; 3] = [ENDPOINT_MAPS, SERVICE_MAPS, XDP_MAPS];
+
+/// Endpoints, their policy, and the identities that it names.
+pub(crate) const ENDPOINT_MAPS: &[MapLayout] = &[ENDPOINTS, POLICY, POLICY_COUNTERS, IPCACHE];
+
+/// Services, and the flows to their backends.
+const SERVICE_MAPS: &[MapLayout] = &[
+    SVC4,
+    SVC6,
+    SLOTS,
+    MAGLEV,
+    BACKENDS,
+    AFFINITY,
+    SOURCE_RANGES,
+    REVNAT4,
+    REVNAT6,
+    REVNAT_ANY4,
+    REVNAT_ANY6,
+    SOCKETS,
+];
+
+const XDP_MAPS: &[MapLayout] = &[XDP_DEVICES, XDP_FLOWS4, XDP_FLOWS6, XDP_TIMES];
+
+/// The maps that programs of two layouts never share: each has settings of its own, and goes on with programs of its own.
+pub(crate) const OWN_MAPS: &[MapLayout] = &[CONFIG, CALLS, IP_CALLS];
 
 /// All programs on devices that are always pinned.
 pub const PROGRAMS: [&str; 12] = [

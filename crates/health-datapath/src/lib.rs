@@ -15,6 +15,7 @@ pub mod ipcache;
 pub mod kernel;
 pub mod kernel_rtt;
 pub mod layout;
+mod layout_change;
 mod link_pin;
 pub mod loader;
 pub mod log;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap as StdHashMap;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
+use health_common::service::direct::DirectConfig;
 use health_common::service::xdp::XdpTimes;
 use health_model::settings::Location;
 use health_net::clock;
@@ -28,7 +30,8 @@ use super::events::{KernelRing, KernelSwitch};
 use super::ipcache::Ipcache;
 use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, PROGRAM_PINS};
-use super::pin_folder::{lock, locked, make_folders, make_room, remove_tree, set_aside};
+use super::layout_change::{make_room, set_aside};
+use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
 use super::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
@@ -79,6 +82,7 @@ pub struct Datapath {
     config: Array<MapData, DatapathConfig>,
     xdp_times: Array<MapData, XdpTimes>,
     masquerade: Array<MapData, MasqueradeConfig>,
+    direct: Array<MapData, DirectConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
     lock: File,
 }
@@ -87,9 +91,10 @@ impl Datapath {
     /// Loads the programs beside those of an agent before this one, on the same maps, and pins what is
     /// not pinned yet. Nothing is attached or replaced before [`Datapath::attach`].
     ///
-    /// Pinned maps of another layout are set aside in a folder named `INSTANCE_old`; they serve until the new programs
-    /// are attached, and endpoints of workloads until they are [set](Self::set_workload). After an upgrade that did not
-    /// get so far, the version before it finds its own maps there.
+    /// Where pinned maps are of another layout, all pins are set aside in a folder named `INSTANCE_old`, and the maps whose
+    /// own layout is the same are in both folders. The others serve until the new programs are attached; those of endpoints
+    /// serve each workload until it is [set](Self::set_workload). After an upgrade that did not get so far, the version
+    /// before it finds its own maps there.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
         Self::load_sized(location, MapSizes::default(), log)
     }
@@ -121,12 +126,13 @@ impl Datapath {
             .load(PROGRAMS)?;
         for name in layout::PROGRAMS {
             let program = loaded(&mut ebpf, name)?;
-            program.load().map_err(program_error("load", name))?;
+            load_program(name, || program.load())?;
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
         let xdp_times = typed(&pins, &layout::XDP_TIMES, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
+        let direct = typed(&pins, &layout::DIRECT, Array::try_from)?;
         let mut programs = Programs::new();
         for name in layout::PROGRAMS {
             programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);
@@ -154,6 +160,7 @@ impl Datapath {
             config,
             xdp_times,
             masquerade,
+            direct,
             lock,
         };
         // Programs that others go on with serve from then on: not before the maps hold what they need.
@@ -185,6 +192,7 @@ impl Datapath {
             config: _,
             xdp_times: _,
             masquerade: _,
+            direct: _,
             lock: _,
         } = self;
         hooks.is_empty()
@@ -243,6 +251,13 @@ impl Datapath {
             flows_held_until_ns,
             ..config
         })
+    }
+
+    /// Sets by which keys this node tells others what it sends on to their backends, and knows what they tell.
+    pub fn set_direct(&mut self, direct: DirectConfig) -> Result<(), DatapathError> {
+        self.direct
+            .set(0, direct, 0)
+            .map_err(map_error("write", layout::DIRECT.name))
     }
 
     /// Sets whose packets are masqueraded. Flows that are translated stay so.
@@ -472,6 +487,28 @@ pub(super) fn pin_at(
     })?;
     fs::rename(&fresh, &path).map_err(file_error("rename", &fresh))?;
     Ok(path)
+}
+
+/// How often a program is loaded again where a signal came meanwhile.
+const LOAD_ATTEMPTS: usize = 100;
+
+/// Loads a program. The kernel gives up with `EAGAIN` when its thread gets a signal (`do_check` in
+/// `kernel/bpf/verifier.c`), which says nothing about the program.
+pub(super) fn load_program(
+    name: &str,
+    mut load: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<(), DatapathError> {
+    let mut attempts = 1;
+    loop {
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.kind() == ErrorKind::WouldBlock && attempts < LOAD_ATTEMPTS =>
+            {
+                attempts += 1;
+            }
+            result => return result.map_err(program_error("load", name)),
+        }
+    }
 }
 
 pub(super) fn file_error<'a>(

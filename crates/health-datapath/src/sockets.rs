@@ -14,8 +14,9 @@ use aya_obj::generated::bpf_attach_type;
 use tracing::{debug, warn};
 
 use super::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
-use super::loader::{file_error, program_error};
-use super::pin_folder::{remove_tree, set_aside};
+use super::layout_change::set_aside;
+use super::loader::{file_error, load_program, program_error};
+use super::pin_folder::remove_tree;
 use super::sys::{self, LinkTarget};
 use super::{Datapath, DatapathError, link_pin};
 
@@ -267,11 +268,11 @@ fn load(
     let failed = || program_error("load", name);
     let fd = match ebpf.program_mut(name) {
         Some(Program::CgroupSockAddr(program)) => {
-            program.load().map_err(failed())?;
+            load_program(name, || program.load())?;
             program.fd().map_err(failed())?.try_clone()
         }
         Some(Program::CgroupSock(program)) => {
-            program.load().map_err(failed())?;
+            load_program(name, || program.load())?;
             program.fd().map_err(failed())?.try_clone()
         }
         _ => return Err(DatapathError::Missing(name.to_owned())),

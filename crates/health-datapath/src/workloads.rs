@@ -11,7 +11,7 @@ use nix::net::if_::if_nametoindex;
 use tracing::{debug, warn};
 
 use super::layout::LINK_PINS;
-use super::pin_folder::set_aside;
+use super::layout_change::{has_other_endpoints, set_aside};
 use super::{Datapath, DatapathError, Hook, HookFault};
 
 /// A workload's endpoint as programs know it.
@@ -93,9 +93,10 @@ impl Workloads {
 
 impl Datapath {
     /// Takes over endpoints of a former agent. To be called before anything is attached; what holds for
-    /// them in the maps stays until they are [set](Self::set_workload). Where that agent's maps were of another
-    /// layout, its programs and maps serve them until then.
+    /// them in the maps stays until they are [set](Self::set_workload). Where that agent's maps of endpoints were of
+    /// another layout, its programs and maps serve them until then.
     pub fn adopt_workloads(&mut self, workloads: impl IntoIterator<Item = Workload>) {
+        let has_other_endpoints = has_other_endpoints(&self.pins);
         for mut workload in workloads {
             let known = workload
                 .addresses
@@ -107,7 +108,7 @@ impl Datapath {
             if let Some(known) = known.filter(of_same) {
                 workload.info = known;
             }
-            if self.is_served_aside(&workload) {
+            if has_other_endpoints && self.is_served_aside(&workload) {
                 self.workloads.held_back.insert(workload.info.id);
             }
             self.workloads.known.insert(workload.info.id, workload);
@@ -117,14 +118,13 @@ impl Datapath {
     /// Whether programs of another layout are on the endpoint's device: a link is pinned beside them alone; or there is
     /// a filter, whosever program it has by now, and the maps of that layout are there still.
     fn is_served_aside(&self, workload: &Workload) -> bool {
-        let aside = set_aside(&self.pins);
-        aside.exists()
-            && workload.hooks().iter().any(|hook| {
-                let pin = self.link_pin(hook);
-                let former = pin.file_name().map(|name| aside.join(LINK_PINS).join(name));
-                let is_linked = !pin.exists() && former.is_some_and(|former| former.exists());
-                is_linked || matches!(self.clsact.filter(hook), Ok(Some(_)))
-            })
+        let aside = set_aside(&self.pins).join(LINK_PINS);
+        workload.hooks().iter().any(|hook| {
+            let pin = self.link_pin(hook);
+            let former = pin.file_name().map(|name| aside.join(name));
+            let is_linked = !pin.exists() && former.is_some_and(|former| former.exists());
+            is_linked || matches!(self.clsact.filter(hook), Ok(Some(_)))
+        })
     }
 
     /// Makes an endpoint one that programs serve, or changes what holds for it: that is known before its programs are

@@ -13,7 +13,7 @@ use health_net::{clock, ethtool};
 use nix::net::if_::if_nametoindex;
 
 use super::layout::{self, PROGRAM_PINS, XDP_NETDEV};
-use super::loader::{map_error, pin_at, program_error, typed};
+use super::loader::{load_program, map_error, pin_at, program_error, typed};
 use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
@@ -67,7 +67,7 @@ impl Datapath {
         let Some(Program::Xdp(program)) = ebpf.program_mut(XDP_NETDEV) else {
             return Err(DatapathError::Missing(XDP_NETDEV.to_owned()));
         };
-        program.load().map_err(program_error("load", XDP_NETDEV))?;
+        load_program(XDP_NETDEV, || program.load())?;
         let path = pin_at(&self.pins, XDP_NETDEV, |path| program.pin(path))?;
         let program = Xdp::from_pin(path, XdpAttachType::Interface)
             .map_err(program_error("open", XDP_NETDEV))?;

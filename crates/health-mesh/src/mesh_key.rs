@@ -19,6 +19,9 @@ use super::proof::{HelloKeys, KeyAge, PUBLIC_SECRET};
 const MIN_LEN: usize = 16;
 /// Most bytes of a key: more is some other file.
 const MAX_LEN: u64 = 4096;
+/// What keys are derived with.
+const PROBE_LABEL: &[u8] = b"health-agent probe key";
+const DIRECT_LABEL: &[u8] = b"health-agent direct return key";
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 /// What the name of the key file is followed by in those of the keys before and after it.
@@ -29,6 +32,9 @@ const SUFFIXES: [(KeyAge, &str); 2] = [(KeyAge::Previous, ".previous"), (KeyAge:
 pub struct MeshKeys {
     /// Of the tags of echo probes.
     pub probe: SipKey,
+    /// Of the tags of packets that a node sends on to a backend which answers the client itself: the one to make them with
+    /// first. Without those that everybody knows.
+    pub direct: Vec<SipKey>,
     /// Of `GET /hello`.
     pub hello: Arc<HelloKeys>,
 }
@@ -45,6 +51,7 @@ impl Default for MeshKeys {
     fn default() -> Self {
         Self {
             probe: DEFAULT_KEY,
+            direct: Vec::new(),
             hello: Arc::default(),
         }
     }
@@ -139,10 +146,17 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
     let probe = if hello.is_public() {
         DEFAULT_KEY
     } else {
-        probe_key(&current)
+        sip_key(PROBE_LABEL, &current)
     };
+    let secret = |(_, secret): (KeyAge, &[u8])| secret.to_vec();
+    let secrets = [Some(current.clone()), other.map(secret)];
+    let secrets = secrets.into_iter().flatten();
+    let secrets = secrets.filter(|secret| secret != PUBLIC_SECRET);
     Ok(MeshKeys {
         probe,
+        direct: secrets
+            .map(|secret| sip_key(DIRECT_LABEL, &secret))
+            .collect(),
         hello: Arc::new(hello),
     })
 }
@@ -197,9 +211,10 @@ fn read(path: &Path) -> Result<Vec<u8>, MeshKeyError> {
     Ok(secret)
 }
 
-fn probe_key(secret: &[u8]) -> SipKey {
+/// The key for what the label names.
+fn sip_key(label: &[u8], secret: &[u8]) -> SipKey {
     // RFC 5869 section 2.2: keys of any length and form become one of even randomness.
-    let salt = hmac::Key::new(hmac::HMAC_SHA256, b"health-agent probe key");
+    let salt = hmac::Key::new(hmac::HMAC_SHA256, label);
     let tag = hmac::sign(&salt, secret);
     let mut words = tag.as_ref().chunks_exact(8).map(|bytes| {
         bytes
@@ -281,6 +296,31 @@ mod tests {
         assert_eq!(is_public(), [false; 3]);
         fs::write(path("key.previous"), PUBLIC_SECRET).unwrap();
         assert_eq!(is_public(), [false, true, true]);
+    }
+
+    #[test]
+    fn packets_are_known_by_keys_that_are_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        };
+        let keys = || of_mesh(Some(&dir.path().join("key"))).unwrap();
+        assert!(of_mesh(None).unwrap().direct.is_empty());
+        write("key", PUBLIC_SECRET);
+        assert!(keys().direct.is_empty());
+        write("key.next", &[2; 32]);
+        let next = keys().direct;
+        assert_eq!(next.len(), 1);
+        write("key", &[1; 32]);
+        let [first, second] = keys().direct[..] else {
+            panic!("two keys");
+        };
+        assert_ne!(first, keys().probe);
+        assert_eq!([second], next[..]);
+        fs::remove_file(dir.path().join("key.next")).unwrap();
+        assert_eq!(keys().direct, [first]);
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! has changed ([`tracker`]), and a runner decides when to sync ([`runner`]). A sync turns the changes into the desired
 //! state ([`state`]): frontends, and the backends that topology and policy choose for them ([`choice`]). A provider
 //! writes that state into the kernel ([`provider`]). [`services`] is the task that connects all of this. [`maglev`]
-//! computes tables for consistent choice; [`health_check`] computes the answers for load balancers and supervisors.
+//! computes tables for consistent choice; [`forwarding`] tells how packets of clients outside get to backends elsewhere;
+//! [`health_check`] computes the answers for load balancers and supervisors.
 //!
 //! Only the tasks read a clock, and only [`provider`] needs a kernel.
 
 #![forbid(unsafe_code)]
 
 pub mod choice;
+pub mod forwarding;
 pub mod health_check;
 pub mod maglev;
 pub mod provider;

@@ -72,6 +72,7 @@ fn service(number: u32) -> (ServiceName, Sourced<Service>) {
         external_policy: TrafficPolicy::Local,
         health_check_node_port: u16::try_from(number).ok(),
         algorithm: None,
+        forwarding: None,
     });
     let port = ServicePort {
         name: "http".into(),

@@ -68,6 +68,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .map(socket::group)
         .transpose()?;
     let keys = mesh_key::of_mesh(config.mesh_key_file.as_deref())?;
+    config
+        .services
+        .check_forwarding_key(keys.hello.is_public())?;
     let settings = own::from_settings(&config).await?;
     let registry = nodes::open(&config, settings)?;
     let own = own::known(&*registry, &config)?;
@@ -256,6 +259,7 @@ impl Agent {
                     sockets,
                     standing: registry.standing(),
                     addresses: services_told,
+                    forwarding: services::forwarding(config, &node.keys),
                     reserved: services::reserved::follow(
                         node.gateways().collect(),
                         endpoints.clone(),

@@ -161,9 +161,9 @@ pub struct RunArgs {
     #[command(flatten)]
     conntrack_timeouts: ConntrackTimeouts,
     /// Maximum number of conntrack entries of TCP for each IP version, 1024 to 16777216; entries are kept when
-    /// it changes
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
-    conntrack_max_entries: u32,
+    /// it changes [default: 65536; with services as many as --service-flow-max-entries]
+    #[arg(long, value_name = "NUMBER")]
+    conntrack_max_entries: Option<u32>,
     /// Maximum number of conntrack entries of all other protocols; as above
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
     conntrack_any_max_entries: u32,
@@ -222,6 +222,14 @@ impl RunArgs {
                 RegistrySpec::File(location.state_dir.join(identity::FILE))
             }
         });
+        // A flow through a service is in the maps of services and in those of conntrack.
+        let conntrack_max_entries =
+            self.conntrack_max_entries
+                .unwrap_or(if self.services.has_services() {
+                    self.services.maps.service_flow_max_entries
+                } else {
+                    DEFAULT_ENTRIES
+                });
         let config = Config {
             location,
             node_name,
@@ -257,7 +265,7 @@ impl RunArgs {
                 gateway_cidrs: self.gateway_cidrs,
             },
             conntrack_timeouts: self.conntrack_timeouts,
-            conntrack_max_entries: self.conntrack_max_entries,
+            conntrack_max_entries,
             conntrack_any_max_entries: self.conntrack_any_max_entries,
             nat_max_entries: self.nat_max_entries,
             nat_any_max_entries: self.nat_any_max_entries,

@@ -11,6 +11,7 @@ use health_agent::api::services::ServiceCatalog;
 use health_model::api::ServiceProblem;
 use health_model::ipam::Family;
 use health_service::choice::Topology;
+use health_service::forwarding::Forwarding;
 use health_service::runner::Intervals;
 use health_service::services::{Provider, Services, Settings, Work};
 use health_service::source::{Folder, Probed, Readiness};
@@ -102,6 +103,7 @@ pub(super) async fn served(dir: &Path) -> Served {
         problem: "spec.healthCheckNodePort: cannot listen on 0.0.0.0:31000: \u{1b}[1m".into(),
     };
     let catalog = ServiceCatalog {
+        forwarding: Forwarding::default(),
         handle,
         readiness,
         listener_problems: watch::channel(vec![unheard]).1,

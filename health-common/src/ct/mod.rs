@@ -184,14 +184,18 @@ pub const CT_RX_ACKED_FIN: u16 = 0x2000;
 /// Flag: an acknowledgement was sent after a FIN was received.
 pub const CT_TX_ACKED_FIN: u16 = 0x4000;
 
+/// Flag: the side that has reset the connection sent something else after it, and the other side nothing yet.
+pub const CT_RESET_DOUBTED: u16 = 0x8000;
+
 /// The flags in words, for listings. Those below 0x1000 are Cilium's, number and name.
-pub const CT_FLAG_NAMES: [(u16, &str); 6] = [
+pub const CT_FLAG_NAMES: [(u16, &str); 7] = [
     (CT_RX_CLOSING, "RxClosing"),
     (CT_TX_CLOSING, "TxClosing"),
     (CT_SEEN_NON_SYN, "SeenNonSyn"),
     (CT_MASQUERADED, "Masqueraded"),
     (CT_RX_ACKED_FIN, "RxAckedFin"),
     (CT_TX_ACKED_FIN, "TxAckedFin"),
+    (CT_RESET_DOUBTED, "ResetDoubted"),
 ];
 
 const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;

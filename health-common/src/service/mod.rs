@@ -7,6 +7,7 @@
 //! writes a new pool to free places and then changes the frontend, so no program ever reads a pool that is being changed.
 
 pub mod choice;
+pub mod direct;
 pub mod outside;
 pub mod socket;
 pub mod unreachable;
@@ -115,10 +116,12 @@ pub const FRONTEND_HOST_ONLY: u16 = 32;
 pub const FRONTEND_LOCAL_INSIDE: u16 = 64;
 /// Flag: as [`FRONTEND_LOCAL_INSIDE`], of flows from outside.
 pub const FRONTEND_LOCAL_OUTSIDE: u16 = 128;
+/// Flag: backends on other nodes answer clients outside themselves, where that is possible: see [`direct`].
+pub const FRONTEND_DIRECT: u16 = 256;
 
 /// Each backend with the same probability.
 pub const ALGORITHM_RANDOM: u8 = 0;
-/// Each backend in turn.
+/// Each backend in turn; with [`FRONTEND_WEIGHTED`] as [`ALGORITHM_RANDOM`].
 pub const ALGORITHM_ROUND_ROBIN: u8 = 1;
 /// By a hash of the flow, the same on all nodes.
 pub const ALGORITHM_MAGLEV: u8 = 2;
@@ -207,6 +210,14 @@ pub const FLOW_FROM_OUTSIDE: u16 = 1;
 pub const FLOW_MASQUERADED: u16 = 2;
 /// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is no endpoint, so the uplinks' programs enter the flow into conntrack.
 pub const FLOW_OF_HOST: u16 = 4;
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node, and answers the client itself: see [`direct`].
+pub const FLOW_DIRECT: u16 = 8;
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node sent the flow to a backend here, and told by which frontend. Such an entry
+/// has no index of a backend and no number of a service: that node counts the flow.
+pub const FLOW_RELAYED: u16 = 16;
+/// Flag: the same client asks the same backend between the same ports through another frontend, too. Each of its packets has the
+/// answers be for its own frontend. Never of TCP.
+pub const FLOW_SHARED: u16 = 32;
 
 /// One way of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a frontend;
 /// of direction in, of what a backend answers.

@@ -11,6 +11,10 @@ pub const XDP_FLOWS: u32 = 1;
 /// so nothing expires there meanwhile; the agent looks for faults as often, and routes change far more seldom.
 pub const XDP_WAY_NS: u64 = 500_000_000;
 
+/// One packet of each way goes through the host's stack in so many times of [`XDP_WAY_NS`], which are 32 s: only what the
+/// stack sends has the kernel ask whether the next hop is still there, and keep it among its neighbours.
+pub const XDP_STACK_PERIOD: u64 = 64;
+
 /// How long ways serve, the one value of `HEALTH_XDP_TIMES`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +24,22 @@ pub struct XdpTimes {
     pub changed_ns: u64,
     /// [`XDP_WAY_NS`] in ticks of the kernel (`jiffies`), which cost a program nothing to read.
     pub way_ticks: u64,
+}
+
+impl XdpTimes {
+    /// Whether the stack's turn has come for a way, from the time until which it served to the present one, in ticks.
+    /// `offset` has the turns of different ways not come at once.
+    #[inline(always)]
+    pub const fn is_turn_of_stack(&self, until_ticks: u64, now_ticks: u64, offset: u16) -> bool {
+        let (Some(until), Some(now)) = (
+            until_ticks.checked_div(self.way_ticks),
+            now_ticks.checked_div(self.way_ticks),
+        ) else {
+            return false;
+        };
+        let offset = offset as u64;
+        (until + offset) / XDP_STACK_PERIOD != (now + offset) / XDP_STACK_PERIOD
+    }
 }
 
 /// A device on which XDP serves, by its number.
@@ -125,5 +145,29 @@ mod tests {
         let sum = Pending(Pending::packet(1_500).0 + Pending::packet(65_575).0);
         assert_eq!((sum.packets(), sum.bytes()), (2, 67_075));
         assert_eq!(Pending::default().packets(), 0);
+    }
+
+    #[test]
+    fn the_stack_has_one_turn_in_each_period_and_those_of_ways_are_spread() {
+        let times = XdpTimes {
+            changed_ns: 0,
+            way_ticks: 125,
+        };
+        let period = XDP_STACK_PERIOD * times.way_ticks;
+        let turn = |offset| {
+            let mut turns =
+                (period..2 * period).filter(|&now| times.is_turn_of_stack(now - 1, now, offset));
+            let (first, second) = (turns.next(), turns.next());
+            assert_eq!(second, None, "{offset}");
+            first
+        };
+        assert_eq!(turn(0), Some(period));
+        assert_eq!(turn(1), Some(2 * period - times.way_ticks));
+        assert_eq!(turn(u16::MAX), Some(period + times.way_ticks));
+        assert!(
+            times.is_turn_of_stack(0, 10 * period, 7),
+            "after a long silence"
+        );
+        assert!(!XdpTimes::default().is_turn_of_stack(0, u64::MAX, 7));
     }
 }

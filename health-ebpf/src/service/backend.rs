@@ -13,8 +13,8 @@ use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weig
 use health_common::service::outside::is_own;
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED,
-    FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
+    Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_SHARED, FRONTEND_DIRECT,
+    FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
@@ -31,8 +31,8 @@ use crate::maps::{
 };
 use crate::nat::settings as masquerade;
 
-/// How many other backends are tried at most if the client already has a connection to one with the same ports.
-const TRIES: u32 = 3;
+/// How many backends are chosen at most, while what they answer is for another flow of the client.
+pub(super) const ATTEMPTS: u32 = 5;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
@@ -54,8 +54,7 @@ pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<
         source: client,
         stays_as: client,
     };
-    let is_new_connection = flow.protocol() == IP_PROTOCOL_TCP && opens(request);
-    let (index, to) = match elect::<T, P>(&flow, &client, &frontend, is_new_connection) {
+    let (index, to) = match elect::<T, P>(&flow, &client, &frontend, request.attempt.into()) {
         Ok(chosen) => chosen,
         Err(refused) => return refused,
     };
@@ -65,14 +64,60 @@ pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<
     request.set_backend(to);
     if P::IS_UPLINK {
         let way = frontend.way(is_endpoint(to.0.to_addr()), || identity_of(to.0));
-        let flags = FLOW_FROM_OUTSIDE | way;
+        let mut flags = FLOW_FROM_OUTSIDE | way;
+        if frontend.flags & FRONTEND_DIRECT != 0 && way == FLOW_MASQUERADED {
+            flags |= FLOW_DIRECT;
+        }
         if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
         request.flow_flags = flags.into();
     }
     (request.backend, request.service) = (index, frontend.service);
+    request.has_affinity = u16::from(frontend.affinity_secs != 0);
     StepResult::CHOSEN
+}
+
+/// Takes the backend that was chosen for a packet, unless what it answers is for another flow of the client between the same
+/// ports: then another one is to be chosen. At the last attempt a connection is refused, and other flows share the answers.
+#[inline(always)]
+pub(super) fn take<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    if is_taken::<T, P>(&flow, request.backend(), opens(request)) {
+        request.attempt += 1;
+        if u32::from(request.attempt) < ATTEMPTS {
+            return StepResult::TAKEN;
+        }
+        if flow.protocol() == IP_PROTOCOL_TCP {
+            return if opens(request) {
+                StepResult::REJECTED
+            } else {
+                StepResult::dropped(Reason::ServiceNoBackend)
+            };
+        }
+        share::<T>(&flow, &answer_key::<T, P>(&flow, request.backend()));
+        request.flow_flags |= u32::from(FLOW_SHARED);
+    }
+    if request.has_affinity != 0 {
+        stay(flow.source().0.to_addr(), request.service, request.backend);
+    }
+    StepResult::CHOSEN
+}
+
+/// Has a client stay with a backend.
+#[inline(always)]
+pub(super) fn stay(client: Addr, service: u32, backend: u32) {
+    let affinity = Affinity {
+        backend,
+        last_used: coarse_now_secs(),
+    };
+    // Without room, the next flow may go elsewhere.
+    let _ = HEALTH_AFFINITY.insert(
+        AffinityKey { client, service },
+        affinity,
+        u64::from(BPF_ANY),
+    );
 }
 
 /// What a packet is for, if it is for a service. Those of the loopback are served to sockets alone (CVE-2020-8558).
@@ -91,13 +136,14 @@ pub(super) struct Client {
     pub(super) stays_as: Addr,
 }
 
-/// A backend for a new flow, its index first; or what becomes of the flow without one.
+/// A backend for a new flow, its index first; or what becomes of the flow without one. `attempt`: how many were chosen before,
+/// and are taken.
 #[inline(always)]
 pub(super) fn elect<T: Version, P: Hook>(
     flow: &T,
     client: &Client,
     frontend: &Frontend,
-    is_new_connection: bool,
+    attempt: u32,
 ) -> Result<(u32, (T::Address, u16)), StepResult> {
     if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client.source, frontend.service) {
         return Err(StepResult::dropped(Reason::ServiceSourceRange));
@@ -110,50 +156,39 @@ pub(super) fn elect<T: Version, P: Hook>(
             StepResult::REJECTED
         });
     }
-    let index = match lasting(client.stays_as, frontend) {
-        // At another frontend of its service the client may have got a backend elsewhere, or be connected between the same
-        // ports.
-        Some(index)
-            if (!frontend.is_local(P::ORIGIN) || is_here::<T>(index))
-                && !(is_new_connection && is_taken::<T, P>(flow, index, frontend.service)) =>
-        {
-            Some(index)
-        }
-        _ => fresh::<T, P>(flow, frontend, pool, is_new_connection),
+    let index = match attempt {
+        0 => match lasting(client.stays_as, frontend) {
+            // At another frontend of its service the client may have got a backend elsewhere.
+            Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
+            _ => by_algorithm(flow, frontend, pool),
+        },
+        1 => by_algorithm(flow, frontend, pool),
+        // One after the other, so that few backends are all tried.
+        _ => (hash(flow, false) + attempt)
+            .checked_rem(pool.len)
+            .and_then(|place| at_place(frontend, pool, place)),
     };
-    let Some((index, to)) =
-        index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
-    else {
-        return Err(StepResult::dropped(Reason::ServiceNoBackend));
-    };
-    if is_new_connection && is_of_another_frontend::<T, P>(flow, to) {
-        return Err(StepResult::REJECTED);
-    }
-    if frontend.affinity_secs != 0 {
-        let key = AffinityKey {
-            client: client.stays_as,
-            service: frontend.service,
-        };
-        let affinity = Affinity {
-            backend: index,
-            last_used: coarse_now_secs(),
-        };
-        // Without room, the next flow may go elsewhere.
-        let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
-    }
-    Ok((index, to))
+    let chosen = index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)));
+    chosen.ok_or(StepResult::dropped(Reason::ServiceNoBackend))
 }
 
-/// Whether the client has an open connection to this backend through another frontend, between the same ports: what the
-/// backend answers could only be told apart by them.
+/// Whether what a backend answers is for another flow of the client between the same ports: one through another frontend, or
+/// a connection without a service.
 #[inline(always)]
-fn is_of_another_frontend<T: Version, P: Hook>(flow: &T, to: (T::Address, u16)) -> bool {
-    let Some(entry) = T::service_flows().get_ptr(&answer_key::<T, P>(flow, to)) else {
-        return false;
-    };
+fn is_taken<T: Version, P: Hook>(flow: &T, to: (T::Address, u16), opens: bool) -> bool {
+    let answer = T::service_flows().get_ptr(&answer_key::<T, P>(flow, to));
     // SAFETY: a value of that map.
-    let parts = T::service_flow_parts(unsafe { &*entry });
-    parts.to != flow.destination() && is_open::<T, P>(flow.with_destination(to))
+    let answer = answer.map(|entry| T::service_flow_parts(unsafe { &*entry }));
+    if answer.is_some_and(|parts| parts.to == flow.destination()) {
+        return false;
+    }
+    if flow.protocol() != IP_PROTOCOL_TCP {
+        return answer.is_some_and(|parts| coarse_now_secs() < parts.expires);
+    }
+    // In the middle of an endpoint's connection, the entries may have been evicted. From outside anybody can send such a
+    // segment in the name of a client.
+    let is_evicted = answer.is_none() && !opens && !P::IS_UPLINK;
+    !is_evicted && is_open::<T, P>(flow.with_destination(to))
 }
 
 /// Counts a flow that was sent to a backend.
@@ -195,7 +230,7 @@ fn is_here<T: Version>(index: u32) -> bool {
 
 /// Whether an endpoint of this node has an address.
 #[inline(always)]
-fn is_endpoint(address: Addr) -> bool {
+pub(super) fn is_endpoint(address: Addr) -> bool {
     HEALTH_ENDPOINTS.get_ptr(address).is_some()
 }
 
@@ -231,6 +266,24 @@ pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T
     }
     count_flow(parts.backend);
     StepResult::FOUND
+}
+
+/// Has the flow to which a backend's answers belong share them with a new one.
+#[inline(always)]
+fn share<T: Version>(flow: &T, answer: &T) {
+    let Some(entry) = T::service_flows().get_ptr(answer) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let to = T::service_flow_parts(unsafe { &*entry }).to;
+    // The key must be on the stack.
+    let other = flow.with_destination(to);
+    if let Some(entry) = T::service_flows().get_ptr(&other) {
+        // SAFETY: as above.
+        let mut parts = T::service_flow_parts(unsafe { &*entry });
+        parts.flags |= FLOW_SHARED;
+        let _ = T::service_flows().insert(&other, &T::service_flow(&parts), u64::from(BPF_ANY));
+    }
 }
 
 /// Removes both entries of a flow. `sent`: the tuple of its packets to the backend, direction out.
@@ -313,35 +366,6 @@ fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
     let is_fresh = affinity.is_fresh(coarse_now_secs(), frontend.affinity_secs);
     let backend = HEALTH_BACKENDS.get(affinity.backend)?;
     (is_fresh && backend.gets_flows(frontend.service)).then_some(affinity.backend)
-}
-
-/// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
-#[inline(always)]
-fn fresh<T: Version, P: Hook>(
-    flow: &T,
-    frontend: &Frontend,
-    pool: Pool,
-    is_new_connection: bool,
-) -> Option<u32> {
-    let mut index = by_algorithm(flow, frontend, pool)?;
-    if !is_new_connection || !is_taken::<T, P>(flow, index, frontend.service) {
-        return Some(index);
-    }
-    // One after the other from a place by chance, so that few backends are all tried.
-    let first = scaled(random(), pool.len);
-    for turn in 0..TRIES {
-        index = at_place(frontend, pool, (first + turn).checked_rem(pool.len)?)?;
-        if !is_taken::<T, P>(flow, index, frontend.service) {
-            break;
-        }
-    }
-    Some(index)
-}
-
-/// Whether the client has an open connection to this backend between the same ports.
-#[inline(always)]
-fn is_taken<T: Version, P: Hook>(flow: &T, index: u32, service: u32) -> bool {
-    address::<T>(index, service).is_some_and(|to| is_open::<T, P>(flow.with_destination(to)))
 }
 
 #[inline(always)]

@@ -7,13 +7,13 @@ use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC
 use aya_ebpf::helpers::generated::bpf_redirect_neigh;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
-use health_common::service::{FLOW_MASQUERADED, FLOW_OF_HOST};
+use health_common::service::{FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST};
 
 use super::step::{AtUplink, Hook, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::delivery;
 use crate::fib::FibLookup;
-use crate::frame::{Frame, IP_AT, MARK_SERVED};
+use crate::frame::{Frame, IP_AT, MARK_ANSWERED, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::rewrite::decrement_ttl;
@@ -36,6 +36,10 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     let is_masqueraded = flags & FLOW_MASQUERADED != 0;
     if is_masqueraded && request.is_passing == 0 {
         frame.set_mark(MARK_SERVED);
+    }
+    // It keeps the client's source, whatever is masqueraded.
+    if flags & FLOW_DIRECT != 0 && request.is_passing == 0 {
+        frame.set_mark(MARK_ANSWERED);
     }
     // What a backend of this node answers does not come from outside.
     let is_astray = request.is_passing != 0 && !is_masqueraded;

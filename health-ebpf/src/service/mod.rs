@@ -6,6 +6,7 @@
 mod answer;
 mod backend;
 mod connected;
+mod direct;
 mod forward;
 mod reject;
 mod request;
@@ -23,9 +24,11 @@ use crate::metrics::{Verdict, redirected, refuse, refuse_for};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
+use health_common::service::FLOW_SHARED;
 use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
+use backend::ATTEMPTS;
 pub(crate) use backend::{forget, forget_from_outside};
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
@@ -90,12 +93,29 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     request: &mut Request<T>,
 ) -> (StepResult, bool) {
     let mut result = T::find(skb, request);
+    if result == StepResult::HAS_NO_SERVICE {
+        result = T::pass_by(skb, request);
+    }
+    if result == StepResult::FOUND && request.flow_flags as u16 & FLOW_SHARED != 0 {
+        result = T::take_answers(skb, request);
+    }
     if result == StepResult::MAY_ANSWER {
         result = T::leave_to_socket(skb, request);
     }
     let is_new = result == StepResult::IS_NEW;
     if is_new {
-        result = T::choose(skb, request);
+        for _ in 0..ATTEMPTS {
+            result = T::choose(skb, request);
+            if result == StepResult::CHOSEN {
+                result = T::take(skb, request);
+            }
+            if result != StepResult::TAKEN {
+                break;
+            }
+        }
+    }
+    if P::IS_UPLINK && result == StepResult::CHOSEN {
+        result = T::settle(skb, request);
     }
     if result == StepResult::CHOSEN {
         result = T::enter(skb, request);

@@ -1,12 +1,15 @@
 //! Packets from a client to a service.
 
+use aya_ebpf::bindings::BPF_ANY;
 use health_common::config::{DatapathConfig, SERVICES_HANDOVER};
 use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
-use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, KIND_CLUSTER_IP};
+use health_common::service::{
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_RELAYED, KIND_CLUSTER_IP,
+};
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
@@ -16,7 +19,7 @@ use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::HEALTH_CONFIG;
+use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
 use crate::packet::{Inner, ParsedPacket};
 use crate::rewrite::{self, Ends};
 
@@ -50,9 +53,7 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     if let Some(parts) = known::<T, P>(request, &flow, config) {
         keep(&packet, &config.timeouts);
         request.set_backend(parts.to);
-        if P::IS_UPLINK {
-            request.flow_flags = parts.flags.into();
-        }
+        request.flow_flags = parts.flags.into();
         return StepResult::FOUND;
     }
     if let Some(frontend) = frontend_of_packets(&flow) {
@@ -71,13 +72,57 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
             StepResult::MAY_ANSWER
         };
     }
-    // A connection without a service between the ports of one with it: its segments and answers are nobody else's.
-    // From outside anybody can send a SYN in the name of a client: there only what is over goes.
-    if opens(request) && (!P::IS_UPLINK || !is_open::<T, P>(flow)) {
-        let _ = T::service_flows().remove(&flow);
-        let _ = T::service_flows().remove(&flow.reply());
+    if opens(request) || P::IS_UPLINK && flow.protocol() == IP_PROTOCOL_UDP {
+        StepResult::HAS_NO_SERVICE
+    } else {
+        StepResult::PASSED
+    }
+}
+
+/// Lets a SYN pass that is for no service, and at an uplink a datagram, unless it has to do with a flow through one.
+#[inline(always)]
+pub(super) fn pass_by<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    if opens(request) {
+        return open_without_service::<T, P>(&flow);
+    }
+    if let Some(config) = HEALTH_CONFIG.get(0) {
+        prolong_relayed::<T>(&flow, config);
     }
     StepResult::PASSED
+}
+
+/// A connection without a service between the ports of one with it: its segments and answers are nobody else's, so what is
+/// left of one that is over goes. Beside an open one, an endpoint opens none. From outside anybody can send a SYN in the
+/// name of a client, which changes nothing.
+#[inline(always)]
+fn open_without_service<T: Version, P: Hook>(flow: &T) -> StepResult {
+    let answer = flow.reply();
+    if !is_open::<T, P>(*flow) {
+        let _ = T::service_flows().remove(flow);
+        let _ = T::service_flows().remove(&answer);
+    } else if !P::IS_UPLINK && T::service_flows().get_ptr(&answer).is_some() {
+        return StepResult::REJECTED;
+    }
+    StepResult::PASSED
+}
+
+/// Has a flow last that [another node](super::direct::accept) sends to a backend here: not each of its datagrams has room to
+/// tell so.
+#[inline(always)]
+fn prolong_relayed<T: Version>(sent: &T, config: &DatapathConfig) {
+    if HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0) {
+        return;
+    }
+    let Some(entry) = T::service_flows().get_ptr_mut(&sent.reply()) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    if parts.flags & FLOW_RELAYED != 0 && coarse_now_secs() < parts.expires {
+        prolong::<T>(entry, &sent.with_destination(parts.to), config);
+    }
 }
 
 /// Where the packets of a known flow go; `None` if it is to get another backend.
@@ -106,7 +151,10 @@ pub(super) fn known<T: Version, P: Hook>(
     let is_answer =
         !P::IS_UPLINK && gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
     let must_serve = protocol == IP_PROTOCOL_UDP && !is_answer;
-    if coarse_now_secs() >= parts.expires || must_serve && !is_serving::<T>(&parts) {
+    if coarse_now_secs() >= parts.expires
+        || must_serve && !is_serving::<T>(&parts)
+        || cannot_be_told(&parts)
+    {
         return None;
     }
     let other = if is_answer {
@@ -120,10 +168,46 @@ pub(super) fn known<T: Version, P: Hook>(
     Some(parts)
 }
 
+/// Whether the backend's node is to be told of a flow, and this one has no key for that any more.
+#[inline(always)]
+fn cannot_be_told<A>(parts: &ServiceFlowParts<A>) -> bool {
+    parts.flags & FLOW_DIRECT != 0 && HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0)
+}
+
+/// Has the answers of a flow that shares them be for its frontend, from now on.
+#[inline(always)]
+pub(super) fn take_answers<T: Version, P: Hook>(
+    _frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    let answer = answer_key::<T, P>(&flow, request.backend());
+    let (Some(sent), Some(answered)) = (
+        T::service_flows().get_ptr(&flow),
+        T::service_flows().get_ptr(&answer),
+    ) else {
+        return StepResult::FOUND;
+    };
+    // SAFETY: values of that map.
+    let (mut parts, answered) = unsafe {
+        (
+            T::service_flow_parts(&*sent),
+            T::service_flow_parts(&*answered),
+        )
+    };
+    parts.to = flow.destination();
+    if answered.to != parts.to {
+        let answers = T::service_flow(&parts);
+        let _ = T::service_flows().insert(&answer, &answers, u64::from(BPF_ANY));
+    }
+    StepResult::FOUND
+}
+
 /// Whether a SYN of a known flow goes to its backend: sent again, or before anybody closed the connection.
 #[inline(always)]
 fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
-    if !is_serving::<T>(parts) {
+    if !is_serving::<T>(parts) || cannot_be_told(parts) {
         return false;
     }
     // Evicted, or taken by a connection of the client's without a service.

@@ -16,7 +16,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::service::Frontend;
 use health_common::service::socket::{SocketFlow, SocketKey};
 
-use super::backend::{Client, address, count_flow, discount_flow, elect};
+use super::backend::{Client, address, count_flow, discount_flow, elect, stay};
 use super::step::{AtEndpoint, StepResult};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS};
@@ -368,7 +368,10 @@ fn choose<T: Version>(
         stays_as: Addr::default(),
     };
     let (index, (addr, port_be)) =
-        elect::<T, AtEndpoint>(flow, &client, frontend, false).map_err(refuse)?;
+        elect::<T, AtEndpoint>(flow, &client, frontend, 0).map_err(refuse)?;
+    if frontend.affinity_secs != 0 {
+        stay(client.stays_as, frontend.service, index);
+    }
     Ok(SocketFlow {
         addr: addr.to_addr(),
         port_be,

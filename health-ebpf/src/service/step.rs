@@ -8,11 +8,15 @@ use health_common::packet::Packet;
 use health_common::service::Origin;
 
 use super::answer::answer;
-use super::backend::{choose, enter};
+use super::backend::{choose, enter, take};
 use super::connected::leave_to_socket;
+use super::direct::accept::{accept, relay, take_off};
+use super::direct::{Direct, follow, settle, tell};
 use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
-use super::request::{find, forget_ports, rewrite, send_error, withdraw, withdraw_from_outside};
+use super::request::{
+    find, forget_ports, pass_by, rewrite, send_error, take_answers, withdraw, withdraw_from_outside,
+};
 use crate::bounds::{forgotten, header_at};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -23,12 +27,13 @@ use crate::ip_version::Version;
 pub struct StepResult(pub(super) u32);
 
 /// The reasons with which packets are dropped here.
-pub(super) const DROPS: [Reason; 5] = [
+pub(super) const DROPS: [Reason; 6] = [
     Reason::WriteFailed,
     Reason::ServiceNoBackend,
     Reason::ServiceNoLocal,
     Reason::ServiceSourceRange,
     Reason::FlowsHeld,
+    Reason::DirectInvalid,
 ];
 
 impl StepResult {
@@ -48,10 +53,15 @@ impl StepResult {
     pub(super) const FORWARDED: Self = Self(6);
     /// The request names the backend of a new flow, which is to be entered.
     pub(super) const CHOSEN: Self = Self(7);
+    /// As [`Self::CHOSEN`], but what that backend answers is for another flow: another one is to be chosen.
+    pub(super) const TAKEN: Self = Self(11);
     /// It is to be delivered to an endpoint of this node.
     pub(super) const DELIVERABLE: Self = Self(8);
     /// As [`Self::IS_NEW`], unless the packet answers a process of the host, whose port is the service's, too.
     pub(super) const MAY_ANSWER: Self = Self(9);
+
+    /// It is for no service, and may open a connection without one or be of a flow that another node sent here.
+    pub(super) const HAS_NO_SERVICE: Self = Self(10);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
@@ -106,6 +116,10 @@ pub struct Request<T: Version> {
     pub(super) backend: u32,
     /// Number of the service's port, for a new flow.
     pub(super) service: u32,
+    /// How many backends were chosen for it that are taken.
+    pub(super) attempt: u16,
+    /// Whether the service has affinity, for a new flow.
+    pub(super) has_affinity: u16,
     /// At an uplink: where the IP header begins.
     pub(super) ip_at: u32,
     /// Where the transport header or the ICMP error begins.
@@ -138,6 +152,8 @@ where
             port_be: 0,
             backend: 0,
             service: 0,
+            attempt: 0,
+            has_affinity: 0,
             ip_at: ip_at as u32,
             content_at: 0,
             is_later: 0,
@@ -188,10 +204,20 @@ impl<T: Version> Request<T> {
 pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`pass_by`].
+    fn pass_by(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`take_answers`].
+    fn take_answers(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`leave_to_socket`].
     fn leave_to_socket(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`choose`].
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`take`].
+    fn take(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`settle`]. At endpoints there is nothing to settle.
+    fn settle(_skb: *mut __sk_buff, _request: &mut Request<Self>) -> StepResult {
+        StepResult::CHOSEN
+    }
     /// See [`enter`].
     fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`rewrite`].
@@ -216,7 +242,17 @@ pub trait Steps: SharedSteps<AtEndpoint> {
 }
 
 /// The steps at uplinks.
-pub trait UplinkSteps: SharedSteps<AtUplink> {
+pub trait UplinkSteps: SharedSteps<AtUplink> + Direct {
+    /// See [`accept`].
+    fn accept(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`relay`].
+    fn relay(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`take_off`].
+    fn take_off(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`follow`].
+    fn follow(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`tell`].
+    fn tell(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`forward`].
@@ -269,8 +305,11 @@ macro_rules! steps_alone {
 steps!(
     SharedSteps<AtEndpoint>, Tuple4, AtEndpoint:
     find as service4_find,
+    pass_by as service4_pass_by,
+    take_answers as service4_take_answers,
     leave_to_socket as service4_leave_to_socket,
     choose as service4_choose,
+    take as service4_take,
     enter as service4_enter,
     rewrite as service4_rewrite,
     send_error as service4_send_error,
@@ -279,8 +318,12 @@ steps!(
 steps!(
     SharedSteps<AtUplink>, Tuple4, AtUplink:
     find as uplink4_find,
+    pass_by as uplink4_pass_by,
+    take_answers as uplink4_take_answers,
     leave_to_socket as uplink4_leave_to_socket,
     choose as uplink4_choose,
+    take as uplink4_take,
+    settle as uplink4_settle,
     enter as uplink4_enter,
     rewrite as uplink4_rewrite,
     send_error as uplink4_send_error,
@@ -288,6 +331,11 @@ steps!(
 );
 steps!(
     UplinkSteps, Tuple4, AtUplink:
+    accept as uplink4_accept,
+    relay as uplink4_relay,
+    take_off as uplink4_take_off,
+    follow as uplink4_follow,
+    tell as uplink4_tell,
     answer as uplink4_answer,
     forward as uplink4_forward,
     note as uplink4_note,
@@ -302,8 +350,11 @@ steps_alone!(
 steps!(
     SharedSteps<AtEndpoint>, Tuple6, AtEndpoint:
     find as service6_find,
+    pass_by as service6_pass_by,
+    take_answers as service6_take_answers,
     leave_to_socket as service6_leave_to_socket,
     choose as service6_choose,
+    take as service6_take,
     enter as service6_enter,
     rewrite as service6_rewrite,
     send_error as service6_send_error,
@@ -312,8 +363,12 @@ steps!(
 steps!(
     SharedSteps<AtUplink>, Tuple6, AtUplink:
     find as uplink6_find,
+    pass_by as uplink6_pass_by,
+    take_answers as uplink6_take_answers,
     leave_to_socket as uplink6_leave_to_socket,
     choose as uplink6_choose,
+    take as uplink6_take,
+    settle as uplink6_settle,
     enter as uplink6_enter,
     rewrite as uplink6_rewrite,
     send_error as uplink6_send_error,
@@ -321,6 +376,11 @@ steps!(
 );
 steps!(
     UplinkSteps, Tuple6, AtUplink:
+    accept as uplink6_accept,
+    relay as uplink6_relay,
+    take_off as uplink6_take_off,
+    follow as uplink6_follow,
+    tell as uplink6_tell,
     answer as uplink6_answer,
     forward as uplink6_forward,
     note as uplink6_note,

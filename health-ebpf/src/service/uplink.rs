@@ -9,9 +9,10 @@ use health_common::calls::{CALL_FROM_SERVICE, CALL_TO_SERVICE};
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use health_common::service::FLOW_OF_HOST;
+use health_common::service::{FLOW_DIRECT, FLOW_OF_HOST};
 use network_types::eth::EthHdr;
 
+use super::direct::accept::is_told;
 use super::step::{AtUplink, Request, StepResult, UplinkSteps};
 use super::{dropped, find_backend, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
@@ -32,7 +33,7 @@ pub fn arrive(frame: &Frame) -> Verdict {
 /// Hands a packet that leaves by an uplink on to `from_service`, if there are services, or to masquerading.
 #[inline(always)]
 pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
-    // An error that `to_service` sent back.
+    // An error that `to_service` sent back, or a packet to a backend that answers the client itself.
     if frame.was_marked(MARK_ANSWERED) {
         frame.set_mark(0);
         return pass(frame, Reason::Forwarded, Direction::Egress);
@@ -68,8 +69,30 @@ pub fn from_service(frame: &Frame) -> Verdict {
 fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
+    if is_told::<T>(frame, ip_at) {
+        let mut accepted = T::accept(skb, &mut request);
+        if accepted == StepResult::FOUND {
+            accepted = T::relay(skb, &mut request);
+        }
+        if accepted == StepResult::FOUND {
+            accepted = T::take_off(skb, &mut request);
+        }
+        if accepted == StepResult::FOUND {
+            return go_on(frame, &mut request);
+        }
+        if let Some(verdict) = dropped(frame, accepted, Direction::Ingress) {
+            return verdict;
+        }
+    }
     let (found, _) = find_backend::<T, AtUplink>(skb, &mut request);
     let mut result = match found {
+        StepResult::FOUND if request.flow_flags as u16 & FLOW_DIRECT != 0 => {
+            let _ = T::follow(skb, &mut request);
+            match T::rewrite(skb, &mut request) {
+                StepResult::FOUND => T::tell(skb, &mut request),
+                result => result,
+            }
+        }
         StepResult::FOUND => {
             if request.flow_flags as u16 & FLOW_OF_HOST != 0 {
                 let _ = T::note(skb, &mut request);
@@ -87,7 +110,13 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     if result != StepResult::FOUND {
         return dropped(frame, result, Direction::Ingress).unwrap_or_else(ignore);
     }
-    let way = T::forward(skb, &mut request);
+    go_on(frame, &mut request)
+}
+
+/// Sends a packet on, once it is as it is to be.
+#[inline(always)]
+fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
+    let way = T::forward(frame.skb(), request);
     if way == StepResult::FORWARDED {
         return redirected(
             frame,

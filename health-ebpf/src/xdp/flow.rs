@@ -5,7 +5,7 @@ use health_common::ct::TUPLE_OUT;
 use health_common::masquerade::Address as _;
 use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT};
 use health_common::packet::Packet;
-use health_common::service::FLOW_MASQUERADED;
+use health_common::service::{FLOW_MASQUERADED, FLOW_SHARED};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use crate::ip_version::Version;
@@ -35,7 +35,7 @@ where
     // Keys must be on the stack.
     let sent = packet.tuple.with_direction(TUPLE_OUT);
     let parts = known_from_outside(packet, &sent, config)?;
-    if parts.flags & FLOW_MASQUERADED == 0 || is_timed(config, &sent, parts.to.0) {
+    if !is_followed(parts.flags) || is_timed(config, &sent, parts.to.0) {
         return None;
     }
     let flow = sent.with_destination(parts.to);
@@ -67,7 +67,7 @@ pub(super) fn answered<T: Version>(
     }
     let flow = key.with_destination(client);
     let (source, flags) = answered_to_outside(&flow, config)?;
-    if flags & FLOW_MASQUERADED == 0 {
+    if !is_followed(flags) {
         return None;
     }
     // Keeps the other entry of the translation from being evicted.
@@ -78,6 +78,13 @@ pub(super) fn answered<T: Version>(
         source,
         destination: client,
     })
+}
+
+/// Whether the flags of a flow are those of one that is followed here. Where flows share their answers, each packet changes
+/// whose they are.
+#[inline(always)]
+fn is_followed(flags: u16) -> bool {
+    flags & (FLOW_MASQUERADED | FLOW_SHARED) == FLOW_MASQUERADED
 }
 
 /// Whether a connection between the sender and this host is timed by the programs of tc, which must see all of it.

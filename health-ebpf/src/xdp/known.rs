@@ -71,6 +71,13 @@ fn send_on_as_before<T: Plain, L: Transport>(
         && T::class(headers.ip) == way.class
         && T::total_len(headers.ip) <= way.mtu.into();
     if !is_alike {
+        let offset = way.ports_be[0] ^ way.ports_be[1];
+        if now_ticks >= until_ticks && times.is_turn_of_stack(until_ticks, now_ticks, offset) {
+            // The next one is looked up.
+            // SAFETY: as above, an aligned word.
+            unsafe { ptr::write_volatile(&raw mut (*entry).until_ticks, now_ticks) };
+            return Some(XdpVerdict::PASSED);
+        }
         return None;
     }
     let verdict = handed_over(way.to)?;
@@ -100,9 +107,11 @@ pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
     enter_passed(T::flows(), &mut flow, passed, made_ns, &config.timeouts);
 }
 
-/// Forgets what became of packets with this tuple.
+/// Forgets what became of packets with this tuple, in this direction of their flow, and tells conntrack of those that went
+/// by.
 #[inline(always)]
-pub(super) fn remove<T: Plain>(key: &T) {
+pub(super) fn remove<T: Plain>(key: &T, direction: u8) {
+    tell(key, direction);
     let _ = T::known().remove(key);
 }
 
@@ -131,8 +140,7 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
     // Keys must be on the stack.
     let mut key = draft.received;
     let direction = draft.flow.direction();
-    tell(&key, direction);
-    remove(&key);
+    remove(&key, direction);
     // What comes the other way has the ends that this packet would get.
     let way = &draft.known.way;
     key = key
@@ -140,7 +148,6 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
         .reply()
         .with_destination((way.source_be, way.ports_be[0]))
         .with_direction(TUPLE_IN);
-    tell(&key, draft.flow.reply().direction());
-    remove(&key);
+    remove(&key, draft.flow.reply().direction());
     None
 }

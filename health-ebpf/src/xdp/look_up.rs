@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_SUCCESS, xdp_md};
 use aya_ebpf::helpers::generated::bpf_jiffies64;
 use aya_ebpf::programs::XdpContext;
 use health_common::config::{DatapathConfig, SERVICES};
-use health_common::ct::{Tuple4, Tuple6};
+use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use health_common::packet::{Kind, Packet};
 use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS, XdpFlow};
 use network_types::eth::EthHdr;
@@ -171,7 +171,7 @@ where
     if found.is_none() && !draft.is_between() {
         // It opens another connection between the same ports, which may get another backend.
         let key = draft.received;
-        known::remove(&key);
+        known::remove(&key, TUPLE_OUT);
     }
     found
 }

@@ -1,4 +1,4 @@
-//! `xdp_netdev`: sends packets between clients outside and backends on other nodes on before the host's stack has them.
+//! `xdp_netdev`: forwards packets between clients outside and backends on other nodes before the host's stack has them.
 //!
 //! It takes packets of flows that `from_netdev` has entered, and decides nothing about flows: what opens, changes or
 //! ends one, what is not a plain packet, and what has no known way goes on to the stack untouched, where the programs of

@@ -44,6 +44,8 @@ const OPEN_SECS: u32 = 60;
 /// Lifetime of entries of closed connections, seconds.
 const CLOSED_SECS: u32 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
+/// For that time after a segment its entry surely lives: lifetimes are whole seconds.
+const SHORTEST_NS: u64 = (CLOSED_SECS as u64 - 1) * SECOND_NS;
 /// After that time the entry of a closed connection has surely expired.
 const FORGOTTEN_NS: u64 = (CLOSED_SECS as u64 + 1) * SECOND_NS;
 
@@ -266,7 +268,12 @@ impl Endpoint {
             ),
         };
         for (place, &(is_sent, flags)) in segments.iter().enumerate() {
-            let is_alive_until = if place == 0 { lives_until } else { u64::MAX };
+            // What one of these segments has made or closed lives for a while after it.
+            let is_alive_until = if place == 0 {
+                lives_until
+            } else {
+                connection.last_ns + SHORTEST_NS
+            };
             if is_sent {
                 let port = self.send(number, flags)?;
                 let must_stay = now_ns() < is_alive_until;
@@ -274,7 +281,9 @@ impl Endpoint {
                 connection.port = port;
                 connection.sent += 1;
             } else {
-                self.receive(number, connection.port, flags)?;
+                let is_given_back = self.receive(number, connection.port, flags)?;
+                let must_stay = now_ns() < is_alive_until;
+                self.found.moved += u64::from(must_stay && !is_given_back);
                 connection.received += 1;
             }
         }
@@ -326,8 +335,9 @@ impl Endpoint {
         Ok(u16::from_be_bytes([port[0], port[1]]))
     }
 
-    /// Has an answer come to that port of the node, and to the endpoint.
-    fn receive(&mut self, number: u32, port: u16, flags: u8) -> anyhow::Result<()> {
+    /// Has an answer come to that port of the node, and to the endpoint. Returns whether the endpoint's address and port
+    /// were given back.
+    fn receive(&mut self, number: u32, port: u16, flags: u8) -> anyhow::Result<bool> {
         let key = tuple(number);
         let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
         let other = (key.daddr_be.to_ne_bytes(), key.dport_be.to_ne_bytes());
@@ -337,10 +347,9 @@ impl Endpoint {
         let frame = filled(frame, other, own);
         let is_given_back =
             came[DESTINATION_AT..][..4] == own.0 && came[DESTINATION_PORT_AT..][..2] == own.1;
-        self.found.moved += u64::from(!is_given_back);
         pass(&self.to_endpoint, frame)?;
         self.found.segments += 1;
-        Ok(())
+        Ok(is_given_back)
     }
 }
 

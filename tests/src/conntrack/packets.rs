@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::packet::{Ipv4, Ipv6, Tcp, checksum, echo};
+use crate::packet::{Ipv4, Ipv6, Tcp, checksum, echo, transport_checksum};
 
 /// IP protocol number of UDP.
 pub const IP_PROTOCOL_UDP: u8 = 17;
@@ -88,27 +88,12 @@ pub fn fragments(hosts: Hosts, protocol: u8, content: &[u8], id: u16, size: usiz
         .collect()
 }
 
-/// Checksum with the pseudo-header of RFC 768 and RFC 8200 section 8.1.
-fn transport_checksum((source, destination): Hosts, protocol: u8, bytes: &[u8]) -> u16 {
-    let octets = |address| match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    };
-    checksum(&[
-        &octets(source),
-        &octets(destination),
-        &(bytes.len() as u32).to_be_bytes(),
-        &[0, 0, 0, protocol],
-        bytes,
-    ])
-}
-
 /// A segment with another window than that of most.
 pub fn tcp(hosts: Hosts, segment: &Tcp, window: u16) -> Vec<u8> {
     let mut bytes = segment.segment(hosts.0, hosts.1);
     bytes[14..16].copy_from_slice(&window.to_be_bytes());
     bytes[16..18].fill(0);
-    let check = transport_checksum(hosts, 6, &bytes);
+    let check = transport_checksum(hosts.0, hosts.1, 6, &bytes);
     bytes[16..18].copy_from_slice(&check.to_be_bytes());
     bytes
 }
@@ -128,7 +113,7 @@ pub fn udplite(hosts: Hosts, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
 fn datagram(hosts: Hosts, protocol: u8, ports: (u16, u16), len: u16, data: &[u8]) -> Vec<u8> {
     let mut bytes = [ports.0, ports.1, len, 0].map(u16::to_be_bytes).concat();
     bytes.extend(data);
-    let check = transport_checksum(hosts, protocol, &bytes);
+    let check = transport_checksum(hosts.0, hosts.1, protocol, &bytes);
     bytes[6..8].copy_from_slice(&check.to_be_bytes());
     bytes
 }
@@ -161,7 +146,7 @@ pub fn icmp(hosts: Hosts, mut message: Vec<u8>) -> Vec<u8> {
     message[2..4].fill(0);
     let check = match hosts.0 {
         IpAddr::V4(_) => checksum(&[&message]),
-        IpAddr::V6(_) => transport_checksum(hosts, 58, &message),
+        IpAddr::V6(_) => transport_checksum(hosts.0, hosts.1, 58, &message),
     };
     message[2..4].copy_from_slice(&check.to_be_bytes());
     message

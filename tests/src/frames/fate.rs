@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::discovery::solicited;
 use super::{ALL_NODES, ALL_ROUTERS, LISTENERS_ROUTERS, Scene};
-use crate::packet::{ARP, IPV4, IPV6, checksum};
+use crate::packet::{ARP, IPV4, IPV6, transport_checksum};
 
 const ICMPV6: u8 = 58;
 
@@ -234,7 +234,6 @@ impl<'a> Six<'a> {
 
     /// A valid solicitation of somebody who tells its hardware address and nothing else.
     fn is_strict_question(&self) -> bool {
-        let pseudo = [self.source.octets(), self.destination.octets()].concat();
         self.frame[14] >> 4 == 6
             && self.next_header == ICMPV6
             && self.hop_limit == 255
@@ -245,7 +244,12 @@ impl<'a> Six<'a> {
             && !self.source.is_unspecified()
             && !self.source.is_loopback()
             && !self.source.is_multicast()
-            && checksum(&[&pseudo, &[0, 0, 0, 32, 0, 0, 0, ICMPV6], self.rest]) == 0
+            && transport_checksum(
+                self.source.into(),
+                self.destination.into(),
+                ICMPV6,
+                self.rest,
+            ) == 0
     }
 
     /// Whether the datapath answers it on behalf of the owner of an address and a hardware address.

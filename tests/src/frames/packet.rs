@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::maker::{Content, Maker};
-use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, checksum, ethernet};
+use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, checksum, ethernet, transport_checksum};
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -420,16 +420,10 @@ fn seal(protocol: u8, ends: (IpAddr, IpAddr), content: &mut [u8]) {
         return;
     }
     content[at..at + 2].fill(0);
-    let octets = |address| match address {
-        IpAddr::V4(v4) => Ipv4Addr::octets(&v4).to_vec(),
-        IpAddr::V6(v6) => Ipv6Addr::octets(&v6).to_vec(),
-    };
-    let len = (content.len() as u32).to_be_bytes();
     let check = if protocol == ICMP {
         checksum(&[content])
     } else {
-        let pseudo = [octets(ends.0), octets(ends.1)].concat();
-        checksum(&[&pseudo, &len, &[0, 0, 0, protocol], content])
+        transport_checksum(ends.0, ends.1, protocol, content)
     };
     content[at..at + 2].copy_from_slice(&check.to_be_bytes());
 }

@@ -20,7 +20,7 @@ const SCTP: u8 = 132;
 const RX_CLOSING: u16 = 1;
 const TX_CLOSING: u16 = 2;
 const SEEN_NON_SYN: u16 = 0x10;
-const KNOWN_FLAGS: u16 = RX_CLOSING | TX_CLOSING | SEEN_NON_SYN | 0x1000 | 0x2000 | 0x4000;
+const KNOWN_FLAGS: u16 = RX_CLOSING | TX_CLOSING | SEEN_NON_SYN | 0x1000 | 0x2000 | 0x4000 | 0x8000;
 /// Of those, what says anything of other protocols than TCP.
 const MASQUERADED: u16 = 0x1000;
 /// Flags of translations: host-local, and in conntrack by the uplinks' programs.

@@ -148,3 +148,14 @@ impl Datagrams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_names_the_backend_and_the_client() {
+        let reply = reply_to(b"7", "web-1", "[::ffff:10.0.0.1]:5".parse().unwrap());
+        assert_eq!(reply, b"web-1 10.0.0.1 7");
+    }
+}

@@ -123,6 +123,8 @@ pub struct ServiceManifest {
     pub spec: Value,
     /// Its annotations.
     pub annotations: Value,
+    /// The addresses of its load balancer, as a cluster's controller writes them.
+    pub load_balancer: Vec<IpAddr>,
     /// Its endpoints.
     pub endpoints: Vec<SliceEndpoint>,
 }
@@ -136,6 +138,7 @@ impl ServiceManifest {
             ports: vec![ServicePort::http(80), ServicePort::datagrams(80)],
             spec: json!({}),
             annotations: json!({}),
+            load_balancer: Vec::new(),
             endpoints: Vec::new(),
         }
     }
@@ -154,6 +157,13 @@ impl ServiceManifest {
         for port in &mut self.ports {
             port.node_port = Some(number);
         }
+        self
+    }
+
+    /// Gives it a load balancer of these addresses.
+    #[must_use]
+    pub fn with_load_balancer(mut self, ips: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.load_balancer = ips.into_iter().collect();
         self
     }
 
@@ -188,11 +198,13 @@ impl ServiceManifest {
         for (field, value) in self.spec.as_object().into_iter().flatten() {
             spec[field] = value.clone();
         }
+        let ingress = self.load_balancer.iter().map(|ip| json!({ "ip": ip }));
         let service = json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": { "name": self.name, "annotations": self.annotations },
             "spec": spec,
+            "status": { "loadBalancer": { "ingress": ingress.collect::<Vec<_>>() } },
         });
         let slices = [("IPv4", true), ("IPv6", false)].map(|(family, is_v4)| {
             let endpoints = self.endpoints.iter().filter_map(|endpoint| {

@@ -583,7 +583,8 @@ fn connections() -> Vec<Flow> {
                 back(ACK, "ESTABLISHED"),
                 there(segment(RST).ahead(300), "CLOSE").but_in(SequenceNumbers, "ESTABLISHED"),
                 back(ACK, "CLOSE").but_in(SequenceNumbers, "ESTABLISHED"),
-                there(data(), "ESTABLISHED"),
+                there(data(), "CLOSE").but_in(SequenceNumbers, "ESTABLISHED"),
+                back(ACK, "ESTABLISHED"),
             ],
         ),
         opened(

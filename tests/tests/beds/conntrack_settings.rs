@@ -8,6 +8,7 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData};
 use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
+use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4};
 use health_datapath::dump::Pinned;
 use health_datapath::layout::{self, MapLayout};
@@ -341,9 +342,19 @@ fn what_is_in_the_maps_of_services_moves_to_maps_of_another_size_and_none_become
         services: None,
         ..MapSizes::default()
     })?;
-    for map in [&layout::BACKENDS, &layout::SVC4, &layout::REVNAT4] {
+    for map in [
+        &layout::BACKENDS,
+        &layout::SVC4,
+        &layout::REVNAT4,
+        &layout::SOCKETS,
+    ] {
         assert_eq!(maps.room_of(map)?, (1, Vec::new()), "{map:?}");
     }
+    load(MapSizes::default())?;
+    assert_eq!(
+        maps.room_of(&layout::SOCKETS)?,
+        (SOCKET_ENTRIES, Vec::new())
+    );
     Ok(())
 }
 

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, ensure};
+use aya::maps::MapInfo;
+use health_common::LAYOUT_VERSION;
+use health_datapath::layout::{self, MapLayout};
 use health_model::api::Endpoint;
 use health_registry::identity::LOCK_SUFFIX;
 use nix::sys::signal::{Signal, kill};
@@ -17,7 +20,7 @@ use tests::attached::{self, AttachedProgram};
 use tests::bed::command_in;
 use tests::ping::{Pinging, Runs, Summary, is_answered};
 use tests::process::{Running, run};
-use tests::upgrade::{pretend_other_layout, with_other_programs};
+use tests::upgrade::{pretend_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
 /// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
@@ -300,12 +303,25 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             }
         }
     }
-    // Both at once.
+    // Both at once, and from a version with other settings.
     for (node, _) in stand.protected() {
         node.kill_agent(Signal::SIGKILL)?;
+        pretend_layout(node, LAYOUT_VERSION - 1)?;
     }
-    for (node, _) in stand.protected() {
+    for (node, endpoint) in stand.protected() {
+        let before = programs(node, endpoint)?;
+        let flows = map_id(node, &layout::CT4)?;
+        let settings = map_id(node, &layout::CONFIG)?;
         start(node, None)?;
+        let after = programs(node, endpoint)?;
+        let mut pairs = before.iter().zip(&after);
+        ensure!(pairs.all(|(before, after)| before.id != after.id));
+        ensure!(map_id(node, &layout::CT4)? == flows, "conntrack is another");
+        ensure!(
+            map_id(node, &layout::CONFIG)? != settings,
+            "no other settings"
+        );
+        wait_for_former_maps_to_go(node)?;
     }
     let echoes = traffic.end()?;
     println!("{changed} instructions differed; echoes: {echoes:?}");
@@ -318,15 +334,27 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
     Ok(())
 }
 
+/// The kernel's number of the map that is pinned.
+fn map_id(node: &Node, map: &MapLayout) -> anyhow::Result<u32> {
+    Ok(MapInfo::from_pin(node.pins().join(map.name))?.id())
+}
+
+fn wait_for_former_maps_to_go(node: &Node) -> anyhow::Result<()> {
+    let aside = node.pins().with_file_name(format!("{}_old", node.name()));
+    wait_for("the former maps to go", PATIENCE, || {
+        Ok((!aside.exists()).then_some(()))
+    })
+}
+
 #[test]
 #[ignore = "needs root"]
-fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
+fn policy_holds_while_the_layout_of_its_maps_changes() -> anyhow::Result<()> {
     let stand = Stand::new()?;
     let traffic = Traffic::start(&stand)?;
     for (node, endpoint) in stand.protected() {
         let before = programs(node, endpoint)?;
         node.kill_agent(Signal::SIGKILL)?;
-        pretend_other_layout(node)?;
+        pretend_layout(node, layout::POLICY.since - 1)?;
         // Which identity means what cannot be told until the store answers.
         let lock = fs::File::create(stand.store_lock())?;
         lock.lock()?;
@@ -351,7 +379,7 @@ fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
                 node.kill_agent(Signal::SIGKILL)?;
             }
         }
-        let told = node.logged(&["pinned maps are of another layout", "begin anew"])?;
+        let told = node.logged(&["pinned maps are of another layout", "HEALTH_POLICY"])?;
         ensure!(told.len() == 1, "{told:?}");
 
         drop(lock);
@@ -364,10 +392,7 @@ fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
                 .all(|(before, after)| before != after),
             "{after:?}"
         );
-        let aside = node.pins().with_file_name(format!("{}_old", node.name()));
-        wait_for("the former maps to go", PATIENCE, || {
-            Ok((!aside.exists()).then_some(()))
-        })?;
+        wait_for_former_maps_to_go(node)?;
     }
     let echoes = traffic.end()?;
     println!("echoes: {echoes:?}");

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
 use socket2::{Domain, Socket, Type};
-use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, checksum, ethernet, tagged};
+use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, ethernet, tagged, transport_checksum};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 use crate::vlan::open;
@@ -34,8 +34,7 @@ fn datagram(source: IpAddr, destination: IpAddr) -> anyhow::Result<(u16, Vec<u8>
                 next_header: UDP,
                 ..Ipv6::icmp(source, destination)
             };
-            let pseudo = [source.octets(), destination.octets()].concat();
-            let check = checksum(&[&pseudo, &[0, 0, 0, 14, 0, 0, 0, UDP], &udp]);
+            let check = transport_checksum(source.into(), destination.into(), UDP, &udp);
             udp[6..8].copy_from_slice(&check.to_be_bytes());
             (IPV6, ip.packet(&udp))
         }

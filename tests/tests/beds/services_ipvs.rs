@@ -9,6 +9,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -24,6 +25,7 @@ use health_service::source::Folder;
 use health_service::spec::Selection;
 use jiff::Timestamp;
 use tempfile::TempDir;
+use tests::process::run;
 use tests::{PATIENCE, wait_for};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -495,8 +497,13 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
             assert_eq!(told.server, PODS[0], "{name}");
         }
     }
-    // The newest is of Linux 5.13.
-    ensure!(missing.is_empty(), "the kernel lacks {missing:?}");
+    for name in missing {
+        let module = format!("ip_vs_{name}");
+        let mut modprobe = Command::new("modprobe");
+        let asked = run(modprobe.args(["--dry-run", "--quiet", &module]))?;
+        ensure!(asked.code == Some(1), "{name} is not served: {asked:?}");
+        println!("this kernel has no scheduler {name}");
+    }
     bed.stop();
     bed.start()
 }

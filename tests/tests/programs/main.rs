@@ -3,11 +3,13 @@
 
 mod conntrack_gc;
 mod ct_list;
+mod direct_packets;
 mod endpoint_flows;
 mod endpoint_packets;
 mod flood;
 mod fuzz;
 mod link_packets;
+mod loading;
 mod nat;
 mod packets;
 mod policy_flows;

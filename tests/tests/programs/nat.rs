@@ -16,8 +16,9 @@ use health_net::clock::now_ns;
 use health_registry::config::MasqueradeSettings;
 use tests::packet::{
     IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,
+    transport_checksum,
 };
-use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, TestRun};
+use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
 /// The device of an endpoint; no test run is at it.
@@ -88,14 +89,20 @@ fn both() -> [Hosts; 2] {
 /// An address with a port, or an echo identifier on the side that asks and 0 on the other.
 type End = (IpAddr, u16);
 
+fn settings() -> DatapathConfig {
+    DatapathConfig {
+        timeouts: LONG_TIMEOUTS,
+        ..DatapathConfig::default()
+    }
+}
+
 struct Bed(TestRun);
 
 impl Bed {
     /// Masquerades to these ports.
     fn new(ports: &str) -> Self {
         let mut bed = TestRun::load();
-        let settings = DatapathConfig::default();
-        bed.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, MAC, settings);
+        bed.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, MAC, settings());
         let endpoint = EndpointInfo {
             ifindex: IFINDEX,
             identity: identity::HEALTH,
@@ -150,7 +157,7 @@ impl Bed {
         let settings = DatapathConfig {
             layout_version: LAYOUT_VERSION,
             flows_held_until_ns: until_ns,
-            ..DatapathConfig::default()
+            ..settings()
         };
         self.0.datapath.configure(settings).expect("the settings");
     }
@@ -230,13 +237,6 @@ fn icmp(address: IpAddr) -> u8 {
     if address.is_ipv4() { ICMP } else { ICMPV6 }
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    }
-}
-
 /// What stands behind the IP header.
 fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
     let with_ports = |rest: &[u8]| [&from.1.to_be_bytes(), &to.1.to_be_bytes(), rest].concat();
@@ -245,12 +245,7 @@ fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
         UDP => {
             let mut bytes = with_ports(&[0, 29, 0, 0]);
             bytes.extend(payload(21));
-            let check = checksum(&[
-                &octets(from.0),
-                &octets(to.0),
-                &[0, 0, 0, 29, 0, 0, 0, UDP],
-                &bytes,
-            ]);
+            let check = transport_checksum(from.0, to.0, UDP, &bytes);
             bytes[6..8].copy_from_slice(&check.to_be_bytes());
             bytes
         }

@@ -24,7 +24,9 @@ use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use tests::seed;
-use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, REDIRECT, TestRun, run_program};
+use tests::testrun::{
+    DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, REDIRECT, TestRun, run_program,
+};
 
 use crate::endpoint_packets::Way::{self, In, Out};
 use crate::endpoint_packets::{
@@ -63,6 +65,7 @@ impl Bed {
             layout_version: LAYOUT_VERSION,
             gateway4: GATEWAY4.into(),
             gateway6: GATEWAY6.parse::<Ipv6Addr>().expect("an address").into(),
+            timeouts: LONG_TIMEOUTS,
             ..DatapathConfig::default()
         };
         run.datapath.configure(config).expect("the settings");

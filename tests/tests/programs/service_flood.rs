@@ -55,10 +55,8 @@ fn flood(stand: &Stand, hosts: &Hosts, protocol: u8) {
 
 /// What is left of the endpoint's connections: the ports of those that still know where their segments go.
 fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
-    let rows = stand.run.maps().service_flow_rows().expect("the flows");
-    let rows = rows.map(|rows| rows.collect().expect("the flows"));
     let to = SocketAddr::new(hosts.elsewhere, 8080);
-    let of_endpoint = rows.into_iter().flatten().filter(|(flow, value)| {
+    let of_endpoint = stand.all_flows().into_iter().filter(|(flow, value)| {
         flow.protocol == TCP && flow.source == hosts.endpoint && value.to == to
     });
     of_endpoint.map(|(flow, _)| flow.source_port).collect()

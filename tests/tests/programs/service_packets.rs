@@ -117,7 +117,7 @@ impl Stand {
         stand
     }
 
-    fn configure(&mut self, timeouts: Timeouts) {
+    pub(crate) fn configure(&mut self, timeouts: Timeouts) {
         self.set_up(DatapathConfig {
             timeouts,
             ..DatapathConfig::default()
@@ -154,11 +154,18 @@ impl Stand {
         change.commit().expect("the tables are written");
     }
 
-    /// The flows of UDP and other protocols through services.
-    fn flows(&self) -> Vec<(Flow, ServiceFlow)> {
-        let [_, _, v4, v6] = self.run.maps().service_flow_rows().expect("the flows");
-        let rows = [v4, v6].map(|rows| rows.collect().expect("the flows"));
+    /// All flows through services.
+    pub(crate) fn all_flows(&self) -> Vec<(Flow, ServiceFlow)> {
+        let rows = self.run.maps().service_flow_rows().expect("the flows");
+        let rows = rows.map(|rows| rows.collect().expect("the flows"));
         rows.into_iter().flatten().collect()
+    }
+
+    /// Those of UDP and other protocols than TCP.
+    fn flows(&self) -> Vec<(Flow, ServiceFlow)> {
+        let mut flows = self.all_flows();
+        flows.retain(|(flow, _)| flow.protocol != TCP);
+        flows
     }
 }
 
@@ -200,25 +207,38 @@ pub(crate) fn at_uplink(
     destination: (IpAddr, u16),
     protocol: u8,
 ) -> Vec<u8> {
-    let ports = (source.1, destination.1);
-    let content = match protocol {
-        TCP => Tcp::between(ports, SYN).segment(source.0, destination.0),
-        _ => with_ports(ports.0, ports.1),
-    };
-    let (ethertype, packet) = match (source.0, destination.0) {
+    match protocol {
+        TCP => segment_at_uplink(source, destination, SYN),
+        _ => frame_at_uplink(
+            source.0,
+            destination.0,
+            protocol,
+            &with_ports(source.1, destination.1),
+        ),
+    }
+}
+
+/// A segment of TCP with these flags.
+fn segment_at_uplink(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Vec<u8> {
+    let segment = Tcp::between((source.1, destination.1), flags).segment(source.0, destination.0);
+    frame_at_uplink(source.0, destination.0, TCP, &segment)
+}
+
+fn frame_at_uplink(source: IpAddr, destination: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
+    let (ethertype, packet) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let ip = Ipv4 {
                 protocol,
                 ..Ipv4::icmp(source, destination)
             };
-            (IPV4, ip.packet(&content))
+            (IPV4, ip.packet(content))
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let ip = Ipv6 {
                 next_header: protocol,
                 ..Ipv6::icmp(source, destination)
             };
-            (IPV6, ip.packet(&content))
+            (IPV6, ip.packet(content))
         }
         _ => unreachable!("both are of one IP version"),
     };
@@ -465,6 +485,142 @@ fn a_connection_between_ports_that_are_taken_gets_another_backend_whatever_affin
     }
 }
 
+/// A frame without what is behind its ports, where the checksum of a datagram stands.
+fn up_to_ports(frame: &[u8]) -> &[u8] {
+    let is_v4 = frame[12..14] == IPV4.to_be_bytes();
+    &frame[..14 + if is_v4 { 20 } else { 40 } + 4]
+}
+
+/// Two addresses of the node's, with services of one backend.
+fn two_services(protocol: u8, hosts: &Hosts, backend: IpAddr) -> [PortSpec; 2] {
+    [
+        (hosts.cluster_ip, KIND_CLUSTER_IP),
+        (hosts.node, KIND_NODE_PORT),
+    ]
+    .map(|(ip, kind)| PortSpec {
+        frontends: vec![frontend(ip, kind, Target::Cluster)],
+        ..node_port(protocol, ip, Some(backend))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_segment_of_another_in_a_clients_name_takes_the_answers_of_its_connection() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        stand.serve(&two_services(TCP, &hosts, hosts.endpoint));
+        let client = (hosts.client, CLIENT_PORT);
+        let to = |ip: IpAddr, flags: u8| segment_at_uplink(client, (ip, NODE_PORT), flags);
+        let open = to(hosts.cluster_ip, SYN);
+        assert_ne!(stand.run.run("from_netdev", &open).bytes, open);
+        let reached = segment(In, client.0, (client.1, BACKEND_PORT), SYN);
+        assert_ne!(stand.run.run(In.program(), &reached).code, DROP);
+        let answer = || {
+            let sent = segment(Out, client.0, (BACKEND_PORT, client.1), ACK);
+            stand.run.run(Out.program(), &sent);
+            let leaving = segment_at_uplink((hosts.endpoint, BACKEND_PORT), client, ACK);
+            stand.run.run("to_netdev", &leaving).bytes
+        };
+        let before = answer();
+        for flags in [ACK, FIN | ACK, RST, SYN | ACK, 0] {
+            let forged = to(hosts.node, flags);
+            let outcome = stand.run.run("from_netdev", &forged);
+            assert_eq!(outcome.code, DROP, "{hosts:?} {flags}");
+            assert_eq!(answer(), before, "{hosts:?} {flags}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_connection_through_a_service_breaks_one_without_between_the_same_ports_or_the_other_way_round()
+ {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        stand.serve(&two_services(TCP, &hosts, hosts.elsewhere));
+        let sent = |to: IpAddr, ports: (u16, u16), flags: u8| {
+            let packet = segment(Out, to, ports, flags);
+            let outcome = stand.run.run(Out.program(), &packet);
+            (outcome.code, outcome.bytes != packet)
+        };
+        let (to_service, to_backend) = ((CLIENT_PORT, NODE_PORT), (CLIENT_PORT, BACKEND_PORT));
+        // Without a service first.
+        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
+        assert_eq!(sent(hosts.cluster_ip, to_service, SYN).0, REDIRECT);
+        assert_eq!(sent(hosts.elsewhere, to_backend, ACK), (GO_ON, false));
+        // Sent again.
+        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
+        // With one first.
+        let (to_service, to_backend) = (
+            (CLIENT_PORT + 1, NODE_PORT),
+            (CLIENT_PORT + 1, BACKEND_PORT),
+        );
+        assert_eq!(sent(hosts.cluster_ip, to_service, SYN), (GO_ON, true));
+        assert_eq!(sent(hosts.elsewhere, to_backend, SYN).0, REDIRECT);
+        let answer = segment(In, hosts.elsewhere, (BACKEND_PORT, to_service.0), SYN | ACK);
+        assert_ne!(stand.run.run(In.program(), &answer).bytes, answer);
+        // Once that is over, its ports are anybody's.
+        assert_eq!(sent(hosts.cluster_ip, to_service, RST), (GO_ON, true));
+        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
+        assert_eq!(stand.run.run(In.program(), &answer).bytes, answer);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_from_one_port_to_two_services_of_one_backend_are_each_answered_by_its_own() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        stand.serve(&two_services(UDP, &hosts, hosts.elsewhere));
+        for ip in [
+            hosts.cluster_ip,
+            hosts.node,
+            hosts.cluster_ip,
+            hosts.node,
+            hosts.node,
+        ] {
+            let question = frame(Out, ip, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
+            let outcome = stand.run.run(Out.program(), &question);
+            assert!(outcome.code == GO_ON && outcome.bytes != question);
+            let answer = frame(
+                In,
+                hosts.elsewhere,
+                UDP,
+                &with_ports(BACKEND_PORT, CLIENT_PORT),
+            );
+            let expected = frame(In, ip, UDP, &with_ports(NODE_PORT, CLIENT_PORT));
+            let outcome = stand.run.run(In.program(), &answer);
+            assert_eq!(up_to_ports(&outcome.bytes), up_to_ports(&expected), "{ip}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_from_one_port_to_two_services_get_two_backends_if_there_are() {
+    let mut stand = Stand::new();
+    for hosts in hosts() {
+        let mut services = two_services(UDP, &hosts, hosts.elsewhere);
+        for service in &mut services {
+            service.cluster.push(backend(hosts.client));
+        }
+        stand.serve(&services);
+        for port in CLIENT_PORT..CLIENT_PORT + 100 {
+            let went_to = [hosts.cluster_ip, hosts.node].map(|ip| {
+                let packet = frame(Out, ip, UDP, &with_ports(port, NODE_PORT));
+                let sent = stand.run.run(Out.program(), &packet);
+                let to = |ip: &IpAddr| frame(Out, *ip, UDP, &with_ports(port, BACKEND_PORT));
+                let backends = [hosts.elsewhere, hosts.client];
+                backends
+                    .iter()
+                    .position(|ip| up_to_ports(&sent.bytes) == up_to_ports(&to(ip)))
+            });
+            let went_to = went_to.map(|backend| backend.expect("it was sent on"));
+            assert_ne!(went_to[0], went_to[1], "{hosts:?} {port}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local() {
@@ -590,7 +746,7 @@ fn exchange(stand: &Stand, hosts: &Hosts, client: u16, segments: &[(Way, u8)]) -
 
 #[test]
 #[ignore = "needs root"]
-fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on() {
+fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on_and_the_other_answers() {
     let timeouts = Timeouts::default();
     let mut stand = Stand::new();
     stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
@@ -598,18 +754,33 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on() {
     let mut client = CLIENT_PORT;
     for hosts in hosts() {
         for side in [Out, In] {
+            let answer = (side.back(), ACK);
             for (then, name, lifetime) in [
-                ((side, ACK), "ESTABLISHED", timeouts.tcp_established),
-                ((side, FIN | ACK), "FIN_WAIT", timeouts.tcp_established),
+                (
+                    &[(side, ACK), answer][..],
+                    "ESTABLISHED",
+                    timeouts.tcp_established,
+                ),
+                (
+                    &[(side, FIN | ACK), answer],
+                    "CLOSE_WAIT",
+                    timeouts.tcp_established,
+                ),
+                // It may have been sent before a RST that overtook it.
+                (&[(side, ACK)], "CLOSE", timeouts.tcp_close),
                 // That the other side goes on says nothing: it may not have got the RST yet.
-                ((side.back(), ACK), "CLOSE", timeouts.tcp_close),
-                ((side, RST), "CLOSE", timeouts.tcp_close),
+                (&[answer], "CLOSE", timeouts.tcp_close),
+                (
+                    &[(side, ACK), (side, RST), answer],
+                    "CLOSE",
+                    timeouts.tcp_close,
+                ),
             ] {
                 client += 1;
                 let reset = [&open[..], &[(side, RST)]].concat();
                 let entry = exchange(&stand, &hosts, client, &reset);
                 assert_eq!(TcpState::of(entry.state()).name(), "CLOSE");
-                let entry = exchange(&stand, &hosts, client, &[then]);
+                let entry = exchange(&stand, &hosts, client, then);
                 let state = TcpState::of(entry.state()).name();
                 assert_eq!(state, name, "{hosts:?} {then:?}");
                 let last = entry.last_rx.max(entry.last_tx);

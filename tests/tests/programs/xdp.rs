@@ -184,6 +184,18 @@ where
     ]
 }
 
+/// Has one side of a connection end it, as conntrack sees it: in a new entry, in which nothing is counted yet.
+fn half_close<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
+where
+    T::Translation: Pod,
+    T::ServiceFlow: Pod,
+{
+    known.track(|entry| {
+        let state = CtState::new(CT_SEEN_NON_SYN | CT_RX_CLOSING, SYN | FIN, SYN);
+        entry.set_state(state);
+    })
+}
+
 fn ways_of_tcp<T: Version>() -> Vec<Left<T>>
 where
     T::Translation: Pod,
@@ -202,12 +214,7 @@ where
         ("the connection is not open yet", |known, _| {
             known.track(|entry| entry.set_state(CtState::new(0, SYN, SYN | ACK)))
         }),
-        ("one side has ended it", |known, _| {
-            known.track(|entry| {
-                let state = CtState::new(CT_SEEN_NON_SYN | CT_RX_CLOSING, SYN | FIN, SYN);
-                entry.set_state(state);
-            })
-        }),
+        ("one side has ended it", |known, _| half_close(known)),
     ]
 }
 

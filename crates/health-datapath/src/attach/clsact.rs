@@ -15,7 +15,8 @@ use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::if_indextoname;
 
 use super::{Direction, Hook};
-use crate::pin_folder::{make_folder, set_aside};
+use crate::layout_change::set_aside;
+use crate::pin_folder::make_folder;
 use crate::{DatapathError, layout};
 
 /// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours

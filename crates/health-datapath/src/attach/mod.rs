@@ -19,8 +19,8 @@ use nix::net::if_::if_nametoindex;
 use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, SOCKET_PROGRAMS};
+use super::layout_change::set_aside;
 use super::loader::{classifier, file_error};
-use super::pin_folder::set_aside;
 use super::resize::PendingResize;
 use super::{Datapath, DatapathError, link_pin};
 

@@ -28,6 +28,7 @@ use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::direct::DirectConfig;
 use health_common::tcp::{self, FlowKey, Peer};
 use health_model::settings::Location;
 use ipnet::IpNet;
@@ -301,6 +302,11 @@ impl Pinned {
     /// What is masqueraded, by index.
     pub fn masquerade(&self) -> Result<Vec<(u32, MasqueradeConfig)>, DumpError> {
         self.rows(&layout::MASQUERADE, decode)?.collect()
+    }
+
+    /// The keys of direct return, by index.
+    pub fn direct(&self) -> Result<Vec<(u32, DirectConfig)>, DumpError> {
+        self.rows(&layout::DIRECT, decode)?.collect()
     }
 
     /// Local endpoints as the datapath knows them.

@@ -171,8 +171,7 @@ impl PendingResize {
     }
 
     fn paths(&self, map: &MapLayout) -> (PathBuf, PathBuf) {
-        let former = format!("{}_former", map.name);
-        (self.pins.join(map.name), self.pins.join(former))
+        (self.pins.join(map.name), self.pins.join(former_name(map)))
     }
 }
 
@@ -187,8 +186,13 @@ impl Drop for PendingResize {
     }
 }
 
+/// The name of the pin of a map that another takes the place of.
+pub(super) fn former_name(map: &MapLayout) -> String {
+    format!("{}_former", map.name)
+}
+
 /// A pinned map; `None` where none is pinned.
-fn open(pin: &Path) -> Result<Option<(OwnedFd, sys::MapInfo)>, DatapathError> {
+pub(super) fn open(pin: &Path) -> Result<Option<(OwnedFd, sys::MapInfo)>, DatapathError> {
     match sys::open_map(pin) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         result => result.map_err(file_error("open", pin)),

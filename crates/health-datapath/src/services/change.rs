@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use health_common::service::{
-    ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
-    FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE,
-    FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
+    ALGORITHM_ROUND_ROBIN, BACKEND_LINGERS, Backend, FRONTEND_DIRECT, FRONTEND_DROPS_INSIDE,
+    FRONTEND_DROPS_OUTSIDE, FRONTEND_HOST_ONLY, FRONTEND_KEEPS_SOURCE, FRONTEND_LOCAL_INSIDE,
+    FRONTEND_LOCAL_OUTSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 
 use super::free::{Extent, Store};
@@ -554,7 +554,8 @@ fn pool_of(target: Target, cluster: Pool, local: Pool) -> Pool {
 }
 
 fn flags(frontend: &FrontendSpec, is_weighted: bool) -> u16 {
-    let mut flags = frontend.flags & (FRONTEND_RESTRICTED | FRONTEND_KEEPS_SOURCE);
+    let of_spec = FRONTEND_RESTRICTED | FRONTEND_KEEPS_SOURCE | FRONTEND_DIRECT;
+    let mut flags = frontend.flags & of_spec;
     let drops_inside = frontend.inside == Target::Drop;
     let drops_outside = frontend.outside == Target::Drop;
     let is_loopback = frontend.address.ip().to_canonical().is_loopback();

@@ -8,7 +8,7 @@ use aya::Pod;
 use aya::maps::{MapData, MapError};
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use health_common::ct::{Tuple4, Tuple6};
-use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
 use health_common::service::xdp::XdpTimes;
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
@@ -88,6 +88,8 @@ pub struct ServiceMapSizes {
     pub flows: u32,
     /// Of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` each.
     pub flows_any: u32,
+    /// Of `HEALTH_SOCKETS`.
+    pub sockets: u32,
 }
 
 impl Default for ServiceMapSizes {
@@ -101,6 +103,7 @@ impl Default for ServiceMapSizes {
             affinity: DEFAULT_AFFINITY,
             flows: REVNAT_ENTRIES,
             flows_any: REVNAT_ANY_ENTRIES,
+            sockets: SOCKET_ENTRIES,
         }
     }
 }
@@ -116,6 +119,7 @@ impl ServiceMapSizes {
         affinity: 1,
         flows: 1,
         flows_any: 1,
+        sockets: 1,
     };
 
     /// Each map with its size.
@@ -132,6 +136,7 @@ impl ServiceMapSizes {
             (layout::REVNAT6, self.flows),
             (layout::REVNAT_ANY4, self.flows_any),
             (layout::REVNAT_ANY6, self.flows_any),
+            (layout::SOCKETS, self.sockets),
         ];
         all.into_iter()
     }
@@ -274,6 +279,7 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
         layout::XDP_TIMES => (ARRAY, 1),
         layout::AFFINITY => (LRU_HASH, sizes.affinity),
         layout::REVNAT4 | layout::REVNAT6 => (LRU_HASH, sizes.flows),
+        layout::SOCKETS => (LRU_HASH, sizes.sockets),
         _ => (LRU_HASH, sizes.flows_any),
     };
     let is_sparse = matches!(kind, HASH | LPM_TRIE);

@@ -77,8 +77,9 @@ pub struct FrontendSpec {
     pub address: SocketAddr,
     /// [`KIND_CLUSTER_IP`](health_common::service::KIND_CLUSTER_IP) or another.
     pub kind: u8,
-    /// Any of [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED) and
-    /// [`FRONTEND_KEEPS_SOURCE`](health_common::service::FRONTEND_KEEPS_SOURCE); other bits follow from the rest.
+    /// Any of [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED),
+    /// [`FRONTEND_KEEPS_SOURCE`](health_common::service::FRONTEND_KEEPS_SOURCE) and
+    /// [`FRONTEND_DIRECT`](health_common::service::FRONTEND_DIRECT); other bits follow from the rest.
     pub flags: u16,
     /// Where new flows from this node and its endpoints go.
     pub inside: Target,

@@ -25,7 +25,7 @@ impl ServiceTables {
         let reading = |map| move |source| ServicesError::kernel("read", map, source);
         self.read_frontends()?;
         let slots = values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?;
-        // By default there is room for a million places, of which nobody uses one without this algorithm.
+        // By default there is room for two million places, of which nobody uses one without this algorithm.
         let mut ranges = self.ports.values().flat_map(|port| &port.ranges);
         let maglev = match ranges.any(|range| range.extent.store == Store::Maglev) {
             true => values(&self.maps.maglev).map_err(reading(layout::MAGLEV.name))?,

@@ -20,6 +20,7 @@ const SIZES: ServiceMapSizes = ServiceMapSizes {
     affinity: 16,
     flows: 16,
     flows_any: 16,
+    sockets: 16,
 };
 const TCP: u8 = 6;
 const SECOND: u64 = 1_000_000_000;

@@ -25,6 +25,10 @@ pub struct ServiceEntry {
     pub affinity_ns: Option<u64>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<String>,
+    /// How packets of clients outside get to backends on other nodes: `snat`, `dsr` or `hybrid`.
+    pub forwarding: String,
+    /// Why that is not what its annotation asks for; none if it is.
+    pub forwarding_problem: Option<String>,
     /// The port on which this node reports to load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
     /// Its ports, as in its manifest.

@@ -85,6 +85,9 @@ pub struct TracedFrontend {
     pub number: Option<u32>,
     /// How a backend is chosen.
     pub algorithm: String,
+    /// How flows from outside get to backends on other nodes, where that is possible: `dsr` or `snat`; none of flows from
+    /// this node and its endpoints.
+    pub forwarding: Option<String>,
     /// How long a client stays with its backend after its last packet; none for no affinity.
     pub affinity_ns: Option<u64>,
 }

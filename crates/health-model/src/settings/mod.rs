@@ -3,11 +3,13 @@
 mod attach;
 mod host_routing;
 mod location;
+mod service_forwarding;
 mod service_xdp;
 
 pub use self::attach::AttachMode;
 pub use self::host_routing::HostRouting;
 pub use self::location::Location;
+pub use self::service_forwarding::{ForwardingError, ServiceForwarding};
 pub use self::service_xdp::ServiceXdp;
 
 /// A setting that cannot be used.

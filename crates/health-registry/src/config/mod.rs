@@ -35,7 +35,7 @@ pub use self::seconds::{Seconds, SecondsError};
 pub use self::service_maps::ServiceMapSettings;
 pub use self::service_proxy::{IdleTimeout, IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
-pub use self::services::ServiceSettings;
+pub use self::services::{FORWARDING_NEEDS_KEY, ServiceSettings};
 
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,6 +158,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use health_model::settings::ServiceForwarding;
+
     use super::check::MAX_GC_INTERVAL;
     use super::*;
 
@@ -227,9 +229,21 @@ mod tests {
     }
 
     #[test]
+    fn backends_answer_clients_themselves_where_the_mesh_has_a_key() {
+        let mut config = config();
+        config.mesh_key_file = Some("/key".into());
+        for forwarding in [ServiceForwarding::Dsr, ServiceForwarding::Hybrid] {
+            config.services.service_forwarding = forwarding;
+            assert_eq!(config.clone().validated(), Ok(config.clone()));
+            assert!(config.services.check_forwarding_key(true).is_err());
+            assert_eq!(config.services.check_forwarding_key(false), Ok(()));
+        }
+    }
+
+    #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 68] = [
+        let cases: [(&str, &str, Change); 70] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -241,6 +255,14 @@ mod tests {
             }),
             ("--service-node-zone", "a/b", |c| {
                 c.services.service_node_zone = Some("a/b".into());
+            }),
+            ("--service-forwarding", "dsr", |c| {
+                c.services.service_forwarding = ServiceForwarding::Dsr;
+            }),
+            ("--service-forwarding", "hybrid", |c| {
+                c.mesh_key_file = Some("/key".into());
+                c.services.service_proxy_mode = ServiceProxyMode::Ipvs;
+                c.services.service_forwarding = ServiceForwarding::Hybrid;
             }),
             ("--service-sync-min", "10.001s", |c| {
                 c.services.service_sync_min = Duration::from_millis(10_001);

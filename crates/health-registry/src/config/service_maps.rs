@@ -6,6 +6,7 @@ use health_common::service::{
     DEFAULT_SOURCE_RANGES, REVNAT_ANY_ENTRIES, REVNAT_ENTRIES,
 };
 use health_model::settings::InvalidSetting;
+use nix::sys::sysinfo::sysinfo;
 use serde::{Deserialize, Serialize};
 
 const MIN_ENTRIES: u32 = 1024;
@@ -33,12 +34,24 @@ pub struct ServiceMapSettings {
     /// Maximum number of clients that stay with their backends, 1024 to 16777216; entries are kept when it changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY)]
     pub service_affinity_max_entries: u32,
-    /// Maximum number of entries for flows of TCP through services for each IP version, two per flow; as above
-    #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ENTRIES)]
+    /// Maximum number of entries for flows of TCP through services for each IP version, two per flow; as above. By default
+    /// 262144 on hosts with more than 4 GiB of memory, else 131072
+    #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries())]
     pub service_flow_max_entries: u32,
     /// Maximum number of entries for flows of all other protocols through services; as above
     #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
     pub service_flow_any_max_entries: u32,
+}
+
+/// Room for TCP by the memory of this host, by the bounds of Linux' own conntrack (`nf_conntrack_init_start`,
+/// net/netfilter/nf_conntrack_core.c).
+fn default_flow_entries() -> u32 {
+    let memory = sysinfo().map_or(0, |host| host.ram_total());
+    if memory > 4 << 30 {
+        2 * REVNAT_ENTRIES
+    } else {
+        REVNAT_ENTRIES
+    }
 }
 
 impl Default for ServiceMapSettings {
@@ -49,7 +62,7 @@ impl Default for ServiceMapSettings {
             service_maglev_tables: DEFAULT_MAGLEV_TABLES,
             service_source_range_max_entries: DEFAULT_SOURCE_RANGES,
             service_affinity_max_entries: DEFAULT_AFFINITY,
-            service_flow_max_entries: REVNAT_ENTRIES,
+            service_flow_max_entries: default_flow_entries(),
             service_flow_any_max_entries: REVNAT_ANY_ENTRIES,
         }
     }

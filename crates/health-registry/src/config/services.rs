@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use health_model::duration::{duration_text, parse_duration};
-use health_model::settings::{HostRouting, InvalidSetting, ServiceXdp};
+use health_model::settings::{HostRouting, InvalidSetting, ServiceForwarding, ServiceXdp};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,9 @@ use super::{
 
 /// Longest name of a zone, bytes: that of the value of a label.
 const MAX_ZONE_LEN: usize = 63;
+/// Why nothing but `snat` can be without a key that only nodes of the mesh have.
+pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with a key of one's own: by the public key anybody could send packets \
+     in the name of a service";
 const MAX_SYNC_MIN: Duration = Duration::from_secs(10);
 const MIN_SYNC_MAX: Duration = Duration::from_secs(1);
 const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
@@ -60,7 +63,11 @@ pub struct ServiceSettings {
         with = "health_model::duration::nanoseconds"
     )]
     pub service_sync_max: Duration,
-    /// Whether XDP programs on the uplinks send packets of known flows between clients outside and backends on other nodes on
+    /// How packets of clients outside get to backends on other nodes, if the service does not say: `dsr` and `hybrid` need a
+    /// mesh key of one's own, and the mode `ebpf`
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub service_forwarding: ServiceForwarding,
+    /// Whether XDP programs on the uplinks forward packets of known flows between clients outside and backends on other nodes
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_xdp: ServiceXdp,
     /// How packets from endpoints, and for services from outside, get to endpoints of this node: `ebpf` counts where the agent's
@@ -92,6 +99,7 @@ impl Default for ServiceSettings {
             service_node_zone: None,
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),
+            service_forwarding: ServiceForwarding::Snat,
             service_xdp: ServiceXdp::Off,
             host_routing: HostRouting::default(),
             service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
@@ -107,7 +115,7 @@ impl ServiceSettings {
         self.service_manifests.is_some() || self.sources.has_any()
     }
 
-    /// Whether XDP sends packets of services on; it does not unless the agent's programs serve them.
+    /// Whether XDP forwards packets of services; it does not unless the agent's programs serve them.
     pub const fn xdp(&self) -> ServiceXdp {
         match self.service_proxy_mode {
             ServiceProxyMode::Ebpf if self.has_services() => self.service_xdp,
@@ -133,6 +141,28 @@ impl ServiceSettings {
         all.into_iter().filter(|_| self.has_services())
     }
 
+    /// Checks whether backends' nodes can answer clients outside, if they shall.
+    fn check_forwarding(&self, config: &Config) -> Result<(), InvalidSetting> {
+        let forwarding = self.service_forwarding;
+        if forwarding != ServiceForwarding::Snat
+            && self.service_proxy_mode == ServiceProxyMode::Ipvs
+        {
+            let why = "not with --service-proxy-mode ipvs; use ebpf, or snat";
+            return Err(InvalidSetting::new("--service-forwarding", forwarding, why));
+        }
+        self.check_forwarding_key(config.mesh_key_file.is_none())
+    }
+
+    /// Checks whether what nodes tell each other of packets is safe, given whether the key of the mesh is public.
+    pub fn check_forwarding_key(&self, is_public: bool) -> Result<(), InvalidSetting> {
+        let forwarding = self.service_forwarding;
+        if is_public && forwarding != ServiceForwarding::Snat {
+            let flag = "--service-forwarding";
+            return Err(InvalidSetting::new(flag, forwarding, FORWARDING_NEEDS_KEY));
+        }
+        Ok(())
+    }
+
     /// Checks these settings, except the addresses to listen on.
     pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
         self.sources.check(config)?;
@@ -141,6 +171,7 @@ impl ServiceSettings {
             network("--service-node-port-cidr", cidr)?;
         }
         self.maps.check()?;
+        self.check_forwarding(config)?;
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {

@@ -31,6 +31,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy, is_external: bool) -> 
             external_policy: external,
             health_check_node_port: None,
             algorithm: None,
+            forwarding: None,
         }),
     }
 }

@@ -106,11 +106,9 @@ impl ProxyHealth {
         progress.last_updated = Some(wall);
     }
 
-    /// Sets what the cluster says of the node; none if it does not know the node. Until the first call, the node is
-    /// eligible.
-    pub fn node(&mut self, standing: Option<NodeStanding<'_>>) {
-        self.is_eligible =
-            standing.is_some_and(|node| !node.is_deleting && !node.taints.contains(&TO_BE_DELETED));
+    /// Sets what the cluster says of the node. Until the first call, the node is eligible.
+    pub fn node(&mut self, standing: NodeStanding<'_>) {
+        self.is_eligible = !standing.is_deleting && !standing.taints.contains(&TO_BE_DELETED);
     }
 
     /// Whether the changes of all families reach the kernel in time, whatever the cluster says of the node.

@@ -52,13 +52,11 @@ fn a_family_is_unhealthy_while_its_oldest_change_waits_for_the_timeout() {
 }
 
 #[test]
-fn a_node_that_goes_or_is_unknown_is_alive_but_not_eligible() {
+fn a_node_that_goes_is_alive_but_not_eligible() {
     let mut health = ProxyHealth::new(TIMEOUT);
-    let standing = |is_deleting, taints| {
-        Some(NodeStanding {
-            is_deleting,
-            taints,
-        })
+    let standing = |is_deleting, taints| NodeStanding {
+        is_deleting,
+        taints,
     };
     for (node, code) in [
         (standing(false, &[][..]), 200),
@@ -69,7 +67,6 @@ fn a_node_that_goes_or_is_unknown_is_alive_but_not_eligible() {
             503,
         ),
         (standing(false, &[]), 200),
-        (None, 503),
     ] {
         health.node(node);
         assert_eq!(codes(&health, 0), (code, 200), "{node:?}");

@@ -57,21 +57,11 @@ impl Services {
     /// its name. An error if the intervals exclude each other. Must be called in a tokio runtime.
     pub fn start<P: Provider>(
         settings: Settings,
-        topology: watch::Receiver<Topology>,
+        node: impl Into<NodeFacts>,
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
         provider: P,
     ) -> Result<Self, RunnerError> {
-        let reserved = watch::channel(Arc::default()).1;
-        Self::start_beside(settings, (topology, reserved), sources, provider)
-    }
-
-    /// The same on a node that has addresses of its own, at which no service is served.
-    pub fn start_beside<P: Provider>(
-        settings: Settings,
-        node: NodeFacts,
-        sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
-        provider: P,
-    ) -> Result<Self, RunnerError> {
+        let node = node.into();
         let (driver, trigger) = Driver::new(settings.intervals)?;
         let health = Arc::new(Health {
             proxy: Mutex::new(ProxyHealth::new(settings.health_timeout)),
@@ -128,11 +118,24 @@ impl Drop for Services {
     }
 }
 
-/// Where the node is, and which of its addresses it uses itself.
-pub type NodeFacts = (
-    watch::Receiver<Topology>,
-    watch::Receiver<Arc<ReservedAddresses>>,
-);
+/// What services go by of their node, now and whenever it changes.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    /// Where it is.
+    pub topology: watch::Receiver<Topology>,
+    /// Addresses that it uses itself: no service is served there.
+    pub reserved: watch::Receiver<Arc<ReservedAddresses>>,
+}
+
+/// A node that uses no address itself.
+impl From<watch::Receiver<Topology>> for NodeFacts {
+    fn from(topology: watch::Receiver<Topology>) -> Self {
+        Self {
+            topology,
+            reserved: watch::channel(Arc::default()).1,
+        }
+    }
+}
 
 /// What tells how services do, as long as somebody serves them and thereafter.
 #[derive(Clone, Debug)]
@@ -148,8 +151,8 @@ impl Handle {
         self.view.clone()
     }
 
-    /// What is known of the node; none if the cluster does not know it.
-    pub fn node(&self, standing: Option<NodeStanding<'_>>) {
+    /// What is known of the node.
+    pub fn node(&self, standing: NodeStanding<'_>) {
         self.health.with(|health| health.node(standing));
     }
 
@@ -278,7 +281,7 @@ impl Watcher {
             .sources
             .iter_mut()
             .map(|source| changed(source).boxed());
-        let (topology, reserved) = &mut self.node;
+        let NodeFacts { topology, reserved } = &mut self.node;
         let node = [changed(topology).boxed(), changed(reserved).boxed()];
         select_all(sources.chain(node)).await;
     }

@@ -47,15 +47,15 @@ impl<P: Provider> Syncer<P> {
         health: Arc<Health>,
         view: Arc<watch::Sender<Arc<View>>>,
     ) -> Self {
-        let place = node.0.borrow().clone();
+        let topology = node.topology.borrow().clone();
         Self {
             sources,
             node,
             merger: Merger::default(),
             tracked: ServiceSet::default(),
             services: ServiceChangeTracker::default(),
-            endpoints: EndpointsChangeTracker::new(place.node.clone(), (settings.clock)()),
-            state: State::new(place),
+            endpoints: EndpointsChangeTracker::new(topology.node.clone(), (settings.clock)()),
+            state: State::new(topology),
             provider,
             pending: Changes::default(),
             last_full: None,
@@ -127,7 +127,7 @@ impl<P: Provider> Job for Syncer<P> {
         if !is_started && !set.synced.is_complete() {
             return Ok(());
         }
-        let (topology, reserved) = &self.node;
+        let NodeFacts { topology, reserved } = &self.node;
         let mut moved = self.state.set_topology(topology.borrow().clone());
         moved.extend(self.state.set_reserved(&reserved.borrow()));
         self.tell(set);

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::*;
+use crate::forwarding::Forwarding;
 use crate::source::testing::{ServiceText, service_set};
 use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
 use crate::spec::{PortKey, Selection, ServiceName};
@@ -145,7 +146,8 @@ fn web() -> ServiceText {
 
 /// The backends of a service: last byte, whether new flows go there.
 fn backends(view: &View, service: &str) -> Vec<(String, bool)> {
-    let Some(entry) = view.service(&ServiceName::new("shop", service)) else {
+    let Some(entry) = view.service(&ServiceName::new("shop", service), &Forwarding::default())
+    else {
         return Vec::new();
     };
     let backends = entry.ports[0].backends.iter();
@@ -305,7 +307,9 @@ async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
     let view = bed
         .until(|view| backends(view, "web") == all(false, true))
         .await;
-    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
+    let entry = view
+        .service(&ServiceName::new("shop", "web"), &Forwarding::default())
+        .unwrap();
     let backend = &entry.ports[0].backends[0];
     assert!(
         backend.local && !backend.ready && !backend.serving,
@@ -320,7 +324,9 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     let mut bed = Bed::new(&[]);
     bed.set(&[web(), ServiceText::new("late", "10.96.0.1")]);
     let view = bed.until(|view| view.is_synced).await;
-    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
+    let entry = view
+        .service(&ServiceName::new("shop", "web"), &Forwarding::default())
+        .unwrap();
     assert_eq!((&*entry.kind, &*entry.source), ("ClusterIP", "test"));
     let conflicts: Vec<_> = view.conflicts().collect();
     let [conflict] = &conflicts[..] else {
@@ -329,7 +335,9 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     assert_eq!(conflict.service, "shop/web");
     assert!(conflict.problem.contains("10.96.0.1:80"), "{conflict:?}");
     assert_eq!(entry.ports[0].frontends, []);
-    let late = view.service(&ServiceName::new("shop", "late")).unwrap();
+    let late = view
+        .service(&ServiceName::new("shop", "late"), &Forwarding::default())
+        .unwrap();
     let frontend = &late.ports[0].frontends[0];
     assert_eq!(
         [
@@ -344,7 +352,9 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     // The address moves to who waits for it.
     bed.set(&[web()]);
     let view = bed.until(|view| view.conflicts().next().is_none()).await;
-    let entry = view.service(&ServiceName::new("shop", "web")).unwrap();
+    let entry = view
+        .service(&ServiceName::new("shop", "web"), &Forwarding::default())
+        .unwrap();
     assert_eq!(entry.ports[0].frontends[0].outside, "cluster");
     assert_eq!(view.names().count(), 1);
 }
@@ -396,7 +406,7 @@ async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
     let services = Services::start(settings, place, vec![set], NoRoom).unwrap();
     let mut view = services.handle().view();
     let failures = |view: &View, name: &str| {
-        let entry = view.service(&ServiceName::new("shop", name));
+        let entry = view.service(&ServiceName::new("shop", name), &Forwarding::default());
         entry.map(|entry| entry.ports[0].failures.clone())
     };
     bed.set(&[web(), ServiceText::new("other", "10.96.0.2")]);

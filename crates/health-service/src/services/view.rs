@@ -13,6 +13,7 @@ use imbl::OrdMap;
 use tokio::sync::watch;
 
 use crate::choice::{Preference, TopologyMode};
+use crate::forwarding::Forwarding;
 use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
 use crate::state::{Backend, Frontend, FrontendKind, PortState, State, Target};
@@ -70,7 +71,7 @@ impl View {
     }
 
     /// A service; none if there is none of this name. What probes say of its backends is not told here.
-    pub fn service(&self, name: &ServiceName) -> Option<ServiceEntry> {
+    pub fn service(&self, name: &ServiceName, forwarding: &Forwarding) -> Option<ServiceEntry> {
         let sourced = self.services.get(name)?;
         let service = sourced.object.as_deref()?;
         let state = self.state.as_ref()?;
@@ -87,6 +88,8 @@ impl View {
                 .affinity
                 .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             algorithm: common.algorithm.map(|one| one.name().to_owned()),
+            forwarding: forwarding.of(common.forwarding).name().to_owned(),
+            forwarding_problem: forwarding.problem(common.forwarding),
             health_check_node_port: common.health_check_node_port,
             ports: service
                 .ports

@@ -26,7 +26,7 @@ impl Manifests {
         Self(services)
     }
 
-    /// As they were written, for a node that probes nothing.
+    /// As they were written, whatever probes say.
     pub fn unprobed(self) -> watch::Receiver<Arc<ServiceSet>> {
         self.0
     }

@@ -3,6 +3,7 @@
 //! | of | annotation | value | means |
 //! | --- | --- | --- | --- |
 //! | a service | `algorithm` | `random`, `round-robin`, `maglev`, `least-connection` | how a backend is chosen for a new flow; the node's default if not set |
+//! | a service | `forwarding` | `snat`, `dsr`, `hybrid` | how packets of clients outside get to backends on other nodes; the node's default if not set |
 //! | an endpoint slice | `weight` | 1 to 1000 | the share of new flows of each endpoint of the slice, relative to those of the same service; 1 if not set |
 //!
 //! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the new
@@ -13,6 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use health_model::manifest::Problem;
+use health_model::settings::ServiceForwarding;
 use serde::{Deserialize, Serialize};
 
 use super::error::Errors;
@@ -24,6 +26,7 @@ pub const PREFIX: &str = "service.health-agent.io/";
 pub const WEIGHT_MAX: u16 = 1000;
 
 const ALGORITHM: &str = "algorithm";
+const FORWARDING: &str = "forwarding";
 const WEIGHT: &str = "weight";
 
 /// How a backend is chosen for a new flow.
@@ -32,11 +35,11 @@ const WEIGHT: &str = "weight";
 pub enum Algorithm {
     /// At random.
     Random,
-    /// In turn.
+    /// In turn; by eBPF, at random where weights differ.
     RoundRobin,
     /// By a hash of the flow, the same on each node: few flows move when backends change.
     Maglev,
-    /// The backend with the fewest flows.
+    /// By eBPF, of two random backends the one with fewer flows; by IPVS, the one with the fewest.
     LeastConnection,
 }
 
@@ -79,20 +82,35 @@ impl FromStr for Algorithm {
 
 type Annotations = BTreeMap<String, String>;
 
-/// The algorithm in a service's annotations.
-pub(super) fn algorithm(all: Option<&Annotations>, errors: &mut Errors) -> Option<Algorithm> {
-    let (key, value) = ours(all, ALGORITHM, errors)?;
-    let algorithm = value.parse().ok();
-    if algorithm.is_none() {
-        let problem = Problem::not_supported(value, &Algorithm::NAMES);
-        errors.add(path(key), problem);
+/// What a service's annotations say.
+pub(super) fn of_service(
+    all: Option<&Annotations>,
+    errors: &mut Errors,
+) -> (Option<Algorithm>, Option<ServiceForwarding>) {
+    let [algorithm, forwarding] = ours(all, [ALGORITHM, FORWARDING], errors);
+    (
+        one_of(algorithm, &Algorithm::NAMES, errors),
+        one_of(forwarding, &ServiceForwarding::NAMES, errors),
+    )
+}
+
+/// The value of an annotation that is one of these names.
+fn one_of<T: FromStr>(
+    annotation: Option<(&str, &str)>,
+    names: &'static [&'static str],
+    errors: &mut Errors,
+) -> Option<T> {
+    let (key, value) = annotation?;
+    let value_of = value.parse().ok();
+    if value_of.is_none() {
+        errors.add(path(key), Problem::not_supported(value, names));
     }
-    algorithm
+    value_of
 }
 
 /// The weight in a slice's annotations; 1 if there is none.
 pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
-    let Some((key, value)) = ours(all, WEIGHT, errors) else {
+    let [Some((key, value))] = ours(all, [WEIGHT], errors) else {
         return 1;
     };
     let weight = value.parse().ok();
@@ -105,18 +123,20 @@ pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
         })
 }
 
-/// The annotation of ours that this kind of object may have. Any other annotation of ours is an error.
-fn ours<'a>(
+/// The annotations of ours that this kind of object may have. Any other annotation of ours is an error.
+fn ours<'a, const N: usize>(
     all: Option<&'a Annotations>,
-    known: &'static str,
+    known: [&'static str; N],
     errors: &mut Errors,
-) -> Option<(&'a str, &'a str)> {
-    let mut found = None;
+) -> [Option<(&'a str, &'a str)>; N] {
+    let mut found = [None; N];
     for (key, value) in all.into_iter().flatten() {
-        match key.strip_prefix(PREFIX) {
-            Some(name) if name == known => found = Some((key.as_str(), value.as_str())),
-            Some(_) => errors.add(path(key), Problem::UnknownField("")),
-            None => {}
+        let Some(name) = key.strip_prefix(PREFIX) else {
+            continue;
+        };
+        match known.iter().position(|known| *known == name) {
+            Some(place) => found[place] = Some((key.as_str(), value.as_str())),
+            None => errors.add(path(key), Problem::UnknownField("")),
         }
     }
     found

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
 use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,8 @@ pub struct Common {
     pub health_check_node_port: Option<u16>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<Algorithm>,
+    /// How packets of clients outside get to backends on other nodes; none for the node's default.
+    pub forwarding: Option<ServiceForwarding>,
 }
 
 /// The type of a service. Each type includes the ones before it.

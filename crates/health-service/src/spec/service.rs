@@ -116,6 +116,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
         TrafficPolicy::Cluster
     };
     let is_checked = kind == ServiceType::LoadBalancer && external_policy == TrafficPolicy::Local;
+    let (algorithm, forwarding) = annotation::of_service(metadata.annotations.as_ref(), errors);
     let common = Arc::new(Common {
         name: name.clone(),
         kind,
@@ -133,7 +134,8 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
         } else {
             None
         },
-        algorithm: annotation::algorithm(metadata.annotations.as_ref(), errors),
+        algorithm,
+        forwarding,
         cluster_ips,
         external_ips,
         load_balancer_ips,

@@ -335,6 +335,32 @@ fn annotations_choose_the_algorithm_and_others_of_ours_are_errors() {
     );
 }
 
+#[test]
+fn a_service_may_say_how_it_is_forwarded() {
+    let with = |forwarding: &str| {
+        let mut object = object(spec(json!({})), json!({}));
+        let annotation = json!({ "service.health-agent.io/forwarding": forwarding });
+        object["metadata"]["annotations"] = annotation;
+        let reading = reading(object);
+        let common = reading.service.unwrap().common;
+        (common.forwarding, texts(&reading.errors))
+    };
+    for name in ServiceForwarding::NAMES {
+        assert_eq!(with(name), (name.parse().ok(), Vec::new()));
+    }
+    assert_eq!(
+        with("direct"),
+        (
+            None,
+            vec![
+                "service shop/web: metadata.annotations[service.health-agent.io/forwarding]: Unsupported value: \"direct\": \
+                 supported values: \"snat\", \"dsr\", \"hybrid\""
+                    .to_owned()
+            ]
+        )
+    );
+}
+
 /// A slice of the service `web` with these fields.
 fn slice(fields: Value) -> Value {
     let mut slice = json!({

@@ -35,8 +35,8 @@ impl Claimed {
     }
 }
 
-/// A claim on a place; the smallest one owns it. ClusterIPs come first: the cluster assigns each only once, while anybody
-/// may write an external address into a service.
+/// A claim on an address or node port; the smallest one owns it. ClusterIPs come first: the cluster assigns each only once,
+/// while anybody may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     is_written: bool,
@@ -98,17 +98,17 @@ fn field(kind: FrontendKind) -> &'static str {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Claims {
     /// Sorted; never empty.
-    places: OrdMap<Claimed, Vec<Claim>>,
+    claims: OrdMap<Claimed, Vec<Claim>>,
 }
 
-/// Places whose claims have changed, with their former owners.
+/// Addresses and node ports whose claims have changed, with their former owners.
 #[derive(Debug, Default)]
 pub(super) struct Touched(BTreeMap<Claimed, Option<ServicePortName>>);
 
 impl Claims {
-    /// The port that owns this place.
-    pub(super) fn owner(&self, place: &Claimed) -> Option<&ServicePortName> {
-        let claims = self.places.get(place)?;
+    /// The port that owns this address or node port.
+    pub(super) fn owner(&self, claimed: &Claimed) -> Option<&ServicePortName> {
+        let claims = self.claims.get(claimed)?;
         claims.first().map(|claim| &claim.name)
     }
 
@@ -119,26 +119,26 @@ impl Claims {
         port: &ServicePort,
         touched: &mut Touched,
     ) {
-        let place = Claimed::of(key, listen);
-        self.touch(place, touched);
+        let claimed = Claimed::of(key, listen);
+        self.touch(claimed, touched);
         let claim = Claim {
             is_written: kind != FrontendKind::ClusterIp,
             created: port.service.created,
             name: key.name.clone(),
         };
-        let claims = self.places.entry(place).or_default();
+        let claims = self.claims.entry(claimed).or_default();
         if let Err(index) = claims.binary_search(&claim) {
             claims.insert(index, claim);
         }
     }
 
     pub(super) fn remove(&mut self, key: &PortKey, listen: Listen, touched: &mut Touched) {
-        let place = Claimed::of(key, listen);
-        self.touch(place, touched);
-        if let Some(claims) = self.places.get_mut(&place) {
+        let claimed = Claimed::of(key, listen);
+        self.touch(claimed, touched);
+        if let Some(claims) = self.claims.get_mut(&claimed) {
             claims.retain(|claim| claim.name != key.name);
             if claims.is_empty() {
-                self.places.remove(&place);
+                self.claims.remove(&claimed);
             }
         }
     }
@@ -151,7 +151,7 @@ impl Claims {
             .into_iter()
             .flat_map(move |protocol| {
                 let end = |port| Claimed::new(family, protocol, listen(port));
-                self.places.range(end(0)..=end(u16::MAX))
+                self.claims.range(end(0)..=end(u16::MAX))
             });
         ranges.flat_map(move |(_, claims)| {
             let names = claims.iter().map(|claim| claim.name.clone());
@@ -159,22 +159,22 @@ impl Claims {
         })
     }
 
-    fn touch(&self, place: Claimed, touched: &mut Touched) {
-        let owner = || self.owner(&place).cloned();
-        touched.0.entry(place).or_insert_with(owner);
+    fn touch(&self, claimed: Claimed, touched: &mut Touched) {
+        let owner = || self.owner(&claimed).cloned();
+        touched.0.entry(claimed).or_insert_with(owner);
     }
 
-    /// All ports that claim a place whose owner has changed.
+    /// All ports that claim an address or node port whose owner has changed.
     pub(super) fn moved(&self, touched: Touched) -> BTreeSet<PortKey> {
         let moved = touched
             .0
             .into_iter()
-            .filter(|(place, before)| self.owner(place) != before.as_ref());
-        let claimants = moved.flat_map(|(place, _)| {
-            let claims = self.places.get(&place).into_iter().flatten();
+            .filter(|(claimed, before)| self.owner(claimed) != before.as_ref());
+        let claimants = moved.flat_map(|(claimed, _)| {
+            let claims = self.claims.get(&claimed).into_iter().flatten();
             claims.map(move |claim| PortKey {
                 name: claim.name.clone(),
-                family: place.family,
+                family: claimed.family,
             })
         });
         claimants.collect()

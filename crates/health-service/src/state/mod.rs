@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
 use imbl::OrdMap;
 use jiff::Timestamp;
 
@@ -55,6 +56,8 @@ pub struct PortState {
     pub affinity: Option<Duration>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<Algorithm>,
+    /// How packets of clients outside get to backends on other nodes; none for the node's default.
+    pub forwarding: Option<ServiceForwarding>,
 }
 
 /// What a sync changed.
@@ -170,8 +173,9 @@ impl State {
     }
 
     /// The same state, computed from all services and endpoints at once.
+    #[cfg(test)]
     #[must_use]
-    pub fn recomputed(&self) -> Self {
+    fn recomputed(&self) -> Self {
         let mut state = Self::new(self.topology.clone());
         state.services = self.services.clone();
         state.endpoints = self.endpoints.clone();
@@ -395,6 +399,7 @@ impl State {
             lingering: lingering(endpoints, &choice),
             affinity: port.service.affinity,
             algorithm: port.service.algorithm,
+            forwarding: port.service.forwarding,
         };
         Some((state, conflicts))
     }

@@ -10,6 +10,8 @@ use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, SERVICES, SERVICES_HANDOVER};
 use health_common::ct::Timeouts;
+use health_common::service::direct::DirectConfig;
+use health_common::siphash::SipKey;
 use health_datapath::{Datapath, DatapathError, Hook};
 use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::manager::HealthReport;
@@ -439,8 +441,20 @@ impl NodeDatapath {
             flags: self.flags,
         };
         self.datapath().configure(config)?;
+        self.datapath()
+            .set_direct(direct_config(&self.keys.direct))?;
         Ok(())
     }
+}
+
+/// By which keys nodes know what others send on to their backends.
+fn direct_config(keys: &[SipKey]) -> DirectConfig {
+    let mut config = DirectConfig::default();
+    for (place, key) in config.keys.iter_mut().zip(keys) {
+        *place = *key;
+        config.count += 1;
+    }
+    config
 }
 
 /// The MTU of a device, bytes; `None` where it is gone.

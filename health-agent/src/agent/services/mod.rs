@@ -20,13 +20,15 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::services::{ServiceTables, SocketTable};
+use health_mesh::mesh_key::MeshKeys;
 use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
+use health_registry::config::{Config, FORWARDING_NEEDS_KEY, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::{Node, Standing};
 use health_service::choice::Topology;
+use health_service::forwarding::Forwarding;
 use health_service::provider::ebpf::{self, EbpfProvider};
 use health_service::provider::ipvs::netlink::server::Timeouts;
 use health_service::provider::ipvs::plan::PlanSettings;
@@ -127,6 +129,22 @@ pub(super) struct Links {
     pub(super) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     /// The addresses that this node uses itself.
     pub(super) reserved: watch::Receiver<Arc<ReservedAddresses>>,
+    /// How packets of clients outside get to backends on other nodes.
+    pub(super) forwarding: Forwarding,
+}
+
+/// How packets of clients outside get to backends on other nodes, given these keys.
+pub(super) fn forwarding(config: &Config, keys: &MeshKeys) -> Forwarding {
+    let settings = &config.services;
+    let hindrance = match settings.service_proxy_mode {
+        ServiceProxyMode::Ipvs => Some("services are served by IPVS"),
+        ServiceProxyMode::Ebpf if keys.hello.is_public() => Some(FORWARDING_NEEDS_KEY),
+        ServiceProxyMode::Ebpf => None,
+    };
+    Forwarding {
+        default: settings.service_forwarding,
+        hindrance,
+    }
 }
 
 /// Tells whoever follows, if there is something new.
@@ -155,6 +173,7 @@ pub(super) async fn start(
         standing,
         addresses,
         reserved,
+        forwarding,
     } = links;
     let topology = Topology {
         node: config.node_name.as_str().into(),
@@ -164,7 +183,10 @@ pub(super) async fn start(
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
     });
-    let facts = (watch::channel(topology).1, reserved);
+    let facts = NodeFacts {
+        topology: watch::channel(topology).1,
+        reserved,
+    };
     let settings = &config.services;
     let networks = settings.service_node_port_cidrs.clone();
     let node_addresses = NodeAddressWatch::follow(netlink.clone(), networks).await?;
@@ -176,13 +198,16 @@ pub(super) async fn start(
     let (served, other) = match ipvs {
         Some(provider) => {
             let provider = AnnouncingProvider::new(provider, addresses);
-            let served = serve(settings, facts, sources, ports, pods, provider);
+            let served = serve(settings, forwarding, facts, sources, ports, pods, provider);
             (served, Other::Ebpf(Box::new(tables)))
         }
         None => {
-            let by = ebpf::Settings::new(clock::now_ns);
+            let by = ebpf::Settings {
+                forwarding,
+                ..ebpf::Settings::new(clock::now_ns)
+            };
             let provider = EbpfProvider::new(tables, by, node_addresses.addresses())?;
-            let mut served = serve(settings, facts, sources, ports, pods, provider);
+            let mut served = serve(settings, forwarding, facts, sources, ports, pods, provider);
             if let Ok(served) = &mut served {
                 let sockets = SocketWatch::follow(sockets, served.in_force.clone())?;
                 served._sockets = Some(sockets);
@@ -234,6 +259,7 @@ fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
 
 fn serve(
     settings: &ServiceSettings,
+    forwarding: Forwarding,
     node: NodeFacts,
     mut sources: Sources,
     ports: Ports,
@@ -244,11 +270,11 @@ fn serve(
         Some(pods) => pods.readiness(),
         None => watch::channel(Arc::default()).1,
     };
-    let name = node.0.borrow().node.clone();
+    let name = node.topology.borrow().node.clone();
     let sets = sources.services(&name, &readiness);
     let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
     let (sender, checks) = watch::channel(Arc::<HealthChecks>::default());
-    let services = Services::start_beside(
+    let services = Services::start(
         Settings {
             intervals: Intervals {
                 min: settings.service_sync_min,
@@ -266,6 +292,7 @@ fn serve(
     let handle = services.handle();
     let listeners = ServiceListeners::start(EVERYWHERE, checks.clone(), handle.clone());
     let catalog = ServiceCatalog {
+        forwarding,
         readiness,
         listener_problems: listeners.problems(),
         handle,

@@ -10,19 +10,19 @@ pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle
     loop {
         match &*standing.borrow_and_update() {
             // As long as nobody says otherwise, it may get traffic.
-            Standing::Untold => handle.node(Some(NodeStanding {
+            Standing::Untold => handle.node(NodeStanding {
                 is_deleting: false,
                 taints: &[],
-            })),
+            }),
             Standing::Known {
                 is_deleting,
                 taints,
             } => {
                 let taints: Vec<&str> = taints.iter().map(String::as_str).collect();
-                handle.node(Some(NodeStanding {
+                handle.node(NodeStanding {
                     is_deleting: *is_deleting,
                     taints: &taints,
-                }));
+                });
             }
         }
         if standing.changed().await.is_err() {

@@ -8,8 +8,12 @@ use health_service::services::Work;
 use health_service::state::{Changes, State};
 
 use health_registry::config::ServiceProxyMode;
+use tokio::time::timeout;
 
 use super::*;
+
+/// For what takes a moment.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A pod at this address, which is ready while somebody listens at `host`.
 fn pod(ip: IpAddr, host: SocketAddr) -> String {
@@ -84,8 +88,13 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         metrics: Vec::new(),
     };
     let sources = Sources::of_folder(services);
-    let node = (watch::channel(topology).1, watch::channel(Arc::default()).1);
-    serve(&settings, node, sources, ports, pods, Moody(always())).unwrap()
+    let node = NodeFacts {
+        topology: watch::channel(topology).1,
+        reserved: watch::channel(Arc::default()).1,
+    };
+    let forwarding = Forwarding::default();
+    let provider = Moody(always());
+    serve(&settings, forwarding, node, sources, ports, pods, provider).unwrap()
 }
 
 /// The backends that new flows go to, and those that probes tell of.
@@ -119,10 +128,13 @@ async fn a_container_that_is_not_ready_leaves_the_backends_and_comes_back() {
     let other = IpAddr::from([10, 1, 0, 1]);
     let mut view = served.catalog.handle.view();
     let mut until = async |used: Vec<IpAddr>, ready: bool| {
-        while backends(&served.catalog) != (used.clone(), vec![(ip, ready)]) {
-            // Readiness is known a moment before the view follows it.
-            let _ = tokio::time::timeout(Duration::from_millis(10), view.changed()).await;
-        }
+        let followed = async {
+            while backends(&served.catalog) != (used.clone(), vec![(ip, ready)]) {
+                // Readiness is known a moment before the view follows it.
+                let _ = timeout(Duration::from_millis(10), view.changed()).await;
+            }
+        };
+        timeout(PATIENCE, followed).await.expect("the backends");
     };
     until(vec![other, ip], true).await;
     drop(listener);
@@ -238,9 +250,12 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
         (known(true, &[]), false),
     ] {
         cluster.send_replace(standing.clone());
-        while handle.healthz().node_eligible != Some(is_eligible) {
-            tokio::task::yield_now().await;
-        }
+        let told = async {
+            while handle.healthz().node_eligible != Some(is_eligible) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, told).await.expect("the node's standing");
         assert!(handle.livez().healthy, "{standing:?}");
     }
     // A registry that has ended says nothing more.

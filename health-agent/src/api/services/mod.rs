@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use health_model::api::{ServiceBackend, ServiceEntry, ServiceProblem, ServiceSummary};
 use health_registry::config::ServiceProxyMode;
+use health_service::forwarding::Forwarding;
 use health_service::services::{Handle, View};
 use health_service::source::Readiness;
 use health_service::spec::ServiceName;
@@ -20,6 +21,8 @@ use tokio::sync::watch;
 /// The services of a node, as the API reports them. Clones share their contents.
 #[derive(Clone, Debug)]
 pub struct ServiceCatalog {
+    /// How packets of clients outside get to backends on other nodes.
+    pub forwarding: Forwarding,
     /// The running services.
     pub handle: Handle,
     /// The readiness that this node's probes found.
@@ -38,7 +41,7 @@ impl ServiceCatalog {
         let readiness = self.readiness.borrow().clone();
         let view = self.view();
         let meant = view.names().filter(|name| is_meant(name));
-        let services = meant.filter_map(|name| view.service(name));
+        let services = meant.filter_map(|name| view.service(name, &self.forwarding));
         services
             .map(|service| probed(service, &readiness))
             .collect()

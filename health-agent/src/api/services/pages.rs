@@ -95,6 +95,7 @@ mod tests {
     use std::net::TcpListener;
 
     use health_registry::config::ServiceProxyMode;
+    use health_service::health_check::NodeStanding;
     use serde_json::Value;
 
     use super::super::testing::{Bed, get};
@@ -128,7 +129,10 @@ mod tests {
         assert!(code == 200 && !body.contains("nodeEligible"), "{body}");
 
         // A node that is about to go gets no new traffic, but works.
-        bed.handle.node(None);
+        bed.handle.node(NodeStanding {
+            is_deleting: true,
+            taints: &[],
+        });
         assert_eq!(get(address, "/healthz").await.0, 503);
         assert_eq!(get(address, "/livez").await.0, 200);
         // What cannot be put in force makes it ill.

@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, ipcache, lb,
-    masquerade, metrics, nat, policy, rtt, settings, stream, xdp,
+    arrivals, calls, connections, ct, direct, endpoint, event_filter, fragments, inflight, ipcache,
+    lb, masquerade, metrics, nat, policy, rtt, settings, stream, xdp,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 
@@ -114,6 +114,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const MASQUERADE: &str = layout::MASQUERADE.name;
     const EVENTS: &str = layout::EVENTS.name;
     const MONITOR: &str = layout::MONITOR.name;
+    const DIRECT: &str = layout::DIRECT.name;
     const CONFIG: &str = layout::CONFIG.name;
     const SVC4: &str = layout::SVC4.name;
     const SVC6: &str = layout::SVC6.name;
@@ -195,6 +196,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
              shows them"
         ),
         MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),
+        DIRECT => format.print_rows(&direct::entries(pinned.direct()?), lines),
         CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
         SVC4 => stream::print(format, &[pinned.frontend4_rows()?], |row| {
             Some(lb::entries::frontend4(row))

@@ -6,6 +6,7 @@ mod arrivals;
 mod calls;
 mod connections;
 mod ct;
+mod direct;
 mod endpoint;
 mod entry;
 mod event_filter;

@@ -16,8 +16,8 @@ Columns:
               (Local); two values, for ClusterIPs and for all other addresses, if they differ
   AFFINITY    how long a client stays with its backend after it last opened a flow
   ALGORITHM   how a backend is chosen; - for the default
-  PROBLEM     why new flows get no backend, where packets of SCTP are dropped, and whether
-              addresses belong to another service
+  PROBLEM     why new flows get no backend, where packets of SCTP are dropped, whether addresses
+              belong to another service or to this node, and whether the port is not in force
 
 Output:
   wide adds columns and shows problems in full

@@ -233,6 +233,8 @@ pub(super) mod fixture {
             external_policy: "Local".into(),
             affinity_ns: Some(10_800_000_000_000),
             algorithm: Some("maglev".into()),
+            forwarding: "hybrid".into(),
+            forwarding_problem: None,
             health_check_node_port: Some(31_000),
             ports: vec![
                 ServicePortEntry {

@@ -121,9 +121,13 @@ fn write(out: &mut String, details: &ServiceDetails) -> fmt::Result {
             "Algorithm",
             service.algorithm.as_deref().unwrap_or("default").to_owned(),
         ),
+        ("Forwarding", service.forwarding.clone()),
         ("Health check port", number(service.health_check_node_port)),
     ] {
         writeln!(out, "{label}:   {}", printable(&value))?;
+    }
+    if let Some(problem) = &service.forwarding_problem {
+        writeln!(out, "Problem:   {}", printable(problem))?;
     }
     writeln!(out, "Ports:")?;
     for port in &service.ports {
@@ -263,6 +267,7 @@ Internal traffic:   Cluster
 External traffic:   Local
 Affinity:   3h0m0s
 Algorithm:   maglev
+Forwarding:   hybrid
 Health check port:   31000
 Ports:
   http 80/TCP:

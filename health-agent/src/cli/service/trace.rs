@@ -145,6 +145,8 @@ fn write(out: &mut String, trace: &ServiceTrace) -> fmt::Result {
         },
     ));
     lines.push(("Algorithm", frontend.algorithm.clone()));
+    let forwarding = frontend.forwarding.iter();
+    lines.extend(forwarding.map(|forwarding| ("Forwarding", forwarding.clone())));
     for (label, value) in lines {
         writeln!(out, "{label}:   {}", printable(&value))?;
     }
@@ -259,6 +261,7 @@ mod tests {
                 kind: "LoadBalancer".to_owned(),
                 number: Some(3),
                 algorithm: "random".to_owned(),
+                forwarding: Some("dsr".to_owned()),
                 affinity_ns: None,
             },
             pool: TracedPool {
@@ -301,6 +304,7 @@ Source ranges:   10.244.0.0/16: admitted
 Known flow:   leaves 10.244.1.8:8080, its connection is over
 Affinity:   -
 Algorithm:   random
+Forwarding:   dsr
 Backends:
   ADDRESS           NAME    STATE   SHARE    WEIGHT   FLOWS   NODE     EGRESS                                      INGRESS                            PROBLEM
   10.244.1.8:8080   web-1   ready   100.0%   1        2       hnode1   allowed: not enforced: no rule selects it   refused: no rule allows it\\u{1b}   -

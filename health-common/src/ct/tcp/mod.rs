@@ -12,23 +12,28 @@
 //!
 //! Sequence numbers are ignored, so a RST that its receiver will refuse (RFC 9293 section 3.10.7.4) closes
 //! the entry too. The entry still serves the connection, with the closing timeout from each packet on. It is
-//! open again once the side in whose name the RST came sends an ACK or FIN: who has reset a connection sends
-//! nothing more of it but RSTs.
+//! open again once the side in whose name the RST came sends an ACK or FIN, and the other side one after it:
+//! who has reset a connection answers with nothing but RSTs. The first one alone may have been sent before the
+//! RST, which overtook it.
 
 #[cfg(test)]
 mod tests;
 
 use super::{
-    CT_RX_ACKED_FIN, CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_ACKED_FIN, CT_TX_CLOSING, CtState,
-    Outcome, Side, TUPLE_IN,
+    CT_RESET_DOUBTED, CT_RX_ACKED_FIN, CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_ACKED_FIN,
+    CT_TX_CLOSING, CtState, Outcome, Side, TUPLE_IN,
 };
 use crate::tcp::{ACK, FIN, RST, SYN};
 
 /// Urgent data ends at the urgent pointer.
 const URG: u8 = 0x20;
 /// Flags that a connection that is opened anew forgets.
-const OF_ONE_CONNECTION: u16 =
-    CT_RX_CLOSING | CT_TX_CLOSING | CT_SEEN_NON_SYN | CT_RX_ACKED_FIN | CT_TX_ACKED_FIN;
+const OF_ONE_CONNECTION: u16 = CT_RX_CLOSING
+    | CT_TX_CLOSING
+    | CT_SEEN_NON_SYN
+    | CT_RX_ACKED_FIN
+    | CT_TX_ACKED_FIN
+    | CT_RESET_DOUBTED;
 
 /// State of a connection, as far as it can be told from between the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +178,7 @@ pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> S
     let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
     let kind = Kind::of(tcp_flags);
     let valid = match kind {
-        Some(Kind::Ack | Kind::Fin) => without_reset(state, is_rx),
+        Some(Kind::Ack | Kind::Fin) => after_reset(state, is_rx),
         _ => state,
     };
     let before = TcpState::of(valid);
@@ -201,29 +206,36 @@ pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> S
     }
 }
 
-/// The state without the RST of a side that goes on, if the handshake was over.
+/// The state as a side that sends no RST leaves those that there were, if the handshake was over.
 #[inline(always)]
-const fn without_reset(state: CtState, is_rx: bool) -> CtState {
-    let (mut rx, mut tx) = (state.rx_flags_seen(), state.tx_flags_seen());
-    let reset = if is_rx { rx } else { tx } & RST;
-    if reset == 0 || !state.has(CT_SEEN_NON_SYN) {
+const fn after_reset(state: CtState, is_rx: bool) -> CtState {
+    let (rx, tx) = (state.rx_flags_seen(), state.tx_flags_seen());
+    if (rx | tx) & RST == 0 || !state.has(CT_SEEN_NON_SYN) {
         return state;
     }
-    if is_rx {
-        rx &= !RST;
-    } else {
-        tx &= !RST;
-    }
-    let mut flags = state.flags();
-    if (rx | tx) & RST == 0 {
-        if rx & FIN == 0 {
-            flags &= !CT_RX_CLOSING;
+    let (own, other) = if is_rx { (rx, tx) } else { (tx, rx) };
+    if own & RST != 0 {
+        if other & RST == 0 {
+            return state.with(CT_RESET_DOUBTED);
         }
-        if tx & FIN == 0 {
-            flags &= !CT_TX_CLOSING;
-        }
+        let (rx, tx) = if is_rx {
+            (rx & !RST, tx)
+        } else {
+            (rx, tx & !RST)
+        };
+        return CtState::new(state.flags(), rx, tx);
     }
-    CtState::new(flags, rx, tx)
+    if !state.has(CT_RESET_DOUBTED) {
+        return state;
+    }
+    let mut flags = state.flags() & !CT_RESET_DOUBTED;
+    if rx & FIN == 0 {
+        flags &= !CT_RX_CLOSING;
+    }
+    if tx & FIN == 0 {
+        flags &= !CT_TX_CLOSING;
+    }
+    CtState::new(flags, rx & !RST, tx & !RST)
 }
 
 /// The transitions, by what was seen before.
@@ -278,7 +290,7 @@ const fn take(state: CtState, is_rx: bool, side: Side, tcp_flags: u8) -> CtState
     };
     let mut flags = state.flags();
     if tcp_flags & RST != 0 {
-        flags |= CT_RX_CLOSING | CT_TX_CLOSING;
+        flags = flags & !CT_RESET_DOUBTED | CT_RX_CLOSING | CT_TX_CLOSING;
     } else if tcp_flags & SYN == 0 {
         // An acknowledgement of the replying side does not end the handshake, it may answer a SYN that
         // came late. It does where both sides open, and the original one has sent a SYN/ACK.

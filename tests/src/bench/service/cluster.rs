@@ -108,6 +108,7 @@ pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> Servic
         ports: ports(number),
         spec: json!({}),
         annotations: json!({}),
+        load_balancer: Vec::new(),
         endpoints: endpoints.collect(),
     }
 }

@@ -22,7 +22,7 @@ use super::parts::{self, Part};
 use super::{Options, Report};
 
 /// The maps of services.
-const MAPS: [&str; 11] = [
+const MAPS: [&str; 12] = [
     layout::SVC4.name,
     layout::SVC6.name,
     layout::BACKENDS.name,
@@ -34,6 +34,7 @@ const MAPS: [&str; 11] = [
     layout::REVNAT6.name,
     layout::REVNAT_ANY4.name,
     layout::REVNAT_ANY6.name,
+    layout::SOCKETS.name,
 ];
 
 const PARTS: &[Part] = &[

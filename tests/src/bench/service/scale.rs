@@ -58,6 +58,7 @@ const SIZES: ServiceMapSizes = ServiceMapSizes {
     affinity: 1_024,
     flows: 1_024,
     flows_any: 1_024,
+    sockets: 1_024,
 };
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use tests::served::{Answer, Connection, Datagrams, ServiceManifest, ServicePort, reply_to};
+use tests::conntrack::packets;
+use tests::served::{Answer, Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Member, PATIENCE, wait_for};
 
 use super::{Row, SOON, Stand, targets, wait_answered_by, wait_datagrams_answered_by};
@@ -215,40 +216,12 @@ const INITIATE_TAG: u32 = 0x0102_0304;
 /// A packet that begins an association, or answers one that does (RFC 9260 sections 3.3.2 and 3.3.3): whatever tracks
 /// associations takes no other for a first one.
 fn sctp_packet([from, to]: [u16; 2], chunk: u8, verification_tag: u32) -> Vec<u8> {
-    const LENGTH: u8 = 20;
-    let mut packet = [
-        &from.to_be_bytes()[..],
-        &to.to_be_bytes(),
-        &verification_tag.to_be_bytes(),
-        &[0; 4],
-        &[chunk, 0, 0, LENGTH],
-        &INITIATE_TAG.to_be_bytes(),
+    let value = [
+        &INITIATE_TAG.to_be_bytes()[..],
         // Receiver window, streams out and in, first sequence number.
         &65_536_u32.to_be_bytes(),
         &[0, 1, 0, 1],
         &u32::from(chunk).to_be_bytes(),
-    ]
-    .concat();
-    let checksum = crc32c(&packet);
-    packet[8..12].copy_from_slice(&checksum.to_le_bytes());
-    packet
-}
-
-/// CRC32c as in RFC 9260 appendix A.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let mut crc = !0_u32;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
-}
-
-#[test]
-fn a_reply_names_the_backend_and_the_client() {
-    let reply = reply_to(b"7", "web-1", "[::ffff:10.0.0.1]:5".parse().unwrap());
-    assert_eq!(reply, b"web-1 10.0.0.1 7");
-    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    ];
+    packets::sctp((from, to), verification_tag, chunk, &value.concat())
 }

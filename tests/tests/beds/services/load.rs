@@ -24,6 +24,15 @@ pub(crate) struct Load {
     done: AtomicUsize,
 }
 
+/// Tells clients that it is over, also by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What a client does at an address.
 pub(crate) type Use = fn(&Load, &str, SocketAddr) -> anyhow::Result<()>;
 
@@ -39,8 +48,9 @@ impl Load {
             let users: Vec<_> = users
                 .map(|(use_it, from, target)| scope.spawn(move || use_it(self, from, *target)))
                 .collect();
+            let over = Over(&self.is_over);
             let done = work();
-            self.is_over.store(true, Ordering::Relaxed);
+            drop(over);
             let users = users.into_iter();
             let used: anyhow::Result<Vec<()>> =
                 users.map(|user| user.join().expect("no panic")).collect();

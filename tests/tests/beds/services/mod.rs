@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod choice;
+mod direct;
 mod drain;
 mod errors;
 mod flows;

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tests::bed::{ROUTER, command_in, ip};
 use tests::outside::{self, FAR, FAR4, FAR6, ROUTER_DEVICE, far};
-use tests::process::run;
+use tests::process::{Running, run};
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
@@ -23,11 +23,14 @@ use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagram
 pub(super) const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
 /// What is shown of clients outside, one after the other on a bed.
-type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
+pub(super) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
-const ROWS: &[Row] = &[
+/// The row that holds without direct return alone.
+pub(super) const ELSEWHERE: &str = "a_backend_elsewhere_sees_the_node";
+
+pub(super) const ROWS: &[Row] = &[
     ("a_backend_here_sees_the_client", here),
-    ("a_backend_elsewhere_sees_the_node", elsewhere),
+    (ELSEWHERE, elsewhere),
     ("local_policy_keeps_the_source_or_drops", local_policy),
     ("external_addresses_are_reached", external),
     ("source_ranges_count_at_load_balancers", source_ranges),
@@ -46,7 +49,7 @@ const ROWS: &[Row] = &[
 ];
 
 /// The router's ways to addresses of services lead to the first node.
-fn add_routes(stand: &Stand) -> anyhow::Result<()> {
+pub(super) fn add_routes(stand: &Stand) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     outside::add(node)?;
     for (cidrs, via) in [
@@ -109,7 +112,11 @@ fn own(target: SocketAddr) -> IpAddr {
 
 /// That TCP and UDP are answered by these, who take the client for this one; and that segments that are cut later get
 /// through.
-fn is_answered_by(target: SocketAddr, names: &[&str], client: IpAddr) -> anyhow::Result<()> {
+pub(super) fn is_answered_by(
+    target: SocketAddr,
+    names: &[&str],
+    client: IpAddr,
+) -> anyhow::Result<()> {
     let answers = wait_answered_by(FAR, target, names)?;
     ensure!(
         answers.clients.iter().eq([&client]),
@@ -230,10 +237,8 @@ pub(super) fn write_balanced(
         "type": "LoadBalancer",
         "loadBalancerSourceRanges": ranges,
     }));
-    let mut list = service.with_node_port(node_port(number)).json();
-    let ingress = external_ips(number).map(|ip| json!({ "ip": ip }));
-    list["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-    stand.manifests.write_file(name, &list.to_string())
+    let service = service.with_node_port(node_port(number));
+    stand.write(&service.with_load_balancer(external_ips(number)))
 }
 
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
@@ -267,21 +272,34 @@ fn cluster_ip(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A pod in the node's own network; its address is the node's.
-fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    const PORT: u16 = 7070;
-    let node = stand.bed.node(1);
+/// Where servers of [`host_backend`] listen.
+const HOST_PORT: u16 = 7070;
+
+/// A pod in a node's own network, whose address is the node's: it answers while it is kept. With a service of it alone.
+pub(super) fn host_backend(
+    stand: &Stand,
+    node: &Node,
+    name: &str,
+    number: u8,
+) -> anyhow::Result<(Running, ServiceManifest)> {
     let mut server = command_in(node.name(), "python3");
-    server.args(["-c", HOST_SERVER, &PORT.to_string()]);
-    let _server = tests::process::Running::start(&mut server)?;
-    let mut service = stand.service("host", number);
+    server.args(["-c", HOST_SERVER, &HOST_PORT.to_string()]);
+    let server = Running::start(&mut server)?;
+    let mut service = stand.service(name, number);
     service.ports = vec![ServicePort {
-        target: PORT,
+        target: HOST_PORT,
         ..ServicePort::http(80)
     }];
     service.endpoints.truncate(1);
     service.endpoints[0].addresses = node.addresses();
-    stand.write(&service.with_node_port(node_port(number)))?;
+    service.endpoints[0].node = node.name().to_owned();
+    Ok((server, service.with_node_port(node_port(number))))
+}
+
+fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let (_server, service) = host_backend(stand, node, "host", number)?;
+    stand.write(&service)?;
     for (target, client) in node_targets(stand, number) {
         let answers = wait_answered_by(FAR, target, &["host"])?;
         ensure!(
@@ -291,7 +309,7 @@ fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
         );
         let listed = node.cli("bpf ct list --proto tcp")?.success()?;
         ensure!(
-            listed.contains(&format!(":{PORT} ")) && listed.contains(&client.to_string()),
+            listed.contains(&format!(":{HOST_PORT} ")) && listed.contains(&client.to_string()),
             "not in conntrack: {listed}"
         );
     }
@@ -364,7 +382,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent's own server, and the port of health checks beside a service with local policy.
+/// The port of health checks beside a service with local policy.
 fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     let service = stand.service("checked", number).spec(json!({
@@ -440,7 +458,10 @@ fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, _) in node_targets(stand, number) {
         wait_for("connections to be refused", PATIENCE, || {
-            Ok(connect(target)?.is_err().then_some(()))
+            let kind = connect_within(target, PATIENCE)?
+                .err()
+                .map(|error| error.kind());
+            Ok((kind == Some(ErrorKind::ConnectionRefused)).then_some(()))
         })?;
     }
     all_answer(&mut open)?;

@@ -1,8 +1,9 @@
 //! Restarts and upgrades of agents under load.
 
 use anyhow::{Context as _, ensure};
+use health_common::LAYOUT_VERSION;
 use nix::sys::signal::Signal;
-use tests::upgrade::with_other_programs;
+use tests::upgrade::{pretend_layout, with_other_programs};
 
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
@@ -55,6 +56,14 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
                 load.goes_on()
                     .with_context(|| format!("{} is back", node.name()))?;
             }
+        }
+        for node in stand.bed.nodes() {
+            node.kill_agent(Signal::SIGKILL)?;
+            pretend_layout(node, LAYOUT_VERSION - 1)?;
+            load.goes_on()?;
+            node.take_over(None)?;
+            load.goes_on()
+                .with_context(|| format!("{} with other settings", node.name()))?;
         }
         for (backends, sizes) in SIZES {
             for node in stand.bed.nodes() {

@@ -276,16 +276,6 @@ fn external_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A service with a load balancer of these addresses, as a cluster's controller writes it.
-fn write_balanced(stand: &Stand, service: &ServiceManifest, ips: &[IpAddr]) -> anyhow::Result<()> {
-    let mut manifest = service.json();
-    let ingress: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
-    manifest["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-    stand
-        .manifests
-        .write_file(&service.name, &manifest.to_string())
-}
-
 /// Who is in a range is let in, and the node if one of its addresses is.
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let balancer = external_addresses(number);
@@ -304,7 +294,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
             "type": "LoadBalancer",
             "loadBalancerSourceRanges": ranges,
         }));
-        write_balanced(stand, &service, &balancer)?;
+        stand.write(&service.with_load_balancer(balancer))?;
         for ip in balancer {
             let target = (ip, 80).into();
             let inside = [client.name.as_str(), node.name()];
@@ -334,9 +324,10 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "externalTrafficPolicy": "Local",
         "healthCheckNodePort": port,
     }));
+    service.load_balancer = external_addresses(number).to_vec();
     for (is_ready, code) in [(true, "200"), (false, "503")] {
         service.endpoints[0].set_ready(is_ready);
-        write_balanced(stand, &service, &external_addresses(number))?;
+        stand.write(&service)?;
         for target in node_targets(stand, port) {
             let body = format!("\"localEndpoints\":{}", u8::from(is_ready));
             wait_for("the load balancer to be told", PATIENCE, || {

@@ -77,7 +77,7 @@ fn has_ipvs(node: &Node) -> anyhow::Result<bool> {
     Ok(devices.contains("health-ipvs0"))
 }
 
-/// Waits until what the other mode served is gone.
+/// Waits until this mode serves; and for IPVS, until the maps have no frontend left.
 fn wait_served_by(node: &Node, mode: Mode) -> anyhow::Result<()> {
     wait_for("the other mode to take over", PATIENCE, || {
         let (frontends, has_ipvs) = (frontends(node)?, has_ipvs(node)?);

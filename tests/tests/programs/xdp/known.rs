@@ -166,11 +166,7 @@ fn what_went_by_before_an_end_that_tc_alone_saw_is_told_to_conntrack() -> anyhow
         let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
         stand.set_way_ticks(FOREVER)?;
         two_requests(&known)?;
-        // A new entry, in which nothing is counted yet.
-        known.track(|entry| {
-            let state = CtState::new(CT_SEEN_NON_SYN | CT_RX_CLOSING, SYN | FIN, SYN);
-            entry.set_state(state);
-        })?;
+        half_close(&known)?;
         stand.note_change()?;
         let frame = known.request().frame();
         let (code, bytes) = stand.send(0, &frame)?;
@@ -203,7 +199,10 @@ fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Resul
             flags: SYN,
             ..known.request()
         };
-        is_left(&known, 0, &opens.frame())?;
+        let frame = opens.frame();
+        let (code, bytes) = stand.send(0, &frame)?;
+        assert!(code == PASS && bytes == frame, "it is for the stack");
+        assert_eq!(told(&known)?[0].0, 2, "those of the former connection");
         starts(enter(TCP)?).context("a connection")?;
 
         let known = enter(UDP)?;
@@ -389,6 +388,38 @@ fn what_the_agent_changes_holds_at_once() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
+fn a_packet_goes_to_the_stack_now_and_then_so_that_the_kernel_asks_for_the_next_hop()
+-> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        let four = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+        let six = Known::<Tuple6>::enter(stand, v6, v6.backend, UDP)?;
+        for hosts in [v4, v6] {
+            let (address, bytes) = (hosts.backend, mac(four.sent_on(1).macs[0]));
+            // As the kernel leaves it where XDP alone sends.
+            ip(&format!(
+                "neighbour replace {address} lladdr {bytes} dev in nud stale"
+            ))?;
+        }
+        stand.set_way_ticks(1)?;
+        for frame in [four.request().frame(), six.request().frame()] {
+            for turn in 0..3 {
+                for expected in [REDIRECT, PASS] {
+                    wait_for("the other to have its turn", PATIENCE, || {
+                        let (code, bytes) = stand.send(0, &frame)?;
+                        ensure!(code != PASS || bytes == frame, "it changed the packet");
+                        Ok((code == expected).then_some(()))
+                    })
+                    .with_context(|| format!("turn {turn}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
 fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
     in_namespace(|stand| {
         let [v4, _] = hosts();
@@ -414,14 +445,20 @@ fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
                 Ok((stand.send(0, frame)?.0 == PASS).then_some(()))
             })
         };
+        // The stack may have its turn.
+        let wait_sent_on = |frame: &[u8]| {
+            wait_for("packets to be sent on", PATIENCE, || {
+                Ok((stand.send(0, frame)?.0 == REDIRECT).then_some(()))
+            })
+        };
         let large = Packet {
             data: payload(1_200),
             ..known.request()
         };
-        assert_eq!(stand.send(0, &large.frame())?.0, REDIRECT);
+        wait_sent_on(&large.frame())?;
         ip("link set in mtu 1000")?;
         wait_left(&large.frame()).context("the next device takes less")?;
-        assert_eq!(stand.send(0, &frame)?.0, REDIRECT);
+        wait_sent_on(&frame)?;
         ip("link set in down")?;
         wait_left(&frame).context("the next device is down")
     })

@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tracing::{debug, warn};
 
+use crate::forwarding::Forwarding;
 use crate::maglev::{Maglev, SEED, SIZE, SizeError};
 use crate::services::{Provider, Work};
 use crate::spec::{Algorithm, PortKey};
@@ -40,6 +41,8 @@ pub type NodeAddresses = Arc<BTreeSet<IpAddr>>;
 pub struct Settings {
     /// How a backend is chosen, if its service does not say.
     pub algorithm: Algorithm,
+    /// How packets of clients outside get to backends on other nodes.
+    pub forwarding: Forwarding,
     /// Places of a Maglev table: a prime.
     pub maglev_size: u32,
     /// Seed of the Maglev tables: nodes with the same seed make the same choices.
@@ -53,6 +56,7 @@ impl Settings {
     pub fn new(clock: fn() -> u64) -> Self {
         Self {
             algorithm: Algorithm::Random,
+            forwarding: Forwarding::default(),
             maglev_size: SIZE,
             maglev_seed: SEED,
             clock,
@@ -207,7 +211,7 @@ impl Provider for EbpfProvider {
         let mut ports = Ports {
             state: work.state,
             addresses: &addresses,
-            algorithm: self.settings.algorithm,
+            settings: &self.settings,
             numbers: &mut self.numbers,
             maglev: &mut self.maglev,
         };
@@ -245,7 +249,7 @@ impl Provider for EbpfProvider {
 struct Ports<'a> {
     state: &'a State,
     addresses: &'a BTreeSet<IpAddr>,
-    algorithm: Algorithm,
+    settings: &'a Settings,
     numbers: &'a mut BTreeMap<PortKey, u32>,
     maglev: &'a mut MaglevTables,
 }
@@ -256,7 +260,7 @@ impl Ports<'_> {
         let known = self.numbers.get(key).copied();
         let spec = self.state.port(key).map(|port| {
             let node = self.node_frontends(key);
-            port::spec(key, port, self.algorithm, node)
+            port::spec(key, port, self.settings, node)
         });
         // A port without frontends needs no entries.
         let Some(spec) = spec.filter(|spec| !spec.frontends.is_empty()) else {

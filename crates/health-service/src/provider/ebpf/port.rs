@@ -5,11 +5,15 @@ use std::net::SocketAddr;
 
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
-    FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, KIND_CLUSTER_IP, KIND_EXTERNAL_IP,
+    FRONTEND_DIRECT, FRONTEND_KEEPS_SOURCE, FRONTEND_RESTRICTED, KIND_CLUSTER_IP, KIND_EXTERNAL_IP,
     KIND_LOAD_BALANCER, KIND_NODE_PORT,
 };
 use health_datapath::services::{self, BackendSpec, FrontendSpec, PortSpec};
 
+use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
+
+use super::Settings;
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
@@ -17,16 +21,22 @@ use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 pub(super) fn spec(
     key: &PortKey,
     port: &PortState,
-    default: Algorithm,
+    defaults: &Settings,
     node_frontends: impl Fn(u16) -> Vec<SocketAddr>,
 ) -> PortSpec {
+    let forwarding = defaults.forwarding.of(port.forwarding);
+    let is_direct = match key.name.protocol {
+        Protocol::TCP => forwarding != ServiceForwarding::Snat,
+        Protocol::UDP => forwarding == ServiceForwarding::Dsr,
+        _ => false,
+    };
     let frontends = port.frontends.iter().flat_map(|frontend| {
         let addresses = match frontend.listen {
             Listen::Address(address) => vec![address],
             Listen::NodePort(port) => node_frontends(port),
         };
         let addresses = addresses.into_iter();
-        addresses.map(move |address| frontend_spec(frontend, address))
+        addresses.map(move |address| frontend_spec(frontend, address, is_direct))
     });
     let ranges = port.frontends.iter();
     let ranges = ranges.filter_map(|frontend| frontend.source_ranges.as_deref());
@@ -42,7 +52,7 @@ pub(super) fn spec(
         lingering: port.lingering.clone(),
         source_ranges: ranges.into_iter().collect(),
         affinity_secs: affinity,
-        algorithm: match port.algorithm.unwrap_or(default) {
+        algorithm: match port.algorithm.unwrap_or(defaults.algorithm) {
             Algorithm::Random => ALGORITHM_RANDOM,
             Algorithm::RoundRobin => ALGORITHM_ROUND_ROBIN,
             Algorithm::Maglev => ALGORITHM_MAGLEV,
@@ -51,7 +61,7 @@ pub(super) fn spec(
     }
 }
 
-fn frontend_spec(frontend: &Frontend, address: SocketAddr) -> FrontendSpec {
+fn frontend_spec(frontend: &Frontend, address: SocketAddr, is_direct: bool) -> FrontendSpec {
     let is_external = frontend.kind != FrontendKind::ClusterIp;
     let mut flags = 0;
     if frontend.source_ranges.is_some() {
@@ -59,6 +69,9 @@ fn frontend_spec(frontend: &Frontend, address: SocketAddr) -> FrontendSpec {
     }
     if is_external && frontend.policy == TrafficPolicy::Local {
         flags |= FRONTEND_KEEPS_SOURCE;
+    }
+    if is_direct {
+        flags |= FRONTEND_DIRECT;
     }
     FrontendSpec {
         address,

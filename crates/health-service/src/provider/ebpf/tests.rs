@@ -6,11 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use health_common::service::{
-    BACKEND_LINGERS, Backend, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE, FRONTEND_KEEPS_SOURCE,
-    FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE, FRONTEND_RESTRICTED, Frontend,
+    BACKEND_LINGERS, Backend, FRONTEND_DIRECT, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
+    FRONTEND_KEEPS_SOURCE, FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE, FRONTEND_RESTRICTED,
+    Frontend,
 };
 use health_datapath::services::{ListedBackend, ListedFrontend, ServiceMapSizes, ServiceMaps};
 use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use proptest::sample::subsequence;
@@ -30,6 +32,7 @@ const SIZES: ServiceMapSizes = ServiceMapSizes {
     affinity: 64,
     flows: 64,
     flows_any: 64,
+    sockets: 64,
 };
 
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -51,6 +54,10 @@ fn is_root() -> bool {
 fn settings() -> Settings {
     Settings {
         maglev_size: 251,
+        forwarding: Forwarding {
+            default: ServiceForwarding::Hybrid,
+            hindrance: None,
+        },
         // What was freed is used again after two syncs or three.
         ..Settings::new(|| CLOCK.fetch_add(4_000_000_000, Ordering::Relaxed))
     }
@@ -201,7 +208,12 @@ fn is_there(port: &PortState, target: Target, found: &[ListedBackend], number: u
             .all(|(one, other)| one.0 == other.0 && (one.1 - other.1).abs() < precision)
 }
 
-fn flags(frontend: &crate::state::Frontend) -> u16 {
+fn flags(protocol: Protocol, port: &PortState, frontend: &crate::state::Frontend) -> u16 {
+    let is_direct = match port.forwarding {
+        Some(ServiceForwarding::Snat) => false,
+        Some(ServiceForwarding::Dsr) => true,
+        Some(ServiceForwarding::Hybrid) | None => protocol == Protocol::TCP,
+    };
     let is_external = frontend.kind != FrontendKind::ClusterIp;
     let mut flags = 0;
     for (is_set, flag) in [
@@ -210,6 +222,7 @@ fn flags(frontend: &crate::state::Frontend) -> u16 {
             is_external && frontend.policy == TrafficPolicy::Local,
             FRONTEND_KEEPS_SOURCE,
         ),
+        (is_direct, FRONTEND_DIRECT),
         (frontend.inside == Target::Drop, FRONTEND_DROPS_INSIDE),
         (frontend.outside == Target::Drop, FRONTEND_DROPS_OUTSIDE),
         (frontend.inside == Target::Local, FRONTEND_LOCAL_INSIDE),
@@ -252,11 +265,12 @@ fn check(
         );
         let mask = FRONTEND_RESTRICTED
             | FRONTEND_KEEPS_SOURCE
+            | FRONTEND_DIRECT
             | FRONTEND_DROPS_INSIDE
             | FRONTEND_DROPS_OUTSIDE
             | FRONTEND_LOCAL_INSIDE
             | FRONTEND_LOCAL_OUTSIDE;
-        prop_assert_eq!(entry.flags & mask, flags(wanted));
+        prop_assert_eq!(entry.flags & mask, flags(key.name.protocol, port, wanted));
         let affinity = port
             .affinity
             .map_or(0, |affinity| affinity.as_secs() as u32);

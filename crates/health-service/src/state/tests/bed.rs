@@ -104,6 +104,7 @@ pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)
         external_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         algorithm: None,
+        forwarding: None,
     };
     change(&mut common);
     let common = Arc::new(common);

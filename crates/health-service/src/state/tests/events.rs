@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
 use jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -55,6 +56,7 @@ fn service() -> impl Strategy<Value = Service> {
         (
             prop::option::of(Just(Duration::from_secs(60))),
             prop::option::of(select(Algorithm::ALL.to_vec())),
+            prop::option::of(select(ServiceForwarding::ALL.to_vec())),
         ),
     )
         .prop_map(
@@ -63,7 +65,7 @@ fn service() -> impl Strategy<Value = Service> {
                 (external, balancer),
                 policies,
                 rest,
-                (affinity, algorithm),
+                (affinity, algorithm, forwarding),
             )| {
                 let last = name.as_bytes()[0];
                 let v4: IpAddr = [10, 96, 0, last].into();
@@ -89,6 +91,7 @@ fn service() -> impl Strategy<Value = Service> {
                     external_policy: policies.1,
                     health_check_node_port: policies.2,
                     algorithm,
+                    forwarding,
                 });
                 let ports = rest.1.into_iter().enumerate();
                 let ports = ports.map(|(i, (number, node_port))| {

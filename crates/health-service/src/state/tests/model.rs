@@ -181,6 +181,7 @@ impl Model {
                 lingering: lingering.map(|endpoint| endpoint.address).collect(),
                 affinity: port.service.affinity,
                 algorithm: port.service.algorithm,
+                forwarding: port.service.forwarding,
             };
             ports.insert(key.clone(), state);
         }

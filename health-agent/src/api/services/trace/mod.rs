@@ -16,9 +16,11 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use health_common::service::FRONTEND_DIRECT;
 use health_datapath::services::{Connection, ListedFrontend};
 use health_model::api::{ServiceTrace, TracedFrontend};
 use health_model::policy::Protocol;
+use health_model::settings::ServiceForwarding;
 use health_registry::config::ServiceProxyMode;
 use serde::Deserialize;
 
@@ -76,12 +78,12 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
     let found = kernel.maps.find(flow.destination, flow.protocol)?;
     let is_own_address = ends.is_own(source, flow.destination.ip());
     let owner = Owner::find(catalog, &flow, found.as_ref(), is_own_address);
+    let hook = TraceHook::of(traced.kind);
     let (frontend, shown) = match (&found, &owner) {
         (None, None) => return Err(pool::nobody(catalog, &flow)),
-        (Some(found), _) => (Some(found), frontend(found, owner.as_ref())),
+        (Some(found), _) => (Some(found), frontend(found, owner.as_ref(), hook)),
         (None, Some(owner)) => (None, unknown(owner)),
     };
-    let hook = TraceHook::of(traced.kind);
     let mut pool = pool::pool(&flow, &traced, found.as_ref(), owner.as_ref());
     let (mut source_ranges, mut stay, mut affinity) = (None, None, None);
     let mut backends = Vec::new();
@@ -132,14 +134,19 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
     })
 }
 
-fn frontend(found: &ListedFrontend, owner: Option<&Owner>) -> TracedFrontend {
+fn frontend(found: &ListedFrontend, owner: Option<&Owner>, hook: TraceHook) -> TracedFrontend {
     let entry = &found.entry;
+    let forwarding = match entry.flags & FRONTEND_DIRECT != 0 {
+        true => ServiceForwarding::Dsr,
+        false => ServiceForwarding::Snat,
+    };
     let affinity = u64::from(entry.affinity_secs) * 1_000_000_000;
     TracedFrontend {
         service: owner.map(Owner::title),
         kind: kind_name(entry.kind),
         number: Some(entry.service),
         algorithm: algorithm_name(entry.algorithm),
+        forwarding: (hook == TraceHook::Uplink).then(|| forwarding.name().to_owned()),
         affinity_ns: (affinity > 0).then_some(affinity),
     }
 }
@@ -151,6 +158,7 @@ fn unknown(owner: &Owner) -> TracedFrontend {
         kind: owner.frontend.kind.clone(),
         number: None,
         algorithm: owner.service.algorithm.clone().unwrap_or_default(),
+        forwarding: None,
         affinity_ns: owner.service.affinity_ns,
     }
 }

@@ -215,6 +215,7 @@ mod tests {
             kind: "ClusterIP".to_owned(),
             number: Some(3),
             algorithm: "random".to_owned(),
+            forwarding: None,
             affinity_ns: None,
         };
         let flow = flow("10.96.0.1:80");

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use health_common::ct::IP_PROTOCOL_UDP;
-use health_common::service::Frontend;
+use health_common::service::{FLOW_DIRECT, FLOW_RELAYED, Frontend};
 use health_datapath::services::Connection;
 use health_model::api::TracedStay;
 
@@ -25,7 +25,13 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         is_open,
         now,
     } = *facts;
-    let (stays, reason) = if flow.is_tcp() {
+    let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
+        // Only what was sent to the backend itself belongs to it.
+        (
+            false,
+            "another node sent it on to its backend here, and chooses for it",
+        )
+    } else if flow.is_tcp() {
         match (is_serving, has_answer, is_open) {
             (false, ..) => (
                 false,
@@ -43,7 +49,11 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
             _ => (true, "it goes on"),
         }
     };
-    stay(entry.backend, Some(entry.to), stays, reason.to_owned())
+    let reason = match entry.flags & FLOW_DIRECT != 0 {
+        true => format!("{reason}; its backend answers the client itself"),
+        false => reason.to_owned(),
+    };
+    stay(entry.backend, Some(entry.to), stays, reason)
 }
 
 /// Whether what a socket of the host sends goes where it was sent before.
@@ -113,7 +123,7 @@ fn stay(index: u32, backend: Option<SocketAddr>, stays: bool, reason: String) ->
 mod tests {
     use std::net::IpAddr;
 
-    use health_common::service::{Affinity, BACKEND_LINGERS, Backend};
+    use health_common::service::{Affinity, BACKEND_LINGERS, Backend, FLOW_FROM_OUTSIDE};
     use health_datapath::dump::ServiceFlow;
     use health_model::policy::Protocol;
 
@@ -166,6 +176,26 @@ mod tests {
             has_answer: false,
             ..FACTS
         }));
+    }
+
+    #[test]
+    fn who_answers_the_client_is_told() {
+        let of = |flags| {
+            let entry = ServiceFlow {
+                flags,
+                ..FACTS.entry
+            };
+            flow(&connection(Protocol::TCP), &FlowFacts { entry, ..FACTS }).traced
+        };
+        let direct = of(FLOW_FROM_OUTSIDE | FLOW_DIRECT);
+        assert!(
+            direct.stays
+                && direct
+                    .reason
+                    .ends_with("; its backend answers the client itself")
+        );
+        let relayed = of(FLOW_FROM_OUTSIDE | FLOW_RELAYED);
+        assert!(!relayed.stays && relayed.reason.starts_with("another node"));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST};
+use health_common::service::{
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_RELAYED, FLOW_SHARED,
+};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
 use serde::Serialize;
@@ -26,10 +28,13 @@ pub(in crate::cli::bpf) struct FlowValue {
 }
 
 /// Flags of a flow, and their names.
-const FLAGS: [(u16, &str); 3] = [
+const FLAGS: [(u16, &str); 6] = [
     (FLOW_FROM_OUTSIDE, "FromOutside"),
     (FLOW_MASQUERADED, "Masqueraded"),
     (FLOW_OF_HOST, "OfHost"),
+    (FLOW_DIRECT, "Direct"),
+    (FLOW_RELAYED, "Relayed"),
+    (FLOW_SHARED, "Shared"),
 ];
 
 impl fmt::Display for FlowValue {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use health_common::service::{FRONTEND_RESTRICTED, Origin};
+use health_common::service::{FRONTEND_DIRECT, FRONTEND_RESTRICTED, Origin};
 use health_datapath::dump::Pinned;
 use health_datapath::services::{ListedBackend, ListedFrontend};
 use health_model::flow::IpProtocol;
@@ -26,6 +26,8 @@ struct FrontendRow {
     algorithm: String,
     affinity_seconds: u32,
     keeps_source: bool,
+    /// Backends on other nodes answer clients outside themselves.
+    direct_return: bool,
     /// `null` where anybody may use it.
     source_ranges: Option<Vec<IpNet>>,
     inside: PoolView,
@@ -84,6 +86,7 @@ fn row(frontend: ListedFrontend, ranges: &BTreeMap<u32, Vec<IpNet>>) -> Frontend
         algorithm: algorithm_name(entry.algorithm),
         affinity_seconds: entry.affinity_secs,
         keeps_source: entry.keeps_source(),
+        direct_return: is_set(FRONTEND_DIRECT),
         source_ranges: is_set(FRONTEND_RESTRICTED).then(of_service),
         inside: pool(Origin::Inside),
         outside: pool(Origin::Outside),
@@ -132,6 +135,9 @@ fn settings(row: &FrontendRow) -> String {
     }
     if row.keeps_source {
         settings.push("keeps-source".to_owned());
+    }
+    if row.direct_return {
+        settings.push("direct-return".to_owned());
     }
     if let Some(ranges) = &row.source_ranges {
         settings.push(format!("from={}", comma_separated(ranges)));
@@ -202,13 +208,14 @@ mod tests {
         local.entry.algorithm = ALGORITHM_MAGLEV;
         local.outside.clear();
         let ranges = BTreeMap::from([(3, vec!["192.0.2.0/24".parse().unwrap()])]);
-        let cluster = listed("10.96.0.1:80", &["10.1.0.1:80", "10.1.0.2:80"]);
+        let mut cluster = listed("10.96.0.1:80", &["10.1.0.1:80", "10.1.0.2:80"]);
+        cluster.entry.flags = FRONTEND_DIRECT;
         let rows = [cluster, local].map(|frontend| row(frontend, &ranges));
         assert_eq!(
             frontends_table(&rows),
             "\
 FRONTEND              TYPE        NUMBER   CHOICE   SETTINGS            INSIDE                         OUTSIDE
-10.96.0.1:80/TCP      ClusterIP   3        random   -                   10.1.0.1:80 50.0% flows=7      =
+10.96.0.1:80/TCP      ClusterIP   3        random   direct-return       10.1.0.1:80 50.0% flows=7      =
                                                                         10.1.0.2:80 50.0% flows=7
 [fd00::1]:30080/TCP   NodePort    3        maglev   affinity=60s        [fd00:1::1]:80 50.0% flows=7   drop
                                                     keeps-source

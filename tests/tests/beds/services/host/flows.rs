@@ -26,7 +26,7 @@ pub(in crate::services) const ROWS: &[Row] = &[
     ),
 ];
 
-/// Whichever of its addresses a process uses.
+/// Each request comes from a port of its own.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("host-affinity", number).spec(json!({
         "sessionAffinity": "ClientIP",

@@ -19,30 +19,40 @@ use super::{wait_answered_by, wait_datagrams_answered_by};
 /// Sockets that are in use while agents come and go.
 struct InUse {
     connection: Connection,
-    by: String,
     connected: Datagrams,
     unconnected: UdpSocket,
+    /// By whom each of them is answered.
+    by: [String; 3],
     target: SocketAddr,
 }
 
 impl InUse {
     fn open(node: &Node, target: SocketAddr) -> anyhow::Result<Self> {
-        let mut connection = Connection::open(node.name(), target)?;
-        Ok(Self {
-            by: connection.ask()?.backend,
-            connection,
+        let mut opened = Self {
+            connection: Connection::open(node.name(), target)?,
             connected: Datagrams::open(node.name(), target)?,
             unconnected: unconnected(node, target)?,
+            by: Default::default(),
             target,
-        })
+        };
+        opened.by = opened.answers()?;
+        Ok(opened)
+    }
+
+    /// Asks by each of them.
+    fn answers(&mut self) -> anyhow::Result<[String; 3]> {
+        let datagram = wait_for("an answer", PATIENCE, || Ok(self.connected.ask(SOON)?))?;
+        Ok([
+            self.connection.ask()?.backend,
+            datagram.backend,
+            ask_from(&self.unconnected, self.target)?,
+        ])
     }
 
     /// All of them are answered, and by the same.
     fn ask(&mut self) -> anyhow::Result<()> {
-        let answer = self.connection.ask()?;
-        ensure!(answer.backend == self.by, "{answer:?}, not by {}", self.by);
-        wait_for("an answer", PATIENCE, || Ok(self.connected.ask(SOON)?))?;
-        ask_from(&self.unconnected, self.target)?;
+        let by = self.answers()?;
+        ensure!(by == self.by, "{by:?}, not {:?}", self.by);
         Ok(())
     }
 }

@@ -38,7 +38,7 @@ fn cluster_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An endpoint reaches them at the node's addresses, and at no localhost but its own, where nobody listens.
+/// An endpoint's localhost is its own, where nobody listens.
 fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let port = 31_000 + u16::from(number);
     let service = stand.service("ports-of-host", number).with_node_port(port);
@@ -80,12 +80,7 @@ fn external_addresses(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "externalIPs": external,
         "loadBalancerSourceRanges": ranges,
     }));
-    let mut objects = service.json();
-    let ingress = balancer.map(|ip| json!({ "ip": ip }));
-    objects["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-    stand
-        .manifests
-        .write_file(&service.name, &objects.to_string())?;
+    stand.write(&service.with_load_balancer(balancer))?;
     let at = |ips: [IpAddr; 2]| ips.map(|ip| SocketAddr::from((ip, 80)));
     for target in at(external) {
         for node in [here, there] {

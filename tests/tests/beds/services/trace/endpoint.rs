@@ -1,11 +1,12 @@
 //! Flows of endpoints.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tests::PATIENCE;
-use tests::served::{Connection, Datagrams, ServiceManifest, cluster_ips, curl};
+use tests::served::{Connection, Datagrams, ServiceManifest, curl};
 
 use super::{Row, Stand, address_of, of_names, wait_traced, with_port};
 use crate::services::{SOON, targets, wait_answered_by};
@@ -77,7 +78,6 @@ fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The other node answers for its own endpoints.
 fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let node = stand.node_of(client);
@@ -130,18 +130,18 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .spec(json!({ "internalTrafficPolicy": "Local" }));
     // None of this node, and then none at all.
     service.endpoints.remove(0);
-    for (verdict, exit) in [("dropped", 28), ("rejected", 7)] {
+    for (verdict, refused) in [("dropped", false), ("rejected", true)] {
         stand.write(&service)?;
         for target in targets(&service) {
             let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
             ensure!(trace.backends().is_empty(), "{}", trace.told);
             ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
-            let within = if verdict == "dropped" { SOON } else { PATIENCE };
-            let connect = || std::net::TcpStream::connect_timeout(&target, within);
+            let within = if refused { PATIENCE } else { SOON };
+            let connect = || TcpStream::connect_timeout(&target, within);
             let error = client.netns.run_in(connect)?.err();
             let kind = error.context("it is answered")?.kind();
-            let is_refused = kind == std::io::ErrorKind::ConnectionRefused;
-            ensure!(is_refused == (exit == 7), "{target}: {kind}");
+            let is_refused = kind == ErrorKind::ConnectionRefused;
+            ensure!(is_refused == refused, "{target}: {kind}");
         }
         service.endpoints.clear();
     }
@@ -150,31 +150,25 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, other] = &stand.clients;
-    let service = stand.service("ranges", number);
-    let mut manifest = service.json();
     let own = client.addresses();
-    let balancers = cluster_ips(number).map(|ip| match ip {
-        std::net::IpAddr::V4(_) => format!("192.0.2.{number}"),
-        std::net::IpAddr::V6(_) => format!("2001:db8::{number:x}"),
-    });
+    let balancers: [IpAddr; 2] = [
+        Ipv4Addr::new(192, 0, 2, number).into(),
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into(),
+    ];
     let [one, two] = [0, 1].map(|family| match own[family] {
-        std::net::IpAddr::V4(ip) => format!("{ip}/32"),
-        std::net::IpAddr::V6(ip) => format!("{ip}/128"),
+        IpAddr::V4(ip) => format!("{ip}/32"),
+        IpAddr::V6(ip) => format!("{ip}/128"),
     });
-    let object = &mut manifest["items"][0];
-    object["spec"]["type"] = "LoadBalancer".into();
-    object["spec"]["loadBalancerSourceRanges"] = json!([one, two]);
-    object["status"] = json!({ "loadBalancer": { "ingress": [
-        { "ip": balancers[0] }, { "ip": balancers[1] },
-    ] } });
-    stand
-        .manifests
-        .write_file("ranges", &manifest.to_string())?;
+    let service = stand.service("ranges", number).spec(json!({
+        "type": "LoadBalancer",
+        "loadBalancerSourceRanges": [one, two],
+    }));
+    stand.write(&service.with_load_balancer(balancers))?;
     let node = stand.bed.node(1);
     // Another endpoint of the same node is not among them.
     let stranger = &stand.backend("web-1")?.member;
     for balancer in balancers {
-        let target = SocketAddr::new(balancer.parse()?, 80);
+        let target = SocketAddr::new(balancer, 80);
         let destination = target.to_string();
         let admitted = address_of(client, target)?;
         let trace = wait_traced(node, [&admitted, &destination, ""], "reached")?;
@@ -198,7 +192,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
             "{}",
             trace.told
         );
-        let connect = || std::net::TcpStream::connect_timeout(&target, SOON);
+        let connect = || TcpStream::connect_timeout(&target, SOON);
         ensure!(stranger.netns.run_in(connect)?.is_err(), "{target} answers");
         ensure!(other.netns.run_in(connect)?.is_err(), "{target} answers");
     }
@@ -322,9 +316,9 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ),
         (&id, &ip.to_string(), "lacks a port"),
         (
-            "4095",
+            "4096",
             "ends-there:80",
-            "no endpoint of this node is \"4095\"",
+            "no endpoint of this node is \"4096\"",
         ),
         (
             "nobody",

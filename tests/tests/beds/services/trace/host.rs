@@ -176,12 +176,8 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "loadBalancerSourceRanges": ranges,
     }));
     service.endpoints.remove(0);
-    let mut objects = service.json();
-    let ingress = balancers.map(|ip| json!({ "ip": ip }));
-    objects["items"][0]["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-    stand
-        .manifests
-        .write_file(&service.name, &objects.to_string())?;
+    service.load_balancer = balancers.to_vec();
+    stand.write(&service)?;
     for target in balancers.map(|ip| SocketAddr::from((ip, 80))) {
         let destination = target.to_string();
         let trace = wait_traced(here, ["host", &destination, ""], "reached")?;

@@ -277,6 +277,7 @@ fn states(family: Family) -> impl Strategy<Value = PortState> {
                         .collect(),
                     affinity: has_affinity.then_some(Duration::from_secs(60)),
                     algorithm: None,
+                    forwarding: None,
                 }
             },
         )
@@ -466,6 +467,7 @@ fn port(backends: &[u8]) -> PortState {
         lingering: Vec::new(),
         affinity: None,
         algorithm: None,
+        forwarding: None,
     }
 }
 

@@ -48,6 +48,8 @@ fn owner(kind: &str, [inside, outside]: [&str; 2], backends: Vec<ServiceBackend>
             external_policy: "Local".to_owned(),
             affinity_ns: None,
             algorithm: None,
+            forwarding: "snat".to_owned(),
+            forwarding_problem: None,
             health_check_node_port: None,
             ports: vec![port.clone()],
         },

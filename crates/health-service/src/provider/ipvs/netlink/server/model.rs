@@ -148,12 +148,8 @@ impl Flags {
     pub const HASHED: Self = Self(0x2);
     /// Each packet of UDP is a connection of its own.
     pub const ONE_PACKET: Self = Self(0x4);
-    /// First of three that schedulers give a meaning: fallback to another real server for `sh` and `mh`.
-    pub const SCHEDULER_1: Self = Self(0x8);
-    /// Second: the port of the source counts for `sh` and `mh`.
+    /// The second of three that schedulers give a meaning: the port of the source counts for `sh` and `mh`.
     pub const SCHEDULER_2: Self = Self(0x10);
-    /// Third.
-    pub const SCHEDULER_3: Self = Self(0x20);
 
     /// Without what the kernel sets itself.
     #[must_use]

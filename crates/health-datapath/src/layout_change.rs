@@ -1,0 +1,168 @@
+//! Pinned maps of another layout than these programs know.
+//!
+//! The folder of pins is renamed, and all in it serves until the new programs do. Maps whose own layout is the same are in
+//! both folders: what is in them outlives the change.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use health_common::LAYOUT_VERSION;
+use tracing::{info, warn};
+
+use super::DatapathError;
+use super::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, LINK_PINS, MAPS, MapLayout, OWN_MAPS};
+use super::loader::file_error;
+use super::pin_folder::{make_folder, remove_tree};
+use super::resize::{former_name, open};
+use super::sys;
+
+/// Sees to it that there are no maps of another layout in the folder of pins, and that all links that
+/// serve stay pinned: there, or in the folder set aside.
+pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
+    let aside = set_aside(pins);
+    if has_other_layout(pins)? {
+        if aside.exists() {
+            // A change of layout did not come to its end. The links of the programs before it are aside;
+            // here are those that it has taken over by then, which are the same, and those it made.
+            move_links(pins, &aside)?;
+            remove_tree(pins)?;
+        } else {
+            fs::rename(pins, &aside).map_err(file_error("rename", pins))?;
+        }
+    }
+    if !aside.exists() {
+        return Ok(());
+    }
+    if !pins.exists() && !has_other_layout(&aside)? {
+        return fs::rename(&aside, pins).map_err(file_error("rename", &aside));
+    }
+    share_maps(&aside, pins)
+}
+
+/// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
+pub(super) fn set_aside(pins: &Path) -> PathBuf {
+    let mut name = pins.file_name().unwrap_or_default().to_owned();
+    name.push("_old");
+    pins.with_file_name(name)
+}
+
+/// Whether programs of another layout are there whose maps tell nothing of the endpoints that they serve.
+pub(super) fn has_other_endpoints(pins: &Path) -> bool {
+    let aside = set_aside(pins);
+    aside.exists()
+        && !ENDPOINT_MAPS
+            .iter()
+            .all(|map| is_same(&pins.join(map.name), &aside.join(map.name)))
+}
+
+/// Moves all pinned links from one instance's folder to another, in place of those of the same name.
+fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
+    let (from, to) = (from.join(LINK_PINS), to.join(LINK_PINS));
+    let entries = match fs::read_dir(&from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(file_error("read", &from))?,
+    };
+    make_folder(&to)?;
+    for entry in entries {
+        let entry = entry.map_err(file_error("read", &from))?;
+        let path = entry.path();
+        fs::rename(&path, to.join(entry.file_name())).map_err(file_error("rename", &path))?;
+    }
+    Ok(())
+}
+
+/// Whether there are pinned maps that these programs would misread.
+fn has_other_layout(pins: &Path) -> Result<bool, DatapathError> {
+    for map in &MAPS {
+        if has_other_sizes(pins, map)? {
+            return Ok(true);
+        }
+    }
+    let version = version(pins)?;
+    // Without one: made, and its agent gone before it wrote the settings.
+    Ok(version.is_some_and(|version| version != LAYOUT_VERSION))
+}
+
+fn has_other_sizes(pins: &Path, map: &MapLayout) -> Result<bool, DatapathError> {
+    let pinned = open(&pins.join(map.name))?;
+    Ok(pinned.is_some_and(|(_, info)| {
+        (info.key_size, info.value_size) != (map.key_size, map.value_size)
+    }))
+}
+
+/// The version of the agent that wrote the settings. It comes first in them, whatever the layout of the rest.
+fn version(pins: &Path) -> Result<Option<u32>, DatapathError> {
+    let pin = pins.join(CONFIG.name);
+    let Some((settings, info)) = open(&pin)? else {
+        return Ok(None);
+    };
+    let mut value = vec![0; info.value_size as usize];
+    let is_there = sys::lookup(settings.as_fd(), sys::bytes_of(&0_u32), &mut value)
+        .map_err(file_error("read", &pin))?;
+    let version = is_there.then(|| sys::read(&value)).flatten();
+    Ok(version.filter(|version| *version != 0))
+}
+
+/// Has the maps whose layout is the same in both folders, unless others are pinned by now.
+fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
+    let version = version(from)?.unwrap_or_default();
+    let is_first = !to.exists();
+    make_folder(to)?;
+    let mut anew = Vec::new();
+    for map in MAPS.iter().filter(|map| !OWN_MAPS.contains(map)) {
+        let family = FAMILIES.into_iter().find(|family| family.contains(map));
+        let family = family.unwrap_or(std::slice::from_ref(map));
+        if !from.join(map.name).exists() {
+            continue;
+        }
+        if !are_as_then(from, family, version)? {
+            anew.push(map.name);
+            continue;
+        }
+        // With what a change of its size has not copied yet, first: the map itself tells that both are there.
+        let names = [former_name(map), map.name.to_owned()];
+        for name in names.iter().filter(|_| !to.join(map.name).exists()) {
+            let (former, pin) = (from.join(name), to.join(name));
+            if former.exists() && !pin.exists() {
+                fs::hard_link(&former, &pin).map_err(file_error("link", &former))?;
+            }
+        }
+    }
+    if !is_first {
+        return Ok(());
+    }
+    if anew.is_empty() {
+        info!(
+            from = version,
+            to = LAYOUT_VERSION,
+            "pinned maps are of another layout: all flows and counters are kept"
+        );
+    } else {
+        warn!(
+            from = version,
+            to = LAYOUT_VERSION,
+            maps = anew.join(" "),
+            "pinned maps are of another layout: these begin anew, and what the others hold is kept"
+        );
+    }
+    Ok(())
+}
+
+/// Whether all these maps are, in a folder of this version, as these programs know them.
+fn are_as_then(pins: &Path, maps: &[MapLayout], version: u32) -> Result<bool, DatapathError> {
+    for map in maps {
+        if has_other_sizes(pins, map)? || map.since > version {
+            return Ok(false);
+        }
+    }
+    // What changed after this version is not known.
+    Ok(version <= LAYOUT_VERSION)
+}
+
+/// Whether two pins are one.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let inode = |pin: &Path| fs::metadata(pin).map(|data| (data.dev(), data.ino())).ok();
+    inode(one).is_some_and(|found| inode(other) == Some(found))
+}

@@ -1,0 +1,52 @@
+//! How packets of clients outside get to backends on other nodes, as it is asked for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// How packets of clients outside get to backends on other nodes, and answers back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServiceForwarding {
+    /// From this node's address, and answers come back through it
+    #[default]
+    Snat,
+    /// From the client's address, and the backend's node answers it directly
+    Dsr,
+    /// TCP as with `dsr`, and UDP as with `snat`
+    Hybrid,
+}
+
+impl ServiceForwarding {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
+    /// Their names.
+    pub const NAMES: [&str; 3] = ["snat", "dsr", "hybrid"];
+
+    /// Its name in flags, annotations and listings.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl fmt::Display for ServiceForwarding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text is not the name of a way of forwarding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a way of forwarding; use snat, dsr or hybrid")]
+pub struct ForwardingError;
+
+impl FromStr for ServiceForwarding {
+    type Err = ForwardingError;
+
+    fn from_str(text: &str) -> Result<Self, ForwardingError> {
+        let found = Self::ALL.into_iter().find(|one| one.name() == text);
+        found.ok_or(ForwardingError)
+    }
+}

@@ -1,0 +1,57 @@
+//! How packets of clients outside get to backends on other nodes.
+
+use health_model::settings::ServiceForwarding;
+
+/// What holds on this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forwarding {
+    /// Where a service does not say.
+    pub default: ServiceForwarding,
+    /// Why there is nothing but [`ServiceForwarding::Snat`], if so.
+    pub hindrance: Option<&'static str>,
+}
+
+impl Forwarding {
+    /// What holds for a service, given what its annotation asks for.
+    pub fn of(&self, asked: Option<ServiceForwarding>) -> ServiceForwarding {
+        match self.hindrance {
+            Some(_) => ServiceForwarding::Snat,
+            None => asked.unwrap_or(self.default),
+        }
+    }
+
+    /// Why a service does not have what its annotation asks for; none if it has.
+    pub fn problem(&self, asked: Option<ServiceForwarding>) -> Option<String> {
+        let asked = asked.filter(|asked| self.of(Some(*asked)) != *asked)?;
+        let why = self.hindrance?;
+        Some(format!("no {asked}, as its annotation asks for: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ServiceForwarding::{Dsr, Hybrid, Snat};
+
+    #[test]
+    fn a_service_has_what_it_asks_for_unless_this_node_cannot() {
+        let mut forwarding = Forwarding {
+            default: Hybrid,
+            hindrance: None,
+        };
+        for (asked, has) in [(None, Hybrid), (Some(Dsr), Dsr), (Some(Snat), Snat)] {
+            assert_eq!(forwarding.of(asked), has);
+            assert_eq!(forwarding.problem(asked), None);
+        }
+        forwarding.hindrance = Some("no key");
+        for asked in [None, Some(Dsr), Some(Snat)] {
+            assert_eq!(forwarding.of(asked), Snat);
+        }
+        assert_eq!(forwarding.problem(None), None);
+        assert_eq!(forwarding.problem(Some(Snat)), None);
+        assert_eq!(
+            forwarding.problem(Some(Dsr)).as_deref(),
+            Some("no dsr, as its annotation asks for: no key")
+        );
+    }
+}

@@ -1,0 +1,30 @@
+//! The entry of `HEALTH_DIRECT`, readable, but for the keys, which are the mesh's secret.
+
+use std::fmt;
+
+use health_common::service::direct::DirectConfig;
+use serde::Serialize;
+
+use super::entry::Entry;
+
+/// Entries as they are shown.
+pub(super) fn entries(rows: Vec<(u32, DirectConfig)>) -> Vec<Entry<u32, DirectReturn>> {
+    let entry = |(key, config): (u32, DirectConfig)| Entry {
+        key,
+        value: DirectReturn { keys: config.count },
+    };
+    rows.into_iter().map(entry).collect()
+}
+
+/// Whether nodes know what others send on to their backends.
+#[derive(Debug, Serialize)]
+pub(super) struct DirectReturn {
+    /// How many keys there are.
+    keys: u32,
+}
+
+impl fmt::Display for DirectReturn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "keys={}", self.keys)
+    }
+}

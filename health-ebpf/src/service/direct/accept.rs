@@ -1,0 +1,186 @@
+//! Direct server return, on the backend's node: another node tells for which frontend a packet to an endpoint here was.
+
+use aya_ebpf::bindings::BPF_ANY;
+use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_OUT, lifetime};
+use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
+use health_common::packet::Kind;
+use health_common::service::direct::{DirectConfig, DirectOption};
+use health_common::service::outside::is_own;
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_RELAYED};
+use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
+use health_common::tuple::ServiceFlowParts;
+
+use super::{Direct, covered, direct_tag, resize};
+use crate::clock::{are_flows_held, coarse_now_secs};
+use crate::frame::Frame;
+use crate::ipcache::identity_of;
+use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
+use crate::packet::{ParsedPacket, load};
+use crate::rewrite::store_recomputed;
+use crate::service::backend::{forget, is_endpoint};
+use crate::service::request::{is_open, prolong};
+use crate::service::step::{AtUplink, Hook, Request, StepResult};
+
+/// Whether a packet's header may have the option behind it.
+#[inline(always)]
+pub(in crate::service) fn is_told<T: Direct>(frame: &Frame, ip_at: usize) -> bool {
+    ip_at == frame.link_header_len()
+        && frame
+            .at::<T::Header>(ip_at)
+            .is_some_and(|ip| T::Option::may_follow(ip))
+}
+
+/// Reads what another node tells of a packet to an endpoint here. `FOUND`: the request has the packet's tuple, and the frontend
+/// in the place of a backend. `PASSED`: it is no such packet.
+#[inline(always)]
+pub(in crate::service) fn accept<T: Direct, P: Hook>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    let Some(direct) = HEALTH_DIRECT.get(0) else {
+        return StepResult::PASSED;
+    };
+    let Some((source, destination)) = T::addresses(frame, frame.link_header_len()) else {
+        return StepResult::PASSED;
+    };
+    if direct.count == 0 || !is_endpoint(destination.to_addr()) {
+        return StepResult::PASSED;
+    }
+    let Some((frontend, tag)) = option::<T>(frame).and_then(|option| option.read()) else {
+        return StepResult::PASSED;
+    };
+    if is_own(is_endpoint(source.to_addr()), || identity_of(source)) {
+        return StepResult::dropped(Reason::DirectInvalid);
+    }
+    request.set_backend(frontend);
+    if is_genuine(frame, request, tag, direct) {
+        StepResult::FOUND
+    } else {
+        StepResult::dropped(Reason::DirectInvalid)
+    }
+}
+
+/// What stands where the option would.
+#[inline(always)]
+fn option<T: Direct>(frame: &Frame) -> Option<T::Option> {
+    let mut option = T::Option::default();
+    let at = (frame.link_header_len() + T::HEADER_LEN) as u32;
+    load(frame, at, &mut option, T::OPTION_LEN)?;
+    Some(option)
+}
+
+/// Whether a node of the mesh made the tag of a packet, which opens a connection or is a datagram. The request has its tuple
+/// then.
+#[inline(always)]
+fn is_genuine<T: Direct>(
+    frame: &Frame,
+    request: &mut Request<T>,
+    tag: u64,
+    direct: &DirectConfig,
+) -> bool {
+    let ip_at = frame.link_header_len();
+    let Some(ParsedPacket { packet, content_at }) = T::read(frame, ip_at, TUPLE_OUT) else {
+        return false;
+    };
+    let protocol = packet.tuple.protocol();
+    let is_first = match protocol {
+        IP_PROTOCOL_TCP => packet.tcp_flags & (SYN | ACK) == SYN,
+        IP_PROTOCOL_UDP => true,
+        _ => false,
+    };
+    let is_whole = matches!(packet.kind, Kind::Flow)
+        && content_at == (ip_at + T::HEADER_LEN) as u32 + T::OPTION_LEN;
+    if !is_first || !is_whole {
+        return false;
+    }
+    (request.tuple, request.tcp_flags) = (packet.tuple, packet.tcp_flags.into());
+    let backend = request.tuple.destination();
+    let asked = request.tuple.with_destination(request.backend());
+    let Some(covered) = covered(frame, &asked, backend, content_at) else {
+        return false;
+    };
+    tag == direct_tag(&raw const covered, 0)
+        || direct.count > 1 && tag == direct_tag(&raw const covered, 1)
+}
+
+/// Enters the flow of such a packet both ways, as if this node had chosen the backend.
+#[inline(always)]
+pub(in crate::service) fn relay<T: Direct, P: Hook>(
+    _frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return StepResult::PASSED;
+    };
+    request.flow_flags = (FLOW_FROM_OUTSIDE | FLOW_RELAYED).into();
+    let (sent, frontend) = (request.tuple, request.backend());
+    let is_tcp = sent.protocol() == IP_PROTOCOL_TCP;
+    // Keys must be on the stack.
+    let answer = sent.reply();
+    let flow = sent.with_destination(frontend);
+    let known = T::service_flows().get_ptr_mut(&answer);
+    // SAFETY: a value of that map.
+    let known = known.map(|entry| (entry, T::service_flow_parts(unsafe { &*entry })));
+    match known {
+        Some((entry, parts)) if parts.to == frontend => {
+            if !is_tcp {
+                prolong::<T>(entry, &flow, config);
+            }
+            if T::service_flows().get_ptr(&flow).is_some() {
+                return StepResult::FOUND;
+            }
+        }
+        // The backend's answers could not be told apart.
+        _ if is_tcp && is_open::<T, AtUplink>(sent) => {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        }
+        Some(_) => forget(sent),
+        None => {}
+    }
+    if are_flows_held(config) {
+        return StepResult::dropped(Reason::FlowsHeld);
+    }
+    let lifetime = lifetime(sent.protocol(), CtState::default(), &config.timeouts);
+    let mut parts = ServiceFlowParts {
+        to: frontend,
+        backend: 0,
+        service: 0,
+        expires: coarse_now_secs() + lifetime,
+        flags: FLOW_FROM_OUTSIDE | FLOW_RELAYED,
+    };
+    let answers = T::service_flow(&parts);
+    parts.to = sent.destination();
+    let is_entered = T::service_flows()
+        .insert(&answer, &answers, u64::from(BPF_ANY))
+        .is_ok()
+        && T::service_flows()
+            .insert(&flow, &T::service_flow(&parts), u64::from(BPF_ANY))
+            .is_ok();
+    if is_entered {
+        StepResult::FOUND
+    } else {
+        StepResult::dropped(Reason::ServiceNoBackend)
+    }
+}
+
+/// Makes a packet what the client sent, but for the destination.
+#[inline(always)]
+pub(in crate::service) fn take_off<T: Direct, P: Hook>(
+    frame: &Frame,
+    _request: &mut Request<T>,
+) -> StepResult {
+    match without_option::<T>(frame) {
+        Some(()) => StepResult::FOUND,
+        None => StepResult::dropped(Reason::WriteFailed),
+    }
+}
+
+#[inline(always)]
+fn without_option<T: Direct>(frame: &Frame) -> Option<()> {
+    let option = option::<T>(frame)?;
+    let ip_at = frame.link_header_len();
+    let ip = option.take_off(frame.at::<T::Header>(ip_at)?)?;
+    resize(frame, -(T::OPTION_LEN as i32))?;
+    store_recomputed(frame, ip_at as u32, &ip)
+}

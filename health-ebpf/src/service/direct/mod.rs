@@ -1,0 +1,318 @@
+//! Direct server return, on the node that a client's packets come to: it chooses the backend, tells the backend's node for
+//! which frontend they are, and sees no answers. What that node does is in [`accept`].
+
+pub(super) mod accept;
+
+use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
+use aya_ebpf::bindings::{
+    BPF_F_ADJ_ROOM_FIXED_GSO, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+};
+use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
+use health_common::addr::Addr;
+use health_common::ct::{
+    CT_RX_CLOSING, CT_SEEN_NON_SYN, CtState, IP_PROTOCOL_UDP, Side, TUPLE_IN, Tuple4, Tuple6,
+};
+use health_common::identity;
+use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
+use health_common::service::direct::{Covered, DirectOption, Option4, Option6};
+use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
+use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
+
+use super::request::opens;
+use super::step::{Hook, Request, StepResult};
+use crate::conntrack::{PacketFlags, Traffic, advance, enter, find};
+use crate::fib::FibLookup;
+use crate::frame::Frame;
+use crate::ip_version::Version;
+use crate::ipcache::identity_of;
+use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
+use crate::packet::load;
+use crate::rewrite::store_recomputed;
+
+/// Where a segment of TCP has its sequence number.
+const SEQUENCE_AT: u32 = 4;
+
+/// An IP version with its option.
+pub trait Direct: Version {
+    /// The option.
+    type Option: DirectOption<Address = Self::Address, Header = Self::Header>;
+    /// Its length, bytes.
+    const OPTION_LEN: u32 = size_of::<Self::Option>() as u32;
+    /// An address from the words of the kernel's look-up of routes.
+    fn of_fib(words: [u32; 4]) -> Addr;
+}
+
+impl Direct for Tuple4 {
+    type Option = Option4;
+
+    #[inline(always)]
+    fn of_fib(words: [u32; 4]) -> Addr {
+        Addr::v4(words[0])
+    }
+}
+
+impl Direct for Tuple6 {
+    type Option = Option6;
+
+    #[inline(always)]
+    fn of_fib(words: [u32; 4]) -> Addr {
+        Addr::v6(words)
+    }
+}
+
+/// Decides whether the backend that was chosen for a new flow is to answer the client itself, if its service wants that.
+/// Otherwise it gets the packets from this node.
+#[inline(always)]
+pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    if request.flow_flags as u16 & FLOW_DIRECT != 0 {
+        let way = if may_answer(frame, request) {
+            FLOW_DIRECT
+        } else {
+            FLOW_MASQUERADED
+        };
+        request.flow_flags = (FLOW_FROM_OUTSIDE | way).into();
+    }
+    StepResult::CHOSEN
+}
+
+/// Whether the backend's node can be told, and what it answers meets its programs: the backend is an endpoint whose packets go
+/// by another node, and the client is behind none.
+#[inline(always)]
+fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
+    let protocol = request.tuple.protocol();
+    if HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0)
+        || protocol != IP_PROTOCOL_TCP && protocol != IP_PROTOCOL_UDP
+        // The first packet that this node sees may be in the middle of a connection.
+        || protocol == IP_PROTOCOL_TCP && !opens(request)
+        || !is_plain(frame, request)
+    {
+        return false;
+    }
+    let (client, backend) = (request.tuple.source().0, request.addr_be);
+    // A process of the node itself gets its packets past the programs.
+    if identity_of(backend) == identity::REMOTE_NODE {
+        return false;
+    }
+    let Some(there) = way::<T>(frame, client, backend) else {
+        return false;
+    };
+    if !frame.fits_longer(there.ifindex, T::OPTION_LEN) || !is_by_node::<T>(&there) {
+        return false;
+    }
+    way::<T>(frame, backend, client).is_some_and(|back| !is_by_node::<T>(&back))
+}
+
+/// Whether the option can be put into a packet.
+#[inline(always)]
+fn is_plain<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
+    let ip_at = frame.link_header_len();
+    request.ip_at == ip_at as u32
+        && request.content_at() == Some((ip_at + T::HEADER_LEN) as u32)
+        && !frame.has_vlan_tag()
+        && !frame.is_merged()
+        && frame
+            .at::<T::Header>(ip_at)
+            .is_some_and(|ip| T::Option::is_plain(ip))
+}
+
+/// The way of a packet that came by the frame's device.
+#[inline(always)]
+fn way<T: Direct>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<FibLookup> {
+    let mut way = FibLookup::of::<T>(frame.ifindex(), source, destination);
+    // SAFETY: a valid context.
+    let found = unsafe { way.ask(frame.skb().cast()) };
+    let is_found =
+        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
+    (is_found && way.family == T::FAMILY).then_some(way)
+}
+
+/// Whether the next hop of a way is another node.
+#[inline(always)]
+fn is_by_node<T: Direct>(way: &FibLookup) -> bool {
+    let next_hop = T::of_fib(way.destination);
+    identity_of(next_hop.words_be) == identity::REMOTE_NODE
+}
+
+/// Enters a packet of the client into conntrack, which sees no answers: those that it must have had are taken for seen.
+#[inline(always)]
+pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
+        return StepResult::PASSED;
+    };
+    let mut tuple = request
+        .tuple
+        .with_destination(request.backend())
+        .with_direction(TUPLE_IN);
+    let traffic = Traffic {
+        rx_bytes: frame.length() - ip_at as u32,
+        ifindex: frame.ifindex(),
+        ..Traffic::default()
+    };
+    let is_tcp = tuple.protocol() == IP_PROTOCOL_TCP;
+    let tcp_flags = request.tcp_flags as u8;
+    let mut is_half_closed = false;
+    let mut reopens_until = None;
+    if is_tcp && let Some((entry, Side::Original)) = find(T::flows(), &mut tuple) {
+        // SAFETY: a value of a conntrack map, as below.
+        let state = unsafe { (*entry).state() };
+        let answers = unseen_answers(state, tcp_flags);
+        if answers != 0 {
+            // SAFETY: as above.
+            unsafe { advance(entry, &tuple, Side::Reply, answers) };
+        }
+        let is_open = state.has(CT_SEEN_NON_SYN) && !state.is_closed() && answers == 0;
+        if is_open && tcp_flags & (SYN | ACK) == SYN {
+            // SAFETY: as above; a single word.
+            reopens_until = Some(unsafe { (*entry).expires });
+        }
+        is_half_closed = tcp_flags & (SYN | RST) == 0
+            && (state.has(CT_RX_CLOSING) || tcp_flags & FIN != 0)
+            && !state.is_closed();
+    }
+    let flags = if request.is_later != 0 {
+        PacketFlags::Unknown
+    } else {
+        PacketFlags::Tcp(tcp_flags)
+    };
+    // Whether it was entered decides nothing.
+    let _ = enter(T::flows(), &mut tuple, flags, traffic, &config.timeouts);
+    if is_half_closed {
+        shorten::<T>(&mut tuple, config.timeouts.tcp_syn, u32::MAX);
+    } else if let Some(until) = reopens_until {
+        // Its backend may have reset it. Else the client's next segment has it last as long as before.
+        shorten::<T>(&mut tuple, config.timeouts.tcp_close, until);
+    }
+    // What tells the backend's answers is not used here, and must not be evicted before the flow is.
+    let answer = tuple.reply();
+    let _ = T::service_flows().get_ptr(&answer);
+    StepResult::PASSED
+}
+
+/// TCP flags of what the backend must have answered before the client sends a segment with these, but for what is known; 0:
+/// nothing.
+#[inline(always)]
+const fn unseen_answers(state: CtState, tcp_flags: u8) -> u8 {
+    if tcp_flags & RST != 0 {
+        return 0;
+    }
+    if tcp_flags & (SYN | ACK) == SYN {
+        // A client that has closed its side opens another connection only when the first one is over.
+        return if state.has(CT_RX_CLOSING) && !state.is_closed() {
+            RST | ACK
+        } else {
+            0
+        };
+    }
+    if state.has(CT_SEEN_NON_SYN) || (state.rx_flags_seen() | state.tx_flags_seen()) & ACK != 0 {
+        0
+    } else {
+        SYN | ACK
+    }
+}
+
+/// Nobody here sees when the backend closes or resets a connection. It ends so many seconds after the client's last packet, or
+/// at `until` if that is before.
+#[inline(always)]
+fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
+    if let Some((entry, _)) = find(T::flows(), tuple) {
+        // SAFETY: a value of a conntrack map; single words.
+        unsafe { (*entry).expires = ((*entry).last_rx + lifetime).min(until) };
+    }
+}
+
+/// Tells the backend's node for which frontend a packet is: each SYN, and each datagram with room for that. The packet has
+/// the backend's address already.
+#[inline(always)]
+pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let protocol = request.tuple.protocol();
+    let is_tcp = protocol == IP_PROTOCOL_TCP;
+    if is_tcp && !opens(request) {
+        return StepResult::FOUND;
+    }
+    if !is_tcp && !has_room(frame, request) {
+        // The pair of entries there is that of the datagrams before.
+        return StepResult::FOUND;
+    }
+    match put(frame, request) {
+        Some(()) => StepResult::FOUND,
+        None => StepResult::dropped(Reason::WriteFailed),
+    }
+}
+
+/// Whether a datagram can be longer by the option.
+#[inline(always)]
+fn has_room<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
+    request.tuple.protocol() == IP_PROTOCOL_UDP
+        && is_plain(frame, request)
+        && way::<T>(frame, request.tuple.source().0, request.addr_be)
+            .is_some_and(|way| frame.fits_longer(way.ifindex, T::OPTION_LEN))
+}
+
+/// Puts the option into a packet.
+#[inline(always)]
+fn put<T: Direct>(frame: &Frame, request: &Request<T>) -> Option<()> {
+    if !is_plain(frame, request) {
+        return None;
+    }
+    let covered = covered(frame, &request.tuple, request.backend(), request.content_at)?;
+    let mut option = T::Option::new(
+        request.tuple.destination(),
+        direct_tag(&raw const covered, 0),
+    );
+    let ip_at = frame.link_header_len();
+    let ip = option.put_behind(frame.at::<T::Header>(ip_at)?)?;
+    resize(frame, T::OPTION_LEN as i32)?;
+    store_recomputed(frame, ip_at as u32, &ip)?;
+    store_recomputed(frame, (ip_at + T::HEADER_LEN) as u32, &option)
+}
+
+/// What the tag of a packet for a frontend covers. `asked`: the client's tuple, to the frontend.
+#[inline(always)]
+fn covered<T: Version>(
+    frame: &Frame,
+    asked: &T,
+    backend: (T::Address, u16),
+    content_at: u32,
+) -> Option<Covered> {
+    let mut sequence_be = 0_u32;
+    if asked.protocol() == IP_PROTOCOL_TCP {
+        load(frame, content_at + SEQUENCE_AT, &mut sequence_be, 4)?;
+    }
+    let [client, frontend, backend] = [asked.source(), asked.destination(), backend]
+        .map(|(address, port_be)| (address.to_addr(), port_be));
+    Some(Covered::new(
+        &client,
+        &frontend,
+        &backend,
+        asked.protocol(),
+        sequence_be,
+    ))
+}
+
+/// The tag by one of the keys. A function of its own in the kernel too: it is long.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn direct_tag(covered: *const Covered, key: u32) -> u64 {
+    // SAFETY: made of a reference; the verifier wants to see it compared with null.
+    let (Some(covered), Some(direct)) = (unsafe { covered.as_ref() }, HEALTH_DIRECT.get(0)) else {
+        return 0;
+    };
+    let [first, second] = direct.keys;
+    covered.tag(if key == 0 { first } else { second })
+}
+
+/// Makes a packet longer or shorter behind its IP header.
+#[inline(always)]
+fn resize(frame: &Frame, by: i32) -> Option<()> {
+    // SAFETY: a valid context; the helper checks the rest.
+    let result = unsafe {
+        bpf_skb_adjust_room(
+            frame.skb(),
+            by,
+            BPF_ADJ_ROOM_NET,
+            BPF_F_ADJ_ROOM_FIXED_GSO.into(),
+        )
+    };
+    (result == 0).then_some(())
+}

@@ -1,0 +1,528 @@
+//! Direct server return: the option by which nodes tell each other for which frontend a packet was, byte by byte.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::Pod;
+use health_common::addr::Addr;
+use health_common::ct::tcp::TcpState;
+use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6};
+use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
+use health_common::service::direct::DirectConfig;
+use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_RELAYED};
+use health_common::tuple::{ServiceFlowParts, Tuple};
+use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, ethernet, siphash};
+use tests::testrun::{DROP, GO_ON};
+
+use crate::endpoint_packets::Way::In;
+use crate::endpoint_packets::{ACK, FIN, RST, SYN, TCP, UDP, segment, with_ports};
+use crate::service_packets::{BACKEND_PORT, Hosts, NODE_PORT, Stand, hosts, node_port};
+
+const KEYS: [[u64; 2]; 2] = [[0x1122, 0x3344], [0x5566, 0x7788]];
+const CLIENT_PORT: u16 = 4000;
+const SEQUENCE: u32 = 0x0102_0304;
+const ETHERNET_LEN: usize = 14;
+
+/// An address as it is covered.
+fn covered(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// A packet from one address to another with these options, if any.
+fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
+    let (ethertype, packet) = match ends {
+        [IpAddr::V4(source), IpAddr::V4(destination)] => {
+            let ip = Ipv4 {
+                protocol,
+                options: options.to_vec(),
+                ..Ipv4::icmp(source, destination)
+            };
+            (IPV4, ip.packet(content))
+        }
+        [IpAddr::V6(source), IpAddr::V6(destination)] => {
+            let next_header = if options.is_empty() { protocol } else { 60 };
+            let ip = Ipv6 {
+                next_header,
+                ..Ipv6::icmp(source, destination)
+            };
+            (IPV6, ip.packet(&[options, content].concat()))
+        }
+        _ => unreachable!("both are of one IP version"),
+    };
+    ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
+}
+
+/// A packet between these, without options: of TCP, one that opens a connection, of UDP, one without a checksum.
+fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8> {
+    let ports = (source.port(), destination.port());
+    let content = match protocol {
+        TCP => Tcp::between(ports, SYN).segment(source.ip(), destination.ip()),
+        _ => [
+            &ports.0.to_be_bytes()[..],
+            &ports.1.to_be_bytes(),
+            &[0, 8, 0, 0],
+        ]
+        .concat(),
+    };
+    packet([source.ip(), destination.ip()], &[], protocol, &content)
+}
+
+/// What a packet is about: the client, the frontend that it asked, the backend.
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    client: SocketAddr,
+    frontend: SocketAddr,
+    backend: SocketAddr,
+}
+
+impl Ends {
+    fn of(hosts: &Hosts, backend: IpAddr) -> Self {
+        Self {
+            client: (hosts.client, CLIENT_PORT).into(),
+            frontend: (hosts.node, NODE_PORT).into(),
+            backend: (backend, BACKEND_PORT).into(),
+        }
+    }
+
+    fn tag(&self, key: [u64; 2], protocol: u8, sequence: u32) -> [u8; 8] {
+        let mut bytes = Vec::new();
+        for end in [self.client, self.frontend, self.backend] {
+            bytes.extend(covered(end.ip()));
+        }
+        for end in [self.client, self.frontend, self.backend] {
+            bytes.extend(end.port().to_be_bytes());
+        }
+        bytes.extend([protocol, 0]);
+        bytes.extend(sequence.to_be_bytes());
+        bytes.extend([0; 4]);
+        siphash(key, &bytes).to_le_bytes()
+    }
+
+    /// The option, or the header of options.
+    fn option(&self, tag: [u8; 8], protocol: u8) -> Vec<u8> {
+        let port = self.frontend.port().to_be_bytes();
+        match self.frontend.ip() {
+            IpAddr::V4(v4) => [&[0x9e, 16], &port[..], &v4.octets(), &tag].concat(),
+            IpAddr::V6(v6) => {
+                let start = [protocol, 3, 0x5e, 28];
+                [&start, &port[..], &[0, 0], &v6.octets(), &tag].concat()
+            }
+        }
+    }
+
+    /// A packet of the client to `to` with these options, if any.
+    fn packet(&self, to: SocketAddr, options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
+        packet([self.client.ip(), to.ip()], options, protocol, content)
+    }
+
+    fn segment(&self, to: SocketAddr, flags: u8) -> Vec<u8> {
+        let tcp = Tcp {
+            sequence: SEQUENCE,
+            ..Tcp::between((self.client.port(), to.port()), flags)
+        };
+        tcp.segment(self.client.ip(), to.ip())
+    }
+
+    /// A whole packet of the protocol to `to`, without options: of TCP, one that opens a connection.
+    fn content(&self, to: SocketAddr, protocol: u8) -> Vec<u8> {
+        match protocol {
+            TCP => self.segment(to, SYN),
+            _ => with_ports(self.client.port(), to.port()),
+        }
+    }
+
+    /// What another node sends here.
+    fn told(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
+        let sequence = if protocol == TCP { SEQUENCE } else { 0 };
+        let option = self.option(self.tag(key, protocol, sequence), protocol);
+        self.packet(
+            self.backend,
+            &option,
+            protocol,
+            &self.content(self.backend, protocol),
+        )
+    }
+}
+
+fn keyed(keys: &[[u64; 2]]) -> Stand {
+    let mut stand = Stand::of(tests::testrun::TestRun::load());
+    set_keys(&mut stand, keys);
+    stand
+}
+
+fn set_keys(stand: &mut Stand, keys: &[[u64; 2]]) {
+    let mut config = DirectConfig::default();
+    for (place, key) in config.keys.iter_mut().zip(keys) {
+        *place = *key;
+        config.count += 1;
+    }
+    stand.run.datapath.set_direct(config).expect("the keys");
+}
+
+/// All flows of services: source, destination, whether of direction in, and where they lead.
+fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)> {
+    let flows = stand.all_flows().into_iter().map(|(flow, to)| {
+        let source = SocketAddr::new(flow.source, flow.source_port);
+        let destination = SocketAddr::new(flow.destination, flow.destination_port);
+        (source, destination, flow.inbound, to.to, to.flags)
+    });
+    let mut flows: Vec<_> = flows.collect();
+    flows.sort_unstable();
+    flows
+}
+
+/// The packet without what a router changes: hardware addresses, and time to live with the checksum over it.
+fn essence(frame: &[u8]) -> Vec<u8> {
+    let mut packet = frame[ETHERNET_LEN..].to_vec();
+    if packet[0] >> 4 == 4 {
+        let len = usize::from(packet[0] & 0xf) * 4;
+        assert_eq!(
+            checksum(&[&packet[..len]]),
+            0,
+            "a wrong checksum: {frame:x?}"
+        );
+        packet[8] = 0;
+        packet[10..12].fill(0);
+    } else {
+        packet[7] = 0;
+    }
+    packet
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_another_node_tells_is_taken_off_and_entered() {
+    for key in KEYS {
+        let stand = keyed(&KEYS);
+        let mut expected = Vec::new();
+        for hosts in hosts() {
+            let ends = Ends::of(&hosts, hosts.endpoint);
+            for protocol in [TCP, UDP] {
+                let plain = ends.packet(
+                    ends.backend,
+                    &[],
+                    protocol,
+                    &ends.content(ends.backend, protocol),
+                );
+                // Sent again, it is the same.
+                for _ in 0..2 {
+                    let outcome = stand.run.run("from_netdev", &ends.told(key, protocol));
+                    assert_ne!(outcome.code, DROP, "{ends:?} {protocol}");
+                    assert_eq!(
+                        essence(&outcome.bytes),
+                        essence(&plain),
+                        "{ends:?} {protocol}"
+                    );
+                }
+                let flags = FLOW_FROM_OUTSIDE | FLOW_RELAYED;
+                expected.push((ends.client, ends.frontend, false, ends.backend, flags));
+                expected.push((ends.backend, ends.client, true, ends.frontend, flags));
+            }
+        }
+        expected.sort_unstable();
+        assert_eq!(entered(&stand), expected);
+        // What the backends answer leaves in the name of the frontend.
+        for hosts in hosts() {
+            let ends = Ends::of(&hosts, hosts.endpoint);
+            for protocol in [TCP, UDP] {
+                let answer = between(ends.backend, ends.client, protocol);
+                let outcome = stand.run.run("to_netdev", &answer);
+                let named = between(ends.frontend, ends.client, protocol);
+                assert_eq!(
+                    essence(&outcome.bytes),
+                    essence(&named),
+                    "{ends:?} {protocol}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_entered_without_the_tag_of_a_node() {
+    let stand = keyed(&KEYS);
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let with = |tag, content: &[u8]| {
+            let option = ends.option(tag, TCP);
+            ends.packet(ends.backend, &option, TCP, content)
+        };
+        let right = ends.tag(KEYS[0], TCP, SEQUENCE);
+        let syn = ends.segment(ends.backend, SYN);
+        let other = |change: fn(&mut Ends)| {
+            let mut other = ends;
+            change(&mut other);
+            with(other.tag(KEYS[0], TCP, SEQUENCE), &syn)
+        };
+        let mut flipped = right;
+        flipped[7] ^= 0x80;
+        let own = Ends {
+            client: (hosts.node, CLIENT_PORT).into(),
+            ..ends
+        };
+        let refused = [
+            with([0; 8], &syn),
+            with(flipped, &syn),
+            with(ends.tag([1, 2], TCP, SEQUENCE), &syn),
+            with(ends.tag(KEYS[0], TCP, SEQUENCE + 1), &syn),
+            with(ends.tag(KEYS[0], UDP, SEQUENCE), &syn),
+            other(|ends| ends.client.set_port(CLIENT_PORT + 1)),
+            other(|ends| ends.frontend.set_port(NODE_PORT + 1)),
+            other(|ends| ends.backend.set_port(BACKEND_PORT + 1)),
+            // Of a connection that is open, nothing is told.
+            with(right, &ends.segment(ends.backend, ACK)),
+            with(right, &ends.segment(ends.backend, SYN | ACK)),
+            // In the name of this node.
+            own.told(KEYS[0], TCP),
+        ];
+        let before = stand.run.counted(Reason::DirectInvalid);
+        for (place, packet) in refused.iter().enumerate() {
+            let outcome = stand.run.run("from_netdev", packet);
+            assert_eq!(outcome.code, DROP, "{ends:?}: packet {place}");
+        }
+        let counted = stand.run.counted(Reason::DirectInvalid) - before;
+        assert_eq!(counted, refused.len() as u64);
+    }
+    assert_eq!(entered(&stand), []);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn other_options_and_those_for_others_are_left_alone() {
+    let [keyed, keyless] = [keyed(&KEYS), keyed(&[])];
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let away = Ends::of(&hosts, hosts.elsewhere);
+        let padding = match ends.frontend.ip() {
+            IpAddr::V4(_) => vec![1; 16],
+            IpAddr::V6(_) => [vec![TCP, 3, 1, 28], vec![0; 28]].concat(),
+        };
+        let syn = ends.segment(ends.backend, SYN);
+        let other = ends.packet(ends.backend, &padding, TCP, &syn);
+        for (stand, packet) in [
+            (&keyed, other),
+            (&keyed, away.told(KEYS[0], TCP)),
+            (&keyless, ends.told(KEYS[0], TCP)),
+        ] {
+            let outcome = stand.run.run("from_netdev", &packet);
+            assert_eq!((outcome.code, &outcome.bytes), (GO_ON, &packet), "{ends:?}");
+        }
+    }
+    assert_eq!(entered(&keyed), []);
+    assert_eq!(entered(&keyless), []);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_open_connection_between_the_same_ports_is_not_taken() {
+    let stand = keyed(&KEYS);
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let by_another = Ends {
+            frontend: (hosts.cluster_ip, NODE_PORT).into(),
+            ..ends
+        };
+        assert_ne!(
+            stand.run.run("from_netdev", &ends.told(KEYS[0], TCP)).code,
+            DROP
+        );
+        let before = entered(&stand);
+        // It reaches the backend, whose policy lets it in.
+        let reach = |flags| {
+            let packet = segment(In, hosts.client, (CLIENT_PORT, BACKEND_PORT), flags);
+            assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
+        };
+        reach(SYN);
+        let told = by_another.told(KEYS[0], TCP);
+        assert_eq!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
+        assert_eq!(entered(&stand), before);
+        // Once it is over, its ports are anybody's.
+        reach(RST);
+        assert_ne!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
+        assert_ne!(entered(&stand), before);
+    }
+}
+
+/// When the flows of services end, seconds of `CLOCK_MONOTONIC`.
+fn ends_of_flows(stand: &Stand) -> Vec<u32> {
+    let flows = stand.all_flows().into_iter();
+    flows.map(|(_, flow)| flow.expires).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_without_room_for_the_option_have_the_flow_last_on_the_backends_node() {
+    for hosts in hosts() {
+        let mut stand = keyed(&KEYS);
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let told = ends.told(KEYS[0], UDP);
+        assert_ne!(stand.run.run("from_netdev", &told).code, DROP);
+        let before = ends_of_flows(&stand);
+        stand.configure(Timeouts {
+            udp: 10_000,
+            ..Timeouts::default()
+        });
+        let plain = between(ends.client, ends.backend, UDP);
+        assert_eq!(stand.run.run("from_netdev", &plain).code, GO_ON);
+        let after = ends_of_flows(&stand);
+        assert_eq!((before.len(), after.len()), (2, 2), "{ends:?}");
+        let latest = before.iter().max().expect("flows");
+        assert!(
+            after.iter().all(|end| *end > latest + 5_000),
+            "{before:?} {after:?}"
+        );
+    }
+}
+
+/// An IP version, and where its flows of TCP stand.
+trait Version: Tuple<Translation: Default, ServiceFlow: Pod> + Pod {
+    const FLOWS: [&str; 2];
+    fn of(ends: [(Self::Address, u16); 2], direction: u8) -> Self;
+}
+
+macro_rules! version {
+    ($tuple:ident, $flows:expr) => {
+        impl Version for $tuple {
+            const FLOWS: [&str; 2] = $flows;
+
+            fn of([source, destination]: [(Self::Address, u16); 2], direction: u8) -> Self {
+                Self {
+                    saddr_be: source.0,
+                    daddr_be: destination.0,
+                    sport_be: source.1.to_be(),
+                    dport_be: destination.1.to_be(),
+                    protocol: TCP,
+                    direction,
+                    pad: 0,
+                }
+            }
+        }
+    };
+}
+
+version!(Tuple4, ["HEALTH_REVNAT4", "HEALTH_CT4"]);
+version!(Tuple6, ["HEALTH_REVNAT6", "HEALTH_CT6"]);
+
+/// Enters a connection to a backend elsewhere, which answers the client itself, as the first node does.
+fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
+    let listed = stand.run.maps().services().expect("the maps").list();
+    let listed = listed.expect("the frontends").into_iter();
+    let mut listed = listed.filter(|one| one.address == ends.frontend);
+    let served = listed.next().expect("the frontend");
+    let backend = served.pool(health_common::service::Origin::Outside)[0].index;
+    let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
+    let [client, frontend, to] = [ends.client, ends.frontend, ends.backend].map(end);
+    let mut flows = stand.run.hash_map::<T, T::ServiceFlow>(T::FLOWS[0]);
+    for (key, to) in [
+        (T::of([client, frontend], TUPLE_OUT), to),
+        (T::of([to, client], TUPLE_IN), frontend),
+    ] {
+        let parts = ServiceFlowParts {
+            to: (to.0, to.1.to_be()),
+            backend,
+            service: served.entry.service,
+            expires: u32::MAX,
+            flags: FLOW_FROM_OUTSIDE | FLOW_DIRECT,
+        };
+        flows
+            .insert(key, T::service_flow(&parts), 0)
+            .expect("room for a flow");
+    }
+}
+
+/// What conntrack of the first node knows of such a connection after each segment, with how long it lasts; and the packet.
+fn follow<T: Version>(
+    stand: &Stand,
+    ends: &Ends,
+    segments: &[u8],
+) -> Vec<(&'static str, u32, Vec<u8>)> {
+    enter_direct::<T>(stand, ends);
+    let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
+    let [client, to] = [ends.client, ends.backend].map(end);
+    let tracked = stand.run.hash_map::<T, CtEntry>(T::FLOWS[1]);
+    let key = T::of([client, to], TUPLE_IN);
+    let followed = segments.iter().map(|flags| {
+        let asked = ends.segment(ends.frontend, *flags);
+        let packet = ends.packet(ends.frontend, &[], TCP, &asked);
+        let outcome = stand.run.run("from_netdev", &packet);
+        assert_ne!(outcome.code, DROP, "{ends:?} {flags}");
+        let entry = tracked.get(&key, 0).expect("the connection");
+        assert_eq!(entry.tx_packets, 0);
+        let name = TcpState::of(entry.state()).name();
+        (name, entry.expires - entry.last_rx, outcome.bytes)
+    });
+    followed.collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_first_node_tells_with_each_syn_and_follows_the_client_alone() {
+    let mut stand = keyed(&KEYS);
+    stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
+    let Timeouts {
+        tcp_syn,
+        tcp_established,
+        tcp_close,
+        ..
+    } = Timeouts::default();
+    let steps = [
+        (SYN, "SYN_SENT", tcp_syn),
+        // Sent again.
+        (SYN, "SYN_SENT", tcp_syn),
+        (ACK, "ESTABLISHED", tcp_established),
+        (ACK, "ESTABLISHED", tcp_established),
+        // The backend may have reset it, or somebody else sent this.
+        (SYN, "ESTABLISHED", tcp_close),
+        (ACK, "ESTABLISHED", tcp_established),
+        (FIN | ACK, "FIN_WAIT", tcp_syn),
+        (ACK, "FIN_WAIT", tcp_syn),
+        // Another connection between the same ports.
+        (SYN, "SYN_SENT", tcp_syn),
+        (ACK, "ESTABLISHED", tcp_established),
+        (RST, "CLOSE", tcp_close),
+    ];
+    let segments = steps.map(|(flags, ..)| flags);
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.elsewhere);
+        let followed = match hosts.node {
+            IpAddr::V4(_) => follow::<Tuple4>(&stand, &ends, &segments),
+            IpAddr::V6(_) => follow::<Tuple6>(&stand, &ends, &segments),
+        };
+        for (step, (state, lasts, bytes)) in steps.into_iter().zip(followed) {
+            let (flags, ..) = step;
+            assert_eq!((flags, state, lasts), step, "{ends:?}");
+            let option = match flags {
+                SYN => ends.option(ends.tag(KEYS[0], TCP, SEQUENCE), TCP),
+                _ => Vec::new(),
+            };
+            let content = ends.segment(ends.backend, flags);
+            let expected = ends.packet(ends.backend, &option, TCP, &content);
+            assert_eq!(essence(&bytes), essence(&expected), "{ends:?} {flags}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_node_without_a_key_tells_nobody() {
+    let mut stand = keyed(&KEYS);
+    stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.elsewhere);
+        match hosts.node {
+            IpAddr::V4(_) => enter_direct::<Tuple4>(&stand, &ends),
+            IpAddr::V6(_) => enter_direct::<Tuple6>(&stand, &ends),
+        }
+        let open = ends.packet(ends.frontend, &[], TCP, &ends.segment(ends.frontend, SYN));
+        for (keys, is_told) in [(&KEYS[..], true), (&[], false)] {
+            set_keys(&mut stand, keys);
+            // It would be masqueraded, which is off here.
+            let outcome = stand.run.run("from_netdev", &open);
+            assert_eq!(outcome.code != DROP, is_told, "{ends:?}");
+        }
+    }
+}
