@@ -67,10 +67,9 @@ pub fn add_host(
     for (namespace, device, addresses) in [(behind, device, here), (name, "eth0", there)] {
         ip(namespace, &format!("link set {device} up"))?;
         for address in addresses {
-            let nodad = if address.contains(':') { "nodad" } else { "" };
             ip(
                 namespace,
-                &format!("address add {address} dev {device} {nodad}"),
+                &format!("address add {address} dev {device} nodad"),
             )?;
         }
     }

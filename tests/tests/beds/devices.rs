@@ -55,10 +55,9 @@ fn give_addresses(node: &Node, device: &str) -> Vec<String> {
     let mut commands = vec![format!("ip link set {device} up")];
     for address in node.addresses() {
         let length = if address.is_ipv4() { 24 } else { 64 };
-        commands.push(match address {
-            IpAddr::V4(_) => format!("ip address add {address}/{length} dev {device}"),
-            IpAddr::V6(_) => format!("ip address add {address}/{length} dev {device} nodad"),
-        });
+        commands.push(format!(
+            "ip address add {address}/{length} dev {device} nodad"
+        ));
     }
     commands
 }
@@ -139,7 +138,7 @@ fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
     let endpoint = format!("health-{}", node.name());
     for outside in OUTSIDE {
         let length = if outside.is_ipv4() { 32 } else { 128 };
-        peer.exec(&format!("ip address add {outside}/{length} dev lo"))?;
+        peer.exec(&format!("ip address add {outside}/{length} dev lo nodad"))?;
         node.exec(&format!("ip route add {outside}/{length} dev {device}"))?;
         let path = Path::open(&endpoint, peer.name(), outside, TRANSFERS)?;
         let seen = path.stream(1 << 20)?;

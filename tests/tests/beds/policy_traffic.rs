@@ -63,7 +63,7 @@ impl Stand {
                 IpAddr::V4(_) => other.ipv4().to_string(),
                 IpAddr::V6(_) => other.ipv6().context("no IPv6")?.to_string(),
             };
-            other.exec(&format!("ip address add {address} dev lo"))?;
+            other.exec(&format!("ip address add {address} dev lo nodad"))?;
             node.exec(&format!("ip route add {address} via {via}"))?;
         }
         Ok(Self {

@@ -446,8 +446,7 @@ fn ingress_policy_of_a_backend_elsewhere_judges_the_client() -> anyhow::Result<(
         ip(
             FAR,
             &format!("address add {stranger}/{length} dev eth0 nodad"),
-        )
-        .or_else(|_| ip(FAR, &format!("address add {stranger}/{length} dev eth0")))?;
+        )?;
         let before = counted(node, Reason::PolicyDenied)?;
         let mut curl = command_in(FAR, "curl");
         curl.args([

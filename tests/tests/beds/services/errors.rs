@@ -132,8 +132,7 @@ fn spoofed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&other.name, target, &["web-1", "web-2", "web-3"])?;
         let own = target.ip();
-        let nodad = if own.is_ipv6() { "nodad" } else { "" };
-        ip(&liar.name, &format!("address add {own} dev lo {nodad}"))?;
+        ip(&liar.name, &format!("address add {own} dev lo nodad"))?;
         let socket = liar.netns.run_in(|| UdpSocket::bind((own, 80)))??;
         let mut victims = other.addresses().into_iter();
         let victim = victims.find(|ip| ip.is_ipv4() == own.is_ipv4());

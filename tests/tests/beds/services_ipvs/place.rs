@@ -75,10 +75,9 @@ fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
         command(&format!("ip -n {name} link set {device} up"))?;
     }
     for (node, own, prefix) in ends {
-        let nodad = if node.contains(':') { " nodad" } else { "" };
-        command(&format!("ip address add {node}/{prefix} dev {name}{nodad}"))?;
+        command(&format!("ip address add {node}/{prefix} dev {name} nodad"))?;
         command(&format!(
-            "ip -n {name} address add {own}/{prefix} dev eth0{nodad}"
+            "ip -n {name} address add {own}/{prefix} dev eth0 nodad"
         ))?;
         command(&format!("ip -n {name} route add default via {node}"))?;
     }
