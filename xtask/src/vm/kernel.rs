@@ -106,11 +106,19 @@ fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyh
     let cache = workspace.kernels()?;
     require_room(&cache, "a kernel needs", ROOM)?;
     let archives = Archives::open(workspace, arch)?;
-    let package = newest_package(&archives, version, arch)?;
-    eprintln!("downloading {package}");
     let folder = folder_in(&cache)?;
     let unpacked = folder.path().join("kernel");
-    let file = archives.unpack(&package, &unpacked)?;
+    let download = || -> anyhow::Result<String> {
+        let package = newest_package(&archives, version, arch)?;
+        eprintln!("downloading {package}");
+        archives.unpack(&package, &unpacked)
+    };
+    // The lists may be absent, or old: they name packages then that newer ones have replaced.
+    let file = download().or_else(|error| {
+        eprintln!("{error:#}; trying again with new lists of packages");
+        archives.refresh()?;
+        download()
+    })?;
     let release = file_name(&only_entry(&unpacked.join("lib/modules"))?);
     // Debian's packages leave this to their installation.
     quietly(
@@ -131,18 +139,12 @@ fn newest_package(archives: &Archives, version: &str, arch: Arch) -> anyhow::Res
         version.replace('.', r"\."),
         arch.debian()
     );
-    let find = || -> anyhow::Result<Option<String>> {
-        let found = archives.search(&pattern)?;
-        Ok(found
-            .into_iter()
-            .filter(|name| !name.contains("-cloud-") && !name.contains("-rt-"))
-            .max_by_key(|name| numbers(name)))
-    };
-    if let Some(package) = find()? {
-        return Ok(package);
-    }
-    archives.refresh()?;
-    find()?.with_context(|| {
+    let found = archives.search(&pattern)?;
+    let newest = found
+        .into_iter()
+        .filter(|name| !name.contains("-cloud-") && !name.contains("-rt-"))
+        .max_by_key(|name| numbers(name));
+    newest.with_context(|| {
         format!(
             "this machine's package archives have no kernel {version} for {}; Debian 12 has {}",
             arch.name(),
