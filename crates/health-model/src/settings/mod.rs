@@ -9,7 +9,7 @@ mod service_xdp;
 pub use self::attach::AttachMode;
 pub use self::host_routing::HostRouting;
 pub use self::location::Location;
-pub use self::service_forwarding::{ForwardingError, ServiceForwarding};
+pub use self::service_forwarding::ServiceForwarding;
 pub use self::service_xdp::ServiceXdp;
 
 /// A setting that cannot be used.

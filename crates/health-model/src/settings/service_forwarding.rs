@@ -1,7 +1,6 @@
 //! How packets of clients outside get to backends on other nodes, as it is asked for.
 
 use std::fmt;
-use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -22,7 +21,7 @@ pub enum ServiceForwarding {
 impl ServiceForwarding {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
-    /// Their names.
+    /// Their names, in the same order.
     pub const NAMES: [&str; 3] = ["snat", "dsr", "hybrid"];
 
     /// Its name in flags, annotations and listings.
@@ -34,19 +33,5 @@ impl ServiceForwarding {
 impl fmt::Display for ServiceForwarding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// The text is not the name of a way of forwarding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a way of forwarding; use snat, dsr or hybrid")]
-pub struct ForwardingError;
-
-impl FromStr for ServiceForwarding {
-    type Err = ForwardingError;
-
-    fn from_str(text: &str) -> Result<Self, ForwardingError> {
-        let found = Self::ALL.into_iter().find(|one| one.name() == text);
-        found.ok_or(ForwardingError)
     }
 }

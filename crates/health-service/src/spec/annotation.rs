@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 
 use health_model::manifest::Problem;
 use health_model::settings::ServiceForwarding;
@@ -52,6 +51,7 @@ impl Algorithm {
         Self::LeastConnection,
     ];
 
+    /// Their names, in the same order.
     const NAMES: [&str; 4] = ["random", "round-robin", "maglev", "least-connection"];
 
     /// Its name in annotations and listings.
@@ -66,20 +66,6 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The text is not the name of an algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an algorithm; use random, round-robin, maglev or least-connection")]
-pub struct AlgorithmError;
-
-impl FromStr for Algorithm {
-    type Err = AlgorithmError;
-
-    fn from_str(text: &str) -> Result<Self, AlgorithmError> {
-        let named = |algorithm: &Self| algorithm.name() == text;
-        Self::ALL.into_iter().find(named).ok_or(AlgorithmError)
-    }
-}
-
 type Annotations = BTreeMap<String, String>;
 
 /// What a service's annotations say.
@@ -89,23 +75,29 @@ pub(super) fn of_service(
 ) -> (Option<Algorithm>, Option<ServiceForwarding>) {
     let [algorithm, forwarding] = ours(all, [ALGORITHM, FORWARDING], errors);
     (
-        one_of(algorithm, &Algorithm::NAMES, errors),
-        one_of(forwarding, &ServiceForwarding::NAMES, errors),
+        one_of(algorithm, Algorithm::ALL, &Algorithm::NAMES, errors),
+        one_of(
+            forwarding,
+            ServiceForwarding::ALL,
+            &ServiceForwarding::NAMES,
+            errors,
+        ),
     )
 }
 
-/// The value of an annotation that is one of these names.
-fn one_of<T: FromStr>(
+/// The value that an annotation names, of `all` with these names.
+fn one_of<T, const N: usize>(
     annotation: Option<(&str, &str)>,
-    names: &'static [&'static str],
+    all: [T; N],
+    names: &'static [&'static str; N],
     errors: &mut Errors,
 ) -> Option<T> {
     let (key, value) = annotation?;
-    let value_of = value.parse().ok();
-    if value_of.is_none() {
+    let found = all.into_iter().zip(names).find(|(_, name)| **name == value);
+    if found.is_none() {
         errors.add(path(key), Problem::not_supported(value, names));
     }
-    value_of
+    found.map(|(one, _)| one)
 }
 
 /// The weight in a slice's annotations; 1 if there is none.

@@ -25,7 +25,7 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use annotation::{Algorithm, AlgorithmError};
+pub use annotation::Algorithm;
 pub use error::{Kind, SpecError};
 pub use health_model::manifest::Problem;
 pub use name::{PortKey, ServiceName, ServicePortName, SliceName};

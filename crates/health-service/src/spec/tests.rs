@@ -345,8 +345,8 @@ fn a_service_may_say_how_it_is_forwarded() {
         let common = reading.service.unwrap().common;
         (common.forwarding, texts(&reading.errors))
     };
-    for name in ServiceForwarding::NAMES {
-        assert_eq!(with(name), (name.parse().ok(), Vec::new()));
+    for forwarding in ServiceForwarding::ALL {
+        assert_eq!(with(forwarding.name()), (Some(forwarding), Vec::new()));
     }
     assert_eq!(
         with("direct"),
