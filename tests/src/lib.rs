@@ -37,4 +37,4 @@ pub mod xdp;
 pub use bed::{Bed, Node};
 pub use member::Member;
 pub use snapshot::Snapshot;
-pub use wait::{PATIENCE, is_long, seed, slowness, wait_for};
+pub use wait::{PATIENCE, RaisedAtEnd, is_long, seed, slowness, wait_for};

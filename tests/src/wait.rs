@@ -1,6 +1,7 @@
 //! Waiting for a condition, up to a deadline.
 
 use std::env;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,15 @@ const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
 const LONG: &str = "HEALTH_AGENT_LONG";
 /// In the environment: the seed of random numbers, as property tests have it.
 const SEED: &str = "PROPTEST_RNG_SEED";
+
+/// Raises a flag as it is dropped, so that a thread that runs until then ends also when the test fails.
+pub struct RaisedAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for RaisedAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
 /// `what` it waited for and the last error of `look`, if it had one. Where the environment has

@@ -17,7 +17,7 @@ use tests::bed::agent_binary;
 use tests::ping::{Pinging, Runs};
 use tests::process::run;
 use tests::testrun::TestRun;
-use tests::{Bed, Node, PATIENCE, Snapshot, slowness, wait_for};
+use tests::{Bed, Node, PATIENCE, RaisedAtEnd, Snapshot, slowness, wait_for};
 
 const SENDER_PORT: u16 = 4999;
 /// Nobody listens there (RFC 863).
@@ -143,7 +143,7 @@ fn from_one_kind_to_the_other_no_packet_goes_unhandled() -> anyhow::Result<()> {
     let stop = AtomicBool::new(false);
     let sent = thread::scope(|scope| -> anyhow::Result<u64> {
         // Ends the sender on every way out.
-        let stopping = Stop(&stop);
+        let stopping = RaisedAtEnd(&stop);
         let sending = scope.spawn(|| {
             let mut sent = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -166,15 +166,6 @@ fn from_one_kind_to_the_other_no_packet_goes_unhandled() -> anyhow::Result<()> {
     let counted = counted(node)?;
     assert!(counted >= sent, "{counted} of {sent} datagrams");
     Ok(())
-}
-
-/// Sets a flag as it is dropped.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Datagrams of the sender that the programs on the health endpoint's device met.

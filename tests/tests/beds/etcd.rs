@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
 use tests::bed::Etcd;
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Node, PATIENCE, RaisedAtEnd, wait_for};
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const PREFIX: &str = "/health-agent/v1/default/";
@@ -69,8 +69,10 @@ fn while_nobody_is_lost<T>(
             }
             Ok(looks)
         });
-        let result = work();
-        done.store(true, Ordering::Relaxed);
+        let result = {
+            let _ends_vigil = RaisedAtEnd(&done);
+            work()
+        };
         match vigil.join().expect("the vigil does not panic") {
             Ok(looks) => assert!(looks > 0, "nobody was ever asked"),
             Err(lost) => panic!("{lost}"),

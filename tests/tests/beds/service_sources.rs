@@ -254,7 +254,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn services_are_not_whole_until_both_kinds_were_listed() -> anyhow::Result<()> {
+async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow::Result<()> {
     let server = ApiServer::start()?;
     server.behave(Behaviour::Hang);
     let folder = tempfile::tempdir()?;
@@ -267,8 +267,20 @@ async fn services_are_not_whole_until_both_kinds_were_listed() -> anyhow::Result
     })
     .await?;
     assert!(!first.synced.services && !first.synced.slices);
+
+    // A cluster has a service of its own, so one that lists none is not believed at the start either.
     server.behave(Behaviour::Serve);
-    until_shown(&mut sets, &[]).await?;
+    let told = until(&mut sets, "the loss of its store to be told", |set| {
+        let lost = |resource| format!("the API server lists no {resource}; its store may");
+        has_problem(set, &lost("services")) && has_problem(set, &lost("endpointslices"))
+    })
+    .await?;
+    assert!(!told.synced.services && !told.synced.slices);
+    server.put(service("web", "10.96.0.1"));
+    let told = until(&mut sets, "the services", |set| set.synced.services).await?;
+    assert!(!told.synced.slices);
+    server.put(slice("web", &["10.1.0.1"]));
+    until_shown(&mut sets, &["web 10.96.0.1", "web-1 10.1.0.1"]).await?;
     Ok(())
 }
 
@@ -399,6 +411,84 @@ fn an_etcd_that_comes_back_without_its_data_takes_no_service_away() -> anyhow::R
             &service("web", "10.96.0.9").to_string(),
         )?;
         until_shown(&mut sets, &["web 10.96.0.9", "web-1 10.1.0.1"]).await?;
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_changed_while_etcd_was_away_is_in_force_once_it_is_back() -> anyhow::Result<()> {
+    with_etcd(async |mut etcd, _services, mut sets| {
+        // The last change that is known was in the first list, told by a watch, or a deletion.
+        let (old, new) = ("services/shop/old", "services/shop/new");
+        for last_change in ["", "put", "delete"] {
+            let text = service("new", "10.96.0.2").to_string();
+            match last_change {
+                "put" => {
+                    let text = service("old", "10.96.0.3").to_string();
+                    etcd.put(&format!("{PREFIX}{old}"), &text)?;
+                    until(&mut sets, "the old service", |set| set.services.len() == 2).await?;
+                }
+                "delete" => {
+                    etcd.put(&format!("{PREFIX}{new}"), &text)?;
+                    until(&mut sets, "the new service", |set| set.services.len() == 2).await?;
+                    etcd.ctl(&format!("del {PREFIX}{new}"))?.success()?;
+                    until(&mut sets, "its end", |set| set.services.len() == 1).await?;
+                }
+                _ => {}
+            }
+            etcd.kill()?;
+            until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
+            etcd.restart()?;
+            etcd.put(&format!("{PREFIX}{new}"), &text)?;
+            etcd.ctl(&format!("del {PREFIX}{old}"))?.success()?;
+            // After a new list, the old one would stay for longer than that.
+            let right = ["new 10.96.0.2", "web 10.96.0.1", "web-1 10.1.0.1"];
+            until_shown(&mut sets, &right).await?;
+            etcd.ctl(&format!("del {PREFIX}{new}"))?.success()?;
+            until_shown(&mut sets, &["web 10.96.0.1", "web-1 10.1.0.1"]).await?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_etcd_that_lost_its_data_and_was_written_further_is_listed_again() -> anyhow::Result<()> {
+    with_etcd(async |mut etcd, _services, mut sets| {
+        for (last_change, ip) in [
+            ("", "10.96.0.2"),
+            ("put", "10.96.0.3"),
+            ("delete", "10.96.0.4"),
+        ] {
+            let other = format!("{PREFIX}services/shop/other");
+            if !last_change.is_empty() {
+                etcd.put(&other, &service("other", "10.96.0.9").to_string())?;
+                until(&mut sets, "another service", |set| set.services.len() == 2).await?;
+            }
+            if last_change == "delete" {
+                etcd.ctl(&format!("del {other}"))?.success()?;
+                until(&mut sets, "its end", |set| set.services.len() == 1).await?;
+            }
+            let known = etcd.revision()?;
+            etcd.kill()?;
+            until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
+            etcd.forget()?;
+            // Nothing of the agent runs while this thread does not wait: it meets a store of the same number, whose
+            // revisions have gone on.
+            etcd.restart()?;
+            etcd.put(
+                &format!("{PREFIX}services/shop/web"),
+                &service("web", ip).to_string(),
+            )?;
+            while etcd.revision()? <= known {
+                etcd.put("/elsewhere", "x")?;
+            }
+            until(&mut sets, "what the store has now", |set| {
+                shown(set).contains(&format!("web {ip}"))
+            })
+            .await?;
+        }
         Ok(())
     })
 }

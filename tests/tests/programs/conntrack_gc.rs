@@ -22,7 +22,7 @@ use health_datapath::conntrack::{CollectionOutcome, Family, Fill, Pass, Tables a
 use health_net::clock::now_ns;
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};
 use tests::testrun::{REDIRECT, TestRun};
-use tests::{Bed as Nodes, PATIENCE, is_long, wait_for};
+use tests::{Bed as Nodes, PATIENCE, RaisedAtEnd, is_long, wait_for};
 
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
@@ -410,9 +410,8 @@ fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u
                 removed.fetch_add(collected.flows.removed, Ordering::Relaxed);
             }
         });
-        let result = work();
-        stop.store(true, Ordering::Relaxed);
-        result
+        let _ends_collecting = RaisedAtEnd(&stop);
+        work()
     });
     (result, runs.into_inner(), removed.into_inner())
 }

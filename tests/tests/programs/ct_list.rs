@@ -21,9 +21,9 @@ use health_common::tcp::{self, ACK, FlowKey, SYN};
 use health_datapath::layout::{self, MapLayout};
 use serde_json::Value;
 use tests::bed::agent_binary;
-use tests::is_long;
 use tests::process::{RunOutput, run};
 use tests::testrun::TestRun;
+use tests::{RaisedAtEnd, is_long};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -308,6 +308,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
             }
             Ok(())
         });
+        let ends_churn = RaisedAtEnd(&is_over);
         let listed = (0..10).try_for_each(|_| -> anyhow::Result<()> {
             let text = cli(&bed, "bpf ct list -o jsonl")?.success()?;
             let mut times: BTreeMap<u32, u32> = BTreeMap::new();
@@ -326,7 +327,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
             );
             Ok(())
         });
-        is_over.store(true, Ordering::Relaxed);
+        drop(ends_churn);
         let churned = churn.join().ok().context("the churn panicked")?;
         listed.and(churned)
     })

@@ -23,10 +23,10 @@ use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
-use tests::seed;
 use tests::testrun::{
     DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, REDIRECT, TestRun, run_program,
 };
+use tests::{RaisedAtEnd, seed};
 
 use crate::endpoint_packets::Way::{self, In, Out};
 use crate::endpoint_packets::{
@@ -937,13 +937,13 @@ fn while_tables_are_swapped_each_packet_meets_the_whole_of_one() {
                 passed.fetch_add(1, Ordering::Relaxed);
             }
         });
+        let _ends_runs = RaisedAtEnd(&done);
         let mut table = 1;
         while table < 200 || passed.load(Ordering::Relaxed) < 2_000 {
             let next: &[_] = if table % 2 == 0 { &own } else { &any };
             bed.change(table, table + 1, next);
             table += 1;
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert_eq!(bed.run.counted(Reason::PolicyDenied), 0);
     assert_eq!(bed.run.counted(Reason::PolicyDeniedByRule), 0);

@@ -96,15 +96,17 @@ impl Feed {
     ) -> Result<(Self, FeedStart), StoreError> {
         let mut begun = FeedStart::Resumed;
         loop {
-            let position = match cursor.position {
-                Some(position) => position,
+            let watch = match &cursor.position {
+                Some(position) => store.resume(position).await?,
                 None => {
                     let (pairs, position) = store.list().await?;
+                    let watch = store.watch(&position).await?;
                     begun = FeedStart::Listed(pairs);
-                    position
+                    cursor.position = Some(position);
+                    watch
                 }
             };
-            match store.watch(position).await? {
+            match watch {
                 Watch::From(stream) => {
                     let now = Instant::now();
                     let feed = Self {
@@ -112,7 +114,6 @@ impl Feed {
                         heard: now,
                         question_at: now + QUESTION_PERIOD,
                     };
-                    cursor.position = Some(position);
                     cursor.heard.note();
                     return Ok((feed, begun));
                 }

@@ -18,6 +18,11 @@ const PAGE: i64 = 500;
 /// Longest value that is read, bytes.
 const MAX_VALUE_LEN: usize = 512 * 1024;
 
+/// Why a store's history does not reach back.
+const COMPACTED: &str = "the store's history was compacted";
+/// Why a store's history does not reach so far.
+const WENT_BACK: &str = "the store went back in time";
+
 /// Something that the store did not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {attempt}: {reason}")]
@@ -40,11 +45,36 @@ impl StoreError {
 }
 
 /// How far the store's history is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Position {
     cluster_id: u64,
     /// The first revision that may hold something new.
     next: i64,
+    /// The last change that is known. A store that lost its data, or got it back from a copy, may keep its number and have
+    /// counted its revisions further since: it has something else in this change's place.
+    last: Option<Event>,
+}
+
+/// A change of one key, and its revision.
+#[derive(Clone, Debug)]
+struct Event {
+    key: Vec<u8>,
+    revision: i64,
+    /// What was put; nothing where the key was deleted.
+    put: Option<KeyValue>,
+}
+
+impl Position {
+    /// Moves on to a change.
+    fn note(&mut self, kv: &KeyValue, is_put: bool) {
+        // One revision's changes may come in several answers, so it is not done with yet.
+        self.next = self.next.max(kv.mod_revision());
+        self.last = Some(Event {
+            key: kv.key().to_vec(),
+            revision: kv.mod_revision(),
+            put: is_put.then(|| kv.clone()),
+        });
+    }
 }
 
 /// A watch that began.
@@ -155,9 +185,10 @@ impl Store {
         let mut position: Option<Position> = None;
         let mut limit = PAGE;
         let mut pairs = Vec::new();
+        let mut newest: Option<KeyValue> = None;
         loop {
             let mut options = GetOptions::new().with_range(end.clone()).with_limit(limit);
-            if let Some(position) = position {
+            if let Some(position) = &position {
                 options = options.with_revision(position.next - 1);
             }
             let page = match self.get(&from, options.clone()).await? {
@@ -176,12 +207,21 @@ impl Store {
                     continue;
                 }
             };
-            let at = position.get_or_insert(position_behind(page.header())?);
+            let at_end = position_behind(page.header())?;
+            let at = position.get_or_insert(at_end);
             if page
                 .header()
                 .is_some_and(|h| h.cluster_id() != at.cluster_id)
             {
                 return Err(StoreError::new("list the keys", "another cluster answers"));
+            }
+            let newest_here = page.kvs().iter().max_by_key(|kv| kv.mod_revision());
+            if let Some(kv) = newest_here
+                && newest
+                    .as_ref()
+                    .is_none_or(|known| known.mod_revision() < kv.mod_revision())
+            {
+                newest = Some(kv.clone());
             }
             pairs.extend(
                 page.kvs()
@@ -194,8 +234,11 @@ impl Store {
             }
             limit = (limit * 2).min(PAGE);
         }
-        let position =
+        let mut position =
             position.ok_or_else(|| StoreError::new("list the keys", "no revision was told"))?;
+        if let Some(newest) = &newest {
+            position.note(newest, true);
+        }
         Ok((pairs, position))
     }
 
@@ -213,12 +256,34 @@ impl Store {
         }
     }
 
-    /// Begins to watch all keys.
-    pub(super) async fn watch(&mut self, position: Position) -> Result<Watch, StoreError> {
+    /// Begins to watch all keys, behind the list that the position is of.
+    pub(super) async fn watch(&mut self, position: &Position) -> Result<Watch, StoreError> {
+        self.watch_from(position.next, position).await
+    }
+
+    /// Watches all keys again, from the last change that is known: the store is known again by it alone.
+    pub(super) async fn resume(&mut self, position: &Position) -> Result<Watch, StoreError> {
+        let Some(last) = &position.last else {
+            return Ok(Watch::HistoryGone("no change of the store is known"));
+        };
+        let begun = self.watch_from(last.revision, position).await?;
+        if matches!(begun, Watch::HistoryGone(_)) {
+            return Ok(begun);
+        }
+        // Not before: the watch ends with the store that is asked here.
+        let recalled = self.recall(last).await?;
+        Ok(recalled.map_or_else(Watch::HistoryGone, |()| begun))
+    }
+
+    async fn watch_from(
+        &mut self,
+        revision: i64,
+        position: &Position,
+    ) -> Result<Watch, StoreError> {
         const ATTEMPT: &str = "watch the keys";
         let options = WatchOptions::new()
             .with_prefix()
-            .with_start_revision(position.next)
+            .with_start_revision(revision)
             .with_fragment();
         let prefix = self.prefix.as_str();
         let mut stream = answered(ATTEMPT, self.client.watch(prefix, Some(options))).await?;
@@ -228,12 +293,56 @@ impl Store {
         Ok(if behind.cluster_id != position.cluster_id {
             Watch::HistoryGone("it is another store")
         } else if behind.next < position.next {
-            Watch::HistoryGone("the store went back in time")
+            Watch::HistoryGone(WENT_BACK)
         } else if created.canceled() {
             Watch::HistoryGone(canceled(&created))
         } else {
             Watch::From(Box::new(stream))
         })
+    }
+
+    /// Finds a change in the store's history; the inner error says why it is not there.
+    async fn recall(&mut self, event: &Event) -> Result<Result<(), &'static str>, StoreError> {
+        let then = match self.key_at(&event.key, event.revision).await? {
+            Ok(then) => then,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let is_there = match (&event.put, then.kvs().first()) {
+            (Some(put), Some(kv)) => {
+                let version =
+                    |kv: &KeyValue| (kv.create_revision(), kv.mod_revision(), kv.version());
+                version(put) == version(kv) && put.value() == kv.value()
+            }
+            (None, None) => match self.key_at(&event.key, event.revision - 1).await? {
+                Ok(before) => !before.kvs().is_empty(),
+                Err(reason) => return Ok(Err(reason)),
+            },
+            _ => false,
+        };
+        Ok(if is_there {
+            Ok(())
+        } else {
+            Err("the store has another history")
+        })
+    }
+
+    /// A key as it was; the inner error says why the store cannot tell it.
+    async fn key_at(
+        &mut self,
+        key: &[u8],
+        revision: i64,
+    ) -> Result<Result<GetResponse, &'static str>, StoreError> {
+        const ATTEMPT: &str = "get a key as it was";
+        let options = GetOptions::new().with_revision(revision);
+        match timeout(REQUEST_TIMEOUT, self.client.get(key, Some(options))).await {
+            Ok(Ok(answer)) => Ok(Ok(answer)),
+            Ok(Err(error)) if is_too_large(&error) => Ok(Err("the last change is too large")),
+            Ok(Err(error)) => match out_of_history(&error) {
+                Some(reason) => Ok(Err(reason)),
+                None => Err(StoreError::from_client(ATTEMPT, &error)),
+            },
+            Err(_) => Err(unanswered(ATTEMPT)),
+        }
     }
 
     /// Makes a lease; its number.
@@ -286,8 +395,7 @@ pub(super) fn read(response: &WatchResponse, position: &mut Position) -> WatchMe
     let changes = events
         .filter_map(|event| {
             let kv = event.kv()?;
-            // One revision's changes may come in several answers, so it is not done with yet.
-            position.next = position.next.max(kv.mod_revision());
+            position.note(kv, event.event_type() == EventType::Put);
             Some(match event.event_type() {
                 EventType::Put => Change::Put(pair(kv, kv.value().to_vec().into())),
                 EventType::Delete => Change::Delete(text(kv.key())),
@@ -300,7 +408,7 @@ pub(super) fn read(response: &WatchResponse, position: &mut Position) -> WatchMe
 fn canceled(response: &WatchResponse) -> &'static str {
     match response.compact_revision() {
         0 => "the store ended the watch",
-        _ => "the store's history was compacted",
+        _ => COMPACTED,
     }
 }
 
@@ -325,6 +433,19 @@ fn too_large(attempt: &'static str) -> StoreError {
 
 fn is_too_large(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message().contains("message length too large"))
+}
+
+/// Why there is no such revision; `None` for other errors.
+fn out_of_history(error: &Error) -> Option<&'static str> {
+    let Error::GRpcStatus(status) = error else {
+        return None;
+    };
+    // `ErrCompacted` and `ErrFutureRev` in etcd's server/storage/mvcc/kvstore.go.
+    match status.message() {
+        message if message.contains("required revision has been compacted") => Some(COMPACTED),
+        message if message.contains("required revision is a future revision") => Some(WENT_BACK),
+        _ => None,
+    }
 }
 
 /// Whether what the store sent was the trouble, so that asking for the same again is of no use.
@@ -359,6 +480,7 @@ fn position_behind(header: Option<&ResponseHeader>) -> Result<Position, StoreErr
     Ok(Position {
         cluster_id: header.cluster_id(),
         next: header.revision() + 1,
+        last: None,
     })
 }
 
@@ -371,8 +493,10 @@ fn pair(kv: &KeyValue, value: Value) -> Pair {
     }
 }
 
+/// The key; with escapes where it is no UTF-8, for two such keys are not to be one.
 fn text(key: &[u8]) -> String {
-    String::from_utf8_lossy(key).into_owned()
+    let text = std::str::from_utf8(key).map(str::to_owned);
+    text.unwrap_or_else(|_| key.escape_ascii().to_string())
 }
 
 /// The first key behind this one.
@@ -387,4 +511,16 @@ fn end_of(prefix: &str) -> Vec<u8> {
         *last += 1;
     }
     end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_are_no_utf8_stay_apart() {
+        assert_eq!(text("/p/ü".as_bytes()), "/p/ü");
+        assert_eq!(text(b"/p/\xfe"), r"/p/\xfe");
+        assert_ne!(text(b"/p/\xfe"), text(b"/p/\xff"));
+    }
 }

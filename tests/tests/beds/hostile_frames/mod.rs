@@ -12,7 +12,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tests::frames::Fate;
-use tests::is_long;
+use tests::{RaisedAtEnd, is_long};
 
 use self::course::Sought;
 use self::stand::Stand;
@@ -72,6 +72,7 @@ fn nothing_passes(flags: &str) -> anyhow::Result<()> {
         let sending = scope.spawn(|| {
             pinned(|| course.run(|sent| sent < some || !is_over.load(Ordering::Relaxed)))
         });
+        let ends_course = RaisedAtEnd(&is_over);
         let restarted = (|| {
             node.take_over(None)?;
             for signal in [Signal::SIGKILL, Signal::SIGTERM] {
@@ -80,7 +81,7 @@ fn nothing_passes(flags: &str) -> anyhow::Result<()> {
             }
             anyhow::Ok(())
         })();
-        is_over.store(true, Ordering::Relaxed);
+        drop(ends_course);
         let sent = match sending.join() {
             Ok(sent) => sent,
             Err(panic) => std::panic::resume_unwind(panic),
