@@ -45,8 +45,8 @@ pub(super) struct Scope {
     pub(super) labels: Option<String>,
     /// Values that their fields must have.
     pub(super) fields: Option<String>,
-    /// Whether there can be none where there were some.
-    pub(super) may_become_empty: bool,
+    /// Whether there can be none. If not, a server that lists none has lost its store.
+    pub(super) can_be_empty: bool,
 }
 
 /// Follows the objects of a kind. Dropping it ends the watch.
@@ -156,8 +156,7 @@ where
     }
 
     fn end_list(&mut self) -> Result<(), String> {
-        let is_emptied = self.listed.is_empty() && !self.table.objects.is_empty();
-        if is_emptied && !self.scope.may_become_empty {
+        if self.listed.is_empty() && !self.scope.can_be_empty {
             let resource = self.scope.resource;
             return Err(format!(
                 "the API server lists no {resource}; its store may have been lost"

@@ -24,7 +24,7 @@ pub fn watch_pods<T: PartialEq + Send + Sync + 'static>(
         kind: ApiResource::erase::<Pod>(&()),
         labels: None,
         fields: Some(format!("spec.nodeName={node}")),
-        may_become_empty: true,
+        can_be_empty: true,
     };
     Ok(ObjectWatch::start(Access::find(kubeconfig)?, scope, read))
 }

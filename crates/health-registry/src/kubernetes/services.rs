@@ -24,9 +24,8 @@ pub struct ServiceWatch<S, E> {
 pub struct ServiceScope {
     /// The label selector for both kinds, which the server applies.
     pub label_selector: String,
-    /// Whether a cluster can have none of them. If not, an empty list after one with objects is refused: a cluster has a
-    /// service of its own, so the server has lost its store.
-    pub may_become_empty: bool,
+    /// Whether a cluster can have none of them. If not, an empty list is refused: the server has lost its store.
+    pub can_be_empty: bool,
 }
 
 impl<S, E> ServiceWatch<S, E>
@@ -51,7 +50,7 @@ where
             kind,
             labels: Some(wanted.label_selector.clone()),
             fields: None,
-            may_become_empty: wanted.may_become_empty,
+            can_be_empty: wanted.can_be_empty,
         };
         let services = scope("services", ApiResource::erase::<Service>(&()));
         let slices = scope("endpointslices", ApiResource::erase::<EndpointSlice>(&()));

@@ -32,7 +32,7 @@ impl KubernetesServices {
         let scope = ServiceScope {
             label_selector: selection.label_selector(),
             // A cluster always has a service of its own API, which no proxy name is set for.
-            may_become_empty: selection.proxy_name.is_some(),
+            can_be_empty: selection.proxy_name.is_some(),
         };
         let of_slices = selection.clone();
         let watch = ServiceWatch::open(
