@@ -1,6 +1,7 @@
 //! The kernel's clocks: the one that programs and this agent take times from, and how far the time of day can be
 //! trusted.
 
+use std::fs;
 use std::io;
 use std::time::Duration;
 
@@ -12,6 +13,12 @@ pub fn now_ns() -> u64 {
     // The kernel offers this clock to every process; one that seccomp keeps from it sees old times.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     now.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// The ID of the running boot: another one each time the machine starts.
+pub fn boot_id() -> io::Result<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.trim_end().to_owned())
 }
 
 /// Seconds of `CLOCK_MONOTONIC`, as of the last tick of the kernel: what programs read afterwards is not

@@ -14,8 +14,10 @@ use health_registry::identity;
 use health_service::provider::ipvs::{self, IpvsError};
 use nix::unistd::Uid;
 
+use super::containers;
 use super::folders::NewFolders;
 use super::own;
+use super::services::kept_checks;
 use crate::pidfile::PidFile;
 
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
@@ -43,6 +45,10 @@ pub async fn cleanup_services(
                 ServiceProxyMode::Ebpf => remove_frontends(location)?,
                 ServiceProxyMode::Ipvs => remove_ipvs().await?,
             });
+        }
+        let file = location.state_dir.join(kept_checks::FILE);
+        if remove(fs::remove_file(&file), &file)? {
+            removed.push(format!("file {}", file.display()));
         }
         Ok(removed)
     })
@@ -124,6 +130,8 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     let kept = [
         health_mesh::LEARNED_FILE.to_owned(),
         health_registry::nodes::CACHE_FILE.to_owned(),
+        containers::STATE_FILE.to_owned(),
+        kept_checks::FILE.to_owned(),
         enforcement::FILE.to_owned(),
         identity::CIDR_FILE.to_owned(),
         identity::FILE.to_owned(),

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use super::kubernetes_pods::KubernetesPods;
 
 /// File in the state folder of what is known of probes.
-const STATE_FILE: &str = "probes.json";
+pub(super) const STATE_FILE: &str = "probes.json";
 /// Folder in the state folder of the certificates and keys that annotations name.
 pub(crate) const CERTIFICATES: &str = "certificates";
 

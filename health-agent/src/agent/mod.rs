@@ -267,7 +267,11 @@ impl Agent {
                 };
                 Some(services::start(config, &own, parts, probes, links, &netlink).await?)
             }
-            None => None,
+            None => {
+                services::kept_checks::remove(&config.location.state_dir)
+                    .context("cannot remove what load balancers were told of services")?;
+                None
+            }
         };
         if let Some(services) = &services {
             source.set_services(services.catalog.clone());

@@ -248,6 +248,18 @@ impl Manifests {
         self.0.path()
     }
 
+    /// Does something while the folder is not there.
+    pub fn while_away<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let aside = self.path().with_extension("aside");
+        let rename = |from: &Path, to: &Path| {
+            fs::rename(from, to).with_context(|| format!("cannot rename {}", from.display()))
+        };
+        rename(self.path(), &aside)?;
+        let result = work();
+        rename(&aside, self.path())?;
+        result
+    }
+
     /// The flag of an agent that serves this folder.
     pub fn agent_args(&self) -> String {
         format!("--service-manifests {}", self.path().display())

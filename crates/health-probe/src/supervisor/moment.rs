@@ -1,14 +1,11 @@
 //! How much time passes between two runs of the agent, whatever happens to the wall clock.
 
-use std::fs;
 use std::time::Duration;
 
+use health_net::clock;
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-
-/// The file of the ID of the running boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A moment by the wall clock, and by the boot clock if that can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +50,10 @@ impl Moment {
 
 impl SinceBoot {
     fn now() -> Option<Self> {
-        let id = fs::read_to_string(BOOT_ID).ok()?;
+        let id = clock::boot_id().ok()?;
         let clock = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
         Some(Self {
-            id: id.trim_end().to_owned(),
+            id,
             clock: clock.into(),
         })
     }

@@ -3,6 +3,7 @@
 
 mod announcing;
 mod instrumented;
+pub(super) mod kept_checks;
 mod node_addresses;
 mod readiness;
 pub(super) mod reserved;
@@ -15,6 +16,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +44,7 @@ use tokio::sync::watch;
 
 use self::announcing::AnnouncingProvider;
 use self::instrumented::InstrumentedProvider;
+use self::kept_checks::KeptChecks;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
 use self::sockets::SocketWatch;
@@ -63,6 +66,7 @@ pub(super) struct ServedServices {
     /// Kept only to be dropped with the proxy.
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
+    _kept_checks: KeptChecks,
     _node_addresses: Option<NodeAddressWatch>,
     _sockets: Option<SocketWatch>,
     /// Changed by each sync that succeeds.
@@ -104,6 +108,8 @@ impl Parts {
 struct Ports {
     health: Vec<TcpListener>,
     metrics: Vec<TcpListener>,
+    /// Where it is kept what load balancers were told.
+    state_dir: PathBuf,
 }
 
 impl Ports {
@@ -113,6 +119,7 @@ impl Ports {
         Ok(Self {
             health: monitor::bind("--service-health-listen", &settings.service_health_listen)?,
             metrics: monitor::bind("--service-metrics-listen", &settings.service_metrics_listen)?,
+            state_dir: config.location.state_dir.clone(),
         })
     }
 }
@@ -273,7 +280,7 @@ fn serve(
     let name = node.topology.borrow().node.clone();
     let sets = sources.services(&name, &readiness);
     let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
-    let (sender, checks) = watch::channel(Arc::<HealthChecks>::default());
+    let (sender, checks) = watch::channel(Arc::new(kept_checks::read(&ports.state_dir)));
     let services = Services::start(
         Settings {
             intervals: Intervals {
@@ -307,6 +314,7 @@ fn serve(
         monitors,
         _sources: (sources, pods),
         _listeners: listeners,
+        _kept_checks: KeptChecks::follow(&ports.state_dir, checks.clone()),
         _node_addresses: None,
         in_force: checks,
         takeover: None,

@@ -86,6 +86,7 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
     let ports = Ports {
         health: Vec::new(),
         metrics: Vec::new(),
+        state_dir: services.join(".state"),
     };
     let sources = Sources::of_folder(services);
     let node = NodeFacts {

@@ -382,7 +382,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The port of health checks beside a service with local policy.
+/// The port of health checks beside a service with local policy; also when an agent starts and knows no service yet.
 fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     let service = stand.service("checked", number).spec(json!({
@@ -391,17 +391,36 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "healthCheckNodePort": check,
     }));
     stand.write(&service.with_node_port(node_port(number)))?;
-    for (target, _) in node_targets(stand, number) {
-        wait_answered_by(FAR, target, &["web-1"])?;
-        let url = format!("http://{}/", SocketAddr::new(target.ip(), check));
-        wait_for("the check to answer", PATIENCE, || {
-            let mut curl = command_in(FAR, "curl");
-            let said = run(curl.args(["-s", "--noproxy", "*", "--max-time", "5", &url]))?.stdout;
-            ensure!(said.contains("\"localEndpoints\":1"), "{url}: {said:?}");
-            Ok(Some(()))
-        })?;
-    }
-    Ok(())
+    let all_answer = || {
+        node_targets(stand, number)
+            .into_iter()
+            .try_for_each(|(target, _)| {
+                wait_answered_by(FAR, target, &["web-1"])?;
+                let url = format!("http://{}/", SocketAddr::new(target.ip(), check));
+                wait_for("the check to answer", PATIENCE, || {
+                    let mut curl = command_in(FAR, "curl");
+                    let said =
+                        run(curl.args(["-s", "--noproxy", "*", "--max-time", "5", &url]))?.stdout;
+                    ensure!(said.contains("\"localEndpoints\":1"), "{url}: {said:?}");
+                    Ok(Some(()))
+                })
+            })
+    };
+    all_answer()?;
+    let node = stand.bed.node(1);
+    node.kill_agent(Signal::SIGKILL)?;
+    stand.manifests.while_away(|| {
+        node.take_over(None)?;
+        all_answer()?;
+        let listed = node.cli("service list")?;
+        ensure!(listed.stderr.contains("not been read yet"), "{listed:?}");
+        Ok(())
+    })?;
+    wait_for("the services to be read", PATIENCE, || {
+        let listed = node.cli("service list")?;
+        Ok(listed.stderr.is_empty().then_some(()))
+    })?;
+    all_answer()
 }
 
 /// To another backend, when its own serves no more; here and elsewhere.
