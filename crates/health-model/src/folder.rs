@@ -174,6 +174,9 @@ impl<C: Contents> Files<C> {
             }
         };
         let mut is_news = self.problem.take().is_some();
+        if is_news {
+            info!(folder = %self.path.display(), "the folder of manifests can be read again");
+        }
         let gone = self.files.keys().filter(|path| !names.contains(*path));
         for path in gone.cloned().collect::<Vec<_>>() {
             self.files.remove(&path);

@@ -8,6 +8,7 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::provider::{Provider, Work};
 use super::view::{self, Failure};
@@ -15,8 +16,11 @@ use super::{Health, NodeFacts, Settings, View};
 use crate::runner::Job;
 use crate::source::{Merger, ServiceSet, Sourced, Synced};
 use crate::spec::PortKey;
-use crate::state::{Changes, State};
+use crate::state::{Changes, Conflicts, State};
 use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
+
+/// Most new conflicts of one sync that are logged one by one.
+const MOST_LOGGED: usize = 10;
 
 /// Syncs a provider with sources.
 pub(super) struct Syncer<P> {
@@ -127,6 +131,7 @@ impl<P: Provider> Job for Syncer<P> {
         if !is_started && !set.synced.is_complete() {
             return Ok(());
         }
+        let conflicts = self.state.conflicts_by_port().clone();
         let NodeFacts { topology, reserved } = &self.node;
         let mut moved = self.state.set_topology(topology.borrow().clone());
         moved.extend(self.state.set_reserved(&reserved.borrow()));
@@ -134,6 +139,7 @@ impl<P: Provider> Job for Syncer<P> {
         self.count();
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         self.note(changes, moved);
+        log_new(&conflicts, self.state.conflicts_by_port());
         let (tracked, state) = (&self.tracked, &self.state);
         view::update(&self.view, |view| view.show(tracked, state));
 
@@ -157,6 +163,29 @@ impl<P: Provider> Job for Syncer<P> {
         });
         view::update(&self.view, |view| view.failure = failure.map(Arc::new));
         result
+    }
+}
+
+/// Logs the conflicts that were not there before.
+fn log_new(before: &Conflicts, now: &Conflicts) {
+    let different = before.diff(now).filter_map(|item| match item {
+        DiffItem::Add(_, now) => Some((None, now)),
+        DiffItem::Update { old, new } => Some((Some(old.1), new.1)),
+        DiffItem::Remove(..) => None,
+    });
+    let mut new = different.flat_map(|(before, now)| {
+        let is_new = move |one: &&_| before.is_none_or(|before| !before.contains(one));
+        now.iter().filter(is_new)
+    });
+    for conflict in new.by_ref().take(MOST_LOGGED) {
+        warn!(port = %conflict.key, %conflict, "a port of a service is not served at an address");
+    }
+    let more = new.count();
+    if more > 0 {
+        warn!(
+            more,
+            "more ports of services are not served at an address; `service list` names them"
+        );
     }
 }
 

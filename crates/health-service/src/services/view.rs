@@ -166,6 +166,7 @@ fn show(
                 zone: one.zone.as_deref().map(str::to_owned),
             }));
     }
+    entry.backends.sort_by_key(|backend| backend.address);
     entry
 }
 

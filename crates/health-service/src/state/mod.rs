@@ -93,6 +93,9 @@ pub struct NoLocalEndpoints {
 /// What load balancers are told of services on their health-check node ports.
 pub type HealthChecks = OrdMap<ServiceName, HealthCheck>;
 
+/// The conflicts of each port that has any.
+pub type Conflicts = OrdMap<PortKey, Arc<[Conflict]>>;
+
 /// All that is to be done. A clone shares all with what it was cloned from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
@@ -102,8 +105,7 @@ pub struct State {
     claims: Claims,
     reserved: Arc<ReservedAddresses>,
     ports: OrdMap<PortKey, Arc<PortState>>,
-    /// Never empty for a port.
-    conflicts: OrdMap<PortKey, Arc<[Conflict]>>,
+    conflicts: Conflicts,
     /// By family as in [`Family::ALL`].
     health_checks: [HealthChecks; 2],
     no_local_endpoints: NoLocalEndpoints,
@@ -216,6 +218,11 @@ impl State {
     /// The ports that are not served at an address because that is somebody else's.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flat_map(|list| &**list)
+    }
+
+    /// The same, by port.
+    pub fn conflicts_by_port(&self) -> &Conflicts {
+        &self.conflicts
     }
 
     /// The port that owns a place; none if no port claims it, or this node uses the address itself.
