@@ -186,7 +186,6 @@ pub fn connect<C: Call>(call: &C) -> i32 {
     let Some((socket, config)) = socket(call) else {
         return GO_ON;
     };
-    forget(&socket);
     let named = Named::by(call);
     if named.addr.is_v4() {
         connect_to::<Tuple4, C>(call, &socket, &named, config)
@@ -207,12 +206,17 @@ fn connect_to<T, C: Call>(
 where
     T: Version<Address: Default>,
 {
-    let Some((frontend, flow)) = frontend::<T>(socket, named) else {
-        return GO_ON;
+    let backend = match frontend::<T>(socket, named) {
+        None => None,
+        Some((frontend, flow)) => match choose(&flow, &frontend, config) {
+            Ok(backend) => Some(backend),
+            // A datagram socket stays connected as it was.
+            Err(refused) => return refused,
+        },
     };
-    let backend = match choose(&flow, &frontend, config) {
-        Ok(backend) => backend,
-        Err(refused) => return refused,
+    forget(socket);
+    let Some(backend) = backend else {
+        return GO_ON;
     };
     // Without room the process hears of the backend, and is not helped when that is gone.
     if HEALTH_SOCKETS

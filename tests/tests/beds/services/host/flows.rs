@@ -7,7 +7,7 @@ use tests::served::{Connection, Datagrams, ServiceManifest, curl};
 use tests::{PATIENCE, wait_for};
 
 use super::super::EACH;
-use super::{ALL, all_targets, ask_from, targets, unconnected};
+use super::{ALL, all_targets, ask_connected, ask_from, ensure_errno, targets, unconnected};
 use super::{Row, SOON, Stand, wait_answered_by, wait_datagrams_answered_by};
 
 pub(in crate::services) const ROWS: &[Row] = &[
@@ -19,6 +19,10 @@ pub(in crate::services) const ROWS: &[Row] = &[
     (
         "connected_sockets_of_the_host_are_ended_when_their_backend_stops_serving",
         connected_end,
+    ),
+    (
+        "a_socket_of_the_host_stays_connected_where_it_was_when_another_service_refuses_it",
+        stays_connected,
     ),
     (
         "flows_of_the_host_are_counted_until_their_sockets_are_closed",
@@ -118,6 +122,30 @@ fn connected_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let answer = connection.ask()?;
         ensure!(answer.backend == by, "{answer:?}, before by {by}");
         set_serving(stand, &mut service, &first, true)?;
+    }
+    Ok(())
+}
+
+fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("host-connected", number);
+    let nobody = ServiceManifest::new("host-nobody", number + 100);
+    stand.write(&service)?;
+    stand.write(&nobody)?;
+    let node = stand.bed.node(1);
+    for (target, refusing) in targets(&service).into_iter().zip(targets(&nobody)) {
+        wait_datagrams_answered_by(node.name(), target, &ALL)?;
+        let socket = unconnected(node, target)?;
+        socket.connect(target)?;
+        let first = ask_connected(&socket, target)?;
+        wait_for("another service to refuse", PATIENCE, || {
+            let other = unconnected(node, refusing)?;
+            Ok(other.connect(refusing).is_err().then_some(()))
+        })?;
+        ensure_errno(socket.connect(refusing).err(), Errno::ECONNREFUSED)?;
+        let peer = socket.peer_addr()?;
+        ensure!(peer == target, "it is told to be connected to {peer}");
+        let name = ask_connected(&socket, target)?;
+        ensure!(name == first, "{name} answers, before it was {first}");
     }
     Ok(())
 }
