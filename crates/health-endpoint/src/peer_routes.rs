@@ -111,10 +111,12 @@ pub struct Outcome {
 /// Keeps the routes to peers' pod CIDRs.
 #[derive(Debug, Default)]
 pub struct PeerRoutes {
-    /// Routes whose node is behind a router.
+    /// Routes whose node is behind a router, or whose device is away.
     off_link: HashSet<(IpNet, IpAddr)>,
     /// When those are tried again.
     retry_at: Option<Instant>,
+    /// Routes that this agent had: their device is away if they are off link now.
+    had: HashSet<(IpNet, IpAddr)>,
 }
 
 impl PeerRoutes {
@@ -134,20 +136,32 @@ impl PeerRoutes {
         let mut outcome = Outcome::default();
         let wanted = consistent(wanted, &mut outcome.failed);
         let existing = existing(handle).await?;
+        self.had.retain(|(cidr, via)| wanted.get(cidr) == Some(via));
+        // One of those whose device is away is tried each time: it tells when the device is back.
+        let mut is_away = false;
         for (&cidr, &via) in &wanted {
             let ours = existing.get(&cidr);
             if ours.is_some_and(|route| route.gateway == Some(via)) {
+                self.had.insert((cidr, via));
                 continue;
             }
-            if ours.is_none() && self.off_link.contains(&(cidr, via)) {
+            let is_tried = !is_away && self.had.contains(&(cidr, via));
+            if ours.is_none() && self.off_link.contains(&(cidr, via)) && !is_tried {
                 outcome.failed.push(PeerRouteError::NotOnLink { cidr, via });
                 continue;
             }
             match set(handle, cidr, via, ours.is_some()).await {
-                Ok(change) => outcome.changes.extend(change),
+                Ok(change) => {
+                    self.had.insert((cidr, via));
+                    if self.off_link.remove(&(cidr, via)) {
+                        self.off_link.retain(|route| !self.had.contains(route));
+                    }
+                    outcome.changes.extend(change);
+                }
                 Err(error) => {
                     if matches!(error, PeerRouteError::NotOnLink { .. }) {
                         self.off_link.insert((cidr, via));
+                        is_away |= is_tried;
                     }
                     outcome.failed.push(error);
                 }

@@ -1012,6 +1012,32 @@ fn peer_routes_become_exactly_the_wanted_ones() {
     });
 }
 
+/// Those behind a router are left alone for a while, those whose device was away are not.
+#[test]
+fn peer_routes_are_back_as_soon_as_their_device_is() {
+    on_a_host(async |host: Host| {
+        let wanted = [
+            ("10.244.2.0/24", "172.30.0.2"),
+            ("10.244.3.0/24", "172.30.0.3"),
+            ("10.244.9.0/24", "192.0.2.1"),
+        ]
+        .map(|(net, via)| (cidr(net), ip(via)));
+        let mut routes = PeerRoutes::default();
+        let now = std::time::Instant::now();
+        let mut sync = async || {
+            let outcome = routes.sync(&host.netlink, &wanted, now).await.unwrap();
+            (outcome.changes.len(), outcome.failed.len())
+        };
+        assert_eq!(sync().await, (2, 1));
+        let nic = device(&host.netlink, UPLINK).await;
+        link::set_down(&host.netlink, &nic).await.unwrap();
+        assert_eq!(sync().await, (0, 3));
+        assert_eq!(sync().await, (0, 3));
+        link::set_up(&host.netlink, &nic).await.unwrap();
+        assert_eq!(sync().await, (2, 1));
+    });
+}
+
 #[test]
 fn routes_of_others_are_not_touched() {
     on_a_host(async |host: Host| {
