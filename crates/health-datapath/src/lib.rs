@@ -83,6 +83,15 @@ pub enum DatapathError {
         /// What drives it.
         driver: String,
     },
+    /// A device's packets may be longer than its driver gives to XDP.
+    #[error(
+        "device {device} takes no XDP program with its MTU, or that of its other end: services are served there without \
+         XDP until the MTU is lower"
+    )]
+    MtuTooLargeForXdp {
+        /// The device.
+        device: String,
+    },
     /// A device has an XDP program of somebody else, which stays.
     #[error(
         "device {device} has another XDP program, {program}: services are served there without XDP"

@@ -75,6 +75,8 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
             driver: ethtool::driver(&device).unwrap_or_else(|_| "unknown".to_owned()),
             device,
         },
+        // As veth says it (drivers/net/veth.c, `veth_xdp_set`).
+        Some(libc::ERANGE) => DatapathError::MtuTooLargeForXdp { device },
         Some(libc::EBUSY | libc::EEXIST) => {
             let there = xdp::device(number).unwrap_or_default();
             let program = there.programs.first().map(|(_, id)| program_label(*id));

@@ -7,6 +7,7 @@ use health_datapath::Hook;
 use health_model::settings::ServiceXdp;
 use health_net::xdp::Mode;
 use nix::sys::signal::Signal;
+use tests::bed::{FABRIC, ip};
 use tests::served::Manifests;
 use tests::testrun::TestRun;
 use tests::{Node, PATIENCE, wait_for};
@@ -106,6 +107,29 @@ fn a_program_of_somebody_else_stays_and_is_named() -> anyhow::Result<()> {
 
     node.run_in(|| other.datapath.attach(&[]))??;
     wait_program(node, Mode::Native, Some(foreign))?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_with_jumbo_frames_is_named_and_gets_the_program_once_it_has_none() -> anyhow::Result<()>
+{
+    let manifests = Manifests::new()?;
+    let bed = bed(&manifests, "native")?;
+    let node = bed.node(1);
+    let set_mtu = |mtu: &str| ip(node.name(), &format!("link set {UPLINK} mtu {mtu}"));
+    set_mtu("9000")?;
+    ip(FABRIC, &format!("link set {} mtu 9000", node.name()))?;
+    node.start_agent()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let named = "device eth0 takes no XDP program with its MTU";
+    wait_for("the device to be named", PATIENCE, || {
+        Ok((!node.logged(&[" WARN ", named])?.is_empty()).then_some(()))
+    })?;
+    assert_eq!(programs(node, UPLINK)?, []);
+    ip(FABRIC, &format!("link set {} mtu 1500", node.name()))?;
+    set_mtu("1500")?;
+    wait_program(node, Mode::Native, None)?;
     Ok(())
 }
 
