@@ -148,12 +148,12 @@ impl<T: Version> Maps<T> {
         // orphan then.
         if key.direction() == TUPLE_OUT {
             if !self.is_tracked(key) {
-                service::forget(key);
+                service::forget_untracked(key);
             }
             FLOW_REMOVED + self.release(key)
         } else {
             if !self.is_tracked(key) {
-                service::forget_from_outside(key);
+                service::forget_untracked(key);
             }
             FLOW_REMOVED
         }

@@ -5,6 +5,7 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
 use health_common::ct::{CtState, TUPLE_OUT, lifetime};
 use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
@@ -19,7 +20,7 @@ use health_common::service::{
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{answer_key, is_open, opens};
+use super::request::{answer_key, is_closed_by_client, is_open, opens};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
 use crate::frame::Frame;
@@ -162,7 +163,8 @@ pub(super) fn elect<T: Version, P: Hook>(
             Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
             _ => by_algorithm(flow, frontend, pool),
         },
-        1 => by_algorithm(flow, frontend, pool),
+        // The one that it stays with is taken.
+        1 if frontend.affinity_secs != 0 => by_algorithm(flow, frontend, pool),
         // One after the other, so that few backends are all tried.
         _ => (hash(flow, false) + attempt)
             .checked_rem(pool.len)
@@ -188,7 +190,12 @@ fn is_taken<T: Version, P: Hook>(flow: &T, to: (T::Address, u16), opens: bool) -
     // In the middle of an endpoint's connection, the entries may have been evicted. From outside anybody can send such a
     // segment in the name of a client.
     let is_evicted = answer.is_none() && !opens && !P::IS_UPLINK;
-    !is_evicted && is_open::<T, P>(flow.with_destination(to))
+    if is_evicted || !is_open::<T, P>(flow.with_destination(to)) {
+        return false;
+    }
+    // Of a connection whose backend answers the client itself nobody here sees the end. A client that has closed its side
+    // and opens another one between its ports is through with it; else the backend's node drops the SYN.
+    !(P::IS_UPLINK && opens && is_closed_by_client(flow.with_destination(to)))
 }
 
 /// Counts a flow that was sent to a backend.
@@ -242,30 +249,46 @@ pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T
     };
     // Keys must be on the stack.
     let flow = request.tuple;
-    let lifetime = lifetime(flow.protocol(), CtState::default(), &config.timeouts);
-    let mut parts = ServiceFlowParts {
+    let parts = ServiceFlowParts {
         to: flow.destination(),
         backend: request.backend,
         service: request.service,
-        expires: coarse_now_secs() + lifetime,
+        expires: first_expiry(flow.protocol(), config),
         flags: request.flow_flags as u16,
     };
     let answer = answer_key::<T, P>(&flow, request.backend());
-    if T::service_flows()
-        .insert(&answer, &T::service_flow(&parts), u64::from(BPF_ANY))
-        .is_err()
-    {
-        return StepResult::dropped(Reason::ServiceNoBackend);
-    }
-    parts.to = request.backend();
-    if T::service_flows()
-        .insert(&flow, &T::service_flow(&parts), u64::from(BPF_ANY))
-        .is_err()
-    {
+    if !enter_both(&flow, &answer, parts, request.backend()) {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
     count_flow(parts.backend);
     StepResult::FOUND
+}
+
+/// When a flow ends of which there was one packet.
+#[inline(always)]
+pub(super) fn first_expiry(protocol: u8, config: &DatapathConfig) -> u32 {
+    coarse_now_secs() + lifetime(protocol, CtState::default(), &config.timeouts)
+}
+
+/// Enters a flow, given the keys of its packets and of their answers, which are on the stack, and what is known of the answers.
+/// Returns whether there was room.
+#[inline(always)]
+pub(super) fn enter_both<T: Version>(
+    flow: &T,
+    answer: &T,
+    mut parts: ServiceFlowParts<T::Address>,
+    backend: (T::Address, u16),
+) -> bool {
+    if T::service_flows()
+        .insert(answer, &T::service_flow(&parts), u64::from(BPF_ANY))
+        .is_err()
+    {
+        return false;
+    }
+    parts.to = backend;
+    T::service_flows()
+        .insert(flow, &T::service_flow(&parts), u64::from(BPF_ANY))
+        .is_ok()
 }
 
 /// Has the flow to which a backend's answers belong share them with a new one.
@@ -319,6 +342,23 @@ pub(crate) fn forget_from_outside<T: Version>(sent: T) {
     // SAFETY: a value of that map.
     let back = T::service_flow_parts(unsafe { &*back });
     if back.flags & FLOW_FROM_OUTSIDE != 0 {
+        forget(sent);
+    }
+}
+
+/// As [`forget`], of the flow that conntrack knew by this key: one from outside is of direction in where its backend sees
+/// the client. The flow may be another one's by now, which goes the other way to the same backend.
+#[inline(always)]
+pub(crate) fn forget_untracked<T: Version>(key: T) {
+    let sent = key.with_direction(TUPLE_OUT);
+    let answer = sent.reply();
+    let Some(back) = T::service_flows().get_ptr(&answer) else {
+        return;
+    };
+    // SAFETY: a value of that map.
+    let flags = T::service_flow_parts(unsafe { &*back }).flags;
+    let comes_in = flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE;
+    if comes_in == (key.direction() != TUPLE_OUT) {
         forget(sent);
     }
 }

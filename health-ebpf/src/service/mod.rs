@@ -29,7 +29,7 @@ use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 use backend::ATTEMPTS;
-pub(crate) use backend::{forget, forget_from_outside};
+pub(crate) use backend::forget_untracked;
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};

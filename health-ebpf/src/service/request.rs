@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_ANY;
 use health_common::config::{DatapathConfig, SERVICES_HANDOVER};
-use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, lifetime};
+use health_common::ct::{CT_RX_CLOSING, CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, lifetime};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
@@ -14,12 +14,13 @@ use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
 use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
+use super::direct;
 use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::{Inner, ParsedPacket};
 use crate::rewrite::{self, Ends};
 
@@ -72,7 +73,8 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
             StepResult::MAY_ANSWER
         };
     }
-    if opens(request) || P::IS_UPLINK && flow.protocol() == IP_PROTOCOL_UDP {
+    let may_be_relayed = P::IS_UPLINK && flow.protocol() == IP_PROTOCOL_UDP && direct::is_on();
+    if opens(request) || may_be_relayed {
         StepResult::HAS_NO_SERVICE
     } else {
         StepResult::PASSED
@@ -112,9 +114,6 @@ fn open_without_service<T: Version, P: Hook>(flow: &T) -> StepResult {
 /// tell so.
 #[inline(always)]
 fn prolong_relayed<T: Version>(sent: &T, config: &DatapathConfig) {
-    if HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0) {
-        return;
-    }
     let Some(entry) = T::service_flows().get_ptr_mut(&sent.reply()) else {
         return;
     };
@@ -171,7 +170,7 @@ pub(super) fn known<T: Version, P: Hook>(
 /// Whether the backend's node is to be told of a flow, and this one has no key for that any more.
 #[inline(always)]
 fn cannot_be_told<A>(parts: &ServiceFlowParts<A>) -> bool {
-    parts.flags & FLOW_DIRECT != 0 && HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0)
+    parts.flags & FLOW_DIRECT != 0 && !direct::is_on()
 }
 
 /// Has the answers of a flow that shares them be for its frontend, from now on.
@@ -210,11 +209,12 @@ fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address
     if !is_serving::<T>(parts) || cannot_be_told(parts) {
         return false;
     }
-    // Evicted, or taken by a connection of the client's without a service.
-    if T::service_flows()
-        .get_ptr(&answer_key::<T, P>(flow, parts.to))
-        .is_none()
-    {
+    // Evicted, or taken by a connection of the client's without a service or through another frontend.
+    let Some(answer) = T::service_flows().get_ptr(&answer_key::<T, P>(flow, parts.to)) else {
+        return false;
+    };
+    // SAFETY: a value of that map.
+    if T::service_flow_parts(unsafe { &*answer }).to != flow.destination() {
         return false;
     }
     let mut translated = flow.with_destination(parts.to);
@@ -235,6 +235,20 @@ pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
     }
     flow = flow.with_direction(TUPLE_IN);
     goes_on(&flow) == Some(true)
+}
+
+/// Whether the client of a connection from outside, which its backend answers itself, has closed its side.
+#[inline(always)]
+pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
+    if goes_on(&flow) == Some(true) {
+        return false;
+    }
+    flow = flow.with_direction(TUPLE_IN);
+    let Some(tracked) = T::flows().tcp.get_ptr(&flow) else {
+        return false;
+    };
+    // SAFETY: a value of that map.
+    unsafe { (*tracked).state().has(CT_RX_CLOSING) && (*tracked).tx_packets == 0 }
 }
 
 /// Whether the connection under this key is not over; `None` if it is not known.

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use health_net::netns::NetNs;
 use serde::Serialize;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::PATIENCE;
 use crate::bed::command_in;
@@ -137,7 +138,25 @@ pub struct Connection(BufReader<TcpStream>);
 impl Connection {
     /// Opens it in a named namespace.
     pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
-        let connect = || TcpStream::connect_timeout(&target, PATIENCE);
+        Self::open_from(namespace, 0, target)
+    }
+
+    /// As [`open`](Self::open), from this port.
+    pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
+        let any: IpAddr = match target {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let connect = || -> io::Result<TcpStream> {
+            let domain = Domain::for_address(target);
+            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+            if port != 0 {
+                socket.set_reuse_address(true)?;
+                socket.bind(&SocketAddr::new(any, port).into())?;
+            }
+            socket.connect_timeout(&target.into(), PATIENCE)?;
+            Ok(socket.into())
+        };
         let stream = NetNs::open(namespace)?.run_in(connect)?;
         let stream = stream.with_context(|| format!("{namespace} cannot connect to {target}"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -181,5 +200,10 @@ impl Connection {
     /// The socket.
     pub fn stream(&self) -> &TcpStream {
         self.0.get_ref()
+    }
+
+    /// Ends it by a reset.
+    pub fn reset(self) -> io::Result<()> {
+        SockRef::from(self.stream()).set_linger(Some(Duration::ZERO))
     }
 }

@@ -1,7 +1,6 @@
 //! Direct server return, on the backend's node: another node tells for which frontend a packet to an endpoint here was.
 
-use aya_ebpf::bindings::BPF_ANY;
-use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_OUT, lifetime};
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_OUT};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::packet::Kind;
@@ -12,13 +11,13 @@ use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
 use super::{Direct, covered, direct_tag, resize};
-use crate::clock::{are_flows_held, coarse_now_secs};
+use crate::clock::are_flows_held;
 use crate::frame::Frame;
 use crate::ipcache::identity_of;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
 use crate::packet::{ParsedPacket, load};
 use crate::rewrite::store_recomputed;
-use crate::service::backend::{forget, is_endpoint};
+use crate::service::backend::{enter_both, first_expiry, forget, is_endpoint};
 use crate::service::request::{is_open, prolong};
 use crate::service::step::{AtUplink, Hook, Request, StepResult};
 
@@ -141,23 +140,14 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
     if are_flows_held(config) {
         return StepResult::dropped(Reason::FlowsHeld);
     }
-    let lifetime = lifetime(sent.protocol(), CtState::default(), &config.timeouts);
-    let mut parts = ServiceFlowParts {
+    let parts = ServiceFlowParts {
         to: frontend,
         backend: 0,
         service: 0,
-        expires: coarse_now_secs() + lifetime,
+        expires: first_expiry(sent.protocol(), config),
         flags: FLOW_FROM_OUTSIDE | FLOW_RELAYED,
     };
-    let answers = T::service_flow(&parts);
-    parts.to = sent.destination();
-    let is_entered = T::service_flows()
-        .insert(&answer, &answers, u64::from(BPF_ANY))
-        .is_ok()
-        && T::service_flows()
-            .insert(&flow, &T::service_flow(&parts), u64::from(BPF_ANY))
-            .is_ok();
-    if is_entered {
+    if enter_both(&flow, &answer, parts, sent.destination()) {
         StepResult::FOUND
     } else {
         StepResult::dropped(Reason::ServiceNoBackend)

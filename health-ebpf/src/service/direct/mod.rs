@@ -61,6 +61,12 @@ impl Direct for Tuple6 {
     }
 }
 
+/// Whether this node has keys: to tell other nodes of flows to their backends, and to know what they tell.
+#[inline(always)]
+pub(super) fn is_on() -> bool {
+    HEALTH_DIRECT.get(0).is_some_and(|direct| direct.count != 0)
+}
+
 /// Decides whether the backend that was chosen for a new flow is to answer the client itself, if its service wants that.
 /// Otherwise it gets the packets from this node.
 #[inline(always)]
@@ -81,7 +87,7 @@ pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
 #[inline(always)]
 fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     let protocol = request.tuple.protocol();
-    if HEALTH_DIRECT.get(0).is_none_or(|direct| direct.count == 0)
+    if !is_on()
         || protocol != IP_PROTOCOL_TCP && protocol != IP_PROTOCOL_UDP
         // The first packet that this node sees may be in the middle of a connection.
         || protocol == IP_PROTOCOL_TCP && !opens(request)
@@ -230,6 +236,9 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     if is_tcp && !opens(request) {
         return StepResult::FOUND;
     }
+    if !has_time::<T>(frame) {
+        return StepResult::FOUND;
+    }
     if !is_tcp && !has_room(frame, request) {
         // The pair of entries there is that of the datagrams before.
         return StepResult::FOUND;
@@ -238,6 +247,21 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
         Some(()) => StepResult::FOUND,
         None => StepResult::dropped(Reason::WriteFailed),
     }
+}
+
+/// Whether a packet may go on. Of one that has come too far, the host's stack quotes to its sender all that it has in its
+/// header, who is to see no tag.
+#[inline(always)]
+fn has_time<T: Direct>(frame: &Frame) -> bool {
+    let mut ttl = 0_u8;
+    load(
+        frame,
+        frame.link_header_len() as u32 + T::TTL_AT,
+        &mut ttl,
+        1,
+    )
+    .is_some()
+        && ttl > 1
 }
 
 /// Whether a datagram can be longer by the option.

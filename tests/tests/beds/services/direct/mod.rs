@@ -1,14 +1,19 @@
 //! Direct server return: backends on other nodes see clients outside, and their nodes answer these themselves. The node that
 //! the clients' packets come to gets no answers.
 
+mod same_ports;
+
 use std::fs::{self, Permissions};
-use std::net::{IpAddr, SocketAddr};
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tempfile::TempDir;
 use tests::bed::{ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
 use tests::outside::FAR;
@@ -31,6 +36,12 @@ const ROWS: &[outside::Row] = &[
     ("clients_in_the_cluster_are_answered", inside),
     ("listings_tell_of_it", listings),
     ("a_forged_option_enters_nothing", forged),
+    ("no_option_is_shown_to_a_client", hidden),
+    (
+        "a_connection_outlives_what_is_left_of_another_to_its_backend",
+        same_ports::outlives,
+    ),
+    ("ports_of_closed_connections_are_free", same_ports::are_free),
     (
         "a_connection_lasts_that_is_seen_from_one_side",
         seen_from_one_side,
@@ -74,13 +85,9 @@ impl Keyed {
 const COLLECTED: &str =
     "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s --conntrack-timeout-tcp-syn 5s";
 
-fn show_rows(agent: &str) -> anyhow::Result<()> {
+fn show_rows<'a>(agent: &str, rows: impl Iterator<Item = &'a outside::Row>) -> anyhow::Result<()> {
     let Keyed { stand, _key } = &Keyed::start("dsr", ["", ""], &format!("{COLLECTED} {agent}"))?;
-    // A backend elsewhere sees the node without direct return.
-    let others = outside::ROWS
-        .iter()
-        .filter(|(name, _)| *name != outside::ELSEWHERE);
-    for (number, (name, show)) in (1..).zip(ROWS.iter().chain(others)) {
+    for (number, (name, show)) in (1..).zip(rows) {
         show(stand, number).with_context(|| (*name).to_owned())?;
         println!("ok {name}");
     }
@@ -90,13 +97,18 @@ fn show_rows(agent: &str) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn clients_outside_are_answered_directly() -> anyhow::Result<()> {
-    show_rows("")
+    // A backend elsewhere sees the node without direct return.
+    let others = outside::ROWS
+        .iter()
+        .filter(|(name, _)| *name != outside::ELSEWHERE);
+    show_rows("", ROWS.iter().chain(others))
 }
 
 #[test]
 #[ignore = "needs root"]
 fn clients_outside_are_answered_directly_by_nodes_that_masquerade() -> anyhow::Result<()> {
-    show_rows("--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48")
+    let agent = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
+    show_rows(agent, ROWS.iter())
 }
 
 /// A service of the backends on the second node.
@@ -328,6 +340,64 @@ fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ensure!(said.trim() == "connected", "{frontend}: {said}");
     }
     Ok(())
+}
+
+/// What a node tells of a datagram that has come too far quotes it without an option: with the tag, the client could send
+/// to the backend by itself.
+fn hidden(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    stand.write(&elsewhere(stand, "hidden", number))?;
+    for (target, _) in node_targets(stand, number) {
+        wait_datagrams_answered_by(FAR, target, &ELSEWHERE)?;
+        let (any, protocol): (IpAddr, _) = match target {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Protocol::ICMPV4),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), Protocol::ICMPV6),
+        };
+        let domain = Domain::for_address(target);
+        let (errors, sender) = NetNs::open(FAR)?.run_in(|| -> std::io::Result<_> {
+            let errors = Socket::new(domain, Type::RAW, Some(protocol))?;
+            errors.set_read_timeout(Some(SOON))?;
+            let sender = UdpSocket::bind((any, 0))?;
+            sender.connect(target)?;
+            Ok((errors, sender))
+        })??;
+        // The router is the first hop.
+        let options = SockRef::from(&sender);
+        if target.is_ipv4() {
+            options.set_ttl_v4(2)?;
+        } else {
+            options.set_unicast_hops_v6(2)?;
+        }
+        let quote = wait_for("the node's word", PATIENCE, || {
+            // Errors of former ones are told by it, too.
+            let _ = sender.send(b"who");
+            let mut packet = [0; 2048];
+            let length = (&errors).read(&mut packet)?;
+            Ok(quoted(&packet[..length], target))
+        })?;
+        let (is_plain, text) = match target {
+            SocketAddr::V4(_) => (quote.first() == Some(&0x45), "length of the header"),
+            SocketAddr::V6(_) => (quote.get(6) == Some(&17), "next header"),
+        };
+        ensure!(is_plain, "{target}: {text}: {quote:02x?}");
+    }
+    Ok(())
+}
+
+/// The packet in an ICMP error that this node sent about its time to live.
+fn quoted(packet: &[u8], by: SocketAddr) -> Option<Vec<u8>> {
+    // A raw socket of IPv4 gets the IP header, too (raw(7)).
+    let (is_by, icmp, kind) = match by.ip() {
+        IpAddr::V4(v4) => {
+            let length = usize::from(packet.first()? & 0xf) * 4;
+            (
+                packet.get(12..16)? == v4.octets(),
+                packet.get(length..)?,
+                11,
+            )
+        }
+        IpAddr::V6(_) => (true, packet, 3),
+    };
+    (is_by && *icmp.first()? == kind).then(|| icmp.get(8..).map(<[u8]>::to_vec))?
 }
 
 /// What the first node's conntrack knows of a connection.
