@@ -39,7 +39,9 @@ pub use self::lock::BedLock;
 pub use self::mounts::BPFFS;
 pub use self::node::Node;
 pub use self::reachability::UnansweredProbe;
-pub use self::router::{ROUTER, ROUTER4, ROUTER6, add_host, add_router, command_in, ip, sysctl};
+pub use self::router::{
+    ROUTER, ROUTER4, ROUTER6, add_address, add_host, add_router, command_in, ip, sysctl,
+};
 
 /// The folder above the agents' runtime folders.
 pub const RUNTIME_ROOT: &str = "/run/health-agent";

@@ -311,6 +311,9 @@ impl Node {
         let before = self.logged(&UP)?.len();
         self.spawn(spec)?;
         wait_for("the agent to have taken over", PATIENCE, || {
+            if let Some(agent) = self.agent().as_mut() {
+                agent.check_alive(spec)?;
+            }
             Ok((self.logged(&UP)?.len() > before).then_some(()))
         })
     }

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::fabric::{FABRIC, add_namespace, netns_path};
 use crate::process::run;
+use crate::wait::{PATIENCE, wait_for};
 
 /// The router's namespace, named like those of the nodes, so that the bed removes it with them.
 pub const ROUTER: &str = "hnode254";
@@ -18,6 +19,21 @@ pub fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
     let words = words.split_whitespace();
     run(Command::new("ip").args(["-n", namespace]).args(words))?.success()?;
     Ok(())
+}
+
+/// Gives an address to a device that is up, `ADDRESS/LENGTH`, and waits until it serves: the kernel makes the route to an IPv6
+/// address of its own in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
+pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Result<()> {
+    ip(
+        namespace,
+        &format!("address add {address} dev {device} nodad"),
+    )?;
+    let own = address.split('/').next().unwrap_or(address);
+    wait_for("an address to serve", PATIENCE, || {
+        let mut ip = Command::new("ip");
+        let route = run(ip.args(["-n", namespace, "route", "get", own]))?.stdout;
+        Ok(route.starts_with("local ").then_some(()))
+    })
 }
 
 /// Makes a kernel setting in a namespace: `name=value`.
@@ -45,8 +61,8 @@ pub fn add_router() -> anyhow::Result<()> {
     )?;
     ip(ROUTER, "link set lo up")?;
     ip(ROUTER, "link set eth0 up")?;
-    ip(ROUTER, &format!("address add {ROUTER4}/24 dev eth0"))?;
-    ip(ROUTER, &format!("address add {ROUTER6}/64 dev eth0 nodad"))?;
+    add_address(ROUTER, &format!("{ROUTER4}/24"), "eth0")?;
+    add_address(ROUTER, &format!("{ROUTER6}/64"), "eth0")?;
     sysctl(ROUTER, "net.ipv4.ip_forward=1")?;
     sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
 }
@@ -67,10 +83,7 @@ pub fn add_host(
     for (namespace, device, addresses) in [(behind, device, here), (name, "eth0", there)] {
         ip(namespace, &format!("link set {device} up"))?;
         for address in addresses {
-            ip(
-                namespace,
-                &format!("address add {address} dev {device} nodad"),
-            )?;
+            add_address(namespace, address, device)?;
         }
     }
     ip(name, "link set lo up")?;

@@ -10,6 +10,7 @@ use health_model::api::RttSource;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::attached;
+use tests::bed::add_address;
 use tests::process::{run, run_with_input};
 use tests::transfer::Path;
 use tests::tun::TunLink;
@@ -138,7 +139,7 @@ fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
     let endpoint = format!("health-{}", node.name());
     for outside in OUTSIDE {
         let length = if outside.is_ipv4() { 32 } else { 128 };
-        peer.exec(&format!("ip address add {outside}/{length} dev lo nodad"))?;
+        add_address(peer.name(), &format!("{outside}/{length}"), "lo")?;
         node.exec(&format!("ip route add {outside}/{length} dev {device}"))?;
         let path = Path::open(&endpoint, peer.name(), outside, TRANSFERS)?;
         let seen = path.stream(1 << 20)?;

@@ -16,6 +16,7 @@ use health_net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{Domain, Protocol, Socket, Type};
+use tests::bed::add_address;
 use tests::packet::{Ipv4, Ipv6, echo, echo4};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 use tests::{Bed, Node, PATIENCE, wait_for};
@@ -63,7 +64,7 @@ impl Stand {
                 IpAddr::V4(_) => other.ipv4().to_string(),
                 IpAddr::V6(_) => other.ipv6().context("no IPv6")?.to_string(),
             };
-            other.exec(&format!("ip address add {address} dev lo nodad"))?;
+            add_address(other.name(), &address.to_string(), "lo")?;
             node.exec(&format!("ip route add {address} via {via}"))?;
         }
         Ok(Self {

@@ -231,15 +231,19 @@ fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
 /// the backend's address already.
 #[inline(always)]
 pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let protocol = request.tuple.protocol();
-    let is_tcp = protocol == IP_PROTOCOL_TCP;
+    let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
     if is_tcp && !opens(request) {
         return StepResult::FOUND;
     }
-    if !has_time::<T>(frame) {
+    // Of a packet that cannot go on, the host's stack quotes to its sender all that it has in its header, who is to see no
+    // tag.
+    let (true, Some(way)) = (
+        has_time::<T>(frame),
+        way::<T>(frame, request.tuple.source().0, request.addr_be),
+    ) else {
         return StepResult::FOUND;
-    }
-    if !is_tcp && !has_room(frame, request) {
+    };
+    if !is_tcp && !(is_plain(frame, request) && frame.fits_longer(way.ifindex, T::OPTION_LEN)) {
         // The pair of entries there is that of the datagrams before.
         return StepResult::FOUND;
     }
@@ -249,8 +253,7 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     }
 }
 
-/// Whether a packet may go on. Of one that has come too far, the host's stack quotes to its sender all that it has in its
-/// header, who is to see no tag.
+/// Whether a packet may go on to another host.
 #[inline(always)]
 fn has_time<T: Direct>(frame: &Frame) -> bool {
     let mut ttl = 0_u8;
@@ -262,15 +265,6 @@ fn has_time<T: Direct>(frame: &Frame) -> bool {
     )
     .is_some()
         && ttl > 1
-}
-
-/// Whether a datagram can be longer by the option.
-#[inline(always)]
-fn has_room<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
-    request.tuple.protocol() == IP_PROTOCOL_UDP
-        && is_plain(frame, request)
-        && way::<T>(frame, request.tuple.source().0, request.addr_be)
-            .is_some_and(|way| frame.fits_longer(way.ifindex, T::OPTION_LEN))
 }
 
 /// Puts the option into a packet.

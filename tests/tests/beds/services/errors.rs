@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
-use tests::bed::{command_in, ip};
+use tests::bed::{add_address, command_in, ip};
 use tests::process::run;
 use tests::served::{Backend, Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Member, PATIENCE, wait_for};
@@ -132,7 +132,7 @@ fn spoofed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&other.name, target, &["web-1", "web-2", "web-3"])?;
         let own = target.ip();
-        ip(&liar.name, &format!("address add {own} dev lo nodad"))?;
+        add_address(&liar.name, &own.to_string(), "lo")?;
         let socket = liar.netns.run_in(|| UdpSocket::bind((own, 80)))??;
         let mut victims = other.addresses().into_iter();
         let victim = victims.find(|ip| ip.is_ipv4() == own.is_ipv4());

@@ -1,21 +1,19 @@
 //! Direct server return: backends on other nodes see clients outside, and their nodes answer these themselves. The node that
 //! the clients' packets come to gets no answers.
 
+mod quotes;
 mod same_ports;
 
 use std::fs::{self, Permissions};
-use std::io::Read as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
-use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tempfile::TempDir;
-use tests::bed::{ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
+use tests::bed::{ROUTER, ROUTER4, ROUTER6, add_address, command_in, ip, sysctl};
 use tests::outside::FAR;
 use tests::process::{run, run_with_input};
 use tests::served::{Connection, Datagrams, ServiceManifest};
@@ -36,7 +34,7 @@ const ROWS: &[outside::Row] = &[
     ("clients_in_the_cluster_are_answered", inside),
     ("listings_tell_of_it", listings),
     ("a_forged_option_enters_nothing", forged),
-    ("no_option_is_shown_to_a_client", hidden),
+    ("no_option_is_shown_to_a_client", quotes::are_plain),
     (
         "a_connection_outlives_what_is_left_of_another_to_its_backend",
         same_ports::outlives,
@@ -342,64 +340,6 @@ fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a node tells of a datagram that has come too far quotes it without an option: with the tag, the client could send
-/// to the backend by itself.
-fn hidden(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    stand.write(&elsewhere(stand, "hidden", number))?;
-    for (target, _) in node_targets(stand, number) {
-        wait_datagrams_answered_by(FAR, target, &ELSEWHERE)?;
-        let (any, protocol): (IpAddr, _) = match target {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Protocol::ICMPV4),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), Protocol::ICMPV6),
-        };
-        let domain = Domain::for_address(target);
-        let (errors, sender) = NetNs::open(FAR)?.run_in(|| -> std::io::Result<_> {
-            let errors = Socket::new(domain, Type::RAW, Some(protocol))?;
-            errors.set_read_timeout(Some(SOON))?;
-            let sender = UdpSocket::bind((any, 0))?;
-            sender.connect(target)?;
-            Ok((errors, sender))
-        })??;
-        // The router is the first hop.
-        let options = SockRef::from(&sender);
-        if target.is_ipv4() {
-            options.set_ttl_v4(2)?;
-        } else {
-            options.set_unicast_hops_v6(2)?;
-        }
-        let quote = wait_for("the node's word", PATIENCE, || {
-            // Errors of former ones are told by it, too.
-            let _ = sender.send(b"who");
-            let mut packet = [0; 2048];
-            let length = (&errors).read(&mut packet)?;
-            Ok(quoted(&packet[..length], target))
-        })?;
-        let (is_plain, text) = match target {
-            SocketAddr::V4(_) => (quote.first() == Some(&0x45), "length of the header"),
-            SocketAddr::V6(_) => (quote.get(6) == Some(&17), "next header"),
-        };
-        ensure!(is_plain, "{target}: {text}: {quote:02x?}");
-    }
-    Ok(())
-}
-
-/// The packet in an ICMP error that this node sent about its time to live.
-fn quoted(packet: &[u8], by: SocketAddr) -> Option<Vec<u8>> {
-    // A raw socket of IPv4 gets the IP header, too (raw(7)).
-    let (is_by, icmp, kind) = match by.ip() {
-        IpAddr::V4(v4) => {
-            let length = usize::from(packet.first()? & 0xf) * 4;
-            (
-                packet.get(12..16)? == v4.octets(),
-                packet.get(length..)?,
-                11,
-            )
-        }
-        IpAddr::V6(_) => (true, packet, 3),
-    };
-    (is_by && *icmp.first()? == kind).then(|| icmp.get(8..).map(<[u8]>::to_vec))?
-}
-
 /// What the first node's conntrack knows of a connection.
 fn tracked(node: &Node, source: SocketAddr) -> anyhow::Result<Option<Value>> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {}", source.ip()))?;
@@ -513,10 +453,7 @@ fn ingress_policy_of_a_backend_elsewhere_judges_the_client() -> anyhow::Result<(
     }
     for (stranger, (target, _)) in STRANGER.into_iter().zip(node_targets(stand, number)) {
         let length = if target.is_ipv4() { 24 } else { 64 };
-        ip(
-            FAR,
-            &format!("address add {stranger}/{length} dev eth0 nodad"),
-        )?;
+        add_address(FAR, &format!("{stranger}/{length}"), "eth0")?;
         let before = counted(node, Reason::PolicyDenied)?;
         let mut curl = command_in(FAR, "curl");
         curl.args([
