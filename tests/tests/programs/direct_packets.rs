@@ -1,6 +1,8 @@
 //! Direct server return: the option by which nodes tell each other for which frontend a packet was, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
+use std::thread;
 
 use aya::Pod;
 use health_common::addr::Addr;
@@ -11,8 +13,10 @@ use health_common::metrics::Reason;
 use health_common::service::direct::DirectConfig;
 use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_RELAYED};
 use health_common::tuple::{ServiceFlowParts, Tuple};
+use nix::sched::{CloneFlags, unshare};
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, ethernet, siphash};
 use tests::testrun::{DROP, GO_ON};
+use tests::xdp::{ip, set_forwarding};
 
 use crate::endpoint_packets::Way::In;
 use crate::endpoint_packets::{ACK, FIN, RST, SYN, TCP, UDP, segment, with_ports};
@@ -458,9 +462,33 @@ fn follow<T: Version>(
     followed.collect()
 }
 
+/// Runs a test in a namespace that forwards packets to everywhere.
+fn with_ways(test: fn()) -> anyhow::Result<()> {
+    let thread = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        for words in [
+            "link set lo up",
+            "link add out up type veth peer name there",
+            "link set there up",
+            "route add default dev out",
+            "-6 route add default dev out",
+        ] {
+            ip(words)?;
+        }
+        set_forwarding(true)?;
+        test();
+        anyhow::Ok(())
+    });
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
 #[test]
 #[ignore = "needs root"]
-fn the_first_node_tells_with_each_syn_and_follows_the_client_alone() {
+fn the_first_node_tells_with_each_syn_and_follows_the_client_alone() -> anyhow::Result<()> {
+    with_ways(tells_and_follows)
+}
+
+fn tells_and_follows() {
     let mut stand = keyed(&KEYS);
     stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
     let Timeouts {
