@@ -274,8 +274,16 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
-        for _ in 0..FLOWS {
+        let mut traced = 0;
+        while traced < FLOWS {
             let mut flow = Datagrams::open(&client.name, target)?;
+            // Where the client used the port for another service a moment ago, the backend's answers may still be that one's.
+            let port = flow.local_address()?.port();
+            let known = node.cli("bpf lb list --flows")?.success()?;
+            if known.contains(&format!(":{port} ")) {
+                continue;
+            }
+            traced += 1;
             let source = with_port(client, flow.local_address()?)?;
             let ends = [&*source, &target.to_string(), "--protocol udp"];
             let trace = wait_traced(node, ends, "reached")?;
