@@ -244,7 +244,7 @@ pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
         return false;
     }
     flow = flow.with_direction(TUPLE_IN);
-    let Some(tracked) = T::flows().tcp.get_ptr(&flow) else {
+    let Some(tracked) = T::flows().tcp.get_ptr(flow) else {
         return false;
     };
     // SAFETY: a value of that map.

@@ -243,7 +243,9 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     ) else {
         return StepResult::FOUND;
     };
-    if !is_tcp && !(is_plain(frame, request) && frame.fits_longer(way.ifindex, T::OPTION_LEN)) {
+    let has_room =
+        is_tcp || is_plain(frame, request) && frame.fits_longer(way.ifindex, T::OPTION_LEN);
+    if !has_room {
         // The pair of entries there is that of the datagrams before.
         return StepResult::FOUND;
     }
