@@ -263,7 +263,8 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             run(&mut flush)?.success()?;
             let before = known_mtu(&source, address)?;
             ensure!(before != Some(1400), "{source} to {address}: known still");
-            path(&source, address)?.stream(5 << 20)?;
+            // Some full segments are enough.
+            path(&source, address)?.stream(256 << 10)?;
             let learned = known_mtu(&source, address)?;
             ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
         }
