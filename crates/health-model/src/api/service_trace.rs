@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct ServiceTrace {
     /// Who opens it.
     pub source: TracedSource,
-    /// Where it is sent to.
+    /// Where it goes.
     pub destination: SocketAddr,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,

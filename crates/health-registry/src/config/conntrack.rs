@@ -69,7 +69,7 @@ pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 /// How long entries live; flags of `run`, too.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConntrackTimeouts {
-    /// How long a conntrack entry of a TCP connection, until its handshake is over outlives its last packet, 1s to 240h
+    /// How long a conntrack entry of a TCP connection whose handshake is not complete outlives its last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-tcp-syn",
         value_name = "DURATION",
@@ -77,7 +77,7 @@ pub struct ConntrackTimeouts {
     )]
     #[serde(rename = "conntrack-timeout-tcp-syn-ns")]
     pub tcp_syn: Lifetime,
-    /// How long a conntrack entry of a TCP connection, until both sides have ended it outlives its last packet, 1s to 240h
+    /// How long a conntrack entry of an established TCP connection outlives its last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-tcp-established",
         value_name = "DURATION",

@@ -42,7 +42,8 @@ pub struct ServiceSettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub ipvs: IpvsSettings,
-    /// Serve node ports at addresses of this network only (repeatable) [default: at all addresses of this node]
+    /// Serve NodePorts at addresses of this network only (repeatable) [default: at all addresses of this node, except
+    /// link-local ones]
     #[arg(long = "service-node-port-cidr", value_name = "CIDR")]
     pub service_node_port_cidrs: Vec<IpNet>,
     /// Zone of this node, as endpoint slices name it in their hints
@@ -78,8 +79,8 @@ pub struct ServiceSettings {
     /// (both IP versions) or off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
     pub service_health_listen: ListenAddress,
-    /// Where to serve GET /metrics and /proxyMode, as kube-proxy does: ADDRESS:PORT, localhost:PORT (both IP versions) or
-    /// off; without services it is off
+    /// Where to serve GET /metrics, /healthz and /proxyMode, as kube-proxy does: ADDRESS:PORT, localhost:PORT (both IP
+    /// versions) or off; without services it is off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
     pub service_metrics_listen: ListenAddress,
     /// Room in the maps.

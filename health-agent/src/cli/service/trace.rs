@@ -41,9 +41,9 @@ Examples:
 pub struct TraceArgs {
     /// Who opens the flow
     source: String,
-    /// Where it is sent to
+    /// Where the flow goes
     destination: String,
-    /// By which protocol; that of the service's port, or TCP, if none is given
+    /// Protocol of the flow [default: that of the service's port, or TCP]
     #[arg(long, value_enum, ignore_case = true, value_name = "PROTOCOL")]
     protocol: Option<ServiceProtocol>,
     #[command(flatten)]

@@ -41,9 +41,9 @@ use crate::frontend_names::{algorithm_name, kind_name};
 pub(in crate::api) struct TraceQuery {
     /// Who opens it.
     source: String,
-    /// To where.
+    /// Where it goes.
     destination: String,
-    /// By which protocol; that of the service's port, or TCP, if none is given.
+    /// Its protocol; without one that of the service's port, or TCP.
     protocol: Option<Protocol>,
 }
 

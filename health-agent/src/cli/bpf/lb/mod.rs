@@ -66,7 +66,7 @@ pub struct ListArgs {
     /// List the flows that were sent to a backend instead, two entries for each
     #[arg(long)]
     flows: bool,
-    /// What the host's own sockets were sent to, two entries for each backend of a socket
+    /// List what the host's own sockets were sent to instead, two entries for each backend of a socket
     #[arg(long)]
     sockets: bool,
     /// Only what belongs to this service: NAMESPACE/NAME, or NAMESPACE/NAME:PORT with a port's number or name
