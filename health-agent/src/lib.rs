@@ -13,3 +13,4 @@ pub mod cni;
 mod frontend_names;
 pub mod metrics;
 pub mod pidfile;
+mod task;

@@ -7,13 +7,14 @@ use health_probe::source::{Keeper, ObjectPod, PodSet};
 use health_registry::config::{ApiAccess, Config};
 use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_pods};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+
+use crate::task::AbortOnDrop;
 
 /// Follows this node's pods. Dropping it ends that.
 pub(super) struct KubernetesPods {
     pods: watch::Receiver<Arc<PodSet>>,
     _watch: ObjectWatch<ObjectPod>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl KubernetesPods {
@@ -23,7 +24,7 @@ impl KubernetesPods {
         let watch = watch_pods(kubeconfig, &config.node_name, ObjectPod::read)?;
         let mut tables = watch.table();
         let (sender, pods) = watch::channel(Arc::default());
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             loop {
                 let set = pod_set(&tables.borrow_and_update());
                 sender.send_replace(Arc::new(set));
@@ -35,19 +36,13 @@ impl KubernetesPods {
         Ok(Self {
             pods,
             _watch: watch,
-            task,
+            _task: task,
         })
     }
 
     /// The pods, now and whenever they change.
     pub(super) fn pods(&self) -> watch::Receiver<Arc<PodSet>> {
         self.pods.clone()
-    }
-}
-
-impl Drop for KubernetesPods {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -16,7 +16,7 @@ use crate::causes::with_causes;
 /// Time between two looks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
 /// Time between two looks because of changes, at least: some hosts' routes change all the time.
-const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+pub(super) const CHANGES_PERIOD: Duration = Duration::from_millis(100);
 /// Time without a repair after which nobody is taken to undo repairs.
 const CALM: Duration = Duration::from_secs(2);
 /// Longest pause after failed repairs.
@@ -105,7 +105,7 @@ impl News {
                     warn!(%error, "changes of devices are found by polling alone");
                 })
                 .ok(),
-            pause: SHORTEST_PERIOD,
+            pause: CHANGES_PERIOD,
             not_before: tokio::time::Instant::now(),
             last_repair: None,
         }
@@ -133,7 +133,7 @@ impl News {
             self.last_repair = Some(now);
             self.not_before = now + self.pause;
         } else if self.last_repair.is_none_or(|at| now - at >= CALM) {
-            self.pause = SHORTEST_PERIOD;
+            self.pause = CHANGES_PERIOD;
         }
     }
 }
@@ -241,7 +241,7 @@ mod tests {
     async fn looks_because_of_news_slow_down_while_somebody_undoes_repairs() {
         let mut news = News {
             changes: None,
-            pause: SHORTEST_PERIOD,
+            pause: CHANGES_PERIOD,
             not_before: tokio::time::Instant::now(),
             last_repair: None,
         };
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(pauses, [200, 400, 500, 500]);
         tokio::time::advance(CALM).await;
         news.pace(false);
-        assert_eq!(news.pause, SHORTEST_PERIOD);
+        assert_eq!(news.pause, CHANGES_PERIOD);
     }
 
     #[test]

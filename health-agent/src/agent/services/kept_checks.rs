@@ -12,10 +12,10 @@ use health_service::spec::ServiceName;
 use health_service::state::HealthCheck;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::api::services::listeners::HealthChecks;
+use crate::task::AbortOnDrop;
 
 /// In the state folder.
 pub(in crate::agent) const FILE: &str = "service-health-checks.json";
@@ -99,19 +99,17 @@ pub(in crate::agent) fn remove(state_dir: &Path) -> io::Result<bool> {
 
 /// Writes what load balancers are told. Dropping it stops that.
 #[derive(Debug)]
-pub(super) struct KeptChecks(JoinHandle<()>);
+pub(super) struct KeptChecks {
+    _task: AbortOnDrop,
+}
 
 impl KeptChecks {
     /// Begins: what they are told now is what the file has. Must be called in a tokio runtime.
     pub(super) fn follow(state_dir: &Path, mut checks: watch::Receiver<Arc<HealthChecks>>) -> Self {
         let kept = checks.borrow_and_update().clone();
-        Self(tokio::spawn(keep(state_dir.join(FILE), kept, checks)))
-    }
-}
-
-impl Drop for KeptChecks {
-    fn drop(&mut self) {
-        self.0.abort();
+        Self {
+            _task: AbortOnDrop::spawn(keep(state_dir.join(FILE), kept, checks)),
+        }
     }
 }
 

@@ -56,7 +56,7 @@ use crate::api::services::{ServiceCatalog, pages};
 use crate::metrics::services::ServiceMetrics;
 
 /// Time from a failed sync to the next one.
-const RETRY: Duration = Duration::from_secs(1);
+const SYNC_RETRY: Duration = Duration::from_secs(1);
 
 /// The running service proxy.
 pub(super) struct ServedServices {
@@ -285,7 +285,7 @@ fn serve(
         Settings {
             intervals: Intervals {
                 min: settings.service_sync_min,
-                retry: RETRY,
+                retry: SYNC_RETRY,
                 max: settings.service_sync_max,
             },
             families: Family::ALL.to_vec(),

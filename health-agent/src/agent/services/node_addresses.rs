@@ -13,16 +13,15 @@ use health_service::provider::ebpf::NodeAddresses;
 use health_service::provider::ipvs;
 use ipnet::IpNet;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::warn;
 
 use super::publish;
+use crate::agent::watch::CHANGES_PERIOD;
+use crate::task::AbortOnDrop;
 
-/// Shortest time between two listings: on some hosts, routes change all the time.
-const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Time from a failed listing to the next one.
-const RETRY: Duration = Duration::from_secs(1);
+const LISTING_RETRY: Duration = Duration::from_secs(1);
 
 /// Those of the loopback. No packet is served there.
 const LOCALHOST: [IpAddr; 2] = [
@@ -33,7 +32,7 @@ const LOCALHOST: [IpAddr; 2] = [
 /// Follows the node's addresses. Dropping it stops that.
 pub(super) struct NodeAddressWatch {
     addresses: watch::Receiver<NodeAddresses>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl NodeAddressWatch {
@@ -42,32 +41,29 @@ impl NodeAddressWatch {
     pub(super) async fn follow(netlink: Handle, networks: Vec<IpNet>) -> anyhow::Result<Self> {
         let mut changes = Changes::listen()?;
         let (sender, addresses) = watch::channel(Arc::new(usable(&netlink, &networks).await?));
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             while changes.next().await.is_ok() {
                 let found = loop {
                     match usable(&netlink, &networks).await {
                         Ok(found) => break found,
                         Err(error) => {
                             warn!(%error, "cannot list the addresses of NodePorts; they stay as they were");
-                            sleep(RETRY).await;
+                            sleep(LISTING_RETRY).await;
                         }
                     }
                 };
                 publish(&sender, found);
-                sleep(SHORTEST_PERIOD).await;
+                sleep(CHANGES_PERIOD).await;
             }
         });
-        Ok(Self { addresses, task })
+        Ok(Self {
+            addresses,
+            _task: task,
+        })
     }
 
     pub(super) fn addresses(&self) -> watch::Receiver<NodeAddresses> {
         self.addresses.clone()
-    }
-}
-
-impl Drop for NodeAddressWatch {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use health_probe::supervisor::Supervisor;
 use health_service::source::Readiness;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::publish;
+use crate::task::AbortOnDrop;
 
 /// Follows the readiness of pods by address. Dropping it stops that.
 pub(super) struct PodReadiness {
     readiness: watch::Receiver<Arc<Readiness>>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl PodReadiness {
@@ -21,7 +21,7 @@ impl PodReadiness {
     /// have them, so they have no readiness. Must be called in a tokio runtime.
     pub(super) fn follow(supervisor: Supervisor, shared: Vec<IpAddr>) -> Self {
         let (sender, readiness) = watch::channel(Arc::default());
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             let mut changes = supervisor.changes();
             loop {
                 // Changes from here on wake the next round.
@@ -34,17 +34,14 @@ impl PodReadiness {
                 }
             }
         });
-        Self { readiness, task }
+        Self {
+            readiness,
+            _task: task,
+        }
     }
 
     /// The readiness, now and whenever it changes.
     pub(super) fn readiness(&self) -> watch::Receiver<Arc<Readiness>> {
         self.readiness.clone()
-    }
-}
-
-impl Drop for PodReadiness {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }

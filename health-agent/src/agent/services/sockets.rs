@@ -8,9 +8,11 @@ use std::time::Duration;
 use health_datapath::services::SocketTable;
 use health_net::socket_diag::SocketDiag;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
+
+use crate::task::AbortOnDrop;
 
 /// Time between two looks, at least.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
@@ -18,7 +20,9 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 const LONGEST_PERIOD: Duration = Duration::from_secs(30);
 
 /// Ends such sockets. Dropping it ends that.
-pub(super) struct SocketWatch(JoinHandle<()>);
+pub(super) struct SocketWatch {
+    _task: AbortOnDrop,
+}
 
 impl SocketWatch {
     /// Looks after each change of the services. Must be called in a tokio runtime, by a thread in the host's namespace.
@@ -27,7 +31,7 @@ impl SocketWatch {
         mut changes: watch::Receiver<T>,
     ) -> io::Result<Self> {
         let mut parts = (table, SocketDiag::open()?);
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             loop {
                 let look = spawn_blocking(move || {
                     let ended = end_stuck(&parts.0, &mut parts.1);
@@ -50,13 +54,7 @@ impl SocketWatch {
                 }
             }
         });
-        Ok(Self(task))
-    }
-}
-
-impl Drop for SocketWatch {
-    fn drop(&mut self) {
-        self.0.abort();
+        Ok(Self { _task: task })
     }
 }
 

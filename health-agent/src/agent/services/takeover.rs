@@ -9,14 +9,14 @@ use health_net::clock;
 use health_net::netlink::Handle;
 use health_service::provider::ipvs::{self, IpvsError};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::api::services::listeners::HealthChecks;
+use crate::task::AbortOnDrop;
 
 /// Time from a failed attempt to the next one.
-const RETRY: Duration = Duration::from_secs(10);
+const TAKEOVER_RETRY: Duration = Duration::from_secs(10);
 /// Time between two checks whether all flows of the eBPF programs have ended.
 const FLOWS_PERIOD: Duration = Duration::from_secs(10);
 
@@ -31,14 +31,14 @@ pub(super) enum Other {
 /// Removes what the other mode served. If it is dropped, the next start does the rest.
 pub(super) struct Takeover {
     flags: watch::Receiver<u16>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl Takeover {
     /// Starts after the first successful sync, which changes `in_force`. Must be called in a tokio runtime.
     pub(super) fn begin(other: Other, mut in_force: watch::Receiver<Arc<HealthChecks>>) -> Self {
         let (sender, flags) = watch::channel(SERVICES | SERVICES_HANDOVER);
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             if in_force.changed().await.is_err() {
                 return;
             }
@@ -53,7 +53,7 @@ impl Takeover {
                 }
             }
         });
-        Self { flags, task }
+        Self { flags, _task: task }
     }
 
     /// Waits until the programs' flags change, and returns them: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
@@ -66,17 +66,11 @@ impl Takeover {
     }
 }
 
-impl Drop for Takeover {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 /// Removes all ports from the maps, and returns when the maps have no flows left.
 async fn end_ebpf(mut tables: ServiceTables) {
     while let Err(error) = remove_ports(&mut tables) {
         warn!(%error, "cannot remove what the mode ebpf served; it will be retried");
-        sleep(RETRY).await;
+        sleep(TAKEOVER_RETRY).await;
     }
     loop {
         match tables.maps().has_flows() {
@@ -106,7 +100,7 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
                 warn!(%error, "cannot remove what the mode ipvs served; it will be retried");
             }
         }
-        sleep(RETRY).await;
+        sleep(TAKEOVER_RETRY).await;
     }
 }
 

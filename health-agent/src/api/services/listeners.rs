@@ -17,11 +17,11 @@ use health_service::state;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, StatusCode};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::pages::json;
 use crate::api::monitor::{Answer, BACKLOG, Monitor, Page, is_missing};
+use crate::task::AbortOnDrop;
 
 /// What load balancers are told, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each sync,
 /// whether it changed or not.
@@ -40,7 +40,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct ServiceListeners {
     problems: watch::Receiver<Vec<ServiceProblem>>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl ServiceListeners {
@@ -51,7 +51,7 @@ impl ServiceListeners {
         handle: Handle,
     ) -> Self {
         let (sender, problems) = watch::channel(Vec::new());
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             let mut families = addresses.map(|address| Family::new(address, handle.clone()));
             loop {
                 let all = checks.borrow_and_update().clone();
@@ -66,18 +66,15 @@ impl ServiceListeners {
                 }
             }
         });
-        Self { problems, task }
+        Self {
+            problems,
+            _task: task,
+        }
     }
 
     /// The services whose port could not be opened, and why.
     pub fn problems(&self) -> watch::Receiver<Vec<ServiceProblem>> {
         self.problems.clone()
-    }
-}
-
-impl Drop for ServiceListeners {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

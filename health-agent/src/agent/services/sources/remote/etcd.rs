@@ -7,17 +7,17 @@ use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, servic
 use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::outage;
 use crate::agent::services::publish;
+use crate::task::AbortOnDrop;
 
 /// Follows the services of a cluster in etcd. Dropping it stops that.
 #[derive(Debug)]
 pub struct EtcdServices {
     services: Manifests,
     _watch: DocumentWatch<ServiceDocument>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl EtcdServices {
@@ -37,7 +37,7 @@ impl EtcdServices {
         })?;
         let mut tables = watch.table();
         let (sender, receiver) = watch::channel(Arc::default());
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
                 // The clone keeps no lock while the set is built.
@@ -51,19 +51,13 @@ impl EtcdServices {
         Ok(Self {
             services: Manifests::new(receiver),
             _watch: watch,
-            task,
+            _task: task,
         })
     }
 
     /// The services and endpoint slices, now and whenever they change.
     pub fn services(&self) -> Manifests {
         self.services.clone()
-    }
-}
-
-impl Drop for EtcdServices {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

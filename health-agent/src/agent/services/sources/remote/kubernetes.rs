@@ -7,10 +7,10 @@ use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, Servic
 use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::outage;
 use crate::agent::services::publish;
+use crate::task::AbortOnDrop;
 
 /// The subject of problems of the whole source.
 const SUBJECT: &str = "kubernetes";
@@ -20,7 +20,7 @@ const SUBJECT: &str = "kubernetes";
 pub struct KubernetesServices {
     services: watch::Receiver<Arc<ServiceSet>>,
     _watch: ServiceWatch<KnownService, KnownSlice>,
-    task: JoinHandle<()>,
+    _task: AbortOnDrop,
 }
 
 impl KubernetesServices {
@@ -43,7 +43,7 @@ impl KubernetesServices {
         )?;
         let (mut services, mut slices) = (watch.services.table(), watch.slices.table());
         let (sender, receiver) = watch::channel(Arc::default());
-        let task = tokio::spawn(async move {
+        let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
                 // The clones keep no locks while the set is built.
@@ -62,7 +62,7 @@ impl KubernetesServices {
         Ok(Self {
             services: receiver,
             _watch: watch,
-            task,
+            _task: task,
         })
     }
 
@@ -70,12 +70,6 @@ impl KubernetesServices {
     /// are ready.
     pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()
-    }
-}
-
-impl Drop for KubernetesServices {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
