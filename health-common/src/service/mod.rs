@@ -152,7 +152,7 @@ pub struct Backend {
     /// Flows that were sent to it and are not over, as far as is known: counted by the programs.
     pub flows: u32,
     /// Explicit padding, zero.
-    pub pad2: u32,
+    pub pad: u32,
 }
 
 impl Backend {
@@ -219,8 +219,8 @@ pub const FLOW_RELAYED: u16 = 16;
 /// answers be for its own frontend. Never of TCP.
 pub const FLOW_SHARED: u16 = 32;
 
-/// One way of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a frontend;
-/// of direction in, of what a backend answers.
+/// One direction of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a
+/// frontend; of direction in, of what a backend answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlow4 {

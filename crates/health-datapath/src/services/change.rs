@@ -409,7 +409,7 @@ impl<'a> Change<'a> {
                 port_be,
                 flags: if backend.lingers { BACKEND_LINGERS } else { 0 },
                 flows: entry.flatten().map_or(0, |entry| entry.flows),
-                pad2: 0,
+                pad: 0,
             };
             entries.push((backend.index, entry));
         }
