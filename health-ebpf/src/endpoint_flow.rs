@@ -490,8 +490,8 @@ fn traffic(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Tra
 #[inline(always)]
 fn note(frame: &Frame, direction: u8, tracked: Tracked) {
     match tracked {
-        Tracked::Full => count(frame, Reason::CtFull, way(direction)),
-        Tracked::Invalid => count(frame, Reason::CtInvalid, way(direction)),
+        Tracked::Full => count(frame, Reason::CtFull, metrics_direction(direction)),
+        Tracked::Invalid => count(frame, Reason::CtInvalid, metrics_direction(direction)),
         Tracked::New | Tracked::Known => {}
     }
 }
@@ -503,12 +503,12 @@ fn note_error(frame: &Frame, direction: u8, is_related: bool) {
     } else {
         Reason::CtInvalid
     };
-    count(frame, reason, way(direction));
+    count(frame, reason, metrics_direction(direction));
 }
 
-/// Which way a packet goes, seen from the host.
+/// The direction of a packet, seen from the host.
 #[inline(always)]
-fn way(direction: u8) -> Direction {
+fn metrics_direction(direction: u8) -> Direction {
     if direction == TUPLE_IN {
         Direction::Egress
     } else {

@@ -160,7 +160,7 @@ fn write(event: &mut Event) -> u32 {
     event.endpoint = endpoint(event);
     event.time_ns = now_ns();
     if filter.passes(event) && HEALTH_EVENTS.output::<Event>(&*event, 0).is_err() {
-        count_bytes(event.length, Reason::EventLost, way(event));
+        count_bytes(event.length, Reason::EventLost, metrics_direction(event));
     }
     0
 }
@@ -190,9 +190,9 @@ fn endpoint_at(addr: &Addr) -> u16 {
     unsafe { HEALTH_ENDPOINTS.get(addr) }.map_or(0, |endpoint| endpoint.id)
 }
 
-/// Which way the packet went.
+/// The direction of its packet.
 #[inline(always)]
-fn way(event: &Event) -> Direction {
+fn metrics_direction(event: &Event) -> Direction {
     let egress = if event.kind == EVENT_DROP {
         Direction::Egress as u8
     } else {

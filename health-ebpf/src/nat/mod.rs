@@ -42,7 +42,7 @@ const DROPS: [Reason; 5] = [
 #[inline(always)]
 pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
-        // SAFETY: nothing is held that would have to be dropped.
+        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_MASQUERADE) };
     }
     ignore()
@@ -52,7 +52,7 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
 #[inline(always)]
 pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
-        // SAFETY: as above.
+        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_UNMASQUERADE) };
     }
     service::arrive(frame)

@@ -68,23 +68,24 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
         }
         return handed_over(frame.redirect(ifindex, 0));
     }
-    let mut way = FibLookup::of::<T>(frame.ifindex(), source, destination);
+    let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
     // SAFETY: a valid context.
-    let found = unsafe { way.ask(frame.skb().cast()) };
+    let found = unsafe { route.ask(frame.skb().cast()) };
     // The neighbour that is not known yet is asked for as the packet is sent.
     let is_found =
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    if !is_found || !frame.fits(way.ifindex) || decrement_ttl::<T>(frame, IP_AT as u32).is_none() {
+    if !is_found || !frame.fits(route.ifindex) || decrement_ttl::<T>(frame, IP_AT as u32).is_none()
+    {
         return StepResult::PASSED;
     }
     let mut next = NextHop {
-        family: way.family.into(),
-        address: way.destination,
+        family: route.family.into(),
+        address: route.destination,
     };
     // SAFETY: what the helper takes for its structure.
     handed_over(unsafe {
         bpf_redirect_neigh(
-            way.ifindex,
+            route.ifindex,
             (&raw mut next).cast(),
             size_of::<NextHop>() as c_int,
             0,

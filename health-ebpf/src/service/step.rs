@@ -53,15 +53,14 @@ impl StepResult {
     pub(super) const FORWARDED: Self = Self(6);
     /// The request names the backend of a new flow, which is to be entered.
     pub(super) const CHOSEN: Self = Self(7);
-    /// As [`Self::CHOSEN`], but what that backend answers is for another flow: another one is to be chosen.
-    pub(super) const TAKEN: Self = Self(11);
     /// It is to be delivered to an endpoint of this node.
     pub(super) const DELIVERABLE: Self = Self(8);
     /// As [`Self::IS_NEW`], unless the packet answers a process of the host, whose port is the service's, too.
     pub(super) const MAY_ANSWER: Self = Self(9);
-
     /// It is for no service, and may open a connection without one or be of a flow that another node sent here.
     pub(super) const HAS_NO_SERVICE: Self = Self(10);
+    /// As [`Self::CHOSEN`], but what that backend answers is for another flow: another one is to be chosen.
+    pub(super) const TAKEN: Self = Self(11);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
@@ -128,7 +127,7 @@ pub struct Request<T: Version> {
     pub(super) is_later: u32,
     /// Of the segment, 0 for other protocols.
     pub(super) tcp_flags: u32,
-    /// At an uplink: the flags of its flow, such as [`health_common::service::FLOW_MASQUERADED`].
+    /// Flags of its flow. At an endpoint only [`health_common::service::FLOW_SHARED`] or 0, at an uplink any.
     pub(super) flow_flags: u32,
     /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
     pub(super) is_passing: u32,

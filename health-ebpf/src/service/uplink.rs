@@ -24,7 +24,7 @@ use crate::{delivery, nat};
 #[inline(always)]
 pub fn arrive(frame: &Frame) -> Verdict {
     if is_on() && frame.is_to_host() {
-        // SAFETY: nothing is held that would have to be dropped.
+        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_TO_SERVICE) };
     }
     ignore()
@@ -39,7 +39,7 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
     if is_on() && !frame.was_marked(MARK_SERVED) {
-        // SAFETY: as above.
+        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_FROM_SERVICE) };
     }
     nat::leave(frame, ethertype)
@@ -116,8 +116,8 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
 /// Sends a packet on, once it is as it is to be.
 #[inline(always)]
 fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
-    let way = T::forward(frame.skb(), request);
-    if way == StepResult::FORWARDED {
+    let result = T::forward(frame.skb(), request);
+    if result == StepResult::FORWARDED {
         return redirected(
             frame,
             Reason::Forwarded,
@@ -126,7 +126,7 @@ fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
         );
     }
     let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
-    if way == StepResult::DELIVERABLE {
+    if result == StepResult::DELIVERABLE {
         delivery::hand_over(frame);
     }
     verdict

@@ -72,12 +72,12 @@ pub(super) fn is_on() -> bool {
 #[inline(always)]
 pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     if request.flow_flags as u16 & FLOW_DIRECT != 0 {
-        let way = if may_answer(frame, request) {
+        let flag = if may_answer(frame, request) {
             FLOW_DIRECT
         } else {
             FLOW_MASQUERADED
         };
-        request.flow_flags = (FLOW_FROM_OUTSIDE | way).into();
+        request.flow_flags = (FLOW_FROM_OUTSIDE | flag).into();
     }
     StepResult::CHOSEN
 }
@@ -100,13 +100,13 @@ fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     if identity_of(backend) == identity::REMOTE_NODE {
         return false;
     }
-    let Some(there) = way::<T>(frame, client, backend) else {
+    let Some(there) = route::<T>(frame, client, backend) else {
         return false;
     };
     if !frame.fits_longer(there.ifindex, T::OPTION_LEN) || !is_by_node::<T>(&there) {
         return false;
     }
-    way::<T>(frame, backend, client).is_some_and(|back| !is_by_node::<T>(&back))
+    route::<T>(frame, backend, client).is_some_and(|back| !is_by_node::<T>(&back))
 }
 
 /// Whether the option can be put into a packet.
@@ -122,21 +122,25 @@ fn is_plain<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
             .is_some_and(|ip| T::Option::is_plain(ip))
 }
 
-/// The way of a packet that came by the frame's device.
+/// The route of a packet that came by the frame's device.
 #[inline(always)]
-fn way<T: Direct>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<FibLookup> {
-    let mut way = FibLookup::of::<T>(frame.ifindex(), source, destination);
+fn route<T: Direct>(
+    frame: &Frame,
+    source: T::Address,
+    destination: T::Address,
+) -> Option<FibLookup> {
+    let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
     // SAFETY: a valid context.
-    let found = unsafe { way.ask(frame.skb().cast()) };
+    let found = unsafe { route.ask(frame.skb().cast()) };
     let is_found =
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    (is_found && way.family == T::FAMILY).then_some(way)
+    (is_found && route.family == T::FAMILY).then_some(route)
 }
 
-/// Whether the next hop of a way is another node.
+/// Whether the next hop of a route is another node.
 #[inline(always)]
-fn is_by_node<T: Direct>(way: &FibLookup) -> bool {
-    let next_hop = T::of_fib(way.destination);
+fn is_by_node<T: Direct>(route: &FibLookup) -> bool {
+    let next_hop = T::of_fib(route.destination);
     identity_of(next_hop.words_be) == identity::REMOTE_NODE
 }
 
@@ -237,14 +241,14 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     }
     // Of a packet that cannot go on, the host's stack quotes to its sender all that it has in its header, who is to see no
     // tag.
-    let (true, Some(way)) = (
+    let (true, Some(route)) = (
         has_time::<T>(frame),
-        way::<T>(frame, request.tuple.source().0, request.addr_be),
+        route::<T>(frame, request.tuple.source().0, request.addr_be),
     ) else {
         return StepResult::FOUND;
     };
     let has_room =
-        is_tcp || is_plain(frame, request) && frame.fits_longer(way.ifindex, T::OPTION_LEN);
+        is_tcp || is_plain(frame, request) && frame.fits_longer(route.ifindex, T::OPTION_LEN);
     if !has_room {
         // The pair of entries there is that of the datagrams before.
         return StepResult::FOUND;
