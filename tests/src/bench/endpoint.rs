@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use health_common::config::DatapathConfig;
 use health_datapath::Datapath;
 use health_datapath::dump::Pinned;
-use health_datapath::loader::ProgramLog;
+use health_datapath::loader::LoadSettings;
 use health_endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
 use health_model::settings::Location;
 use nix::sched::{CloneFlags, unshare};
@@ -100,7 +100,7 @@ fn load(location: &Location, endpoint: &HealthEndpoint) -> anyhow::Result<Datapa
             "permanent",
         ])
     })??;
-    let mut datapath = Datapath::load(location, ProgramLog::Warn)?;
+    let mut datapath = Datapath::load(location, LoadSettings::default())?;
     datapath.set_endpoints(&[(address.into(), endpoint.info())])?;
     datapath.configure(DatapathConfig {
         layout_version: health_common::LAYOUT_VERSION,

@@ -7,6 +7,9 @@ use anyhow::Context as _;
 
 use crate::Node;
 
+/// What the calling thread's namespace counts.
+pub(super) const SNMP: &str = "/proc/thread-self/net/snmp";
+
 /// Probes that left a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentProbes {
@@ -19,12 +22,11 @@ pub(super) struct SentProbes {
 impl SentProbes {
     /// All that ever left a node's namespace.
     pub(super) fn by(node: &Node) -> anyhow::Result<Self> {
-        const PATH: &str = "/proc/thread-self/net/snmp";
         let text = node
-            .run_in(|| fs::read_to_string(PATH))?
-            .with_context(|| format!("cannot read {PATH} in {}", node.name()))?;
+            .run_in(|| fs::read_to_string(SNMP))?
+            .with_context(|| format!("cannot read {SNMP} in {}", node.name()))?;
         let value = |group, name| {
-            snmp(&text, group, name).with_context(|| format!("{PATH} has no {name} of {group}"))
+            snmp(&text, group, name).with_context(|| format!("{SNMP} has no {name} of {group}"))
         };
         Ok(Self {
             echoes: value("Icmp", "OutEchos")?,
@@ -49,7 +51,7 @@ impl Sub for SentProbes {
 }
 
 /// A value of `/proc/net/snmp`: for each group a line of names, then one of values.
-fn snmp(text: &str, group: &str, name: &str) -> Option<u64> {
+pub(super) fn snmp(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text
         .lines()
         .filter_map(|line| line.strip_prefix(group)?.strip_prefix(": "));

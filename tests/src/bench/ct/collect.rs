@@ -14,7 +14,7 @@ use health_common::tuple::Tuple as _;
 use health_datapath::collect::KernelTables;
 use health_datapath::conntrack::{CollectionOutcome, Family, Tables as _};
 use health_datapath::dump::Pinned;
-use health_datapath::loader::{Datapath, ProgramLog};
+use health_datapath::loader::{Datapath, LoadSettings};
 use health_datapath::{MapSizes, layout};
 use health_model::settings::Location;
 
@@ -158,7 +158,13 @@ impl ExpiringDatapath {
             nat: CAPACITY,
             ..MapSizes::default()
         };
-        let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn)?;
+        let datapath = Datapath::load(
+            &location,
+            LoadSettings {
+                sizes,
+                ..LoadSettings::default()
+            },
+        )?;
         let map = |layout: layout::MapLayout| {
             Map::from_map_data(MapData::from_pin(location.pins().join(layout.name))?)
         };

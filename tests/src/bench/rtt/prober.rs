@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
 use health_datapath::kernel_rtt::KernelRtt;
-use health_datapath::loader::ProgramLog;
+use health_datapath::loader::LoadSettings;
 use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore as _};
 use health_datapath::{Datapath, Hook};
 use health_model::settings::Location;
@@ -83,7 +83,7 @@ impl<'a> Prober<'a> {
             state_dir: "/nonexistent".into(),
             bpf_root: bpffs.path().to_owned(),
         };
-        let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
+        let mut datapath = Datapath::load(&location, LoadSettings::default())?;
         datapath.configure(settings())?;
         let rows = datapath.rtt()?;
         let mut prober = Self {

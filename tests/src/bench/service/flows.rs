@@ -178,6 +178,12 @@ fn compare(named: &str, ours: &Medians, name: &str, other: &Medians) -> Vec<Figu
             |it| it.connections / 1e3,
             NEW_LIMIT,
         ),
+        figure(
+            "SYNs a second, each of a new flow",
+            "k/s",
+            |it| it.flows / 1e3,
+            NEW_LIMIT,
+        ),
         figure("connect, p50", "us", |it| it.connect_p50_us, LATENCY_LIMIT),
         figure("connect, p99", "us", |it| it.connect_p99_us, LATENCY_LIMIT),
         figure(
@@ -200,8 +206,9 @@ type Rate = fn(&Medians) -> f64;
 
 /// What each side adds to what a bare node takes.
 fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
-    const WHATS: [(&str, Rate); 3] = [
+    const WHATS: [(&str, Rate); 4] = [
         ("a connection", |it| it.connections),
+        ("a SYN of a new flow", |it| it.flows),
         ("a datagram", |it| it.datagrams),
         ("a request", |it| it.requests),
     ];
@@ -249,6 +256,11 @@ fn flat([few, many]: [u32; 2], [first, last]: [&Found; 2]) -> Vec<Figure> {
     };
     vec![
         figure("new connections a second", |it| it.connections, FLAT_LIMIT),
+        figure(
+            "SYNs a second, each of a new flow",
+            |it| it.flows,
+            FLAT_LIMIT,
+        ),
         figure(
             "datagrams of one flow a second",
             |it| it.datagrams,

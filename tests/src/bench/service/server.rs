@@ -1,6 +1,7 @@
 //! Endpoints of services that do as little as there can be done with a connection.
 
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,10 @@ use anyhow::Context as _;
 use health_net::netns::NetNs;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
 use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
+use crate::bench::sent::{SNMP, snmp};
 use crate::process::tell;
 
 /// Connections that may wait: the kernel allows no more unless told.
@@ -27,6 +29,8 @@ pub(super) struct Server {
     waiting: TcpListener,
     /// Never read: what does not fit is dropped, without an ICMP error.
     _datagrams: UdpSocket,
+    /// What its namespace counts, whoever reads it.
+    counters: File,
     stop: Arc<AtomicBool>,
     echo: Option<JoinHandle<()>>,
 }
@@ -38,9 +42,11 @@ impl Server {
             let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
             let waiting = listen(BACKEND_PORT)?;
             waiting.set_nonblocking(true)?;
-            io::Result::Ok((waiting, listen(BACKEND_ECHO_PORT)?, datagrams))
+            let counters = File::open(SNMP)?;
+            io::Result::Ok((waiting, listen(BACKEND_ECHO_PORT)?, datagrams, counters))
         };
-        let (waiting, echoing, datagrams) = netns.run_in(open)?.context("cannot listen")?;
+        let (waiting, echoing, datagrams, counters) =
+            netns.run_in(open)?.context("cannot listen")?;
         let stop = Arc::new(AtomicBool::new(false));
         let echo = thread::Builder::new().name("echo".to_owned()).spawn({
             let stop = stop.clone();
@@ -53,9 +59,29 @@ impl Server {
         Ok(Self {
             waiting,
             _datagrams: datagrams,
+            counters,
             stop,
             echo: Some(echo),
         })
+    }
+
+    /// Has the kernel drop all segments of those who connect, without a word, or no more.
+    pub(super) fn set_deaf(&self, is_deaf: bool) -> anyhow::Result<()> {
+        // A program of one instruction, "return": so many bytes of each packet are let through.
+        let code = (libc::BPF_RET | libc::BPF_K) as u16;
+        let bytes = if is_deaf { 0 } else { u32::MAX };
+        SockRef::from(&self.waiting)
+            .attach_filter(&[SockFilter::new(code, 0, 0, bytes)])
+            .context("cannot filter what comes")
+    }
+
+    /// Packets that its namespace has ever delivered to a protocol, whether a socket had room for them or not.
+    pub(super) fn delivered(&self) -> anyhow::Result<u64> {
+        let mut counters = &self.counters;
+        let mut text = String::new();
+        counters.rewind()?;
+        counters.read_to_string(&mut text)?;
+        snmp(&text, "Ip", "InDelivers").context("nothing counts what is delivered")
     }
 
     /// Takes all connections that wait, of which there can be [`BACKLOG`], and drops them.

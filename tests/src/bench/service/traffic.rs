@@ -1,16 +1,20 @@
 //! What a client does, and how fast.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::io::{IoSlice, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use health_net::netns::NetNs;
-use socket2::SockRef;
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, sendmmsg};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::server::{BACKLOG, Server, run_on};
 use crate::bench::parts::median;
 use crate::bench::requests::quantile;
+use crate::conntrack::script::SYN;
+use crate::packet::{Ipv4, Tcp};
 use crate::{PATIENCE, slowness};
 
 /// Connections of a round: fewer than a client has ports; and how many of them wait at a time to be taken.
@@ -19,6 +23,13 @@ const WAITING: usize = 2_000;
 const _: () = assert!(WAITING < BACKLOG && CONNECTIONS.is_multiple_of(WAITING));
 /// Datagrams of one flow in a round.
 const DATAGRAMS: u32 = 100_000;
+/// SYNs of a round, each from a port of its own, none of which a socket gets by itself; the first one; and how many go by one call.
+const FLOWS: u32 = 30_000;
+const FIRST_PORT: u16 = 1_024;
+const AT_ONCE: usize = 64;
+/// Part of the SYNs that must arrive for a rate to be one of the node.
+const ARRIVING: f64 = 0.99;
+const IP_PROTOCOL_TCP: u8 = 6;
 /// Requests on one connection in a round.
 const REQUESTS: u32 = 10_000;
 /// How many times less of each is done on a machine without a processor of its own.
@@ -41,6 +52,7 @@ pub(super) struct Rates {
     connects: Vec<Duration>,
     /// A second, by round.
     connections: Vec<f64>,
+    flows: Vec<f64>,
     datagrams: Vec<f64>,
     requests: Vec<f64>,
 }
@@ -65,12 +77,14 @@ impl Targets {
         client.run_in(|| {
             run_on(cpu)?;
             self.connect(servers, &mut round)?;
+            self.begin(servers, &mut round)?;
             self.send(&mut round)?;
             self.ask(&mut round)
         })??;
         if let Some(into) = into {
             into.connects.extend(round.connects);
             into.connections.extend(round.connections);
+            into.flows.extend(round.flows);
             into.datagrams.extend(round.datagrams);
             into.requests.extend(round.requests);
         }
@@ -98,6 +112,67 @@ impl Targets {
             .connections
             .push(round.connects.len() as f64 / took.as_secs_f64());
         Ok(())
+    }
+
+    /// Sends SYNs that nobody answers, from a socket that does as little as there can be done: the kernel gets whole packets.
+    /// Only those that arrived count.
+    fn begin(&self, servers: &[Server], round: &mut Rates) -> anyhow::Result<()> {
+        let count = FLOWS / fewer();
+        let syns = self.syns(count)?;
+        let raw = Protocol::from(libc::IPPROTO_RAW);
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
+        let delivered = || -> anyhow::Result<u64> { servers.iter().map(Server::delivered).sum() };
+        servers
+            .iter()
+            .try_for_each(|server| server.set_deaf(true))?;
+        let before = delivered()?;
+        let start = Instant::now();
+        for syns in syns.chunks(AT_ONCE) {
+            let slices: Vec<_> = syns.iter().map(|(_, it)| [IoSlice::new(it)]).collect();
+            let targets: Vec<_> = syns.iter().map(|(target, _)| Some(*target)).collect();
+            let mut headers = MultiHeaders::preallocate(syns.len(), None);
+            let sent = sendmmsg(
+                socket.as_raw_fd(),
+                &mut headers,
+                &slices,
+                &targets,
+                [],
+                MsgFlags::empty(),
+            )?;
+            ensure!(sent.count() == syns.len(), "a packet was not sent");
+        }
+        let took = start.elapsed();
+        let arrived = delivered()? - before;
+        servers
+            .iter()
+            .try_for_each(|server| server.set_deaf(false))?;
+        ensure!(
+            arrived as f64 >= f64::from(count) * ARRIVING,
+            "{arrived} of {count} SYNs arrived"
+        );
+        round.flows.push(arrived as f64 / took.as_secs_f64());
+        Ok(())
+    }
+
+    /// So many packets, each from a port of its own, and where to.
+    fn syns(&self, count: u32) -> anyhow::Result<Vec<(SockaddrStorage, Vec<u8>)>> {
+        let first = *self.connect.first().context("no target")?;
+        let source = own_address(first)?;
+        let syn = |(number, target): (u32, &SocketAddr)| {
+            let SocketAddr::V4(target) = target else {
+                bail!("{target} is no IPv4 address");
+            };
+            let ports = ((u32::from(FIRST_PORT) + number).try_into()?, target.port());
+            let ip = Ipv4 {
+                protocol: IP_PROTOCOL_TCP,
+                ..Ipv4::icmp(source, *target.ip())
+            };
+            let segment = Tcp::between(ports, SYN).segment(source.into(), (*target.ip()).into());
+            let to = SocketAddr::from((*target.ip(), 0));
+            Ok((SockaddrStorage::from(to), ip.packet(&segment)))
+        };
+        let targets = self.connect.iter().cycle();
+        (0..count).zip(targets).map(syn).collect()
     }
 
     fn send(&self, round: &mut Rates) -> anyhow::Result<()> {
@@ -135,6 +210,7 @@ pub(super) struct Medians {
     pub(super) connect_p50_us: f64,
     pub(super) connect_p99_us: f64,
     pub(super) connections: f64,
+    pub(super) flows: f64,
     pub(super) datagrams: f64,
     pub(super) requests: f64,
 }
@@ -147,9 +223,20 @@ impl Rates {
             connect_p50_us: us(0.5)?,
             connect_p99_us: us(0.99)?,
             connections: median(self.connections)?,
+            flows: median(self.flows)?,
             datagrams: median(self.datagrams)?,
             requests: median(self.requests)?,
         })
+    }
+}
+
+/// The address that packets to this target leave from.
+fn own_address(target: SocketAddr) -> anyhow::Result<Ipv4Addr> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    socket.connect(target)?;
+    match socket.local_addr()?.ip() {
+        IpAddr::V4(address) => Ok(address),
+        IpAddr::V6(address) => bail!("packets to {target} leave from {address}"),
     }
 }
 
