@@ -123,6 +123,13 @@ pub struct MasqueradeConfig {
 
 crate::map_types!(MasqueradeConfig = 1004);
 
+impl MasqueradeConfig {
+    /// Whether anything of any IP version is masqueraded.
+    pub const fn is_on(&self) -> bool {
+        self.v4.is_on() || self.v6.is_on()
+    }
+}
+
 impl<A: Address> Masquerade<A> {
     /// Whether anything is masqueraded.
     #[inline(always)]

@@ -7,7 +7,7 @@
 use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::calls::CALL_DELIVER;
-use health_common::config::routes_itself;
+use health_common::config::{DatapathConfig, routes_itself};
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::masquerade::Address as _;
@@ -19,13 +19,18 @@ use crate::frame::{Frame, IP_AT};
 use crate::maps::{HEALTH_CALLS, HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, ignore, redirected, refuse};
 use crate::rewrite::decrement_ttl;
+use crate::service;
 
 /// Whether there is host routing.
 #[inline(always)]
 pub fn is_on() -> bool {
-    HEALTH_CONFIG
-        .get(0)
-        .is_some_and(|config| routes_itself(config.flags))
+    HEALTH_CONFIG.get(0).is_some_and(|config| routes(config))
+}
+
+/// Whether there is host routing, by these settings: with services only.
+#[inline(always)]
+pub fn routes(config: &DatapathConfig) -> bool {
+    service::is_there() && routes_itself(config.flags)
 }
 
 /// Hands a packet on to `deliver`. Returns if that is not there.

@@ -4,7 +4,6 @@ use core::ptr;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
-use health_common::config::routes_itself;
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::PROTOCOL_ICMPV6;
 use health_common::endpoint::EndpointInfo;
@@ -14,6 +13,7 @@ use health_common::neighbour::is_of_router;
 use health_common::packet::Kind;
 
 use crate::conntrack::{Gate, PacketFlags, Tracked, Traffic, enter_if, has_entry, is_admitted};
+use crate::delivery;
 use crate::fragment::{find, keep};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -305,7 +305,7 @@ fn enter_packet<T: Version>(
         // An endpoint that asked this one by its own address has an entry of that flow, too. Others did not, or were
         // translated in the host's stack, which has to see the answer.
         let asked = packet.tuple.with_direction(TUPLE_OUT);
-        if direction == TUPLE_OUT && routes_itself(config.flags) && !has_entry(T::flows(), &asked) {
+        if direction == TUPLE_OUT && delivery::routes(config) && !has_entry(T::flows(), &asked) {
             result = EnterResult::THROUGH_STACK;
         }
         packet.tuple = packet.tuple.reply();

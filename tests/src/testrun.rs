@@ -22,7 +22,7 @@ use health_common::service::{DEFAULT_BACKENDS, DEFAULT_MAGLEV, DEFAULT_SLOTS};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::MapSizes;
 use health_datapath::dump::Pinned;
-use health_datapath::loader::{Datapath, ProgramLog};
+use health_datapath::loader::{Datapath, LoadSettings};
 use health_datapath::services::ServiceMapSizes;
 use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -197,7 +197,11 @@ impl Loaded {
             state_dir: PathBuf::from("/nonexistent"),
             bpf_root: bpffs.path.clone(),
         };
-        let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn);
+        let settings = LoadSettings {
+            sizes,
+            ..LoadSettings::default()
+        };
+        let datapath = Datapath::load(&location, settings);
         Self {
             datapath: datapath.expect("the programs load"),
             location,

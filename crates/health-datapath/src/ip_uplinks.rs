@@ -4,9 +4,8 @@
 
 use aya::EbpfLoader;
 
-use super::layout::{self, IP_PROGRAMS, PROGRAM_PINS};
+use super::layout::{self, IP_PROGRAMS};
 use super::loader::{load_program, loaded, reopened};
-use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The programs' variable for the length of the header before IP, bytes.
@@ -25,18 +24,22 @@ impl Datapath {
     fn load_ip_programs(&mut self) -> Result<(), DatapathError> {
         // The loader creates maps whose pins are missing; these programs would then not share them.
         self.repair_pins()?;
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        self.parts.apply(&mut loader);
+        let mut ebpf = loader
             .default_map_pin_directory(&self.pins)
             .map_pin_path(layout::CALLS.name, self.pins.join(layout::IP_CALLS.name))
             .override_global(LINK_HEADER_LEN, &0_u32, true)
             // They log nothing; the code that would goes as they are loaded.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;
-        for (name, origin) in IP_PROGRAMS {
+        let all = IP_PROGRAMS.into_iter();
+        let wanted: Vec<_> = all.filter(|(name, _)| self.parts.have(name)).collect();
+        for &(name, origin) in &wanted {
             let program = loaded(&mut ebpf, origin)?;
             load_program(name, || program.load())?;
         }
-        for (name, origin) in IP_PROGRAMS {
+        for (name, origin) in wanted {
             let program = reopened(&self.pins, name, loaded(&mut ebpf, origin)?)?;
             self.programs.insert(name, program);
         }
@@ -50,17 +53,6 @@ impl Datapath {
         // Only now they count as loaded.
         self.maps.insert(calls.to_owned(), map);
         Ok(())
-    }
-
-    /// Removes the pins that a former agent had of these programs, where they are not loaded.
-    pub(super) fn remove_unused_ip_pins(&self) -> Result<(), DatapathError> {
-        if self.has_ip_programs() {
-            return Ok(());
-        }
-        for (name, _) in IP_PROGRAMS {
-            remove_tree(&self.pins.join(PROGRAM_PINS).join(name))?;
-        }
-        remove_tree(&self.pins.join(layout::IP_CALLS.name))
     }
 
     /// Whether they are loaded.

@@ -19,6 +19,7 @@ mod layout_change;
 mod link_pin;
 pub mod loader;
 pub mod log;
+mod parts;
 pub mod pin_folder;
 mod pins;
 pub mod policy;
@@ -127,6 +128,9 @@ pub enum DatapathError {
     /// The embedded object lacks something; a build of two versions.
     #[error("the embedded eBPF object has no {0}")]
     Missing(String),
+    /// A setting needs a program that [`LoadSettings`](loader::LoadSettings) left out.
+    #[error("program {0} was not loaded")]
+    NotLoaded(&'static str),
     /// Another agent works with the same pins.
     #[error("another agent works with {0}: stop it, or give this one an --instance of its own")]
     InUse(PathBuf),

@@ -13,7 +13,7 @@ use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use health_common::addr::Addr;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, SERVICES};
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::service::direct::DirectConfig;
@@ -31,6 +31,7 @@ use super::ipcache::Ipcache;
 use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, PROGRAM_PINS};
 use super::layout_change::{make_room, set_aside};
+use super::parts::Parts;
 use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
@@ -50,6 +51,29 @@ pub enum ProgramLog {
     Debug,
 }
 
+/// What the programs are loaded for.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadSettings {
+    /// Most entries of maps. Entries of maps that had others are carried over by [`Datapath::attach`]. Without maps of
+    /// services there can be no services.
+    pub sizes: MapSizes,
+    /// Whether anything may be masqueraded: [`Datapath::set_masquerade`]. Services need it.
+    pub masquerade: bool,
+    /// How much they log.
+    pub log: ProgramLog,
+}
+
+impl Default for LoadSettings {
+    /// All that there is.
+    fn default() -> Self {
+        Self {
+            sizes: MapSizes::default(),
+            masquerade: true,
+            log: ProgramLog::Warn,
+        }
+    }
+}
+
 pub(super) type Programs = StdHashMap<&'static str, SchedClassifier>;
 
 /// What the programs log, as lines of the agent's log.
@@ -58,6 +82,8 @@ pub(super) type ProgramLines = EbpfLogger<&'static dyn ::log::Log>;
 /// The loaded programs and their maps. Dropping it leaves everything pinned and attached.
 pub struct Datapath {
     pub(super) pins: PathBuf,
+    /// Those that the programs are loaded with.
+    pub(super) parts: Parts,
     /// By name, as opened from their pins: what they were loaded from, some megabyte of it, is not kept.
     pub(super) programs: Programs,
     pub(super) maps: StdHashMap<String, Map>,
@@ -95,17 +121,7 @@ impl Datapath {
     /// own layout is the same are in both folders. The others serve until the new programs are attached; those of endpoints
     /// serve each workload until it is [set](Self::set_workload). After an upgrade that did not get so far, the version
     /// before it finds its own maps there.
-    pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
-        Self::load_sized(location, MapSizes::default(), log)
-    }
-
-    /// As [`Datapath::load`], with maps of these sizes. Entries of maps that had others are carried over by
-    /// [`Datapath::attach`].
-    pub fn load_sized(
-        location: &Location,
-        sizes: MapSizes,
-        log: ProgramLog,
-    ) -> Result<Self, DatapathError> {
+    pub fn load(location: &Location, settings: LoadSettings) -> Result<Self, DatapathError> {
         let pins = location.pins();
         // Of a folder that is set aside the lock is of no use any more.
         let former = lock(&pins)?;
@@ -113,18 +129,27 @@ impl Datapath {
         make_folders(&pins)?;
         drop(former);
         let lock = locked(&pins)?;
-        let resizing = PendingResize::prepare(&pins, sizes)?;
-        let level: u8 = match log {
+        let resizing = PendingResize::prepare(&pins, settings.sizes)?;
+        let level: u8 = match settings.log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
         };
+        let parts = Parts {
+            services: settings.sizes.services.is_some(),
+            masquerade: settings.masquerade,
+        };
+        let names = || {
+            let all = layout::PROGRAMS.into_iter();
+            all.filter(|name| parts.have(name))
+        };
         let mut loader = EbpfLoader::new();
         resizing.apply(&mut loader);
+        parts.apply(&mut loader);
         let mut ebpf = loader
             .default_map_pin_directory(&pins)
             .override_global(aya_log::LEVEL, &level, false)
             .load(PROGRAMS)?;
-        for name in layout::PROGRAMS {
+        for name in names() {
             let program = loaded(&mut ebpf, name)?;
             load_program(name, || program.load())?;
         }
@@ -134,15 +159,20 @@ impl Datapath {
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let direct = typed(&pins, &layout::DIRECT, Array::try_from)?;
         let mut programs = Programs::new();
-        for name in layout::PROGRAMS {
+        for name in names() {
             programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);
         }
-        let sockets = Sockets::load(&mut ebpf, &pins)?;
+        let sockets = if parts.services {
+            Sockets::load(&mut ebpf, &pins)?
+        } else {
+            Sockets::default()
+        };
         let log = EbpfLogger::init(&mut ebpf).ok();
         let maps = take_maps(ebpf);
         let clsact = Clsact::of(&pins);
         let mut datapath = Self {
             pins,
+            parts,
             programs,
             maps,
             log,
@@ -175,6 +205,7 @@ impl Datapath {
         // All fields by name, so that a new one is thought of here. Maps and programs are handles.
         let Self {
             pins: _,
+            parts: _,
             programs: _,
             maps: _,
             log: _,
@@ -214,7 +245,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Puts programs in their places in a map.
+    /// Puts programs in their places in a map, and nothing in the places of those that are not loaded.
     pub(super) fn connect(
         &mut self,
         map: &layout::MapLayout,
@@ -222,17 +253,23 @@ impl Datapath {
     ) -> Result<(), DatapathError> {
         let mut calls = typed(&self.pins, map, ProgramArray::try_from)?;
         for &(index, name) in called {
-            let program = classifier(&mut self.programs, name)?;
-            let fd = program.fd().map_err(program_error("open", name))?;
-            calls
-                .set(index, fd, 0)
-                .map_err(map_error("write", map.name))?;
+            let written = if self.parts.have(name) {
+                let program = classifier(&mut self.programs, name)?;
+                let fd = program.fd().map_err(program_error("open", name))?;
+                calls.set(index, fd, 0)
+            } else {
+                clear(&mut calls, index)
+            };
+            written.map_err(map_error("write", map.name))?;
         }
         Ok(())
     }
 
-    /// Sets what the programs read.
+    /// Sets what the programs read. Fails if that needs programs that were not loaded.
     pub fn configure(&mut self, config: DatapathConfig) -> Result<(), DatapathError> {
+        if config.flags & SERVICES != 0 && !self.parts.services {
+            return Err(DatapathError::NotLoaded(layout::TO_SERVICE));
+        }
         self.config
             .set(0, config, 0)
             .map_err(map_error("write", layout::CONFIG.name))?;
@@ -260,8 +297,12 @@ impl Datapath {
             .map_err(map_error("write", layout::DIRECT.name))
     }
 
-    /// Sets whose packets are masqueraded. Flows that are translated stay so.
+    /// Sets whose packets are masqueraded. Flows that are translated stay so. Fails if that needs programs that were not
+    /// loaded.
     pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
+        if masquerade.is_on() && !self.parts.masquerade {
+            return Err(DatapathError::NotLoaded(layout::MASQUERADE_OUT));
+        }
         self.masquerade
             .set(0, masquerade, 0)
             .map_err(map_error("write", layout::MASQUERADE.name))?;
@@ -430,6 +471,17 @@ pub(super) fn classifier<'a>(
     programs
         .get_mut(name)
         .ok_or_else(|| DatapathError::Missing(name.to_owned()))
+}
+
+/// Leaves a place without a program, whether there was one or not.
+fn clear(calls: &mut ProgramArray<MapData>, index: u32) -> Result<(), MapError> {
+    match calls.clear_index(&index) {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {
+            Ok(())
+        }
+        cleared => cleared,
+    }
 }
 
 /// A program of the object.

@@ -1,7 +1,8 @@
 //! Pins of maps and programs that others remove.
 
-use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS, XDP_NETDEV};
+use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
 use super::loader::{classifier, pin_at, pin_program};
+use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError};
 
 impl Datapath {
@@ -50,6 +51,22 @@ impl Datapath {
                 .pinned_programs()
                 .all(|name| folder.join(name).exists())
             && self.sockets.without_pin(&self.pins).is_empty()
+    }
+
+    /// Removes the pins that a former agent had of what this one did not load.
+    pub(super) fn remove_unused_pins(&self) -> Result<(), DatapathError> {
+        let of_sockets = SOCKET_PROGRAMS.map(|(name, _)| name);
+        let used: Vec<&str> = self.pinned_programs().chain(self.sockets.names()).collect();
+        let unused = layout::program_names()
+            .chain(of_sockets)
+            .filter(|name| !used.contains(name));
+        for name in unused {
+            remove_tree(&self.pins.join(PROGRAM_PINS).join(name))?;
+        }
+        if self.has_ip_programs() {
+            return Ok(());
+        }
+        remove_tree(&self.pins.join(layout::IP_CALLS.name))
     }
 
     /// The maps that have pins.

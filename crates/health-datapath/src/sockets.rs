@@ -103,6 +103,11 @@ impl Sockets {
         Ok(sockets)
     }
 
+    /// The names of those that are loaded.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.programs.keys().copied()
+    }
+
     /// Whether they are as they were loaded.
     pub(super) fn are_as_loaded(&self) -> bool {
         self.root.is_none() && self.links.is_empty()
@@ -111,8 +116,9 @@ impl Sockets {
     /// The programs without a pin.
     pub(super) fn without_pin(&self, pins: &Path) -> Vec<&'static str> {
         let folder = pins.join(PROGRAM_PINS);
-        let names = self.programs.keys().copied();
-        names.filter(|name| !folder.join(name).exists()).collect()
+        self.names()
+            .filter(|name| !folder.join(name).exists())
+            .collect()
     }
 
     /// Pins a program, in place of another's pin of its name.
@@ -127,7 +133,7 @@ impl Sockets {
         if self.root.is_none() {
             return self.detach(pins);
         }
-        let names: Vec<_> = self.programs.keys().copied().collect();
+        let names: Vec<_> = self.names().collect();
         for name in names {
             if !self.is_attached(name) {
                 self.attach_program(pins, name)?;

@@ -12,9 +12,8 @@ use health_net::xdp::{self, Mode};
 use health_net::{clock, ethtool};
 use nix::net::if_::if_nametoindex;
 
-use super::layout::{self, PROGRAM_PINS, XDP_NETDEV};
+use super::layout::{self, XDP_NETDEV};
 use super::loader::{load_program, map_error, pin_at, program_error, typed};
-use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The driver of virtual pairs of devices.
@@ -73,14 +72,6 @@ impl Datapath {
             .map_err(program_error("open", XDP_NETDEV))?;
         self.xdp.program = Some(program);
         Ok(())
-    }
-
-    /// Removes the pin that a former agent had of the program, where it is not loaded.
-    pub(super) fn remove_unused_xdp(&self) -> Result<(), DatapathError> {
-        if self.xdp.program.is_some() {
-            return Ok(());
-        }
-        remove_tree(&self.pins.join(PROGRAM_PINS).join(XDP_NETDEV))
     }
 
     /// Tells the program the devices that it is on, by their present numbers and hardware addresses. Without one of

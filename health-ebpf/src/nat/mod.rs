@@ -12,6 +12,7 @@ mod leaving;
 mod port;
 mod step;
 
+use aya_ebpf::Global;
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::masquerade::Masquerade;
@@ -58,8 +59,15 @@ pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     service::arrive(frame)
 }
 
+/// Whether the agent that loads the programs may ever masquerade. The verifier takes it for a constant.
+#[unsafe(no_mangle)]
+static HAS_MASQUERADE: Global<u8> = Global::new(1);
+
 #[inline(always)]
 fn is_on(ethertype: u16) -> bool {
+    if HAS_MASQUERADE.load() == 0 {
+        return false;
+    }
     match (HEALTH_MASQUERADE.get(0), ethertype) {
         (Some(config), ETHERTYPE_IPV4) => config.v4.is_on(),
         (Some(config), ETHERTYPE_IPV6) => config.v6.is_on(),

@@ -14,6 +14,7 @@ pub mod socket;
 mod step;
 mod uplink;
 
+use aya_ebpf::Global;
 use aya_ebpf::bindings::__sk_buff;
 use health_common::config::{DatapathConfig, SERVICES};
 
@@ -35,12 +36,24 @@ use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};
 
+/// Whether the agent that loads the programs may ever have services. The verifier takes it for a constant: without them, it
+/// neither looks at nor keeps what is there for services alone.
+#[unsafe(no_mangle)]
+static HAS_SERVICES: Global<u8> = Global::new(1);
+
+/// Whether these programs serve services at all, now or later.
+#[inline(always)]
+pub fn is_there() -> bool {
+    HAS_SERVICES.load() != 0
+}
+
 /// Whether there are services.
 #[inline(always)]
 pub fn is_on() -> bool {
-    HEALTH_CONFIG
-        .get(0)
-        .is_some_and(|config| config.flags & SERVICES != 0)
+    is_there()
+        && HEALTH_CONFIG
+            .get(0)
+            .is_some_and(|config| config.flags & SERVICES != 0)
 }
 
 /// Where a packet of a known flow from outside goes, and what is known of that flow.

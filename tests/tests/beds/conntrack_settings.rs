@@ -12,7 +12,7 @@ use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4};
 use health_datapath::dump::Pinned;
 use health_datapath::layout::{self, MapLayout};
-use health_datapath::loader::ProgramLog;
+use health_datapath::loader::LoadSettings;
 use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Datapath, MapSizes};
 use health_model::settings::Location;
@@ -149,11 +149,11 @@ impl Maps {
     }
 
     fn load(&self, sizes: MapSizes) -> anyhow::Result<Datapath> {
-        Ok(Datapath::load_sized(
-            &self.location(),
+        let settings = LoadSettings {
             sizes,
-            ProgramLog::Warn,
-        )?)
+            ..LoadSettings::default()
+        };
+        Ok(Datapath::load(&self.location(), settings)?)
     }
 
     fn open<K: Pod, V: Pod>(&self, layout: &MapLayout) -> anyhow::Result<HashMap<MapData, K, V>> {

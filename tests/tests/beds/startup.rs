@@ -14,6 +14,7 @@ use nix::unistd::Group;
 use tests::attached::{self, has_tcx};
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::{Running, run_within};
+use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 /// How an agent is to be started, and what is to be wrong with it.
@@ -104,6 +105,62 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// A registry of one node with these addresses and pod CIDRs, in YAML's flow style.
 fn registry(addresses: &str, pod_cidrs: &str) -> String {
     format!("nodes:\n- name: hnode1\n  addresses: [{addresses}]\n  podCIDRs: [{pod_cidrs}]\n")
+}
+
+/// The names of a node's programs that begin with one of these, as `bpf prog list` tells.
+fn listed(node: &Node, prefixes: &[&str]) -> anyhow::Result<Vec<String>> {
+    let programs = node.listing("bpf prog list")?;
+    let programs = programs.as_array().context("not a list")?;
+    let names = programs.iter().filter_map(|it| it["name"].as_str());
+    let wanted = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+    Ok(wanted.map(str::to_owned).collect())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn programs_of_parts_that_an_agent_does_not_have_are_not_loaded() -> anyhow::Result<()> {
+    const OF_SERVICES: [&str; 4] = ["to_service", "from_service", "deliver", "sock_"];
+    const OF_MASQUERADING: [&str; 2] = ["masquerade", "unmasquerade"];
+    let manifests = Manifests::new()?;
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    bed.node(2).start_agent()?;
+    let node = bed.node(1);
+    let services = manifests.agent_args();
+    for (flags, has_services, masquerades) in [
+        ("", false, false),
+        (&*services, true, true),
+        // What the agent before it had is gone with it.
+        ("", false, false),
+        ("--native-routing-cidr 10.244.0.0/16", false, true),
+        ("", false, false),
+    ] {
+        node.start_agent_with(flags)?;
+        bed.wait_all_reachable(PATIENCE)?;
+        let of_services = listed(node, &OF_SERVICES)?;
+        assert_eq!(
+            !of_services.is_empty(),
+            has_services,
+            "{flags}: {of_services:?}"
+        );
+        let of_masquerading = listed(node, &OF_MASQUERADING)?;
+        assert_eq!(
+            !of_masquerading.is_empty(),
+            masquerades,
+            "{flags}: {of_masquerading:?}"
+        );
+        let calls = node.listing("bpf map dump HEALTH_CALLS")?;
+        assert_eq!(
+            calls.as_array().context("not a list")?.len(),
+            of_masquerading.len()
+                + of_services
+                    .iter()
+                    .filter(|it| !it.starts_with("sock_"))
+                    .count(),
+            "{flags}: {calls}"
+        );
+        node.kill_agent(Signal::SIGTERM)?;
+    }
+    Ok(())
 }
 
 #[test]

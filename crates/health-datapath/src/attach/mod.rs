@@ -304,8 +304,7 @@ impl Datapath {
         }
         replaced?;
         self.resizing = None;
-        self.remove_unused_ip_pins()?;
-        self.remove_unused_xdp()?;
+        self.remove_unused_pins()?;
         self.note_xdp_devices()?;
         self.remove_set_aside()
     }

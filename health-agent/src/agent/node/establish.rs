@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
 use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::xdp::XDP_FLOWS;
-use health_datapath::loader::ProgramLog;
+use health_datapath::loader::{LoadSettings, ProgramLog};
 use health_datapath::pin_folder;
 use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
@@ -139,7 +139,7 @@ impl NodeDatapath {
         spec: &HealthEndpointSpec,
         workloads: Vec<Workload>,
     ) -> anyhow::Result<Datapath> {
-        let level = if tracing::enabled!(tracing::Level::DEBUG) {
+        let log = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
         } else {
             ProgramLog::Warn
@@ -163,7 +163,12 @@ impl NodeDatapath {
                 }
             },
         };
-        let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
+        let settings = LoadSettings {
+            sizes,
+            masquerade: masquerade.is_on(),
+            log,
+        };
+        let mut datapath = Datapath::load(&config.location, settings)?;
         datapath.set_attachments(attachments);
         datapath.set_socket_root(socket_root(config).as_deref())?;
         datapath.set_xdp(config.services.xdp());
