@@ -144,17 +144,14 @@ impl<T: Version> Maps<T> {
         if self.flows.remove(key).is_err() {
             return 0;
         }
+        if !self.is_tracked(key) {
+            service::forget_untracked(key);
+        }
         // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
         // orphan then.
         if key.direction() == TUPLE_OUT {
-            if !self.is_tracked(key) {
-                service::forget_untracked(key);
-            }
             FLOW_REMOVED + self.release(key)
         } else {
-            if !self.is_tracked(key) {
-                service::forget_untracked(key);
-            }
             FLOW_REMOVED
         }
     }

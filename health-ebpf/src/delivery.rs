@@ -24,7 +24,7 @@ use crate::service;
 /// Whether there is host routing.
 #[inline(always)]
 pub fn is_on() -> bool {
-    HEALTH_CONFIG.get(0).is_some_and(|config| routes(config))
+    HEALTH_CONFIG.get(0).is_some_and(routes)
 }
 
 /// Whether there is host routing, by these settings: with services only.

@@ -8,7 +8,7 @@ use health_common::packet::Kind;
 use health_common::service::FLOW_FROM_OUTSIDE;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::request::{error, prolong};
+use super::request::{error, opens, prolong};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
@@ -44,6 +44,9 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     request.is_later = packet.is_later().into();
     request.tcp_flags = packet.tcp_flags.into();
     request.tuple = packet.tuple;
+    if opens(request) {
+        return StepResult::PASSED;
+    }
     // Keys must be on the stack.
     let key = request.tuple;
     let Some((frontend, flags)) = frontend::<T, P>(&key, Some(config)) else {

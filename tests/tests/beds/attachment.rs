@@ -82,7 +82,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
         ..Runs::dense(8_000)
     };
     let pinging = Pinging::start(bed.node(2).name(), target, runs);
-    for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         node.kill_agent(signal)?;
         let answered = echoes_answered(node)?;
         wait_for("answers without an agent", PATIENCE, || {

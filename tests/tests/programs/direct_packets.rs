@@ -59,11 +59,11 @@ fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Ve
     ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
 }
 
-/// A packet between these, without options: of TCP, one that opens a connection, of UDP, one without a checksum.
+/// A packet between these, without options: of TCP, one that accepts a connection, of UDP, one without a checksum.
 fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8> {
     let ports = (source.port(), destination.port());
     let content = match protocol {
-        TCP => Tcp::between(ports, SYN).segment(source.ip(), destination.ip()),
+        TCP => Tcp::between(ports, SYN | ACK).segment(source.ip(), destination.ip()),
         _ => [
             &ports.0.to_be_bytes()[..],
             &ports.1.to_be_bytes(),

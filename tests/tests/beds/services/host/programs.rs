@@ -173,9 +173,13 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
             Ok(connected.is_err().then_some(()))
         })?;
     }
-    let names = at_cgroup(node)?;
-    ensure!(names.is_empty(), "{names:?}");
-    ensure!(!pin.exists(), "{} is there", pin.display());
+    // The agent first has them serve nothing, and then takes them off.
+    wait_for("the programs to be gone", PATIENCE, || {
+        let names = at_cgroup(node)?;
+        ensure!(names.is_empty(), "{names:?}");
+        ensure!(!pin.exists(), "{} is there", pin.display());
+        Ok(Some(()))
+    })?;
 
     // And with a cleanup.
     node.kill_agent(Signal::SIGTERM)?;
