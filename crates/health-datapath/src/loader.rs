@@ -245,7 +245,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Puts programs in their places in a map, and nothing in the places of those that are not loaded.
+    /// Puts the programs that are loaded in their places in a map.
     pub(super) fn connect(
         &mut self,
         map: &layout::MapLayout,
@@ -253,14 +253,14 @@ impl Datapath {
     ) -> Result<(), DatapathError> {
         let mut calls = typed(&self.pins, map, ProgramArray::try_from)?;
         for &(index, name) in called {
-            let written = if self.parts.have(name) {
-                let program = classifier(&mut self.programs, name)?;
-                let fd = program.fd().map_err(program_error("open", name))?;
-                calls.set(index, fd, 0)
-            } else {
-                clear(&mut calls, index)
-            };
-            written.map_err(map_error("write", map.name))?;
+            if !self.parts.have(name) {
+                continue;
+            }
+            let program = classifier(&mut self.programs, name)?;
+            let fd = program.fd().map_err(program_error("open", name))?;
+            calls
+                .set(index, fd, 0)
+                .map_err(map_error("write", map.name))?;
         }
         Ok(())
     }
@@ -471,17 +471,6 @@ pub(super) fn classifier<'a>(
     programs
         .get_mut(name)
         .ok_or_else(|| DatapathError::Missing(name.to_owned()))
-}
-
-/// Leaves a place without a program, whether there was one or not.
-fn clear(calls: &mut ProgramArray<MapData>, index: u32) -> Result<(), MapError> {
-    match calls.clear_index(&index) {
-        Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {
-            Ok(())
-        }
-        cleared => cleared,
-    }
 }
 
 /// A program of the object.

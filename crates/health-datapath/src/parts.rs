@@ -1,12 +1,17 @@
 //! Parts of the datapath that an agent can do without. Their programs are not loaded, and what the other programs have for
 //! them is cut out as the verifier looks at these: an agent starts sooner, and the kernel keeps less.
 
+use std::io::ErrorKind;
+
 use aya::EbpfLoader;
+use aya::maps::{MapError, ProgramArray};
 
 use super::layout::{
-    DELIVER, FROM_SERVICE, IP_FROM_SERVICE, IP_MASQUERADE_IN, IP_MASQUERADE_OUT, IP_TO_SERVICE,
-    MASQUERADE_IN, MASQUERADE_OUT, TO_SERVICE,
+    CALLED, CALLS, DELIVER, FROM_SERVICE, IP_CALLED, IP_CALLS, IP_FROM_SERVICE, IP_MASQUERADE_IN,
+    IP_MASQUERADE_OUT, IP_TO_SERVICE, MASQUERADE_IN, MASQUERADE_OUT, TO_SERVICE,
 };
+use super::loader::map_error;
+use super::{Datapath, DatapathError};
 
 /// The parts that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +39,38 @@ impl Parts {
         loader
             .override_global("HAS_SERVICES", flag(self.services), true)
             .override_global("HAS_MASQUERADE", flag(self.masquerade), true);
+    }
+}
+
+impl Datapath {
+    /// Clears the places of programs that a former agent had and this one did not load. Not before all programs are where
+    /// they shall be: an agent that does not get so far leaves the former one's programs as they were.
+    pub(super) fn clear_unused_calls(&mut self) -> Result<(), DatapathError> {
+        self.clear_unused(CALLS.name, &CALLED)?;
+        if self.has_ip_programs() {
+            self.clear_unused(IP_CALLS.name, &IP_CALLED)?;
+        }
+        Ok(())
+    }
+
+    fn clear_unused(
+        &mut self,
+        map: &'static str,
+        called: &[(u32, &str)],
+    ) -> Result<(), DatapathError> {
+        let failed = || map_error("write", map);
+        let calls = self.maps.get_mut(map);
+        let calls = calls.ok_or_else(|| DatapathError::Missing(map.to_owned()))?;
+        let mut calls = ProgramArray::try_from(calls).map_err(failed())?;
+        for (index, _) in called.iter().filter(|(_, name)| !self.parts.have(name)) {
+            match calls.clear_index(index) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(MapError::SyscallError(error))
+                    if error.io_error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(failed()(error)),
+            }
+        }
+        Ok(())
     }
 }
 

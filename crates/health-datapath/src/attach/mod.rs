@@ -304,6 +304,7 @@ impl Datapath {
         }
         replaced?;
         self.resizing = None;
+        self.clear_unused_calls()?;
         self.remove_unused_pins()?;
         self.note_xdp_devices()?;
         self.remove_set_aside()
