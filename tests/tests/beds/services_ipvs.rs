@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_model::ipam::Family;
+use health_net::netlink::Handle;
 use health_service::choice::Topology;
 use health_service::provider::ipvs::netlink::server::{Client, Scheduler, Timeouts};
 use health_service::provider::ipvs::plan::PlanSettings;
@@ -272,7 +273,9 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     let listed = command("ipvsadm -Ln")?;
     ensure!(listed.contains("TCP  10.96.0.17:80 sed\n"), "{listed}");
     sets()?;
+    sources()?;
     other_address(&bed)?;
+    put_back(&bed)?;
     drained(&mut bed, &place)?;
     schedulers(&mut bed, &place)?;
 
@@ -296,6 +299,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     }
     let again = bed.runtime.block_on(ipvs::cleanup(&handle))?;
     ensure!(again.is_empty(), "{again:?}");
+    without_device(&mut bed, &handle)?;
     let left = command("ipvsadm -Ln")?;
     ensure!(
         left.contains("TCP  192.0.2.1:9 wlc") && left.contains("FWM  7 rr"),
@@ -449,6 +453,50 @@ fn sets() -> anyhow::Result<()> {
         bound.contains(" 10.96.0.200/32 ") && bound.contains(" fd96::c8/128 "),
         "{bound}"
     );
+    Ok(())
+}
+
+/// Nothing leaves the node from an address of a service.
+fn sources() -> anyhow::Result<()> {
+    let listed = command(&format!("ip -j address show dev {}", ipvs::DEVICE))?;
+    let listed: serde_json::Value = serde_json::from_str(&listed)?;
+    let addresses = listed[0]["addr_info"].as_array().context("no addresses")?;
+    ensure!(!addresses.is_empty(), "{listed}");
+    for address in addresses {
+        let is_kept_back = match address["family"].as_str() {
+            Some("inet") => address["scope"] == "host",
+            _ => address["deprecated"] == true,
+        };
+        ensure!(is_kept_back, "{address}");
+    }
+    Ok(())
+}
+
+/// What others remove is there again after the next sync, and is not taken for theirs.
+fn put_back(bed: &Bed) -> anyhow::Result<()> {
+    command("ipset flush")?;
+    command(&format!("ip link delete {}", ipvs::DEVICE))?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
+    let (empty, endpoint) = (SocketAddr::new(vip(EMPTY, false), 80), pod_at(1, false)?);
+    bed.until("the change", |listed| {
+        real(listed, empty, endpoint).is_some()
+    })?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[]))?;
+    wait_for("the sets to be as they were", PATIENCE, || sets().map(Some))
+}
+
+/// Where the device is gone, the rest is found and removed all the same.
+fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
+    ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
+    bed.start()?;
+    bed.until("the services again", |listed| {
+        listed.contains("10.96.0.10:80")
+    })?;
+    bed.stop();
+    command(&format!("ip link delete {}", ipvs::DEVICE))?;
+    ensure!(bed.runtime.block_on(ipvs::is_present(handle))?);
+    bed.runtime.block_on(ipvs::cleanup(handle))?;
+    ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
     Ok(())
 }
 

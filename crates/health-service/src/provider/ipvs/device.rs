@@ -14,15 +14,16 @@ pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 
-/// The device; made if it is missing. It stays down: addresses are the node's all the same, and nothing else becomes of
-/// them.
-pub(super) async fn ensure(handle: &Handle) -> Result<Link, IpvsError> {
+/// The device; made if it is missing, and whether it was. It stays down: addresses are the node's all the same, and nothing
+/// else becomes of them.
+pub(super) async fn ensure(handle: &Handle) -> Result<(Link, bool), IpvsError> {
     if let Some(link) = find(handle).await? {
-        return Ok(link);
+        return Ok((link, false));
     }
     link::create_dummy(handle, DEVICE).await?;
     let made = find(handle).await?;
-    made.ok_or(IpvsError::ForeignDevice(DEVICE))
+    made.map(|link| (link, true))
+        .ok_or(IpvsError::ForeignDevice(DEVICE))
 }
 
 async fn find(handle: &Handle) -> Result<Option<Link>, IpvsError> {

@@ -91,8 +91,13 @@ impl Kernel {
         index.ok_or_else(|| attempt()(NetlinkError::Refused(missing())))
     }
 
-    /// All that is in the kernel, but for the addresses of our device, which are told.
-    pub(super) fn read(&mut self, addresses: BTreeSet<IpAddr>) -> Result<Present, IpvsError> {
+    /// All that is in the kernel, but for the addresses of our device, which are told. Virtual servers that are `known` are
+    /// ours even if somebody has emptied the set that says so.
+    pub(super) fn read(
+        &mut self,
+        addresses: BTreeSet<IpAddr>,
+        known: &BTreeSet<ServerKey>,
+    ) -> Result<Present, IpvsError> {
         let mut present = Present {
             addresses,
             ..Present::default()
@@ -108,7 +113,7 @@ impl Kernel {
             let ServerId::Address(key) = server.id else {
                 continue;
             };
-            if !present.entries.contains(&mark(key)) {
+            if !present.entries.contains(&mark(key)) && !known.contains(&key) {
                 present.foreign.insert(key);
                 continue;
             }
@@ -270,6 +275,23 @@ fn open_sets() -> Result<ipset::Client, IpvsError> {
 
 fn open_rules() -> Result<nft::Client, IpvsError> {
     nft::Client::open().map_err(IpvsError::netlink("use nf_tables"))
+}
+
+/// Whether our rules are there, of either family.
+pub(super) fn has_rules() -> Result<bool, IpvsError> {
+    let mut rules = match nft::Client::open() {
+        Err(error) if is_subsystem_missing(&error) => return Ok(false),
+        rules => rules.map_err(IpvsError::netlink("use nf_tables"))?,
+    };
+    for family in Family::ALL {
+        match rules.rules(family, TABLE) {
+            Ok(rules) if rules.is_empty() => {}
+            Ok(_) => return Ok(true),
+            Err(error) if is_subsystem_missing(&error) || error.is(libc::ENOENT) => {}
+            Err(error) => return Err(IpvsError::netlink("list rules")(error)),
+        }
+    }
+    Ok(false)
 }
 
 /// Removes our rules and virtual servers, where the kernel has any. Returns what there was, in words.

@@ -132,8 +132,8 @@ impl Provider for Ipvs {
 
 /// Whether there is something of ours in the network namespace of the handle.
 pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
-    // It is made first and goes last.
-    device::is_present(handle).await
+    // The device is made first and goes last, unless somebody else has removed it.
+    Ok(device::is_present(handle).await? || kernel::has_rules()?)
 }
 
 /// Ends services that were served before and are no more: their connections of TCP go on until they end, without new ones,

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 use super::diff::{Present, Step, diff, mark};
 use super::error::IpvsError;
 use super::kernel::{Kernel, Outcome};
-use super::netlink::server::ServerKey;
+use super::netlink::server::{Change, ServerId, ServerKey, VirtualServer};
 use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
@@ -36,6 +36,8 @@ pub(super) struct Worker {
     /// What is in the kernel; none if it must be read.
     present: Option<Present>,
     draining: BTreeSet<ServerKey>,
+    /// Virtual servers that this agent has found to be its own, or has made.
+    ours: BTreeSet<ServerKey>,
     /// Virtual servers of other programs that a warning was logged for.
     warned: BTreeSet<ServerKey>,
 }
@@ -57,21 +59,26 @@ impl Worker {
             may_be_other: true,
             present: None,
             draining: BTreeSet::new(),
+            ours: BTreeSet::new(),
             warned: BTreeSet::new(),
         }
     }
 
     pub(super) async fn sync(&mut self, work: Work<'_>) -> Result<(), IpvsError> {
-        let device = device::ensure(&self.handle).await?;
-        let must_read = work.is_full || self.present.is_none();
+        let (device, is_new) = device::ensure(&self.handle).await?;
+        let must_read = work.is_full || is_new || self.present.is_none();
         let is_other_node = self.look_at_node(&device, must_read).await?;
         let settings = &self.settings.plan;
         let touched = if must_read || is_other_node {
-            // After any failure, the next sync reads everything again.
-            self.present = None;
+            // Without it, after any failure, the next sync reads everything again.
+            let known = self.present.take();
             let bound = device::bound(&self.handle, &device).await?;
             self.plan = wanted(work.state, &self.node, settings);
             let present = self.read(bound).await?;
+            if let Some(known) = known {
+                warn_of_lost(&known, &present);
+            }
+            self.ours = present.servers.keys().copied().collect();
             let mut touched = self.plan.touched();
             touched.extend(present.touched());
             self.present = Some(present);
@@ -89,11 +96,13 @@ impl Worker {
     /// Wants nothing any more: connections go on until they end, and there are no new ones. What is in the kernel is read
     /// first, and rules stay as they are.
     pub(super) async fn end(&mut self) -> Result<(), IpvsError> {
-        let device = device::ensure(&self.handle).await?;
+        let (device, _) = device::ensure(&self.handle).await?;
         self.present = None;
         let bound = device::bound(&self.handle, &device).await?;
         self.plan = Plan::default();
-        let present = self.blocking(move |kernel| kernel.read(bound)).await?;
+        let known = self.ours.clone();
+        let read = self.blocking(move |kernel| kernel.read(bound, &known));
+        let present = read.await?;
         let touched = present.touched();
         self.present = Some(present);
         self.bring(&device, &touched).await?;
@@ -126,7 +135,7 @@ impl Worker {
 
     /// Deletes draining real servers that have no connections left.
     pub(super) async fn reap(&mut self) -> Result<(), IpvsError> {
-        let device = device::ensure(&self.handle).await?;
+        let (device, _) = device::ensure(&self.handle).await?;
         self.reap_on(&device).await
     }
 
@@ -156,9 +165,10 @@ impl Worker {
 
     async fn read(&self, bound: BTreeSet<IpAddr>) -> Result<Present, IpvsError> {
         let rules = self.settings.rules.clone();
+        let known = self.ours.clone();
         let read = self.blocking(move |kernel| {
             kernel.prepare(&rules)?;
-            kernel.read(bound)
+            kernel.read(bound, &known)
         });
         read.await
     }
@@ -183,6 +193,16 @@ impl Worker {
                 for step in &outcome.done {
                     debug!(?step, "done");
                     present.apply(step);
+                    match step {
+                        Step::Change(Change::AddServer(VirtualServer {
+                            id: ServerId::Address(key),
+                            ..
+                        })) => drop(self.ours.insert(*key)),
+                        Step::Change(Change::DeleteServer(ServerId::Address(key))) => {
+                            self.ours.remove(key);
+                        }
+                        _ => {}
+                    }
                 }
             }
             failed.extend(outcome.failed);
@@ -206,7 +226,9 @@ impl Worker {
         let mut outcome = Outcome::default();
         for step in steps {
             let result = match step {
-                Step::Bind(address) => link::add_address(&self.handle, device, *address).await,
+                Step::Bind(address) => {
+                    link::add_destination_address(&self.handle, device, *address).await
+                }
                 Step::Unbind(address) => {
                     let deleted = link::delete_address(&self.handle, device, *address).await;
                     deleted.map(drop)
@@ -280,5 +302,20 @@ impl Worker {
             // It cannot be cancelled.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
+    }
+}
+
+/// Logs what was in the kernel and is not any more, though nobody here has removed it.
+fn warn_of_lost(known: &Present, present: &Present) {
+    let addresses = known.addresses.difference(&present.addresses).count();
+    let entries = known.entries.difference(&present.entries).count();
+    let servers = known.servers.keys();
+    let servers = servers.filter(|key| !present.servers.contains_key(key));
+    let servers = servers.count();
+    if addresses + entries + servers > 0 {
+        warn!(
+            addresses,
+            entries, servers, "somebody has removed what services are served by; it is put back"
+        );
     }
 }
