@@ -338,45 +338,47 @@ pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, KernelError> {
 /// Gives a device an address of its own (`/32` or `/128`), at once usable. One that is there
 /// already is left.
 pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), KernelError> {
-    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
-    let mut request = handle
-        .address()
-        .add(link.index, address, prefix_len)
-        .replace();
-    if address.is_ipv6() {
-        // Nobody else is on the link who could have it.
-        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
-    }
-    request.execute().await.map_err(KernelError::netlink(
-        "add an address to",
-        device(&link.name),
-    ))
+    add(handle, link, address, |_| ()).await
 }
 
-/// Gives a device an address that packets are to be for, and never from: the kernel takes no such address as the source of
-/// this host's packets, or of those that it masquerades, while there is another one. `Ok` also if the device has it.
+/// As [`add_address`], for an address that packets are to be for, and never from: the kernel takes no such address as the
+/// source of this host's packets, or of those that it masquerades, while there is another one.
 pub async fn add_destination_address(
     handle: &Handle,
     link: &Link,
     address: IpAddr,
 ) -> Result<(), KernelError> {
-    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
-    let request = handle.address().add(link.index, address, prefix_len);
-    let mut request = request.replace();
-    let message = request.message_mut();
-    match address {
+    let keep_back = |message: &mut AddressMessage| match address {
         // `inet_select_addr` in net/ipv4/devinet.c passes over the scopes of links and of the host.
         IpAddr::V4(_) => message.header.scope = AddressScope::Host,
         // `ipv6_dev_get_saddr` in net/ipv6/addrconf.c takes those that are preferred no more last (RFC 6724, section 5).
         IpAddr::V6(_) => {
-            // Nobody else is on the link who could have it.
-            message.header.flags |= AddressHeaderFlags::Nodad;
             let mut lifetimes = CacheInfo::default();
             lifetimes.ifa_valid = u32::MAX;
             let attribute = AddressAttribute::CacheInfo(lifetimes);
             message.attributes.push(attribute);
         }
+    };
+    add(handle, link, address, keep_back).await
+}
+
+async fn add(
+    handle: &Handle,
+    link: &Link,
+    address: IpAddr,
+    edit: impl FnOnce(&mut AddressMessage),
+) -> Result<(), KernelError> {
+    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+    let mut request = handle
+        .address()
+        .add(link.index, address, prefix_len)
+        .replace();
+    let message = request.message_mut();
+    if address.is_ipv6() {
+        // Nobody else is on the link who could have it.
+        message.header.flags |= AddressHeaderFlags::Nodad;
     }
+    edit(message);
     request.execute().await.map_err(KernelError::netlink(
         "add an address to",
         device(&link.name),
