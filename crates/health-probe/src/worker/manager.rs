@@ -310,13 +310,16 @@ impl Manager {
         }
     }
 
-    /// Whether a result has its container killed: a failure of liveness or startup, of a container that runs.
+    /// Whether a result has its container killed: a failure of liveness or startup, of a container that runs. A failure
+    /// that no probe concluded kills nothing: the container did not run yet when it was looked at.
     pub fn kill(&self, update: &ResultUpdate) -> Option<Kill> {
         let pod = self.pods.get(&update.pod_uid)?;
         let (container, id) = pod.status.as_ref()?.container(&update.container)?;
         if *id != update.container_id || !container.state.is_running() {
             return None;
         }
+        let worker = pod.workers.get(&(update.container.clone(), update.kind))?;
+        self.slots.get(*worker)?.worker.held(id)?;
         restart::decide(&pod.spec, update)
     }
 

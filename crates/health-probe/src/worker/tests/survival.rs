@@ -286,3 +286,30 @@ fn however_many_pods_go_only_so_many_holds_are_remembered() {
     uids.sort_unstable();
     assert_eq!((uids.len(), uids[0]), (1000, "0500"));
 }
+
+#[test]
+fn a_container_that_an_earlier_agent_saw_before_it_ran_is_not_killed_for_it() {
+    let app = container(
+        "app",
+        Role::Regular,
+        &[(Startup, probe()), (Liveness, probe())],
+    );
+    let mut bed = Bed::new();
+    bed.add(pod("a", vec![app.clone()]));
+    let mut created = running("app", "id-1");
+    created.state = ContainerState::Waiting;
+    bed.set_status("a", status(vec![created]));
+    bed.run_until(secs(1), |_| success());
+    let told = bed.manager.take_updates();
+    let mut told = told.iter().map(|one| (one.kind, one.result));
+    assert!(told.any(|one| one == (Liveness, Failure)));
+
+    let mut bed = next(&bed);
+    bed.add(pod("a", vec![app]));
+    bed.set_status("a", status(vec![running("app", "id-1")]));
+    bed.run_until(secs(1), |_| failure());
+    let told = bed.manager.take_updates();
+    assert!(!told.is_empty());
+    assert!(told.iter().all(|one| bed.manager.kill(one).is_none()));
+    assert_eq!(bed.manager.kills(), []);
+}
