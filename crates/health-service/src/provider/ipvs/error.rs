@@ -26,9 +26,6 @@ pub enum IpvsError {
     /// Another agent serves by IPVS in this network namespace.
     #[error("another agent serves by IPVS in this network namespace")]
     InUse,
-    /// The lock could not be taken.
-    #[error("cannot check whether another agent serves by IPVS: {0}")]
-    Lock(#[source] std::io::Error),
     /// A device, an address or a sysctl could not be changed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -34,7 +34,7 @@ impl Kernel {
         let mut kernel = Self {
             servers: open_servers()?,
             sets: open_sets()?,
-            rules: open_rules()?,
+            rules: open_rules()?.ok_or_else(no_rules)?,
         };
         // Opening these two asks nothing of them.
         let set = SetId {
@@ -45,9 +45,7 @@ impl Kernel {
             Err(error) if is_subsystem_missing(&error) => Err(missing("ipset", "ip_set")),
             Err(error) => Err(IpvsError::netlink("use ipset")(error)),
             Ok(_) => match kernel.rules.rules(Family::V4, TABLE) {
-                Err(error) if is_subsystem_missing(&error) => {
-                    Err(missing("nf_tables", "nf_tables"))
-                }
+                Err(error) if is_subsystem_missing(&error) => Err(no_rules()),
                 _ => Ok(kernel),
             },
         }
@@ -256,13 +254,17 @@ fn open_servers() -> Result<server::Client, IpvsError> {
     })
 }
 
+fn no_rules() -> IpvsError {
+    missing("nf_tables", "nf_tables")
+}
+
 fn missing(what: &'static str, module: &'static str) -> IpvsError {
     IpvsError::Missing { what, module }
 }
 
 /// Whether netfilter does not have what a request is for (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for
 /// batches), or is not there at all.
-fn is_subsystem_missing(error: &NetlinkError) -> bool {
+pub(super) fn is_subsystem_missing(error: &NetlinkError) -> bool {
     match error {
         NetlinkError::Socket(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
         error => error.is(libc::EINVAL) || error.is(libc::EOPNOTSUPP),
@@ -273,15 +275,18 @@ fn open_sets() -> Result<ipset::Client, IpvsError> {
     ipset::Client::open().map_err(IpvsError::netlink("use ipset"))
 }
 
-fn open_rules() -> Result<nft::Client, IpvsError> {
-    nft::Client::open().map_err(IpvsError::netlink("use nf_tables"))
+/// A connection to nf_tables; none where the kernel has no netfilter.
+pub(super) fn open_rules() -> Result<Option<nft::Client>, IpvsError> {
+    match nft::Client::open() {
+        Err(error) if is_subsystem_missing(&error) => Ok(None),
+        rules => rules.map(Some).map_err(IpvsError::netlink("use nf_tables")),
+    }
 }
 
 /// Whether our rules are there, of either family.
 pub(super) fn has_rules() -> Result<bool, IpvsError> {
-    let mut rules = match nft::Client::open() {
-        Err(error) if is_subsystem_missing(&error) => return Ok(false),
-        rules => rules.map_err(IpvsError::netlink("use nf_tables"))?,
+    let Some(mut rules) = open_rules()? else {
+        return Ok(false);
     };
     for family in Family::ALL {
         match rules.rules(family, TABLE) {
@@ -297,9 +302,8 @@ pub(super) fn has_rules() -> Result<bool, IpvsError> {
 /// Removes our rules and virtual servers, where the kernel has any. Returns what there was, in words.
 pub(super) fn remove_rules_and_servers() -> Result<Vec<String>, IpvsError> {
     let mut removed = Vec::new();
-    let mut rules = match nft::Client::open() {
-        Err(error) if is_subsystem_missing(&error) => return Ok(removed),
-        rules => rules.map_err(IpvsError::netlink("use nf_tables"))?,
+    let Some(mut rules) = open_rules()? else {
+        return Ok(removed);
     };
     for family in Family::ALL {
         let attempt = format!("delete the {} table {TABLE}", family.name());

@@ -1,41 +1,71 @@
 //! A lock for IPVS in a network namespace: all agents there would use the same names for the kernel's objects.
 
-use std::io;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use health_model::ipam::Family;
 
 use super::error::IpvsError;
+use super::kernel::{is_subsystem_missing, open_rules};
+use super::netlink::nft;
 
-/// An abstract socket name belongs to the network namespace, and is freed with its process (unix(7)).
-const NAME: &str = "health-agent-ipvs";
+/// An empty table of nf_tables that belongs to a process: it is of one network namespace, takes `CAP_NET_ADMIN` there to
+/// make, and goes with the process.
+const TABLE: &str = "health-agent-services-lock";
 
 /// The lock of a network namespace, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _socket: UnixDatagram,
+    /// None where the kernel has no nf_tables: nothing can be served by IPVS there.
+    _owner: Option<nft::Client>,
 }
 
 impl Lock {
     /// Takes the lock in the namespace of the calling thread. Fails at once if another process holds it.
     pub(super) fn acquire() -> Result<Self, IpvsError> {
-        let bind = || UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(NAME)?);
-        match bind() {
-            Ok(socket) => Ok(Self { _socket: socket }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(IpvsError::InUse),
-            Err(error) => Err(IpvsError::Lock(error)),
+        let Some(mut owner) = open_rules()? else {
+            return Ok(Self { _owner: None });
+        };
+        match owner.create_owned(Family::V4, TABLE) {
+            Ok(()) => Ok(Self {
+                _owner: Some(owner),
+            }),
+            Err(error) if is_subsystem_missing(&error) => Ok(Self { _owner: None }),
+            // Who may not change rules may not list them either.
+            Err(error) if error.is(libc::EPERM) && owner.rules(Family::V4, TABLE).is_ok() => {
+                Err(IpvsError::InUse)
+            }
+            Err(error) => {
+                let attempt = format!("lock IPVS by the table {TABLE}");
+                Err(IpvsError::netlink(attempt)(error))
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_it() {
-        let first = Lock::acquire().unwrap();
-        assert!(matches!(Lock::acquire(), Err(IpvsError::InUse)));
-        drop(first);
-        Lock::acquire().unwrap();
+    fn one_at_a_time_has_it_in_a_network_namespace() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let in_namespace = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let first = Lock::acquire().unwrap();
+            let elsewhere = || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                Lock::acquire().unwrap();
+            };
+            thread::spawn(elsewhere).join().unwrap();
+            assert!(matches!(Lock::acquire(), Err(IpvsError::InUse)));
+            drop(first);
+            Lock::acquire().unwrap();
+        };
+        thread::spawn(in_namespace).join().unwrap();
     }
 }

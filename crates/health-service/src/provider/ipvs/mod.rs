@@ -140,14 +140,14 @@ pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
 /// and then all of ours is removed. Something else must serve by then. In the network namespace that the handle and the
 /// calling thread are in; ends when nothing is left, and can be begun anew at any time.
 pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
+    if !is_present(handle).await? {
+        return Ok(());
+    }
     let _lock = match Lock::acquire() {
         // What another agent serves is none of ours.
         Err(IpvsError::InUse) => return Ok(()),
         lock => lock?,
     };
-    if !is_present(handle).await? {
-        return Ok(());
-    }
     let interval = settings.drain_interval;
     let changes = Changes::listen()?;
     let mut worker = Worker::new(settings, Kernel::open()?, handle.clone(), changes);

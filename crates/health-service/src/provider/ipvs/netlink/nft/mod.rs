@@ -4,10 +4,11 @@
 pub mod expression;
 
 use health_model::ipam::Family;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_netfilter::nftables::{
     ChainAttribute, ChainMessage, ExpressionAttribute, Expressions, Hook, HookNumber,
-    ListAttribute, NfTablesMessage, RuleAttribute, RuleMessage, TableAttribute, TableMessage,
+    ListAttribute, NfTablesMessage, RuleAttribute, RuleMessage, TableAttribute, TableFlags,
+    TableMessage,
 };
 use netlink_packet_netfilter::none::ControlMessage;
 use netlink_packet_netfilter::{
@@ -95,6 +96,19 @@ impl Client {
         }
         messages.push((end(), 0));
         self.0.transact(messages)
+    }
+
+    /// Creates an empty table that belongs to this connection: the kernel deletes it when the connection is closed, and
+    /// refuses it to all others with `EPERM` until then (`NFT_TABLE_F_OWNER`, since Linux 5.12).
+    pub fn create_owned(&mut self, family: Family, name: &str) -> Result<(), NetlinkError> {
+        let table = NfTablesMessage::NewTable(TableMessage {
+            attributes: vec![
+                TableAttribute::Name(name.to_owned()),
+                TableAttribute::Flags(TableFlags::Owner),
+            ],
+        });
+        let table = (message(family, table), NLM_F_CREATE | NLM_F_EXCL);
+        self.0.transact(vec![(begin(), 0), table, (end(), 0)])
     }
 
     /// Deletes a table with all that is in it. Returns whether there was one.
