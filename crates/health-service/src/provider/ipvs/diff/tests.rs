@@ -353,8 +353,10 @@ fn check(provider: &Provider, kernel: &Kernel) {
         }
         assert!(present.entries.contains(&mark(*key)));
     }
-    for entry in &wanted.entries {
-        assert!(present.entries.contains(entry), "{entry:?}");
+    for (set, entry) in &wanted.entries {
+        let is_wanted = provider.plan.has_entry(*set, *entry);
+        let is_there = present.entries.contains(&(*set, *entry));
+        assert_eq!(is_there, is_wanted, "{set} {entry:?}");
     }
     for address in &wanted.addresses {
         assert!(present.addresses.contains(address));
@@ -550,4 +552,51 @@ fn an_address_of_an_excluded_network_is_left_to_others() {
     let excluded = plan("10.0.0.0/16");
     assert!(excluded.servers.is_empty() && excluded.addresses.is_empty());
     assert!(excluded.entries.is_empty(), "{:?}", excluded.entries);
+}
+
+#[test]
+fn a_node_port_without_endpoints_refuses_nothing_at_the_address_of_another_service() {
+    let address = address(Family::V4, 2, 2);
+    let node = node(&BTreeSet::from([2]));
+    let vacant = PortState {
+        frontends: vec![Frontend {
+            listen: Listen::NodePort(80),
+            kind: FrontendKind::NodePort,
+            inside: Target::Reject,
+            outside: Target::Reject,
+            ..port(&[]).frontends.remove(0)
+        }],
+        ..port(&[])
+    };
+    let external = PortState {
+        frontends: vec![Frontend {
+            listen: Listen::Address(SocketAddr::new(address, 80)),
+            kind: FrontendKind::ExternalIp,
+            ..port(&[1]).frontends.remove(0)
+        }],
+        ..port(&[1])
+    };
+    let rejects = |kernel: &Kernel| {
+        let set = SetId {
+            family: Family::V4,
+            kind: SetKind::Reject,
+        };
+        let entry = Entry::IpPort(address, Protocol::TCP, 80);
+        kernel.present.entries.contains(&(set, entry))
+    };
+    // Whichever comes first; in the end that one goes.
+    for (first, second, refusals) in [
+        (&vacant, &external, [true, false, false]),
+        (&external, &vacant, [false, false, true]),
+    ] {
+        let (mut kernel, mut provider) = (Kernel::default(), Provider::default());
+        provider.node = node.clone();
+        let steps = [(0, Some(first)), (1, Some(second)), (0, None)];
+        for ((number, state), refuses) in steps.into_iter().zip(refusals) {
+            let mut touched = Touched::default();
+            provider.set(&key(number, Protocol::TCP, Family::V4), state, &mut touched);
+            provider.run(&mut kernel, &touched);
+            assert_eq!(rejects(&kernel), refuses);
+        }
+    }
 }

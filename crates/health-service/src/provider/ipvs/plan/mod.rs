@@ -68,6 +68,15 @@ pub struct Server {
     pub lingering: BTreeSet<SocketAddr>,
 }
 
+/// Sets of addresses that packets are kept from, of some sources or of all. The port that owns the virtual server of an
+/// address decides alone whether it is in them.
+const GUARDS: [SetKind; 4] = [
+    SetKind::Reject,
+    SetKind::Drop,
+    SetKind::DropOutside,
+    SetKind::LoadBalancerFirewall,
+];
+
 /// A claim on a virtual server; the smallest one owns it. NodePorts come after addresses of services.
 type Claim = (bool, PortKey);
 
@@ -139,12 +148,22 @@ impl Plan {
         if let Some(before) = self.ports.remove(key) {
             self.forget(key, &before);
             touched.note(&before);
+            self.touch_guards(&before, touched);
         }
         if let Some(state) = state {
             let plan = port::plan(key, state, node, settings);
             touched.note(&plan);
+            self.touch_guards(&plan, touched);
             self.remember(key, &plan);
             self.ports.insert(key.clone(), plan);
+        }
+    }
+
+    /// Touches what guards the virtual servers of a port that others claim too: they may have another owner.
+    fn touch_guards(&self, port: &PortPlan, touched: &mut Touched) {
+        let contested = port.servers.keys();
+        for key in contested.filter(|key| self.servers.contains_key(key)) {
+            touched.entries.extend(guards(key));
         }
     }
 
@@ -180,9 +199,14 @@ impl Plan {
 
     /// A virtual server.
     pub fn server(&self, key: &ServerKey) -> Option<&Server> {
-        let (_, port) = self.servers.get(key)?.first()?;
-        let (_, server): &(bool, Arc<Server>) = self.ports.get(port)?.servers.get(key)?;
+        let (_, server): &(bool, Arc<Server>) = self.owner(key)?.servers.get(key)?;
         Some(server)
+    }
+
+    /// The plan of the port that owns a virtual server.
+    fn owner(&self, key: &ServerKey) -> Option<&PortPlan> {
+        let (_, port) = self.servers.get(key)?.first()?;
+        self.ports.get(port)
     }
 
     /// Whether a set should have an entry.
@@ -190,6 +214,11 @@ impl Plan {
         match (set.kind, entry) {
             (SetKind::CheckNodePort, Entry::Port(port)) => {
                 self.checks.contains(&(set.family, port))
+            }
+            (kind, Entry::IpPort(ip, protocol, port)) if GUARDS.contains(&kind) => {
+                let address = SocketAddr::new(ip, port);
+                let owner = self.owner(&ServerKey { address, protocol });
+                owner.is_some_and(|plan| plan.entries.contains(&(set, entry)))
             }
             _ => self.entries.contains_key(&(set, entry)),
         }
@@ -224,6 +253,14 @@ impl Touched {
         self.entries.extend(other.entries);
         self.addresses.extend(other.addresses);
     }
+}
+
+/// All entries that may guard a virtual server.
+fn guards(key: &ServerKey) -> [(SetId, Entry); GUARDS.len()] {
+    let ip = key.address.ip();
+    let family = Family::of(ip);
+    let entry = Entry::IpPort(ip, key.protocol, key.address.port());
+    GUARDS.map(|kind| (SetId { family, kind }, entry))
 }
 
 fn check_entry((family, port): (Family, u16)) -> (SetId, Entry) {
