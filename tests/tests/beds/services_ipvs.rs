@@ -19,7 +19,7 @@ use health_service::choice::Topology;
 use health_service::provider::ipvs::netlink::server::{Client, Scheduler, Timeouts};
 use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
-use health_service::provider::ipvs::{self, Ipvs};
+use health_service::provider::ipvs::{self, Ipvs, IpvsError};
 use health_service::runner::Intervals;
 use health_service::services::{Services, Settings};
 use health_service::source::Folder;
@@ -56,6 +56,10 @@ const DISTANT: u8 = 15;
 const STICKY: u8 = 16;
 /// Somebody else has a virtual server at its IPv4 address.
 const TAKEN: u8 = 17;
+/// Has an external address that is the node's, with the port of the NodePort of the next.
+const EXTERNAL: u8 = 18;
+/// Has no endpoints.
+const VACANT: u8 = 19;
 /// Address of the load balancer, and who may use it.
 const BALANCER: u8 = 200;
 
@@ -264,6 +268,11 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
             && listed.contains("192.168.77.1:30080")
     })?;
     ensure!(bed.error().is_none(), "{:?}", bed.error());
+    {
+        let _entered = bed.runtime.enter();
+        let second = Ipvs::open(ipvs::Settings::default());
+        ensure!(matches!(second, Err(IpvsError::InUse)), "{second:?}");
+    }
 
     kernel_answers()?;
     for is_ipv6 in families() {
@@ -274,6 +283,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     ensure!(listed.contains("TCP  10.96.0.17:80 sed\n"), "{listed}");
     sets()?;
     sources()?;
+    owned_address(&bed, &place)?;
     other_address(&bed)?;
     put_back(&bed)?;
     drained(&mut bed, &place)?;
@@ -497,6 +507,39 @@ fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     ensure!(bed.runtime.block_on(ipvs::is_present(handle))?);
     bed.runtime.block_on(ipvs::cleanup(handle))?;
     ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
+    Ok(())
+}
+
+/// A NodePort without endpoints refuses nothing at an address and port that another service has.
+fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
+    let external = format!(
+        "externalIPs: ['{}', '{}'], ports: [{{name: web, port: 30083}}]",
+        NODE[0], NODE[1]
+    );
+    let vacant = "type: NodePort, ports: [{name: web, port: 80, nodePort: 30083}]";
+    let listed = |is_ipv6: bool| at(NODE[usize::from(is_ipv6)], 30083);
+    bed.write("vacant", &manifest(VACANT, "vacant", vacant, &[]))?;
+    for is_ipv6 in families() {
+        let server = listed(is_ipv6)?;
+        bed.until("the NodePort", |all| all.contains(&server.to_string()))?;
+        let refused = refusal(Some(&place.client), server)?;
+        assert_eq!(refused, ErrorKind::ConnectionRefused);
+    }
+    bed.write("external", &manifest(EXTERNAL, "external", &external, &[1]))?;
+    for is_ipv6 in families() {
+        let (server, endpoint) = (listed(is_ipv6)?, pod_at(1, is_ipv6)?);
+        bed.until("the external address", |all| {
+            real(all, server, endpoint).is_some()
+        })?;
+        assert_eq!(ask(Some(&place.client), server)?.server, PODS[0]);
+    }
+    for name in ["external", "vacant"] {
+        fs::remove_file(bed.manifests.path().join(format!("{name}.yaml")))?;
+    }
+    for is_ipv6 in families() {
+        let server = listed(is_ipv6)?.to_string();
+        bed.until("their end", |all| !all.contains(&server))?;
+    }
     Ok(())
 }
 

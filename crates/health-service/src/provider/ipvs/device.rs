@@ -58,9 +58,9 @@ pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
 pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpAddr>, IpvsError> {
     let listed = link::addresses_of(handle, device.index).await?;
     let addresses = listed.into_iter().map(|listed| listed.address);
-    // The kernel may give the device one by itself when somebody brings it up.
+    // The kernel may give the device one of IPv6 by itself when somebody brings it up.
     Ok(addresses
-        .filter(|address| !is_link_local(address))
+        .filter(|address| address.is_ipv4() || !is_link_local(address))
         .collect())
 }
 

@@ -1,7 +1,6 @@
 //! Writes states into the kernel.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt as _;
@@ -13,7 +12,7 @@ use tracing::{debug, warn};
 use super::diff::{Present, Step, diff, mark};
 use super::error::IpvsError;
 use super::kernel::{Kernel, Outcome};
-use super::netlink::server::{Change, ServerId, ServerKey, VirtualServer};
+use super::netlink::server::ServerKey;
 use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
@@ -33,11 +32,11 @@ pub(super) struct Worker {
     changes: Changes,
     /// Whether there was a change since the node's addresses were last read.
     may_be_other: bool,
-    /// What is in the kernel; none if it must be read.
-    present: Option<Present>,
+    /// What was last known to be in the kernel.
+    present: Present,
+    /// Whether the kernel may differ from that, so that it must be read.
+    is_stale: bool,
     draining: BTreeSet<ServerKey>,
-    /// Virtual servers that this agent has found to be its own, or has made.
-    ours: BTreeSet<ServerKey>,
     /// Virtual servers of other programs that a warning was logged for.
     warned: BTreeSet<ServerKey>,
 }
@@ -57,31 +56,27 @@ impl Worker {
             node: NodeAddresses::default(),
             changes,
             may_be_other: true,
-            present: None,
+            present: Present::default(),
+            is_stale: true,
             draining: BTreeSet::new(),
-            ours: BTreeSet::new(),
             warned: BTreeSet::new(),
         }
     }
 
     pub(super) async fn sync(&mut self, work: Work<'_>) -> Result<(), IpvsError> {
         let (device, is_new) = device::ensure(&self.handle).await?;
-        let must_read = work.is_full || is_new || self.present.is_none();
+        let must_read = work.is_full || is_new || self.is_stale;
         let is_other_node = self.look_at_node(&device, must_read).await?;
         let settings = &self.settings.plan;
         let touched = if must_read || is_other_node {
-            // Without it, after any failure, the next sync reads everything again.
-            let known = self.present.take();
-            let bound = device::bound(&self.handle, &device).await?;
             self.plan = wanted(work.state, &self.node, settings);
-            let present = self.read(bound).await?;
-            if let Some(known) = known {
-                warn_of_lost(&known, &present);
+            let was_stale = std::mem::replace(&mut self.is_stale, true);
+            let known = self.read(&device, true).await?;
+            if !was_stale {
+                warn_of_lost(&known, &self.present);
             }
-            self.ours = present.servers.keys().copied().collect();
             let mut touched = self.plan.touched();
-            touched.extend(present.touched());
-            self.present = Some(present);
+            touched.extend(self.present.touched());
             touched
         } else {
             let ports = &work.changes.ports;
@@ -97,14 +92,9 @@ impl Worker {
     /// first, and rules stay as they are.
     pub(super) async fn end(&mut self) -> Result<(), IpvsError> {
         let (device, _) = device::ensure(&self.handle).await?;
-        self.present = None;
-        let bound = device::bound(&self.handle, &device).await?;
         self.plan = Plan::default();
-        let known = self.ours.clone();
-        let read = self.blocking(move |kernel| kernel.read(bound, &known));
-        let present = read.await?;
-        let touched = present.touched();
-        self.present = Some(present);
+        self.read(&device, false).await?;
+        let touched = self.present.touched();
         self.bring(&device, &touched).await?;
         self.reap_on(&device).await
     }
@@ -140,7 +130,7 @@ impl Worker {
     }
 
     async fn reap_on(&mut self, device: &Link) -> Result<(), IpvsError> {
-        if self.draining.is_empty() {
+        if self.draining.is_empty() || self.is_stale {
             return Ok(());
         }
         let servers = self.draining.clone();
@@ -150,11 +140,8 @@ impl Worker {
             let list = |key| kernel.real_servers(key).map(|real| (key, real));
             keys.map(list).collect::<Result<Vec<_>, _>>()
         });
-        let listed = listed.await?;
-        if let Some(present) = &mut self.present {
-            for (key, real) in listed {
-                present.note_real(key, &real);
-            }
+        for (key, real) in listed.await? {
+            self.present.note_real(key, &real);
         }
         let touched = Touched {
             servers,
@@ -163,22 +150,25 @@ impl Worker {
         self.bring(device, &touched).await
     }
 
-    async fn read(&self, bound: BTreeSet<IpAddr>) -> Result<Present, IpvsError> {
-        let rules = self.settings.rules.clone();
-        let known = self.ours.clone();
+    /// Reads what is in the kernel, once rules and sets are in place if they are to serve. Returns what was known before.
+    async fn read(&mut self, device: &Link, serves: bool) -> Result<Present, IpvsError> {
+        let bound = device::bound(&self.handle, device).await?;
+        let rules = serves.then(|| self.settings.rules.clone());
+        let ours = self.present.servers.keys().copied().collect();
         let read = self.blocking(move |kernel| {
-            kernel.prepare(&rules)?;
-            kernel.read(bound, &known)
+            if let Some(rules) = rules {
+                kernel.prepare(&rules)?;
+            }
+            kernel.read(bound, &ours)
         });
-        read.await
+        let present = read.await?;
+        self.is_stale = false;
+        Ok(std::mem::replace(&mut self.present, present))
     }
 
     /// Makes the kernel agree with the plan, for what is touched.
     async fn bring(&mut self, device: &Link, touched: &Touched) -> Result<(), IpvsError> {
-        let Some(present) = &self.present else {
-            return Ok(());
-        };
-        let steps = diff(&self.plan, present, touched);
+        let steps = diff(&self.plan, &self.present, touched);
         let mut servers: BTreeSet<_> = touched.servers.clone();
         let is_of_device = |step: &Step| matches!(step, Step::Bind(_) | Step::Unbind(_));
         let (mut failed, mut foreign) = (Vec::new(), Vec::new());
@@ -189,34 +179,20 @@ impl Worker {
                 let steps = steps.to_vec();
                 self.blocking(move |kernel| kernel.run(steps)).await?
             };
-            if let Some(present) = &mut self.present {
-                for step in &outcome.done {
-                    debug!(?step, "done");
-                    present.apply(step);
-                    match step {
-                        Step::Change(Change::AddServer(VirtualServer {
-                            id: ServerId::Address(key),
-                            ..
-                        })) => drop(self.ours.insert(*key)),
-                        Step::Change(Change::DeleteServer(ServerId::Address(key))) => {
-                            self.ours.remove(key);
-                        }
-                        _ => {}
-                    }
-                }
+            for step in &outcome.done {
+                debug!(?step, "done");
+                self.present.apply(step);
             }
             failed.extend(outcome.failed);
             foreign.extend(outcome.foreign);
         }
         self.disown(&foreign).await?;
-        if let Some(present) = &self.present {
-            servers.extend(self.draining.iter().copied());
-            for key in servers {
-                if present.is_draining(&self.plan, &key) {
-                    self.draining.insert(key);
-                } else {
-                    self.draining.remove(&key);
-                }
+        servers.extend(self.draining.iter().copied());
+        for key in servers {
+            if self.present.is_draining(&self.plan, &key) {
+                self.draining.insert(key);
+            } else {
+                self.draining.remove(&key);
             }
         }
         self.tell(failed)
@@ -252,23 +228,19 @@ impl Worker {
         let steps = marks.map(|(set, entry)| Step::DeleteEntries(set, vec![entry]));
         let steps: Vec<_> = steps.collect();
         let outcome = self.blocking(move |kernel| kernel.run(steps)).await?;
-        if let Some(present) = &mut self.present {
-            for step in &outcome.done {
-                present.apply(step);
-            }
-            present.foreign.extend(foreign);
+        for step in &outcome.done {
+            self.present.apply(step);
         }
+        self.present.foreign.extend(foreign);
         self.warn_of_foreign();
         self.tell(outcome.failed)
     }
 
     /// Logs a warning once for each virtual server of another program at an address of ours.
     fn warn_of_foreign(&mut self) {
-        let Some(present) = &self.present else {
-            return;
-        };
-        self.warned.retain(|key| present.foreign.contains(key));
-        for key in &present.foreign {
+        let foreign = &self.present.foreign;
+        self.warned.retain(|key| foreign.contains(key));
+        for key in foreign {
             if self.plan.server(key).is_some() && self.warned.insert(*key) {
                 warn!(server = %key, "a service is not served at an address: another program has a virtual server there");
             }
@@ -283,8 +255,7 @@ impl Worker {
         match failed.into_iter().next() {
             None => Ok(()),
             Some(first) => {
-                // The kernel differs from what was assumed.
-                self.present = None;
+                self.is_stale = true;
                 Err(IpvsError::Steps { first, more })
             }
         }
