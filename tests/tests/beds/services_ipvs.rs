@@ -32,8 +32,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use place::{
-    CLIENT, Connection, NODE, POD_NETWORKS, POD_PORT, PODS, Place, ask, ask_udp, command, pod,
-    refusal,
+    CLIENT, Connection, NODE, POD_NETWORKS, POD_PORT, PODS, Place, ask, ask_udp, command, exchange,
+    pod, refusal, udp,
 };
 
 /// Addresses of services by their number, in both families.
@@ -60,6 +60,8 @@ const TAKEN: u8 = 17;
 const EXTERNAL: u8 = 18;
 /// Has no endpoints.
 const VACANT: u8 = 19;
+/// Clients send to it before it exists.
+const EARLY: u8 = 20;
 /// Address of the load balancer, and who may use it.
 const BALANCER: u8 = 200;
 
@@ -284,6 +286,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     sets()?;
     sources()?;
     owned_address(&bed, &place)?;
+    early_client(&bed, &place)?;
     other_address(&bed)?;
     put_back(&bed)?;
     drained(&mut bed, &place)?;
@@ -540,6 +543,27 @@ fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
         let server = listed(is_ipv6)?.to_string();
         bed.until("their end", |all| !all.contains(&server))?;
     }
+    Ok(())
+}
+
+/// A client of UDP that keeps sending from one port, from before there is the service on, gets answers once there is.
+fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
+    let ports = "type: NodePort, ports: [{name: dns, port: 53, nodePort: 30084, protocol: UDP}]";
+    let mut clients = Vec::new();
+    for node in NODE {
+        let socket = udp(&place.client, at(node, 30084)?)?;
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        // It is refused, which conntrack remembers as a flow.
+        ensure!(exchange(&socket).is_err());
+        clients.push(socket);
+    }
+    bed.write("early", &manifest(EARLY, "early", ports, &[1]))?;
+    for socket in &clients {
+        let told = wait_for("an answer", PATIENCE, || Ok(exchange(socket).ok()))?;
+        assert_eq!(told.server, PODS[0]);
+    }
+    fs::remove_file(bed.manifests.path().join("early.yaml"))?;
+    bed.until("its end", |all| !all.contains(":30084"))?;
     Ok(())
 }
 

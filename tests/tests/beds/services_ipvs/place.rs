@@ -172,13 +172,25 @@ pub(super) fn ask(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Told> 
 
 /// Asks once over UDP.
 pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Told> {
+    let socket = udp(from, to)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    exchange(&socket)
+}
+
+/// A socket of UDP that gets packets from there only.
+pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = from.run_in(|| UdpSocket::bind(SocketAddr::new(any, 0)))??;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.send_to(b"who", to)?;
+    socket.connect(to)?;
+    Ok(socket)
+}
+
+/// Asks by a socket that is connected.
+pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Told> {
+    socket.send(b"who")?;
     let mut buffer = [0; 64];
     let len = socket.recv(&mut buffer).context("no answer by UDP")?;
     parse(str::from_utf8(&buffer[..len])?)

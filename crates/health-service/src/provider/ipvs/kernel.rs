@@ -1,14 +1,14 @@
 //! Runs steps on the kernel, by netlink.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use health_model::ipam::Family;
 
 use super::diff::{Present, PresentServer, Step, mark};
 use super::error::IpvsError;
 use super::netlink::server::{self, Change, RealServer, ServerId, ServerKey, Timeouts};
-use super::netlink::{NetlinkError, Refusal, ipset, nft};
+use super::netlink::{NetlinkError, Refusal, conntrack, ipset, nft};
 use super::rules::{self, RuleSettings, TABLE};
 use super::sets::{SetId, SetKind};
 
@@ -18,6 +18,7 @@ pub(super) struct Kernel {
     servers: server::Client,
     sets: ipset::Client,
     rules: nft::Client,
+    flows: conntrack::Client,
 }
 
 /// What became of steps.
@@ -35,8 +36,9 @@ impl Kernel {
             servers: open_servers()?,
             sets: open_sets()?,
             rules: open_rules()?.ok_or_else(no_rules)?,
+            flows: conntrack::Client::open().map_err(IpvsError::netlink("use conntrack"))?,
         };
-        // Opening these two asks nothing of them.
+        // Opening these asks nothing of them.
         let set = SetId {
             family: Family::V4,
             kind: SetKind::Servers,
@@ -148,6 +150,31 @@ impl Kernel {
         }
         self.change(&mut changes, &mut outcome)?;
         Ok(outcome)
+    }
+
+    /// Deletes the flows to these virtual servers that others than their real servers answer. Returns how many there were.
+    pub(super) fn forget_flows(
+        &mut self,
+        servers: &BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
+    ) -> Result<usize, IpvsError> {
+        let is_stale = |flow: &conntrack::Flow| {
+            let real = servers.get(&flow.to);
+            real.is_some_and(|real| !real.contains(&flow.answered_by))
+        };
+        let mut forgotten = 0;
+        for family in Family::ALL {
+            if !servers
+                .keys()
+                .any(|key| Family::of(key.address.ip()) == family)
+            {
+                continue;
+            }
+            let listed = self.flows.flows(family, is_stale);
+            let stale = listed.map_err(IpvsError::netlink("list the flows of conntrack"))?;
+            let deleted = self.flows.delete(stale);
+            forgotten += deleted.map_err(IpvsError::netlink("delete flows of conntrack"))?;
+        }
+        Ok(forgotten)
     }
 
     fn edit(&mut self, step: Step, outcome: &mut Outcome) -> Result<(), IpvsError> {

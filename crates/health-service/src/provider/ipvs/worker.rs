@@ -1,9 +1,10 @@
 //! Writes states into the kernel.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt as _;
+use health_model::policy::Protocol;
 use health_net::changes::Changes;
 use health_net::link::{self, Link};
 use health_net::netlink::Handle;
@@ -12,7 +13,7 @@ use tracing::{debug, warn};
 use super::diff::{Present, Step, diff, mark};
 use super::error::IpvsError;
 use super::kernel::{Kernel, Outcome};
-use super::netlink::server::ServerKey;
+use super::netlink::server::{Change, ServerId, ServerKey};
 use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
@@ -172,6 +173,7 @@ impl Worker {
         let mut servers: BTreeSet<_> = touched.servers.clone();
         let is_of_device = |step: &Step| matches!(step, Step::Bind(_) | Step::Unbind(_));
         let (mut failed, mut foreign) = (Vec::new(), Vec::new());
+        let mut added = BTreeSet::new();
         for steps in steps.chunk_by(|one, next| is_of_device(one) == is_of_device(next)) {
             let outcome = if steps.first().is_some_and(is_of_device) {
                 self.bind(device, steps).await
@@ -182,10 +184,16 @@ impl Worker {
             for step in &outcome.done {
                 debug!(?step, "done");
                 self.present.apply(step);
+                if let Step::Change(Change::AddServer(server)) = step
+                    && let ServerId::Address(key) = server.id
+                {
+                    added.insert(key);
+                }
             }
             failed.extend(outcome.failed);
             foreign.extend(outcome.foreign);
         }
+        self.forget_flows(added).await;
         self.disown(&foreign).await?;
         servers.extend(self.draining.iter().copied());
         for key in servers {
@@ -196,6 +204,30 @@ impl Worker {
             }
         }
         self.tell(failed)
+    }
+
+    /// Has the kernel forget the flows of UDP that are older than these virtual servers. Else their answers would not be
+    /// translated: neither rules nor IPVS change a flow that is known.
+    async fn forget_flows(&self, added: BTreeSet<ServerKey>) {
+        let udp = added
+            .into_iter()
+            .filter(|key| key.protocol == Protocol::UDP);
+        let servers = udp.filter_map(|key| {
+            let real = self.plan.server(&key)?.real.keys();
+            Some((key, real.copied().collect()))
+        });
+        let servers: BTreeMap<_, _> = servers.collect();
+        if servers.is_empty() {
+            return;
+        }
+        let forgotten = self.blocking(move |kernel| kernel.forget_flows(&servers));
+        match forgotten.await {
+            Ok(0) => {}
+            Ok(flows) => debug!(flows, "forgot flows that are older than their services"),
+            Err(error) => {
+                warn!(%error, "flows that are older than their services stay without answers")
+            }
+        }
     }
 
     async fn bind(&self, device: &Link, steps: &[Step]) -> Outcome {

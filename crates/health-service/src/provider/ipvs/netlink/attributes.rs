@@ -1,9 +1,11 @@
 //! Attributes of messages: how they are written and read. Numbers are in the host's byte order unless a function says
 //! otherwise.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use health_model::ipam::Family;
 use netlink_packet_core::{DefaultNla, Emitable as _, NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
+use netlink_packet_netfilter::NetfilterProtoFamily;
 
 /// What of an answer cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,22 @@ pub(super) fn text_of(value: &[u8], what: &'static str) -> Result<String, Malfor
     let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = str::from_utf8(text).map_err(|_| Malformed(what))?;
     Ok(text.to_owned())
+}
+
+/// An address from its bytes, as they are in packets.
+pub(super) fn address_of(value: &[u8], what: &'static str) -> Result<IpAddr, Malformed> {
+    match value.len() {
+        4 => Ok(Ipv4Addr::from(bytes::<4>(value, what)?).into()),
+        _ => Ok(Ipv6Addr::from(bytes::<16>(value, what)?).into()),
+    }
+}
+
+/// The number that netfilter has for a family.
+pub(super) fn family_of(family: Family) -> NetfilterProtoFamily {
+    match family {
+        Family::V4 => NetfilterProtoFamily::IPv4,
+        Family::V6 => NetfilterProtoFamily::IPv6,
+    }
 }
 
 /// The bytes of an address, as they are in packets.

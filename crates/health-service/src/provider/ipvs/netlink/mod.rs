@@ -1,10 +1,11 @@
-//! Netlink requests: to IPVS by its generic family, to ipset and nf_tables by nfnetlink.
+//! Netlink requests: to IPVS by its generic family, to ipset, nf_tables and conntrack by nfnetlink.
 //!
 //! A connection always works in the network namespace of the thread that opened it. Its functions block until the kernel
 //! answers, which it does at once.
 
 mod attributes;
 mod connection;
+pub mod conntrack;
 pub mod ipset;
 pub mod nft;
 pub mod server;

@@ -1,8 +1,7 @@
 //! Messages of the subsystem, written and read.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use health_model::ipam::Family;
 use health_model::policy::Protocol;
 use ipnet::IpNet;
 use netlink_packet_core::{DefaultNla, NLA_F_NET_BYTEORDER};
@@ -11,7 +10,9 @@ use netlink_packet_netfilter::{
     NetfilterSubsystem,
 };
 
-use super::super::attributes::{Malformed, be_u16_of, bytes, each, nested, octets, plain, text};
+use super::super::attributes::{
+    Malformed, address_of, be_u16_of, bytes, each, family_of, nested, octets, plain, text,
+};
 use super::model::{Entry, SetSpec, SetType};
 
 /// `NFNL_SUBSYS_IPSET`.
@@ -91,10 +92,7 @@ pub(super) fn create(set: &SetSpec) -> NetfilterMessage {
             [port(data::PORT, 0), port(data::PORT_TO, u16::MAX)],
         ),
         _ => (
-            match set.family {
-                Family::V4 => NetfilterProtoFamily::IPv4,
-                Family::V6 => NetfilterProtoFamily::IPv6,
-            },
+            family_of(set.family),
             [
                 number(data::HASHSIZE, HASH_SIZE),
                 number(data::MAXELEM, set.max_entries),
@@ -223,10 +221,8 @@ fn read_entry(bytes_of: &[u8]) -> Result<Entry, Malformed> {
 fn read_address(nest: &[u8]) -> Result<IpAddr, Malformed> {
     for attribute in each(nest) {
         let (kind, value) = attribute?;
-        match kind {
-            data::IPV4 => return Ok(Ipv4Addr::from(bytes::<4>(value, "an address")?).into()),
-            data::IPV6 => return Ok(Ipv6Addr::from(bytes::<16>(value, "an address")?).into()),
-            _ => {}
+        if [data::IPV4, data::IPV6].contains(&kind) {
+            return address_of(value, "an address");
         }
     }
     Err(Malformed("an address is missing"))

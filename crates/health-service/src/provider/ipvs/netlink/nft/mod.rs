@@ -18,7 +18,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use netlink_packet_netfilter::nftables::InetHookNumber;
 
-use super::attributes::{each, text_of};
+use super::attributes::{each, family_of, text_of};
 use super::connection::{Connection, NetlinkError};
 
 /// `NFNL_SUBSYS_NFTABLES`, which marks of a batch name.
@@ -154,11 +154,7 @@ fn mark(mark: ControlMessage) -> NetfilterMessage {
 }
 
 fn message(family: Family, inner: NfTablesMessage) -> NetfilterMessage {
-    let family = match family {
-        Family::V4 => NetfilterProtoFamily::IPv4,
-        Family::V6 => NetfilterProtoFamily::IPv6,
-    };
-    NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), inner)
+    NetfilterMessage::new(NetfilterHeader::new(family_of(family), 0, 0), inner)
 }
 
 fn new_table(name: &str) -> NfTablesMessage {
