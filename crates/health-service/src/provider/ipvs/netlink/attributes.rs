@@ -7,6 +7,9 @@ use health_model::ipam::Family;
 use netlink_packet_core::{DefaultNla, Emitable as _, NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
 use netlink_packet_netfilter::NetfilterProtoFamily;
 
+/// Bytes of `struct nfgenmsg` (include/uapi/linux/netfilter/nfnetlink.h).
+const NETFILTER_HEADER_LEN: usize = 4;
+
 /// What of an answer cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
@@ -74,6 +77,12 @@ pub(super) fn address_of(value: &[u8], what: &'static str) -> Result<IpAddr, Mal
         4 => Ok(Ipv4Addr::from(bytes::<4>(value, what)?).into()),
         _ => Ok(Ipv6Addr::from(bytes::<16>(value, what)?).into()),
     }
+}
+
+/// The attributes of an object of netfilter, which follow its header.
+pub(super) fn netfilter_attributes(object: &[u8]) -> Result<&[u8], Malformed> {
+    let attributes = object.get(NETFILTER_HEADER_LEN..);
+    attributes.ok_or(Malformed("a header of netfilter is cut off"))
 }
 
 /// The number that netfilter has for a family.

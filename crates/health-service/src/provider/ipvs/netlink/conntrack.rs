@@ -10,12 +10,11 @@ use netlink_packet_netfilter::conntrack::{ConntrackAttribute, ConntrackMessage};
 use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterMessageInner};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::attributes::{Malformed, address_of, be_u16_of, bytes, each, family_of, plain};
+use super::attributes::{
+    Malformed, address_of, be_u16_of, bytes, each, family_of, netfilter_attributes, plain,
+};
 use super::connection::{Connection, NetlinkError};
 use super::server::ServerKey;
-
-/// `struct nfgenmsg`.
-const HEADER_LEN: usize = 4;
 
 /// `CTA_*` of flows.
 mod flow {
@@ -68,7 +67,7 @@ impl Client {
     ) -> Result<Vec<Flow>, NetlinkError> {
         let request = message(family, ConntrackMessage::Get(Vec::new()));
         self.0.list(&request, |object| {
-            let flow = read(object.get(HEADER_LEN..).unwrap_or_default(), family)?;
+            let flow = read(netfilter_attributes(object)?, family)?;
             Ok(flow.filter(&is_wanted))
         })
     }

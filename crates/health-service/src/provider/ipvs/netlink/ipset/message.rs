@@ -11,7 +11,8 @@ use netlink_packet_netfilter::{
 };
 
 use super::super::attributes::{
-    Malformed, address_of, be_u16_of, bytes, each, family_of, nested, octets, plain, text,
+    Malformed, address_of, be_u16_of, bytes, each, family_of, nested, netfilter_attributes, octets,
+    plain, text,
 };
 use super::model::{Entry, SetSpec, SetType};
 
@@ -19,8 +20,6 @@ use super::model::{Entry, SetSpec, SetType};
 const SUBSYSTEM: u8 = 6;
 /// The protocol of ipset, as kernels speak it since 4.17.
 const VERSION: u8 = 7;
-/// `struct nfgenmsg`.
-const HEADER_LEN: usize = 4;
 /// Rows that a new set has; it grows.
 const HASH_SIZE: u32 = 1024;
 
@@ -160,13 +159,8 @@ fn port(kind: u16, number: u16) -> DefaultNla {
     plain(kind | NLA_F_NET_BYTEORDER, number.to_be_bytes())
 }
 
-fn payload(object: &[u8]) -> Result<&[u8], Malformed> {
-    let payload = object.get(HEADER_LEN..);
-    payload.ok_or(Malformed("a header of netfilter is cut off"))
-}
-
 pub(super) fn read_index(object: &[u8]) -> Result<Option<u16>, Malformed> {
-    for attribute in each(payload(object)?) {
+    for attribute in each(netfilter_attributes(object)?) {
         let (kind, value) = attribute?;
         if kind == command::INDEX {
             return be_u16_of(value, "the number of a set").map(Some);
@@ -178,7 +172,7 @@ pub(super) fn read_index(object: &[u8]) -> Result<Option<u16>, Malformed> {
 /// The entries in a part of a listing.
 pub(super) fn read_entries(object: &[u8]) -> Result<Vec<Entry>, Malformed> {
     let mut entries = Vec::new();
-    for attribute in each(payload(object)?) {
+    for attribute in each(netfilter_attributes(object)?) {
         let (kind, value) = attribute?;
         if kind != command::ADT {
             continue;

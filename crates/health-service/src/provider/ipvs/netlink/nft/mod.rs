@@ -18,13 +18,11 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use netlink_packet_netfilter::nftables::InetHookNumber;
 
-use super::attributes::{each, family_of, text_of};
+use super::attributes::{each, family_of, netfilter_attributes, text_of};
 use super::connection::{Connection, NetlinkError};
 
 /// `NFNL_SUBSYS_NFTABLES`, which marks of a batch name.
 const SUBSYSTEM: u16 = 10;
-/// `struct nfgenmsg`.
-const HEADER_LEN: usize = 4;
 /// `NFTA_RULE_CHAIN`.
 const RULE_CHAIN: u16 = 2;
 /// `NF_ACCEPT`: what becomes of a packet at the end of a chain.
@@ -129,7 +127,7 @@ impl Client {
             attributes: vec![table],
         });
         self.0.list(&message(family, request), |object| {
-            for attribute in each(object.get(HEADER_LEN..).unwrap_or_default()) {
+            for attribute in each(netfilter_attributes(object)?) {
                 let (kind, value) = attribute?;
                 if kind == RULE_CHAIN {
                     return text_of(value, "the name of a chain").map(Some);
