@@ -242,8 +242,12 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
         }
     }
 
-    // From here on, the router sends no more than that.
-    ip(ROUTER, &format!("link set {ROUTER_DEVICE} mtu 1400"))?;
+    // From here on, the router sends no more than that. By routes: a device with a smaller MTU would also receive
+    // no more, and silently drop what comes back.
+    for address in far() {
+        let route = format!("route add {address} dev {ROUTER_DEVICE} mtu 1400");
+        ip(ROUTER, &route)?;
+    }
     for source in sources(node) {
         for (address, says) in [
             (FAR4.into(), "Frag needed and DF set (mtu = 1400)"),
