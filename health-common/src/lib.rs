@@ -28,6 +28,7 @@ pub mod neighbour;
 pub mod packet;
 pub mod policy;
 pub mod probe;
+pub mod ring;
 pub mod rtt;
 pub mod service;
 pub mod siphash;

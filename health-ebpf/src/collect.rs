@@ -2,21 +2,20 @@
 //! space: between the look at an entry and its removal there are only a few instructions here.
 
 use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::maps::LruHashMap;
 use aya_ebpf::programs::TcContext;
 use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, NOT_A_REQUEST,
     may_be_orphan,
 };
-use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4, Tuple6};
-use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use health_common::tuple::Tuple as _;
 
 use crate::bounds::forgotten;
 use crate::clock::{coarse_now_ns, seconds};
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::service;
+use crate::nat::translation;
+use crate::{nat, service};
 
 /// What became of a key. Those of a whole request are added up, and none overflows into the next.
 const REFRESHED: u32 = 1;
@@ -100,110 +99,64 @@ fn collect_key<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
     let Some(key) = frame.at::<T>(size_of::<CollectHeader>() + index * size_of::<T>()) else {
         return 0;
     };
-    let (flows, translations) = (T::flows(), T::translations());
-    if key.protocol() == IP_PROTOCOL_TCP {
-        let maps = Maps {
-            flows: flows.tcp,
-            translations: translations.tcp,
-        };
-        maps.collect(operation, *key, now_ns)
+    // Keys must be on the stack.
+    let key = *key;
+    match operation {
+        COLLECT_FLOWS => collect_flow(key, now_ns),
+        _ => collect_orphan(key, now_ns),
+    }
+}
+
+#[inline(always)]
+fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
+    let Some(entry) = T::flows().get_ptr(&key) else {
+        return 0;
+    };
+    // SAFETY: a value of that map, of which one word is read.
+    if !unsafe { (*entry).has_expired(seconds(now_ns)) } {
+        return REFRESHED;
+    }
+    if T::flows().remove(&key).is_err() {
+        return 0;
+    }
+    if !is_tracked(key) {
+        service::forget_untracked(key);
+    }
+    // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
+    // orphan then.
+    if key.direction() == TUPLE_OUT {
+        FLOW_REMOVED + release(key)
     } else {
-        let maps = Maps {
-            flows: flows.others,
-            translations: translations.others,
-        };
-        maps.collect(operation, *key, now_ns)
+        FLOW_REMOVED
     }
 }
 
-/// The maps of some protocols' flows.
-struct Maps<T: Version> {
-    flows: &'static LruHashMap<T, CtEntry>,
-    translations: &'static LruHashMap<T, T::Translation>,
+/// Removes the translation of an outbound flow, unless the flow is there again.
+#[inline(always)]
+fn release<T: Version>(flow: T) -> u32 {
+    if is_tracked(flow) {
+        return 0;
+    }
+    TRANSLATION_REMOVED * nat::forget(&flow)
 }
 
-impl<T: Version> Maps<T> {
-    #[inline(always)]
-    fn collect(&self, operation: u32, key: T, now_ns: u64) -> u32 {
-        if operation == COLLECT_FLOWS {
-            self.collect_flow(key, now_ns)
-        } else {
-            self.collect_orphan(key, now_ns)
-        }
+/// Removes an entry of a translation that no flow uses: what is left when the flow's entry was evicted.
+#[inline(always)]
+fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
+    let Some(entry) = translation(&key) else {
+        return 0;
+    };
+    if !may_be_orphan(T::created_ns(&entry), now_ns) || is_tracked(key.flow(&entry)) {
+        return REFRESHED;
     }
+    match T::translations().remove(&key) {
+        Ok(()) => TRANSLATION_REMOVED,
+        Err(_) => 0,
+    }
+}
 
-    #[inline(always)]
-    fn collect_flow(&self, key: T, now_ns: u64) -> u32 {
-        let Some(entry) = self.flows.get_ptr(key) else {
-            return 0;
-        };
-        // SAFETY: a value of that map, of which one word is read.
-        if !unsafe { (*entry).has_expired(seconds(now_ns)) } {
-            return REFRESHED;
-        }
-        if self.flows.remove(key).is_err() {
-            return 0;
-        }
-        if !self.is_tracked(key) {
-            service::forget_untracked(key);
-        }
-        // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
-        // orphan then.
-        if key.direction() == TUPLE_OUT {
-            FLOW_REMOVED + self.release(key)
-        } else {
-            FLOW_REMOVED
-        }
-    }
-
-    /// Removes the translation of an outbound flow, unless the flow is there again.
-    #[inline(always)]
-    fn release(&self, flow: T) -> u32 {
-        let Some(out) = self.translation(flow) else {
-            return 0;
-        };
-        if self.is_tracked(flow) {
-            return 0;
-        }
-        let mut removed = 0;
-        if self.translations.remove(flow).is_ok() {
-            removed += TRANSLATION_REMOVED;
-        }
-        let back_key = flow.reply_key(&out);
-        if let Some(back) = self.translation(back_key)
-            && back_key.flow(&back) == flow
-            && self.translations.remove(back_key).is_ok()
-        {
-            removed += TRANSLATION_REMOVED;
-        }
-        removed
-    }
-
-    /// Removes an entry of a translation that no flow uses: what is left when the flow's entry was evicted.
-    #[inline(always)]
-    fn collect_orphan(&self, key: T, now_ns: u64) -> u32 {
-        let Some(entry) = self.translation(key) else {
-            return 0;
-        };
-        if !may_be_orphan(T::created_ns(&entry), now_ns) || self.is_tracked(key.flow(&entry)) {
-            return REFRESHED;
-        }
-        match self.translations.remove(key) {
-            Ok(()) => TRANSLATION_REMOVED,
-            Err(_) => 0,
-        }
-    }
-
-    #[inline(always)]
-    fn translation(&self, key: T) -> Option<T::Translation> {
-        let entry = self.translations.get_ptr(key)?;
-        // SAFETY: a value of that map.
-        Some(unsafe { *entry })
-    }
-
-    /// Whether an outbound flow is in conntrack, be it because a late reply was its first packet there.
-    #[inline(always)]
-    fn is_tracked(&self, flow: T) -> bool {
-        self.flows.get_ptr(flow).is_some() || self.flows.get_ptr(flow.reply()).is_some()
-    }
+/// Whether an outbound flow is in conntrack, be it because a late reply was its first packet there.
+#[inline(always)]
+fn is_tracked<T: Version>(flow: T) -> bool {
+    T::flows().get_ptr(&flow).is_some() || T::flows().get_ptr(&flow.reply()).is_some()
 }

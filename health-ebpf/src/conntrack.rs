@@ -4,7 +4,6 @@ use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 use core::ptr;
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
     CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
@@ -17,7 +16,7 @@ use health_common::tuple::Tuple;
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
 use crate::events::tell_flow;
 use crate::ipcache::identity_of;
-use crate::table::Table;
+use crate::table::{E2BIG, FlowMap, Table};
 
 /// How often a change of an entry's flags is tried that other CPUs change too: what is not entered now
 /// comes with the next packet.
@@ -138,7 +137,7 @@ pub fn enter_if<K: Tuple, G: Gate<K>>(
     // Branches once, so that the compiler removes TCP's states from the other branch.
     match tuple.protocol() {
         IP_PROTOCOL_TCP => enter_into(
-            flows.tcp,
+            &flows.tcp,
             tuple,
             IP_PROTOCOL_TCP,
             flags,
@@ -147,7 +146,7 @@ pub fn enter_if<K: Tuple, G: Gate<K>>(
             gate,
         ),
         protocol => enter_into(
-            flows.others,
+            &flows.others,
             tuple,
             protocol,
             flags,
@@ -160,7 +159,7 @@ pub fn enter_if<K: Tuple, G: Gate<K>>(
 
 #[inline(always)]
 fn enter_into<K: Tuple, G: Gate<K>>(
-    map: &LruHashMap<K, CtEntry>,
+    map: &impl FlowMap<K, CtEntry>,
     tuple: &mut K,
     protocol: u8,
     flags: PacketFlags,
@@ -332,9 +331,9 @@ pub(crate) fn find<K: Tuple>(
 ) -> Option<(*mut CtEntry, Side)> {
     let now = coarse_now_secs();
     if tuple.protocol() == IP_PROTOCOL_TCP {
-        live(flows.tcp, tuple, now)
+        live(&flows.tcp, tuple, now)
     } else {
-        live(flows.others, tuple, now)
+        live(&flows.others, tuple, now)
     }
 }
 
@@ -367,7 +366,7 @@ pub fn track_at<K: Tuple>(
             Tracked::Known
         }
         None => create(
-            flows.others,
+            &flows.others,
             tuple,
             K::ICMP,
             state,
@@ -382,7 +381,7 @@ pub fn track_at<K: Tuple>(
 /// is over is none: it waits to be collected. The tuple becomes that of the entry, if there is one.
 #[inline(always)]
 fn live<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
+    map: &impl FlowMap<K, CtEntry>,
     tuple: &mut K,
     now: u32,
 ) -> Option<(*mut CtEntry, Side)> {
@@ -407,7 +406,7 @@ fn live<K: Tuple>(
 
 #[inline(always)]
 fn create<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
+    map: &impl FlowMap<K, CtEntry>,
     tuple: &K,
     protocol: u8,
     state: CtState,
@@ -434,7 +433,14 @@ fn create<K: Tuple>(
         ..CtEntry::default()
     };
     entry.set_state(state);
-    if map.insert(tuple, entry, u64::from(BPF_NOEXIST)).is_ok() {
+    if !map.reserve() {
+        return Tracked::Full;
+    }
+    let mut made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
+    if made == Err(E2BIG) && map.make_room() {
+        made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
+    }
+    if made.is_ok() {
         tell_flow(EVENT_CT_CREATED, tuple, &entry);
         return Tracked::New;
     }
@@ -446,7 +452,7 @@ fn create<K: Tuple>(
             unsafe { update(there, protocol, traffic, timeouts, now_ns) };
             Tracked::Known
         }
-        _ => match map.insert(tuple, entry, u64::from(BPF_ANY)) {
+        _ => match map.insert(tuple, &entry, u64::from(BPF_ANY)) {
             Ok(()) => {
                 tell_flow(EVENT_CT_CREATED, tuple, &entry);
                 Tracked::New

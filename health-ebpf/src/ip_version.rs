@@ -19,7 +19,8 @@ use crate::maps::{
     HEALTH_REVNAT_ANY6, HEALTH_REVNAT4, HEALTH_REVNAT6, HEALTH_SVC4, HEALTH_SVC6,
 };
 use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6};
-use crate::table::Table;
+use crate::ring;
+use crate::table::{OrderedMap, Table};
 
 /// An IP version, by its tuples.
 pub trait Version: Tuple + Sized + 'static {
@@ -157,15 +158,24 @@ version!(
     Tuple4,
     Ipv4Header,
     Table {
-        tcp: &HEALTH_CT4,
+        tcp: OrderedMap {
+            map: &HEALTH_CT4,
+            ring: ring::CT4,
+        },
         others: &HEALTH_CT_ANY4,
     },
     Table {
-        tcp: &HEALTH_NAT4,
+        tcp: OrderedMap {
+            map: &HEALTH_NAT4,
+            ring: ring::NAT4,
+        },
         others: &HEALTH_NAT_ANY4,
     },
     Table {
-        tcp: &HEALTH_REVNAT4,
+        tcp: OrderedMap {
+            map: &HEALTH_REVNAT4,
+            ring: ring::REVNAT4,
+        },
         others: &HEALTH_REVNAT_ANY4,
     },
     HEALTH_SVC4,
@@ -184,15 +194,24 @@ version!(
     Tuple6,
     Ipv6Header,
     Table {
-        tcp: &HEALTH_CT6,
+        tcp: OrderedMap {
+            map: &HEALTH_CT6,
+            ring: ring::CT6,
+        },
         others: &HEALTH_CT_ANY6,
     },
     Table {
-        tcp: &HEALTH_NAT6,
+        tcp: OrderedMap {
+            map: &HEALTH_NAT6,
+            ring: ring::NAT6,
+        },
         others: &HEALTH_NAT_ANY6,
     },
     Table {
-        tcp: &HEALTH_REVNAT6,
+        tcp: OrderedMap {
+            map: &HEALTH_REVNAT6,
+            ring: ring::REVNAT6,
+        },
         others: &HEALTH_REVNAT_ANY6,
     },
     HEALTH_SVC6,

@@ -31,6 +31,7 @@ pub mod packet;
 pub mod policy;
 pub mod probe_flow;
 pub mod rewrite;
+pub mod ring;
 pub mod rtt;
 pub mod service;
 pub mod table;

@@ -17,6 +17,7 @@ use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
+use health_common::ring::{Hand, RINGS};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::direct::DirectConfig;
 use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
@@ -28,6 +29,7 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
+use crate::ring::Vacated;
 use crate::service::SentErrors;
 use crate::xdp::Draft;
 
@@ -39,11 +41,19 @@ const TCP_FLOWS: u32 = 32_768;
 
 /// IPv4 flows of TCP.
 #[map]
-pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+pub static HEALTH_CT4: HashMap<Tuple4, CtEntry> = HashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_CT4_RING: Array<Tuple4> = Array::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv6 flows of TCP.
 #[map]
-pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+pub static HEALTH_CT6: HashMap<Tuple6, CtEntry> = HashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_CT6_RING: Array<Tuple6> = Array::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv4 flows of other protocols.
 #[map]
@@ -65,11 +75,19 @@ pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
 
 /// IPv4 translations of TCP.
 #[map]
-pub static HEALTH_NAT4: LruHashMap<Tuple4, NatEntry4> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+pub static HEALTH_NAT4: HashMap<Tuple4, NatEntry4> = HashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_NAT4_RING: Array<Tuple4> = Array::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv6 translations of TCP.
 #[map]
-pub static HEALTH_NAT6: LruHashMap<Tuple6, NatEntry6> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+pub static HEALTH_NAT6: HashMap<Tuple6, NatEntry6> = HashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_NAT6_RING: Array<Tuple6> = Array::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv4 translations of other protocols.
 #[map]
@@ -152,11 +170,19 @@ pub static HEALTH_SOURCE_RANGES: LpmTrie<SourceRange, u32> =
 
 /// IPv4 flows of TCP through services.
 #[map]
-pub static HEALTH_REVNAT4: LruHashMap<Tuple4, ServiceFlow4> = LruHashMap::pinned(REVNAT_ENTRIES, 0);
+pub static HEALTH_REVNAT4: HashMap<Tuple4, ServiceFlow4> = HashMap::pinned(REVNAT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_REVNAT4_RING: Array<Tuple4> = Array::pinned(REVNAT_ENTRIES, 0);
 
 /// IPv6 flows of TCP through services.
 #[map]
-pub static HEALTH_REVNAT6: LruHashMap<Tuple6, ServiceFlow6> = LruHashMap::pinned(REVNAT_ENTRIES, 0);
+pub static HEALTH_REVNAT6: HashMap<Tuple6, ServiceFlow6> = HashMap::pinned(REVNAT_ENTRIES, 0);
+
+/// Their keys, in the order in which they were entered.
+#[map]
+pub static HEALTH_REVNAT6_RING: Array<Tuple6> = Array::pinned(REVNAT_ENTRIES, 0);
 
 /// IPv4 flows of other protocols through services.
 #[map]
@@ -231,6 +257,14 @@ pub static HEALTH_SENT_ERRORS: PerCpuArray<SentErrors> = PerCpuArray::with_max_e
 /// By which keys nodes know what others send on to their backends.
 #[map]
 pub static HEALTH_DIRECT: Array<DirectConfig> = Array::pinned(1, 0);
+
+/// Where the rings of keys are written next.
+#[map]
+pub static HEALTH_HANDS: Array<Hand> = Array::pinned(RINGS, 0);
+
+/// Vacated places of rings, by the indexes of their hands. Of no meaning to anybody else, and not pinned.
+#[map]
+pub static HEALTH_VACATED: PerCpuArray<Vacated> = PerCpuArray::with_max_entries(RINGS, 0);
 
 /// Settings.
 #[map]

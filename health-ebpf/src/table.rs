@@ -2,9 +2,98 @@
 
 use core::arch::asm;
 
-use aya_ebpf::maps::LruHashMap;
+use aya_ebpf::maps::{HashMap, LruHashMap};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
+
+use crate::ring::Ring;
+
+/// What `bpf_map_update_elem` says of a hash map that is full.
+pub const E2BIG: i32 = -7;
+
+/// What a map of flows does, whichever kind it is of.
+pub trait FlowMap<K, V> {
+    /// The value under a key, to be changed.
+    fn get_ptr_mut(&self, key: &K) -> Option<*mut V>;
+    /// Sets a value, with flags of `bpf_map_update_elem`; else the kernel's error, which is [`E2BIG`] where there is no room.
+    fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
+    /// Whether a new entry may be made now.
+    fn reserve(&self) -> bool;
+    /// Makes room for one more entry, unless the kernel does so by itself. Returns whether there is some.
+    fn make_room(&self) -> bool;
+    /// Removes a key; else the kernel's error.
+    fn remove(&self, key: &K) -> Result<(), i32>;
+
+    /// As [`FlowMap::get_ptr_mut`], to be read.
+    #[inline(always)]
+    fn get_ptr(&self, key: &K) -> Option<*const V> {
+        self.get_ptr_mut(key).map(<*mut V>::cast_const)
+    }
+}
+
+impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
+    #[inline(always)]
+    fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
+        LruHashMap::get_ptr_mut(self, key)
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
+        LruHashMap::insert(self, key, value, flags)
+    }
+
+    #[inline(always)]
+    fn reserve(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn make_room(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &K) -> Result<(), i32> {
+        LruHashMap::remove(self, key)
+    }
+}
+
+/// A hash map whose keys stand in a ring, so that a new entry finds room in it.
+pub struct OrderedMap<K: 'static, V: 'static> {
+    /// The entries.
+    pub map: &'static HashMap<K, V>,
+    /// Their keys.
+    pub ring: Ring<K>,
+}
+
+impl<K: Copy, V> FlowMap<K, V> for OrderedMap<K, V> {
+    #[inline(always)]
+    fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
+        self.map.get_ptr_mut(key)
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
+        self.map.insert(key, value, flags)?;
+        self.ring.note(key);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn reserve(&self) -> bool {
+        self.ring.reserve()
+    }
+
+    #[inline(always)]
+    fn make_room(&self) -> bool {
+        self.ring.make_room()
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &K) -> Result<(), i32> {
+        self.map.remove(key)
+    }
+}
 
 /// What is kept of the flows of one IP version.
 ///
@@ -12,7 +101,7 @@ use health_common::tuple::Tuple;
 /// each map has its own calls here, which LLVM must not make one of: see [`apart`].
 pub struct Table<K: 'static, V: 'static> {
     /// That of TCP.
-    pub tcp: &'static LruHashMap<K, V>,
+    pub tcp: OrderedMap<K, V>,
     /// That of all other protocols.
     pub others: &'static LruHashMap<K, V>,
 }

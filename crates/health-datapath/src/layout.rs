@@ -20,6 +20,9 @@ use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
+use health_common::ring::{
+    Hand, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4, RING_REVNAT6, RINGS,
+};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::direct::DirectConfig;
 use health_common::service::socket::{SocketFlow, SocketKey};
@@ -135,13 +138,27 @@ pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4
 pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6", 10);
 /// How long that serves.
 pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES", 10);
+/// Keys of [`CT4`], in the order in which they were entered.
+pub const CT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_CT4_RING", 11);
+/// Keys of [`CT6`].
+pub const CT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_CT6_RING", 11);
+/// Keys of [`NAT4`].
+pub const NAT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_NAT4_RING", 11);
+/// Keys of [`NAT6`].
+pub const NAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_NAT6_RING", 11);
+/// Keys of [`REVNAT4`].
+pub const REVNAT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_REVNAT4_RING", 11);
+/// Keys of [`REVNAT6`].
+pub const REVNAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_REVNAT6_RING", 11);
+/// Where the rings are written next.
+pub const HANDS: MapLayout = map::<u32, Hand>("HEALTH_HANDS", 11);
 /// By which keys nodes know what others send on to their backends.
 pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 10);
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 42] = [
+pub const MAPS: [MapLayout; 49] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -182,9 +199,27 @@ pub const MAPS: [MapLayout; 42] = [
     XDP_FLOWS4,
     XDP_FLOWS6,
     XDP_TIMES,
+    CT4_RING,
+    CT6_RING,
+    NAT4_RING,
+    NAT6_RING,
+    REVNAT4_RING,
+    REVNAT6_RING,
+    HANDS,
     DIRECT,
     CONFIG,
 ];
+
+/// The tables that are hash maps whose keys stand in rings, with those, by the indexes of their hands.
+pub(crate) const RINGED: [(MapLayout, MapLayout); RINGS as usize] = {
+    let mut ringed = [(CT4, CT4_RING); RINGS as usize];
+    ringed[RING_CT6 as usize] = (CT6, CT6_RING);
+    ringed[RING_NAT4 as usize] = (NAT4, NAT4_RING);
+    ringed[RING_NAT6 as usize] = (NAT6, NAT6_RING);
+    ringed[RING_REVNAT4 as usize] = (REVNAT4, REVNAT4_RING);
+    ringed[RING_REVNAT6 as usize] = (REVNAT6, REVNAT6_RING);
+    ringed
+};
 
 /// The maps that name each other's entries: a change of one's layout is one of all of them.
 pub(crate) const FAMILIES: [&[MapLayout]; 3] = [ENDPOINT_MAPS, SERVICE_MAPS, XDP_MAPS];

@@ -25,6 +25,7 @@ mod pins;
 pub mod policy;
 pub mod probe;
 mod resize;
+mod rings;
 pub mod rtt_store;
 pub mod services;
 mod sockets;

@@ -42,6 +42,25 @@ pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
     None
 }
 
+/// Removes both entries of an outbound flow's translation. Returns how many there were.
+#[inline(always)]
+pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
+    let Some(out) = translation(flow) else {
+        return 0;
+    };
+    let mut removed = 0;
+    let back_key = flow.reply_key(&out);
+    if translation(&back_key).is_some_and(|back| T::translated(&back) == flow.source())
+        && T::translations().remove(&back_key).is_ok()
+    {
+        removed += 1;
+    }
+    if T::translations().remove(flow).is_ok() {
+        removed += 1;
+    }
+    removed
+}
+
 /// Removes a translation, whose entry of direction in is `back`, if its flow is over and only waits to be
 /// collected. `false` when it is not, or when another CPU does.
 #[inline(always)]

@@ -6,6 +6,7 @@ use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::{End, NAT_NEEDS_CT};
 use health_common::packet::Kind;
+use health_common::tcp::IP_PROTOCOL_TCP;
 
 use super::entry::whole;
 use super::settings;
@@ -29,12 +30,31 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
         result => return result,
     }
     let found = match T::find(skb, &mut passage) {
-        StepResult::IS_NEW => T::translate(skb, &mut passage),
+        StepResult::IS_NEW => translate_with_room(frame, &mut passage),
         result => result,
     };
     match found {
         StepResult::FOUND if passage.is_host_local() => StepResult::PASSED,
         StepResult::FOUND => T::rewrite_source(skb, &mut passage),
+        result => result,
+    }
+}
+
+/// Translates a new flow, and if there is no room for its two entries, makes some: the step has none on its stack for that.
+#[inline(always)]
+fn translate_with_room<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let ring = T::translations().tcp.ring;
+    let is_tcp = passage.tuple.protocol() == IP_PROTOCOL_TCP;
+    let mut result = StepResult::HAS_NO_ROOM;
+    if !is_tcp || ring.reserve() && ring.reserve() {
+        result = T::translate(frame.skb(), passage);
+        if result == StepResult::HAS_NO_ROOM && ring.make_room() && ring.make_room() {
+            result = T::translate(frame.skb(), passage);
+        }
+    }
+    match result {
+        StepResult::HAS_NO_ROOM if passage.sender == Sender::Node => StepResult::PASSED,
+        StepResult::HAS_NO_ROOM => StepResult::dropped(Reason::NatNoMapping),
         result => result,
     }
 }

@@ -26,7 +26,7 @@ use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
 use crate::metrics::{Verdict, ignore, refuse_for};
 use crate::service;
 use arriving::arriving;
-pub(crate) use entry::{translation, whole};
+pub(crate) use entry::{forget, translation, whole};
 use leaving::leaving;
 use step::StepResult;
 

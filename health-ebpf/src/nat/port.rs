@@ -32,9 +32,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
         passage.entry = T::translation(own, NAT_HOST_LOCAL | NAT_NEEDS_CT, now_ns);
         match T::take(frame.skb(), passage) {
             StepResult::IS_TAKEN => {}
-            StepResult::FOUND => return StepResult::FOUND,
-            // Without room, nothing is translated wrongly.
-            _ => return StepResult::PASSED,
+            result => return result,
         }
         // Without a socket it is a packet that was translated before, at a port of this bridge.
         if !has_socket(frame) {
@@ -68,7 +66,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
                 }
                 return StepResult::FOUND;
             }
-            _ => break,
+            result => return result,
         }
     }
     StepResult::dropped(Reason::NatNoMapping)
@@ -94,7 +92,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
             match T::translations().insert(&key, &back, u64::from(BPF_NOEXIST)) {
                 Ok(()) => {}
                 Err(EEXIST) => return StepResult::IS_TAKEN,
-                Err(_) => return StepResult::dropped(Reason::NatNoMapping),
+                Err(_) => return StepResult::HAS_NO_ROOM,
             }
         }
     }
@@ -113,7 +111,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
             passage.entry = there;
             StepResult::FOUND
         }
-        None => StepResult::dropped(Reason::NatNoMapping),
+        None => StepResult::HAS_NO_ROOM,
     }
 }
 

@@ -33,6 +33,8 @@ impl StepResult {
     pub(super) const IS_NEW: Self = Self(3);
     /// The port is another's.
     pub(super) const IS_TAKEN: Self = Self(4);
+    /// The maps have no room for another translation.
+    pub(super) const HAS_NO_ROOM: Self = Self(5);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]

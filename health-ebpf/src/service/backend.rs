@@ -258,7 +258,7 @@ pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T
     };
     let answer = answer_key::<T, P>(&flow, request.backend());
     if !enter_both(&flow, &answer, parts, request.backend()) {
-        return StepResult::dropped(Reason::ServiceNoBackend);
+        return StepResult::HAS_NO_ROOM;
     }
     count_flow(parts.backend);
     StepResult::FOUND
@@ -330,6 +330,22 @@ pub(crate) fn forget<T: Version>(sent: T) {
     }
 }
 
+/// The tuple of a flow's packets to its backend, direction out, given one of its entries.
+#[inline(always)]
+pub(crate) fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
+    if key.direction() == TUPLE_OUT {
+        key.with_destination(T::service_flow_parts(entry).to)
+    } else {
+        key.reply()
+    }
+}
+
+/// Whether conntrack knows a flow with these flags as one of direction in: from outside, where its backend sees the client.
+#[inline(always)]
+pub(crate) fn comes_in(flags: u16) -> bool {
+    flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE
+}
+
 /// As [`forget`], of a flow from outside whose packets went to this node's backend by this tuple; of no other, which the
 /// programs at its client's device forget.
 #[inline(always)]
@@ -346,8 +362,8 @@ pub(crate) fn forget_from_outside<T: Version>(sent: T) {
     }
 }
 
-/// As [`forget`], of the flow that conntrack knew by this key: one from outside is of direction in where its backend sees
-/// the client. The flow may be another one's by now, which goes the other way to the same backend.
+/// As [`forget`], of the flow that conntrack knew by this key. The flow may be another one's by now, which goes the other way
+/// to the same backend.
 #[inline(always)]
 pub(crate) fn forget_untracked<T: Version>(key: T) {
     let sent = key.with_direction(TUPLE_OUT);
@@ -357,8 +373,7 @@ pub(crate) fn forget_untracked<T: Version>(key: T) {
     };
     // SAFETY: a value of that map.
     let flags = T::service_flow_parts(unsafe { &*back }).flags;
-    let comes_in = flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE;
-    if comes_in == (key.direction() != TUPLE_OUT) {
+    if comes_in(flags) == (key.direction() != TUPLE_OUT) {
         forget(sent);
     }
 }

@@ -26,11 +26,12 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
 use health_common::service::FLOW_SHARED;
+use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 use backend::ATTEMPTS;
-pub(crate) use backend::forget_untracked;
+pub(crate) use backend::{comes_in, forget_untracked, sent};
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
@@ -131,9 +132,41 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
         result = T::settle(skb, request);
     }
     if result == StepResult::CHOSEN {
-        result = T::enter(skb, request);
+        result = enter_with_room(request, |request| T::enter(skb, request));
     }
     (result, is_new)
+}
+
+/// Enters a new flow, and if there is no room for its two entries, makes some. A step that enters flows has none on its stack
+/// for that.
+#[inline(always)]
+fn enter_with_room<T: Version>(
+    request: &mut Request<T>,
+    enter: impl Fn(&mut Request<T>) -> StepResult,
+) -> StepResult {
+    let ring = T::service_flows().tcp.ring;
+    let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
+    if is_tcp && !(ring.reserve() && ring.reserve()) {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
+    again_with_room(request, enter)
+}
+
+/// As [`enter_with_room`], of a flow that may be known.
+#[inline(always)]
+fn again_with_room<T: Version>(
+    request: &mut Request<T>,
+    enter: impl Fn(&mut Request<T>) -> StepResult,
+) -> StepResult {
+    let ring = T::service_flows().tcp.ring;
+    let mut result = enter(request);
+    if result == StepResult::HAS_NO_ROOM && ring.make_room() && ring.make_room() {
+        result = enter(request);
+    }
+    if result == StepResult::HAS_NO_ROOM {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
+    result
 }
 
 /// Forgets what was kept of a packet that policy refuses, and its flow if that is new: they would take the places of others.

@@ -244,7 +244,7 @@ pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
         return false;
     }
     flow = flow.with_direction(TUPLE_IN);
-    let Some(tracked) = T::flows().tcp.get_ptr(flow) else {
+    let Some(tracked) = T::flows().tcp.map.get_ptr(flow) else {
         return false;
     };
     // SAFETY: a value of that map.
@@ -254,7 +254,7 @@ pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
 /// Whether the connection under this key is not over; `None` if it is not known.
 #[inline(always)]
 fn goes_on<T: Version>(key: &T) -> Option<bool> {
-    let tracked = T::flows().tcp.get_ptr(key)?;
+    let tracked = T::flows().tcp.map.get_ptr(key)?;
     // SAFETY: a value of that map.
     Some(unsafe { !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs()) })
 }

@@ -61,6 +61,8 @@ impl StepResult {
     pub(super) const HAS_NO_SERVICE: Self = Self(10);
     /// As [`Self::CHOSEN`], but what that backend answers is for another flow: another one is to be chosen.
     pub(super) const TAKEN: Self = Self(11);
+    /// The maps have no room for another flow.
+    pub(super) const HAS_NO_ROOM: Self = Self(12);
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! Floods of packets that each begin a flow, beside TCP connections that are open and idle.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -101,7 +102,7 @@ impl IdleBed {
         run.datapath.set_masquerade(masquerade)?;
         let tables = run.datapath.tables()?;
         let bed = Self { run, tables };
-        bed.open(connections)?;
+        bed.open(0..connections)?;
         let connections = 2 * u64::from(connections);
         let expected = IdleEntries {
             flows: connections,
@@ -112,11 +113,12 @@ impl IdleBed {
         Ok(bed)
     }
 
-    fn open(&self, connections: u32) -> anyhow::Result<()> {
+    /// Opens the connections of these numbers by each IP version; an error if a packet of one does not pass.
+    pub fn open(&self, connections: Range<u32>) -> anyhow::Result<()> {
         let out = ["from_endpoint", "to_netdev"].map(|name| self.run.program(name));
         let [from_netdev, to_endpoint] =
             ["from_netdev", "to_endpoint"].map(|name| self.run.program(name));
-        for number in 0..connections {
+        for number in connections {
             for (own, node, first) in [
                 (ENDPOINT4.into(), NODE4.into(), IpAddr::from(SERVER4)),
                 (ENDPOINT6.into(), NODE6.into(), IpAddr::from(SERVER6)),
@@ -154,6 +156,24 @@ impl IdleBed {
                 .filter(|(flow, _)| is_idle(flow))
                 .count() as u64,
         })
+    }
+
+    /// How many of the connections of these numbers conntrack knows, of both IP versions together; those of the first server.
+    pub fn known(&self, connections: Range<u32>) -> anyhow::Result<usize> {
+        ensure!(connections.end <= PORTS_OF_A_SERVER, "{connections:?}");
+        let flows = self.run.maps().conntrack()?;
+        let known = flows.iter().filter(|(flow, _)| {
+            // What was not known when its SYN went out may have been entered with the answer.
+            let ports = [flow.source_port, flow.destination_port];
+            let [own, other] = if flow.inbound {
+                [ports[1], ports[0]]
+            } else {
+                ports
+            };
+            let number = u32::from(own).checked_sub(FIRST_PORT.into());
+            other == IDLE_PORT && number.is_some_and(|number| connections.contains(&number))
+        });
+        Ok(known.count())
     }
 
     /// All flows that are not of TCP.

@@ -2,6 +2,7 @@
 //! start of an agent, and flows outlive that.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
 
 use anyhow::Context as _;
 use aya::Pod;
@@ -19,6 +20,7 @@ use health_model::settings::Location;
 use health_net::clock::coarse_now_secs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::process::run;
 use tests::testrun::Bpffs;
 use tests::{Bed, Node, PATIENCE};
 
@@ -87,11 +89,15 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
     assert_eq!(lifetime(node, "tcp-close-s")?, 10);
     let sizes = [
         ("HEALTH_CT4", 131_072),
+        ("HEALTH_CT4_RING", 131_072),
         ("HEALTH_CT6", 131_072),
+        ("HEALTH_CT6_RING", 131_072),
         ("HEALTH_CT_ANY4", 65_536),
         ("HEALTH_CT_ANY6", 65_536),
         ("HEALTH_NAT4", 2_048),
+        ("HEALTH_NAT4_RING", 2_048),
         ("HEALTH_NAT6", 2_048),
+        ("HEALTH_NAT6_RING", 2_048),
         ("HEALTH_NAT_ANY4", 4_096),
         ("HEALTH_NAT_ANY6", 4_096),
     ];
@@ -396,5 +402,52 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     maps.load(sizes)?.attach(&[])?;
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 2);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_of_an_earlier_version_move_to_maps_of_another_kind() -> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let sizes = MapSizes::default();
+    let pin = maps.location().pins().join(layout::CT4.name);
+    maps.load(sizes)?.attach(&[])?;
+    std::fs::remove_file(&pin)?;
+    let mut bpftool = Command::new("bpftool");
+    bpftool.args(["map", "create"]).arg(&pin);
+    bpftool.args(["type", "lru_hash", "key", "16", "value", "64"]);
+    run(bpftool.args(["entries", "65536", "name", "HEALTH_CT4"]))?.success()?;
+    let mut former = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    let entry = CtEntry {
+        expires: coarse_now_secs() + 3_600,
+        ..CtEntry::default()
+    };
+    for number in 0..FLOWS {
+        former.insert(flow(number), entry, 0)?;
+    }
+    let kind = || -> anyhow::Result<String> {
+        let maps = Pinned::open(&maps.location())?.maps()?;
+        let map = maps.into_iter().find(|map| map.name == layout::CT4.name);
+        Ok(map.context("no such map")?.kind)
+    };
+
+    // A start that fails before its programs serve.
+    drop(maps.load(sizes)?);
+    assert_eq!(
+        (kind()?.as_str(), maps.flows()?),
+        ("lru_hash", FLOWS as usize)
+    );
+    maps.load(sizes)?.attach(&[])?;
+    assert_eq!((kind()?.as_str(), maps.flows()?), ("hash", FLOWS as usize));
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    // Their keys stand in the ring, so that they can be evicted.
+    let pinned = Pinned::open(&maps.location())?;
+    let ring = pinned.ring_rows(layout::CT4_RING.name)?;
+    let mut noted = 0;
+    ring.context("no such ring")?
+        .each(|(_, flow)| noted += u32::from(flow.protocol == TCP))?;
+    assert_eq!(noted, FLOWS);
     Ok(())
 }

@@ -1,7 +1,10 @@
-//! Floods of flows beside TCP connections that are open and idle: which entries they evict.
+//! Floods of flows beside TCP connections that are open and idle, and tables full of those: which entries are evicted.
 
+use health_common::ring::CANDIDATES;
 use health_datapath::MapSizes;
+use health_net::clock::coarse_now_secs;
 use tests::conntrack::flood::{FloodKind, IdleBed};
+use tests::{PATIENCE, wait_for};
 
 /// Connections of each IP version.
 const CONNECTIONS: u32 = 2_000;
@@ -19,7 +22,7 @@ const PACKETS: u64 = 30_000;
 
 #[test]
 #[ignore = "needs root"]
-fn no_flood_of_echoes_or_datagrams_evicts_a_connection_or_its_translation() -> anyhow::Result<()> {
+fn no_flood_evicts_a_connection_that_was_answered_or_its_translation() -> anyhow::Result<()> {
     let bed = IdleBed::new(SIZES, CONNECTIONS)?;
     let before = bed.idle()?;
     for kind in [FloodKind::Echoes, FloodKind::Datagrams] {
@@ -29,10 +32,42 @@ fn no_flood_of_echoes_or_datagrams_evicts_a_connection_or_its_translation() -> a
         let others = bed.others()?;
         assert!(others > SIZES.conntrack_any as usize, "{others}");
     }
-    // As many flows in the same maps do evict them.
-    bed.flood(&[FloodKind::SynsOut], |sent| sent >= PACKETS)?;
-    let after = bed.idle()?;
-    assert!(after.flows < before.flows, "{after:?}");
-    assert!(after.translations < before.translations, "{after:?}");
+    for kind in [FloodKind::SynsIn, FloodKind::SynsOut] {
+        bed.flood(&[kind], |sent| sent >= PACKETS)?;
+        assert_eq!(bed.idle()?, before, "{kind:?}");
+    }
+    // Nor does the flood keep others out, once it is over: what finds no room does with a later segment.
+    let others = CONNECTIONS..CONNECTIONS + 100;
+    for _ in 0..3 {
+        bed.open(others.clone())?;
+    }
+    assert_eq!(bed.known(others)?, 200);
+    assert_eq!(bed.known(0..CONNECTIONS)?, 2 * CONNECTIONS as usize);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_table_full_of_idle_connections_takes_new_ones_in_their_place() -> anyhow::Result<()> {
+    let sizes = MapSizes {
+        nat: 2 * SIZES.nat,
+        ..SIZES
+    };
+    let bed = IdleBed::new(sizes, SIZES.conntrack)?;
+    let room = 2 * SIZES.conntrack as usize;
+    assert_eq!(bed.known(0..SIZES.conntrack)?, room);
+    // What was used in the same second is as old.
+    let filled = coarse_now_secs();
+    wait_for("the second to be over", PATIENCE, || {
+        Ok((coarse_now_secs() > filled).then_some(()))
+    })?;
+    // Some find no room at first: the hand passes each entry once before its patience is at its end.
+    let begun = SIZES.conntrack..SIZES.conntrack + 2 * SIZES.conntrack / CANDIDATES;
+    bed.open(begun.clone())?;
+    let later = begun.end..begun.end + 100;
+    bed.open(later.clone())?;
+    let all = 0..later.end;
+    assert_eq!(bed.known(later)?, 200);
+    assert_eq!(bed.known(all)?, room, "as many as before");
     Ok(())
 }

@@ -6,6 +6,7 @@ mod lookup;
 mod map;
 mod objects;
 mod raw;
+mod rings;
 mod rtt_rows;
 mod services;
 mod xdp;

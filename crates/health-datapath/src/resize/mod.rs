@@ -14,16 +14,19 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya::EbpfLoader;
+use aya_obj::generated::bpf_map_type;
 use tracing::{info, warn};
 
 use super::layout::MapLayout;
 use super::loader::file_error;
 use super::pin_folder::remove_tree;
 use super::{DatapathError, sys};
-use copy::{copy_entries, copy_places, needed};
+use copy::{Ring, copy_entries, copy_places, needed};
 use sizes::{Contents, SizedMap};
 
 pub use sizes::MapSizes;
+
+const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 
 /// Maps on their way to another size.
 #[derive(Debug)]
@@ -76,6 +79,7 @@ impl PendingResize {
             map,
             size,
             contents,
+            ring,
         } = sized;
         let (pin, former) = self.paths(&map);
         let has_former = former.exists();
@@ -88,7 +92,8 @@ impl PendingResize {
         let Some((fd, info)) = open(&pin)? else {
             return Ok(size);
         };
-        if info.max_entries == size {
+        let is_of_kind = ring.is_none() || info.kind == HASH;
+        if info.max_entries == size && is_of_kind {
             if former.exists() {
                 self.maps.push(sized);
             }
@@ -119,7 +124,7 @@ impl PendingResize {
             map = map.name,
             from = info.max_entries,
             to = size,
-            "the map gets another size; {becomes}"
+            "the map gets another size or kind; {becomes}"
         );
         self.maps.push(sized);
         self.set_aside.push(map);
@@ -156,7 +161,8 @@ impl PendingResize {
             Contents::Unwanted | Contents::Cache => return Ok(()),
             Contents::Places => return copy_places(&sized.map, &former, &new).map_err(failed),
             Contents::Conntrack | Contents::Programs | Contents::Agent => {
-                copy_entries(sized, &former, &new).map_err(failed)?
+                let ring = self.ring(sized)?;
+                copy_entries(sized, &former, &new, ring.as_ref()).map_err(failed)?
             }
         };
         if copied > u64::from(info.max_entries) {
@@ -168,6 +174,16 @@ impl PendingResize {
             );
         }
         Ok(())
+    }
+
+    fn ring(&self, sized: &SizedMap) -> Result<Option<Ring>, DatapathError> {
+        let Some(ring) = sized.ring else {
+            return Ok(None);
+        };
+        Ok(open(&self.paths(&ring).0)?.map(|(keys, info)| Ring {
+            keys,
+            places: info.max_entries,
+        }))
     }
 
     fn paths(&self, map: &MapLayout) -> (PathBuf, PathBuf) {

@@ -4,8 +4,8 @@ use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
 use health_common::service::xdp::XDP_FLOWS;
 
 use crate::layout::{
-    BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6, SLOTS,
-    SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6,
+    BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6,
+    RINGED, SLOTS, SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6,
 };
 use crate::services::ServiceMapSizes;
 
@@ -47,6 +47,7 @@ impl MapSizes {
                 map,
                 size,
                 contents,
+                ring: ring_of(&map),
             }
         };
         let flows = [
@@ -62,22 +63,30 @@ impl MapSizes {
             (NAT_ANY6, self.nat_any),
         ];
         let services = self.services.unwrap_or(ServiceMapSizes::NONE);
-        let services = services.all().map(move |(map, size)| SizedMap {
-            map,
-            size,
-            contents: match map {
+        let services = services.all().map(move |(map, size)| {
+            sized(match map {
                 _ if self.services.is_none() => Contents::Unwanted,
                 BACKENDS | SLOTS | MAGLEV => Contents::Places,
                 SVC4 | SVC6 | SOURCE_RANGES => Contents::Agent,
                 _ => Contents::Programs,
-            },
+            })((map, size))
         });
         let flows = flows.into_iter().map(sized(Contents::Conntrack));
         let translations = translations.into_iter().map(sized(Contents::Programs));
         let known = [(XDP_FLOWS4, self.xdp_flows), (XDP_FLOWS6, self.xdp_flows)];
         let known = known.into_iter().map(sized(Contents::Cache));
-        flows.chain(translations).chain(services).chain(known)
+        let tables = flows.chain(translations).chain(services).chain(known);
+        tables.flat_map(move |table| {
+            let ring = table.ring.map(|ring| (ring, table.size));
+            [table].into_iter().chain(ring.map(sized(Contents::Cache)))
+        })
     }
+}
+
+/// The ring of a table's keys.
+fn ring_of(table: &MapLayout) -> Option<MapLayout> {
+    let mut ringed = RINGED.into_iter();
+    ringed.find_map(|(ringed, ring)| (ringed == *table).then_some(ring))
 }
 
 /// A map and the size that it is to have.
@@ -86,6 +95,8 @@ pub(super) struct SizedMap {
     pub(super) map: MapLayout,
     pub(super) size: u32,
     pub(super) contents: Contents,
+    /// Where its keys stand. A table that has such a ring is a hash map, and was none in earlier versions.
+    pub(super) ring: Option<MapLayout>,
 }
 
 /// What is in a map, and becomes of it in one of another size.

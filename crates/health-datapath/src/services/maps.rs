@@ -278,11 +278,13 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
         layout::SOURCE_RANGES => (LPM_TRIE, sizes.source_ranges),
         layout::XDP_TIMES => (ARRAY, 1),
         layout::AFFINITY => (LRU_HASH, sizes.affinity),
-        layout::REVNAT4 | layout::REVNAT6 => (LRU_HASH, sizes.flows),
+        layout::REVNAT4 | layout::REVNAT6 => (HASH, sizes.flows),
         layout::SOCKETS => (LRU_HASH, sizes.sockets),
         _ => (LRU_HASH, sizes.flows_any),
     };
-    let is_sparse = matches!(kind, HASH | LPM_TRIE);
+    // Programs make entries of flows.
+    let is_of_flows = matches!(*layout, layout::REVNAT4 | layout::REVNAT6);
+    let is_sparse = matches!(kind, HASH | LPM_TRIE) && !is_of_flows;
     let map = sys::create_map(sys::CreateAttr {
         kind: kind as u32,
         key_size: layout.key_size,

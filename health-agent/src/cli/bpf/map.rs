@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::entry::{Entry, lines};
 use super::{
     arrivals, calls, connections, ct, direct, endpoint, event_filter, fragments, inflight, ipcache,
-    lb, masquerade, metrics, nat, policy, rtt, settings, stream, xdp,
+    lb, masquerade, metrics, nat, policy, ring, rtt, settings, stream, xdp,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 
@@ -132,6 +132,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const XDP_FLOWS4: &str = layout::XDP_FLOWS4.name;
     const XDP_FLOWS6: &str = layout::XDP_FLOWS6.name;
     const XDP_TIMES: &str = layout::XDP_TIMES.name;
+    const HANDS: &str = layout::HANDS.name;
 
     match name {
         CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
@@ -240,7 +241,11 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         XDP_TIMES => stream::print(format, &[pinned.xdp_time_rows()?], |row| {
             Some(xdp::times(row))
         }),
-        _ => dump_by_types(pinned.map(name)?, format),
+        HANDS => stream::print(format, &[pinned.hand_rows()?], |row| Some(ring::hand(row))),
+        _ => match pinned.ring_rows(name)? {
+            Some(rows) => stream::print(format, &[rows], ring::place),
+            None => dump_by_types(pinned.map(name)?, format),
+        },
     }
 }
 

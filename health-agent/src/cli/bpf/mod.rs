@@ -24,6 +24,7 @@ mod nat;
 mod parallel;
 mod policy;
 mod prog;
+mod ring;
 mod rtt;
 mod settings;
 mod stream;

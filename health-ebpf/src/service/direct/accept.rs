@@ -150,7 +150,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
     if enter_both(&flow, &answer, parts, sent.destination()) {
         StepResult::FOUND
     } else {
-        StepResult::dropped(Reason::ServiceNoBackend)
+        StepResult::HAS_NO_ROOM
     }
 }
 

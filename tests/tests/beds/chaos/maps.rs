@@ -5,7 +5,7 @@ use std::io;
 use anyhow::Context as _;
 use aya::Pod;
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use health_common::addr::Addr;
 use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
@@ -142,7 +142,7 @@ fn rule(number: u32) -> PolicyKey {
     }
 }
 
-/// Has a node forget its flows, as a flood would: the maps of flows make room for those that come last.
+/// Has a node forget its flows, and fills the maps of flows with others.
 pub(super) fn flood_flows(node: &Node) -> anyhow::Result<()> {
     for name in [layout::CT4.name, layout::CT_ANY4.name] {
         flood(node, name, |number| Tuple4 {
@@ -167,8 +167,27 @@ fn flood<K: Pod>(node: &Node, name: &str, tuple: fn(u32) -> K) -> anyhow::Result
     let map = data(node, name)?;
     let entries = map.info()?.max_entries();
     let mut map: HashMap<_, K, CtEntry> = Map::from_map_data(map)?.try_into()?;
+    let known: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    for key in known {
+        match map.remove(&key) {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     for number in 0..entries {
-        map.insert(tuple(number), CtEntry::default(), 0)?;
+        match map.insert(tuple(number), CtEntry::default(), 0) {
+            // Packets go on: some of the room is theirs.
+            Err(error) if has(&error, &[libc::E2BIG]) => break,
+            result => result?,
+        }
+    }
+    // As programs do: what stands in no ring is not evicted.
+    let ring = format!("{name}_RING");
+    if layout::MAPS.iter().any(|map| map.name == ring) {
+        let mut ring: Array<_, K> = open(node, &ring)?;
+        for number in 0..entries {
+            ring.set(number, tuple(number), 0)?;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,50 @@
+//! Entries of the rings of tables' keys and of their hands, readable.
+
+use std::fmt;
+
+use health_common::ring::Hand;
+use health_datapath::dump::Flow;
+use serde::Serialize;
+
+use super::entry::Entry;
+use super::flow::FlowKey;
+
+/// A place of a ring as it is shown; `None` where nothing was written yet.
+pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
+    (flow.protocol != 0).then(|| Entry {
+        key: place,
+        value: FlowKey::from(&flow),
+    })
+}
+
+/// An entry of `HEALTH_HANDS` as it is shown.
+pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
+    Entry {
+        key,
+        value: Passed {
+            next: hand.next,
+            places: hand.places,
+            patience: hand.patience,
+        },
+    }
+}
+
+/// Where a ring is written next.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Passed {
+    next: u32,
+    places: u32,
+    patience: u32,
+}
+
+impl fmt::Display for Passed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            next,
+            places,
+            patience,
+        } = self;
+        write!(f, "next={next} places={places} patience={patience}")
+    }
+}
