@@ -20,7 +20,7 @@ use crate::maps::{
 };
 use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6};
 use crate::ring;
-use crate::table::{OrderedMap, Table};
+use crate::table::{RingMap, Table};
 
 /// An IP version, by its tuples.
 pub trait Version: Tuple + Sized + 'static {
@@ -158,21 +158,21 @@ version!(
     Tuple4,
     Ipv4Header,
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_CT4,
             ring: ring::CT4,
         },
         others: &HEALTH_CT_ANY4,
     },
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_NAT4,
             ring: ring::NAT4,
         },
         others: &HEALTH_NAT_ANY4,
     },
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_REVNAT4,
             ring: ring::REVNAT4,
         },
@@ -194,21 +194,21 @@ version!(
     Tuple6,
     Ipv6Header,
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_CT6,
             ring: ring::CT6,
         },
         others: &HEALTH_CT_ANY6,
     },
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_NAT6,
             ring: ring::NAT6,
         },
         others: &HEALTH_NAT_ANY6,
     },
     Table {
-        tcp: OrderedMap {
+        tcp: RingMap {
             map: &HEALTH_REVNAT6,
             ring: ring::REVNAT6,
         },

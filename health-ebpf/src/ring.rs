@@ -27,7 +27,7 @@ use crate::service;
 pub struct Ring<K: 'static> {
     keys: &'static Array<K>,
     hand: u32,
-    make_room: fn() -> u32,
+    evict_one: fn() -> u32,
 }
 
 impl<K: Copy> Ring<K> {
@@ -43,25 +43,33 @@ impl<K: Copy> Ring<K> {
         }
     }
 
-    /// Whether a new entry may be made. Of a table that was full of late, takes another one out first.
+    /// Whether so many new entries may be made. Of a table that was full of late, takes others out first.
     #[inline(always)]
-    pub fn reserve(&self) -> bool {
+    pub fn reserve(&self, entries: u32) -> bool {
         let Some(hand) = HEALTH_HANDS.get_ptr(self.hand) else {
             return true;
         };
         // SAFETY: an aligned word of a map value.
         let full_until = unsafe { (*hand).full_until };
-        full_until == 0 || coarse_now_secs() >= full_until || (self.make_room)() != 0
+        full_until == 0 || coarse_now_secs() >= full_until || self.evict(entries)
     }
 
-    /// Takes an entry out of a table that is full. Returns whether there was one that may go.
+    /// Takes so many entries out of a table that is full. Returns whether there were as many that may go.
     #[inline(always)]
-    pub fn make_room(&self) -> bool {
+    pub fn make_room(&self, entries: u32) -> bool {
         if let Some(hand) = HEALTH_HANDS.get_ptr_mut(self.hand) {
             // SAFETY: an aligned word of a map value.
             unsafe { (*hand).full_until = coarse_now_secs() + FULL_SECS };
         }
-        (self.make_room)() != 0
+        self.evict(entries)
+    }
+
+    /// Evicts until this processor has so many places for new keys.
+    #[inline(always)]
+    fn evict(&self, entries: u32) -> bool {
+        let vacant = vacant(self.hand);
+        (entries <= vacant || (self.evict_one)() != 0)
+            && (entries <= vacant + 1 || (self.evict_one)() != 0)
     }
 }
 
@@ -70,6 +78,17 @@ impl<K: Copy> Ring<K> {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Vacated([u32; 2]);
+
+/// How many places this processor vacated that were not written since.
+#[inline(always)]
+fn vacant(hand: u32) -> u32 {
+    let Some(vacated) = HEALTH_VACATED.get_ptr(hand) else {
+        return 0;
+    };
+    // SAFETY: a value of this processor's.
+    let Vacated([first, second]) = unsafe { &*vacated };
+    u32::from(*first != 0) + u32::from(*second != 0)
+}
 
 /// Takes a place that this processor vacated.
 #[inline(always)]
@@ -96,8 +115,8 @@ fn next_place(hand: *mut Hand) -> Option<u32> {
 
 /// What a table holds.
 trait Evictable<T> {
-    /// How much is lost with an entry, as the second in which it was of use last. 0: nothing, or a connection whose handshake
-    /// is not complete.
+    /// How much is lost with an entry, as the second in which it was of use last. 0: nothing, or a connection of which nothing
+    /// but a handshake was seen, or one side alone.
     fn worth(key: &T, entry: *const Self) -> u32;
 }
 
@@ -107,17 +126,26 @@ impl<T: Version> Evictable<T> for CtEntry {
         // SAFETY: a value of a conntrack map.
         let entry = unsafe { &*entry };
         let state = entry.state();
-        if state.is_closed() || !state.has(CT_SEEN_NON_SYN) {
+        let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
+        let is_open = state.has(CT_SEEN_NON_SYN) && !state.is_closed() && is_answered;
+        if !is_open || entry.has_expired(coarse_now_secs()) {
             return 0;
         }
         entry.last_rx.max(entry.last_tx)
     }
 }
 
-/// How much is lost with what belongs to a flow.
+/// Of an entry of which conntrack cannot tell whether it is in use.
+const LEAST: u32 = 1;
+
+/// How much is lost with what belongs to a flow, whichever of its packets conntrack saw first.
 #[inline(always)]
-fn worth_of_flow<T: Version>(flow: &T) -> u32 {
-    match T::flows().tcp.map.get_ptr(flow) {
+fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
+    if let Some(tracked) = T::flows().tcp.map.get_ptr(*flow) {
+        return CtEntry::worth(flow, tracked);
+    }
+    *flow = flow.reply();
+    match T::flows().tcp.map.get_ptr(*flow) {
         Some(tracked) => CtEntry::worth(flow, tracked),
         None => 0,
     }
@@ -130,7 +158,7 @@ macro_rules! evictable {
             #[inline(always)]
             fn worth(key: &$tuple, entry: *const Self) -> u32 {
                 // SAFETY: a value of the map of translations.
-                worth_of_flow(&key.flow(unsafe { &*entry }))
+                worth_of_flow(&mut key.flow(unsafe { &*entry }))
             }
         }
 
@@ -139,11 +167,14 @@ macro_rules! evictable {
             fn worth(key: &$tuple, entry: *const Self) -> u32 {
                 // SAFETY: a value of the map of services' flows.
                 let entry = unsafe { &*entry };
+                if service::is_turned(key, entry) {
+                    return LEAST;
+                }
                 let mut flow = service::sent(key, entry);
                 if service::comes_in(<$tuple>::service_flow_parts(entry).flags) {
                     flow.direction = TUPLE_IN;
                 }
-                worth_of_flow(&flow)
+                worth_of_flow(&mut flow)
             }
         }
     };
@@ -167,7 +198,11 @@ fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, pl
     }
 }
 
-/// Looks for an entry of a full table that may go. Returns where in the ring its key stands, counted from 1; 0: none may.
+/// None of the keys that were looked at has an entry: the table is probably not full.
+const ALL_STALE: u32 = u32::MAX;
+
+/// Looks for an entry of a full table that may go. Returns where in the ring its key stands, counted from 1; 0: none may; or
+/// [`ALL_STALE`].
 #[inline(always)]
 fn candidate(hand: u32, worth: impl Fn(u32) -> u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
@@ -199,6 +234,9 @@ fn candidate(hand: u32, worth: impl Fn(u32) -> u32) -> u32 {
             break;
         }
     }
+    if least == NONE {
+        return ALL_STALE;
+    }
     // SAFETY: as above.
     if unsafe { (*hand).patience } == 0 {
         chosen
@@ -207,21 +245,26 @@ fn candidate(hand: u32, worth: impl Fn(u32) -> u32) -> u32 {
     }
 }
 
-/// Removes an entry that may go. Returns whether there was one.
+/// Removes an entry that may go. Returns whether there is room then, as far as can be told.
 #[inline(always)]
-fn make_room<T: Version, V>(
+fn evict_one<T: Version, V>(
     table: &HashMap<T, V>,
     keys: &Array<T>,
     hand: u32,
     worth: impl Fn(u32) -> u32,
 ) -> u32 {
-    let Some(place) = candidate(hand, worth).checked_sub(1) else {
-        return 0;
+    let place = match candidate(hand, worth) {
+        0 => return 0,
+        ALL_STALE => return 1,
+        place => place - 1,
     };
     let (Some(key), Some(vacated)) = (keys.get(place), HEALTH_VACATED.get_ptr_mut(hand)) else {
         return 0;
     };
-    let _ = table.remove(key);
+    // Another processor may have been faster.
+    if table.remove(key).is_err() {
+        return 0;
+    }
     // SAFETY: a value of this processor's.
     let Vacated([first, second]) = unsafe { &mut *vacated };
     *(if *first == 0 { first } else { second }) = place + 1;
@@ -229,14 +272,15 @@ fn make_room<T: Version, V>(
 }
 
 /// The rings, and functions of their own in the kernel too: the verifier looks at them once, and not once for each way that
-/// leads there. Conntrack makes room where the stack has none for one more.
+/// leads there. Conntrack evicts where
+/// the stack has no room for one more of them.
 macro_rules! rings {
-    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $make_room:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
+    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $evict_one:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]
         pub const $ring: Ring<$tuple> = Ring {
             keys: &$keys,
             hand: $hand,
-            make_room: || $make_room(),
+            evict_one: || $evict_one(),
         };
 
         $(#[$attribute])+
@@ -246,17 +290,17 @@ macro_rules! rings {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $make_room() -> u32 {
-            make_room(&$table, &$keys, $hand, |place| $worth(place))
+        extern "C" fn $evict_one() -> u32 {
+            evict_one(&$table, &$keys, $hand, |place| $worth(place))
         }
     )+};
 }
 
 rings! {
-    CT4: Tuple4, HEALTH_CT4, HEALTH_CT4_RING, RING_CT4, make_room_ct4, #[inline(always)] worth_ct4;
-    CT6: Tuple6, HEALTH_CT6, HEALTH_CT6_RING, RING_CT6, make_room_ct6, #[inline(always)] worth_ct6;
-    NAT4: Tuple4, HEALTH_NAT4, HEALTH_NAT4_RING, RING_NAT4, make_room_nat4, #[unsafe(no_mangle)] #[inline(never)] worth_nat4;
-    NAT6: Tuple6, HEALTH_NAT6, HEALTH_NAT6_RING, RING_NAT6, make_room_nat6, #[unsafe(no_mangle)] #[inline(never)] worth_nat6;
-    REVNAT4: Tuple4, HEALTH_REVNAT4, HEALTH_REVNAT4_RING, RING_REVNAT4, make_room_revnat4, #[unsafe(no_mangle)] #[inline(never)] worth_revnat4;
-    REVNAT6: Tuple6, HEALTH_REVNAT6, HEALTH_REVNAT6_RING, RING_REVNAT6, make_room_revnat6, #[unsafe(no_mangle)] #[inline(never)] worth_revnat6;
+    CT4: Tuple4, HEALTH_CT4, HEALTH_CT4_RING, RING_CT4, evict_ct4, #[inline(always)] worth_ct4;
+    CT6: Tuple6, HEALTH_CT6, HEALTH_CT6_RING, RING_CT6, evict_ct6, #[inline(always)] worth_ct6;
+    NAT4: Tuple4, HEALTH_NAT4, HEALTH_NAT4_RING, RING_NAT4, evict_nat4, #[unsafe(no_mangle)] #[inline(never)] worth_nat4;
+    NAT6: Tuple6, HEALTH_NAT6, HEALTH_NAT6_RING, RING_NAT6, evict_nat6, #[unsafe(no_mangle)] #[inline(never)] worth_nat6;
+    REVNAT4: Tuple4, HEALTH_REVNAT4, HEALTH_REVNAT4_RING, RING_REVNAT4, evict_revnat4, #[unsafe(no_mangle)] #[inline(never)] worth_revnat4;
+    REVNAT6: Tuple6, HEALTH_REVNAT6, HEALTH_REVNAT6_RING, RING_REVNAT6, evict_revnat6, #[unsafe(no_mangle)] #[inline(never)] worth_revnat6;
 }

@@ -59,14 +59,14 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
 }
 
 /// A hash map whose keys stand in a ring, so that a new entry finds room in it.
-pub struct OrderedMap<K: 'static, V: 'static> {
+pub struct RingMap<K: 'static, V: 'static> {
     /// The entries.
     pub map: &'static HashMap<K, V>,
     /// Their keys.
     pub ring: Ring<K>,
 }
 
-impl<K: Copy, V> FlowMap<K, V> for OrderedMap<K, V> {
+impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     #[inline(always)]
     fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
         self.map.get_ptr_mut(key)
@@ -81,12 +81,12 @@ impl<K: Copy, V> FlowMap<K, V> for OrderedMap<K, V> {
 
     #[inline(always)]
     fn reserve(&self) -> bool {
-        self.ring.reserve()
+        self.ring.reserve(1)
     }
 
     #[inline(always)]
     fn make_room(&self) -> bool {
-        self.ring.make_room()
+        self.ring.make_room(1)
     }
 
     #[inline(always)]
@@ -101,7 +101,7 @@ impl<K: Copy, V> FlowMap<K, V> for OrderedMap<K, V> {
 /// each map has its own calls here, which LLVM must not make one of: see [`apart`].
 pub struct Table<K: 'static, V: 'static> {
     /// That of TCP.
-    pub tcp: OrderedMap<K, V>,
+    pub tcp: RingMap<K, V>,
     /// That of all other protocols.
     pub others: &'static LruHashMap<K, V>,
 }

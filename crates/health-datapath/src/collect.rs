@@ -16,6 +16,7 @@ use health_net::clock;
 
 use super::aya_io::{map_io, program_io};
 use super::layout::{self, MapLayout};
+use super::rings::Ring;
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
 use crate::conntrack::{CollectionOutcome, Family, Fill, Pass, TableError, Tables};
@@ -28,6 +29,8 @@ pub struct KernelTables {
     /// Of TCP, and of other protocols.
     v4: [Protocols; 2],
     v6: [Protocols; 2],
+    /// Of TCP and services, each IP version's.
+    service_flows: [Table; 2],
     program: SchedClassifier,
 }
 
@@ -45,8 +48,10 @@ impl KernelTables {
     ) -> Result<Self, E> {
         let mut table = |layout: MapLayout| {
             let map = open(&layout)?;
-            Ok(Table { map, layout })
+            let ring = Ring::open(&layout, &mut open)?;
+            Ok(Table { map, layout, ring })
         };
+        let service_flows = [table(layout::REVNAT4)?, table(layout::REVNAT6)?];
         let mut maps = |flows, translations| {
             Ok(Protocols {
                 flows: table(flows)?,
@@ -62,8 +67,26 @@ impl KernelTables {
                 maps(layout::CT6, layout::NAT6)?,
                 maps(layout::CT_ANY6, layout::NAT_ANY6)?,
             ],
+            service_flows,
             program,
         })
+    }
+
+    /// Has full tables of TCP know all their keys, so that there is something to evict.
+    fn rebuild_rings(&self, family: Family) -> Result<(), TableError> {
+        let (maps, service_flows) = match family {
+            Family::Ipv4 => (&self.v4, &self.service_flows[0]),
+            Family::Ipv6 => (&self.v6, &self.service_flows[1]),
+        };
+        let tables = maps
+            .iter()
+            .flat_map(|maps| [&maps.flows, &maps.translations]);
+        for table in tables.chain([service_flows]) {
+            table
+                .rebuild_ring()
+                .map_err(|source| table.error("note the keys of", source))?;
+        }
+        Ok(())
     }
 
     fn collect_family<T>(&self, family: &[Protocols; 2]) -> Result<CollectionOutcome, TableError>
@@ -152,10 +175,12 @@ impl KernelTables {
 
 impl Tables for KernelTables {
     fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError> {
-        match family {
+        let collected = match family {
             Family::Ipv4 => self.collect_family::<Tuple4>(&self.v4),
             Family::Ipv6 => self.collect_family::<Tuple6>(&self.v6),
-        }
+        }?;
+        self.rebuild_rings(family)?;
+        Ok(collected)
     }
 
     fn fills(&self) -> Result<Vec<Fill>, TableError> {
@@ -174,6 +199,7 @@ impl Tables for KernelTables {
 struct Table {
     map: MapData,
     layout: MapLayout,
+    ring: Option<Ring>,
 }
 
 impl Table {
@@ -209,6 +235,14 @@ impl Table {
             }
         }
         Ok(seen)
+    }
+
+    /// Notes its keys in its ring, if it has one and is nearly full.
+    fn rebuild_ring(&self) -> io::Result<()> {
+        match &self.ring {
+            Some(ring) if self.fill()?.is_pressed() => ring.rebuild(&self.layout, &self.map),
+            _ => Ok(()),
+        }
     }
 
     /// Whether there is an entry. Of an LRU map that is no use of it, other than in programs.

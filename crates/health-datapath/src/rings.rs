@@ -1,36 +1,120 @@
 //! The rings of the keys of tables of TCP: see [`health_common::ring`].
 
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
-use aya::maps::Array;
+use aya::maps::MapData;
 use health_common::ring::Hand;
 
 use super::DatapathError;
-use super::layout::{HANDS, RINGED};
-use super::loader::{map_error, typed};
+use super::layout::{HANDS, MapLayout, RINGED};
+use super::loader::file_error;
 use super::resize::open;
+use super::sys;
+use super::walk::{Batch, EntrySize, Walk};
 
-/// Tells programs how many places each ring has.
-pub(super) fn set_hands(pins: &Path) -> Result<(), DatapathError> {
-    let mut hands: Array<_, Hand> = typed(pins, &HANDS, Array::try_from)?;
-    for (index, (_, ring)) in (0..).zip(RINGED) {
+/// Tells the programs how many places each ring has. Programs that serve already know rings of other sizes: of those that are
+/// in use, only `anew` ones are told.
+pub(super) fn set_places(pins: &Path, anew: bool) -> Result<(), DatapathError> {
+    let hands_pin = pins.join(HANDS.name);
+    let Some((hands, _)) = open(&hands_pin)? else {
+        return Err(DatapathError::Missing(HANDS.name.to_owned()));
+    };
+    for (index, (_, ring)) in (0_u32..).zip(RINGED) {
         let Some((_, info)) = open(&pins.join(ring.name))? else {
             return Err(DatapathError::Missing(ring.name.to_owned()));
         };
-        let hand = hands
-            .get(&index, 0)
-            .map_err(map_error("read", HANDS.name))?;
-        if hand.places == info.max_entries {
-            continue;
-        }
-        let hand = Hand {
-            places: info.max_entries,
-            patience: info.max_entries,
-            ..hand
-        };
-        hands
-            .set(index, hand, 0)
-            .map_err(map_error("write", HANDS.name))?;
+        change(hands.as_fd(), index, |hand| {
+            if hand.places != info.max_entries && (anew || hand.places == 0) {
+                hand.places = info.max_entries;
+                hand.patience = info.max_entries;
+            }
+        })
+        .map_err(file_error("write", &hands_pin))?;
     }
     Ok(())
+}
+
+/// Notes the keys of a table in its ring anew, each once: where a ring went round before the table was full, keys were written
+/// over whose entries are there still. What programs enter meanwhile may be missed.
+pub(super) fn rebuild(
+    index: u32,
+    layout: &MapLayout,
+    table: BorrowedFd<'_>,
+    ring: BorrowedFd<'_>,
+    hands: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let places = sys::map_info(ring)?.max_entries;
+    let size = EntrySize {
+        key: layout.key_size as usize,
+        value: layout.value_size as usize,
+    };
+    let mut walk = Walk::new(size);
+    let mut batch = Batch::default();
+    let mut noted = 0;
+    while noted < places && walk.read(table, &mut batch)? {
+        let keys: Vec<&[u8]> = batch.entries().map(|(key, _)| key).collect();
+        let count = (keys.len() as u32).min(places - noted);
+        if count == 0 {
+            continue;
+        }
+        let indexes: Vec<u8> = (noted..noted + count).flat_map(u32::to_ne_bytes).collect();
+        let keys = keys.concat();
+        sys::update_batch(ring, &indexes, &keys, count).map_err(|(_, error)| error)?;
+        noted += count;
+    }
+    // The next ones are written where nothing of use stands.
+    change(hands, index, |hand| {
+        hand.next = noted % places.max(1);
+        hand.places = places;
+    })
+}
+
+fn change(hands: BorrowedFd<'_>, index: u32, change: impl FnOnce(&mut Hand)) -> io::Result<()> {
+    let mut value = vec![0; size_of::<Hand>()];
+    sys::lookup(hands, sys::bytes_of(&index), &mut value)?;
+    let before = sys::read::<Hand>(&value).unwrap_or_default();
+    let mut hand = before;
+    change(&mut hand);
+    if hand != before {
+        sys::set(hands, sys::bytes_of(&index), sys::bytes_of(&hand))?;
+    }
+    Ok(())
+}
+
+/// The maps of a ring, whose table others have open.
+pub(super) struct Ring {
+    index: u32,
+    keys: MapData,
+    hands: MapData,
+}
+
+impl Ring {
+    /// That of a table, by what `open` opens.
+    pub(super) fn open<E>(
+        table: &MapLayout,
+        mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
+    ) -> Result<Option<Self>, E> {
+        let mut ringed = (0..).zip(RINGED);
+        let Some((index, (_, ring))) = ringed.find(|(_, (ringed, _))| ringed == table) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            index,
+            keys: open(&ring)?,
+            hands: open(&HANDS)?,
+        }))
+    }
+
+    /// See [`rebuild`].
+    pub(super) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
+        rebuild(
+            self.index,
+            layout,
+            table.fd().as_fd(),
+            self.keys.fd().as_fd(),
+            self.hands.fd().as_fd(),
+        )
+    }
 }

@@ -7,6 +7,7 @@ use health_common::collect::may_be_orphan;
 use health_common::ct::{CT_MASQUERADED, CT_STATE_OFFSET, CtEntry, CtState};
 use health_common::nat::{NAT_CREATED_OFFSET, NAT_HOST_LOCAL};
 
+use super::port::EEXIST;
 use crate::clock::{coarse_now_ns, coarse_now_secs};
 use crate::ip_version::Version;
 
@@ -18,8 +19,8 @@ pub(crate) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
     Some(unsafe { *entry })
 }
 
-/// The translation of an outbound flow, of which both entries are there. Both are looked up, so the map,
-/// which evicts what is not used, has both or none for long.
+/// The translation of an outbound flow. An entry for what comes back that was evicted is made again; an LRU map has both entries
+/// or none for long, since both are looked up.
 #[inline(always)]
 pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
     let out = translation(flow)?;
@@ -29,10 +30,9 @@ pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
         Some(_) => {}
         None => {
             let back = T::translation(flow.source(), T::flags(&out), T::created_ns(&out));
-            if T::translations()
-                .insert(&key, &back, u64::from(BPF_NOEXIST))
-                .is_ok()
-            {
+            // Without room, what comes back is lost until there is some.
+            let made = T::translations().insert(&key, &back, u64::from(BPF_NOEXIST));
+            if made != Err(EEXIST) {
                 return Some(out);
             }
         }

@@ -40,15 +40,15 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
     }
 }
 
-/// Translates a new flow, and if there is no room for its two entries, makes some: the step has none on its stack for that.
+/// Translates a new flow. The step that does so has no stack left to make room for its two entries.
 #[inline(always)]
 fn translate_with_room<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let ring = T::translations().tcp.ring;
     let is_tcp = passage.tuple.protocol() == IP_PROTOCOL_TCP;
     let mut result = StepResult::HAS_NO_ROOM;
-    if !is_tcp || ring.reserve() && ring.reserve() {
+    if !is_tcp || ring.reserve(2) {
         result = T::translate(frame.skb(), passage);
-        if result == StepResult::HAS_NO_ROOM && ring.make_room() && ring.make_room() {
+        if result == StepResult::HAS_NO_ROOM && is_tcp && ring.make_room(2) {
             result = T::translate(frame.skb(), passage);
         }
     }

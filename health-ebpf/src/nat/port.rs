@@ -18,7 +18,7 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 
 /// What `bpf_map_update_elem` says of a key that is there.
-const EEXIST: i32 = -17;
+pub(super) const EEXIST: i32 = -17;
 
 /// Finds a port for a new flow, and makes both entries.
 #[inline(always)]

@@ -20,7 +20,7 @@ use health_common::service::{
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{answer_key, is_closed_by_client, is_open, opens};
+use super::request::{answer_key, gateway, is_closed_by_client, is_open, opens};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
 use crate::frame::Frame;
@@ -338,6 +338,15 @@ pub(crate) fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
     } else {
         key.reply()
     }
+}
+
+/// Whether an entry is of a flow of an endpoint that is its own backend: conntrack sees one side of it, between the gateway and
+/// the endpoint.
+#[inline(always)]
+pub(crate) fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
+    let parts = T::service_flow_parts(entry);
+    let is_gateway = gateway::<T>().is_some_and(|gateway| gateway == key.destination().0);
+    parts.flags & FLOW_FROM_OUTSIDE == 0 && (is_gateway || parts.to.0 == key.source().0)
 }
 
 /// Whether conntrack knows a flow with these flags as one of direction in: from outside, where its backend sees the client.

@@ -31,7 +31,7 @@ use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 use backend::ATTEMPTS;
-pub(crate) use backend::{comes_in, forget_untracked, sent};
+pub(crate) use backend::{comes_in, forget_untracked, is_turned, sent};
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
@@ -137,30 +137,28 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     (result, is_new)
 }
 
-/// Enters a new flow, and if there is no room for its two entries, makes some. A step that enters flows has none on its stack
-/// for that.
+/// Enters a new flow. The step that does so has no stack left to make room for its two entries.
 #[inline(always)]
 fn enter_with_room<T: Version>(
     request: &mut Request<T>,
     enter: impl Fn(&mut Request<T>) -> StepResult,
 ) -> StepResult {
-    let ring = T::service_flows().tcp.ring;
     let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
-    if is_tcp && !(ring.reserve() && ring.reserve()) {
+    if is_tcp && !T::service_flows().tcp.ring.reserve(2) {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    again_with_room(request, enter)
+    retry_with_room(request, enter)
 }
 
 /// As [`enter_with_room`], of a flow that may be known.
 #[inline(always)]
-fn again_with_room<T: Version>(
+fn retry_with_room<T: Version>(
     request: &mut Request<T>,
     enter: impl Fn(&mut Request<T>) -> StepResult,
 ) -> StepResult {
-    let ring = T::service_flows().tcp.ring;
     let mut result = enter(request);
-    if result == StepResult::HAS_NO_ROOM && ring.make_room() && ring.make_room() {
+    let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
+    if result == StepResult::HAS_NO_ROOM && is_tcp && T::service_flows().tcp.ring.make_room(2) {
         result = enter(request);
     }
     if result == StepResult::HAS_NO_ROOM {

@@ -1,5 +1,6 @@
 //! Floods of packets that each begin a flow, beside TCP connections that are open and idle.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
+use aya::maps::{Array, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun as _};
 use health_common::config::DatapathConfig;
+use health_common::ct::{Tuple4, Tuple6};
 use health_datapath::MapSizes;
 use health_datapath::collect::KernelTables;
 use health_datapath::conntrack::{Family, Tables as _};
+use health_datapath::layout::{self, MapLayout};
 use health_registry::config::MasqueradeSettings;
 
 use super::script::{ACK, SYN};
@@ -60,6 +64,8 @@ pub enum FloodKind {
     SynsIn,
     /// The same by an endpoint to outside.
     SynsOut,
+    /// Segments in the middle of connections that there are not, to an endpoint.
+    AcksIn,
 }
 
 /// What was sent.
@@ -176,6 +182,43 @@ impl IdleBed {
         Ok(known.count())
     }
 
+    /// Has the agent's collector look at the tables once.
+    pub fn collect(&self) -> anyhow::Result<()> {
+        for family in Family::ALL {
+            self.tables.collect(family)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the keys in the rings of conntrack.
+    pub fn forget_keys(&self) -> anyhow::Result<()> {
+        let pins = self.run.location.pins();
+        let ring =
+            |layout: &MapLayout| Map::from_map_data(MapData::from_pin(pins.join(layout.name))?);
+        let mut fours: Array<_, Tuple4> = ring(&layout::CT4_RING)?.try_into()?;
+        let mut sixes: Array<_, Tuple6> = ring(&layout::CT6_RING)?.try_into()?;
+        for place in 0..fours.len() {
+            fours.set(place, Tuple4::default(), 0)?;
+            sixes.set(place, Tuple6::default(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// How many keys stand in the rings of conntrack, each counted once.
+    pub fn keys(&self) -> anyhow::Result<usize> {
+        let maps = self.run.maps();
+        let mut keys = BTreeSet::new();
+        for ring in [layout::CT4_RING, layout::CT6_RING] {
+            let rows = maps.ring_rows(ring.name)?.context("no such ring")?;
+            rows.each(|(_, flow)| {
+                if flow.protocol != 0 {
+                    keys.insert(flow);
+                }
+            })?;
+        }
+        Ok(keys.len())
+    }
+
     /// All flows that are not of TCP.
     pub fn others(&self) -> anyhow::Result<usize> {
         let flows = self.run.maps().conntrack()?;
@@ -268,10 +311,11 @@ impl IdleBed {
                 if is_udp {
                     datagram(from, to)
                 } else {
-                    Tcp::between((0, FLOOD_PORT), SYN).frame(from, to)
+                    let flags = if kind == FloodKind::AcksIn { ACK } else { SYN };
+                    Tcp::between((0, FLOOD_PORT), flags).frame(from, to)
                 }
             };
-            if is_udp || kind == FloodKind::SynsIn {
+            if is_udp || matches!(kind, FloodKind::SynsIn | FloodKind::AcksIn) {
                 streams.push(Stream::new(incoming(), frame(remote, own), End::Source, 0));
             }
             if is_udp || kind == FloodKind::SynsOut {

@@ -32,7 +32,7 @@ fn no_flood_evicts_a_connection_that_was_answered_or_its_translation() -> anyhow
         let others = bed.others()?;
         assert!(others > SIZES.conntrack_any as usize, "{others}");
     }
-    for kind in [FloodKind::SynsIn, FloodKind::SynsOut] {
+    for kind in [FloodKind::SynsIn, FloodKind::SynsOut, FloodKind::AcksIn] {
         bed.flood(&[kind], |sent| sent >= PACKETS)?;
         assert_eq!(bed.idle()?, before, "{kind:?}");
     }
@@ -69,5 +69,27 @@ fn a_table_full_of_idle_connections_takes_new_ones_in_their_place() -> anyhow::R
     let all = 0..later.end;
     assert_eq!(bed.known(later)?, 200);
     assert_eq!(bed.known(all)?, room, "as many as before");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_nearly_full_table_holds_can_be_evicted_though_its_keys_were_written_over()
+-> anyhow::Result<()> {
+    // How full a table is, the collector estimates.
+    let sizes = MapSizes {
+        conntrack: 2 * CONNECTIONS,
+        nat: 8 * CONNECTIONS,
+        ..SIZES
+    };
+    let bed = IdleBed::new(sizes, CONNECTIONS)?;
+    assert_eq!(bed.keys()?, 2 * CONNECTIONS as usize);
+    bed.forget_keys()?;
+    bed.collect()?;
+    assert_eq!(bed.keys()?, 0, "there is room: nobody needs to know");
+    let nearly_all = sizes.conntrack * 95 / 100;
+    bed.open(CONNECTIONS..nearly_all)?;
+    bed.collect()?;
+    assert_eq!(bed.keys()?, 2 * nearly_all as usize);
     Ok(())
 }

@@ -30,19 +30,11 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies living entries that `to` does not have, as many as there is room for, and notes their keys in its ring; how many
-/// are alive.
-pub(super) fn copy_entries(
-    sized: &SizedMap,
-    from: &OwnedFd,
-    to: &OwnedFd,
-    ring: Option<&Ring>,
-) -> io::Result<u64> {
+/// Copies living entries that `to` does not have, those of programs as far as there is room. Returns how many are alive.
+pub(super) fn copy_entries(sized: &SizedMap, from: &OwnedFd, to: &OwnedFd) -> io::Result<u64> {
     let now = clock::coarse_now_secs();
     let is_flow = sized.contents == Contents::Conntrack;
     let mut alive = 0;
-    // The hand comes to the last places last.
-    let mut places = (0..ring.map_or(0, |ring| ring.places)).rev();
     for_each(&sized.map, from, |key, value| {
         let flow = is_flow.then(|| sys::read::<CtEntry>(value)).flatten();
         if flow.is_some_and(|flow| flow.has_expired(now)) {
@@ -50,25 +42,14 @@ pub(super) fn copy_entries(
         }
         alive += 1;
         match sys::add(to.as_fd(), key, value) {
-            Ok(true) => {}
-            Ok(false) => return Ok(()),
-            // Whoever asked for the size hears of it.
-            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-        match (ring, places.next()) {
-            (Some(ring), Some(place)) => sys::set(ring.keys.as_fd(), sys::bytes_of(&place), key),
-            _ => Ok(()),
+            // A hash map makes no room.
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) && sized.ring.is_some() => {
+                Ok(())
+            }
+            result => result.map(drop),
         }
     })?;
     Ok(alive)
-}
-
-/// The ring of a table's keys.
-pub(super) struct Ring {
-    pub(super) keys: OwnedFd,
-    /// How many keys it has room for.
-    pub(super) places: u32,
 }
 
 /// Copies places of an array that are empty in `to`, which has all of them.

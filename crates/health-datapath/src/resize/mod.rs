@@ -9,7 +9,7 @@
 mod copy;
 mod sizes;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -17,11 +17,12 @@ use aya::EbpfLoader;
 use aya_obj::generated::bpf_map_type;
 use tracing::{info, warn};
 
-use super::layout::MapLayout;
+use super::layout::{HANDS, MapLayout, RINGED};
 use super::loader::file_error;
 use super::pin_folder::remove_tree;
+use super::rings::rebuild;
 use super::{DatapathError, sys};
-use copy::{Ring, copy_entries, copy_places, needed};
+use copy::{copy_entries, copy_places, needed};
 use sizes::{Contents, SizedMap};
 
 pub use sizes::MapSizes;
@@ -120,11 +121,16 @@ impl PendingResize {
             Contents::Cache => "its entries are made anew",
             _ => "its entries are carried over",
         };
+        let what = if info.max_entries == size {
+            "kind"
+        } else {
+            "size"
+        };
         info!(
             map = map.name,
             from = info.max_entries,
             to = size,
-            "the map gets another size or kind; {becomes}"
+            "the map gets another {what}; {becomes}"
         );
         self.maps.push(sized);
         self.set_aside.push(map);
@@ -145,6 +151,7 @@ impl PendingResize {
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         self.carry_over()?;
         for sized in std::mem::take(&mut self.maps) {
+            self.note_keys(&sized)?;
             remove_tree(&self.paths(&sized.map).1)?;
         }
         Ok(())
@@ -161,8 +168,7 @@ impl PendingResize {
             Contents::Unwanted | Contents::Cache => return Ok(()),
             Contents::Places => return copy_places(&sized.map, &former, &new).map_err(failed),
             Contents::Conntrack | Contents::Programs | Contents::Agent => {
-                let ring = self.ring(sized)?;
-                copy_entries(sized, &former, &new, ring.as_ref()).map_err(failed)?
+                copy_entries(sized, &former, &new).map_err(failed)?
             }
         };
         if copied > u64::from(info.max_entries) {
@@ -176,14 +182,25 @@ impl PendingResize {
         Ok(())
     }
 
-    fn ring(&self, sized: &SizedMap) -> Result<Option<Ring>, DatapathError> {
-        let Some(ring) = sized.ring else {
-            return Ok(None);
+    /// Notes the keys of a table that is new in its ring.
+    fn note_keys(&self, sized: &SizedMap) -> Result<(), DatapathError> {
+        let mut ringed = (0..).zip(RINGED);
+        let Some((index, (_, ring))) = ringed.find(|(_, (table, _))| *table == sized.map) else {
+            return Ok(());
         };
-        Ok(open(&self.paths(&ring).0)?.map(|(keys, info)| Ring {
-            keys,
-            places: info.max_entries,
-        }))
+        let pins = [&sized.map, &ring, &HANDS].map(|map| self.pins.join(map.name));
+        let [table, keys, hands] = pins.each_ref().map(|pin| open(pin));
+        if let (Some((table, _)), Some((keys, _)), Some((hands, _))) = (table?, keys?, hands?) {
+            rebuild(
+                index,
+                &sized.map,
+                table.as_fd(),
+                keys.as_fd(),
+                hands.as_fd(),
+            )
+            .map_err(file_error("write", &pins[1]))?;
+        }
+        Ok(())
     }
 
     fn paths(&self, map: &MapLayout) -> (PathBuf, PathBuf) {

@@ -25,6 +25,7 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
             next: hand.next,
             places: hand.places,
             patience: hand.patience,
+            full_until_s: hand.full_until,
         },
     }
 }
@@ -36,6 +37,7 @@ pub(super) struct Passed {
     next: u32,
     places: u32,
     patience: u32,
+    full_until_s: u32,
 }
 
 impl fmt::Display for Passed {
@@ -44,7 +46,11 @@ impl fmt::Display for Passed {
             next,
             places,
             patience,
+            full_until_s,
         } = self;
-        write!(f, "next={next} places={places} patience={patience}")
+        write!(
+            f,
+            "next={next} places={places} patience={patience} full-until={full_until_s}s"
+        )
     }
 }

@@ -193,7 +193,7 @@ pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
         // Its backend may have reset it. Else the client's next segment has it last as long as before.
         shorten::<T>(&mut tuple, config.timeouts.tcp_close, until);
     }
-    // What tells the backend's answers is not used here, and must not be evicted before the flow is.
+    // What tells the backend's answers is not used here, and an LRU map must not evict it before the flow.
     let answer = tuple.reply();
     let _ = T::service_flows().get_ptr(&answer);
     StepResult::PASSED

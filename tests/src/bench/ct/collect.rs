@@ -27,7 +27,7 @@ use crate::{Bed, Node};
 const ENTRIES: u32 = 1_000_000;
 /// Flows that are translated, too.
 const TRANSLATED: u32 = 100_000;
-/// LRU maps keep some room for each CPU.
+/// Room for more than that.
 const CAPACITY: u32 = 1 << 20;
 const ROUNDS: u32 = 5;
 /// A ping goes on for longer than a collection takes: milliseconds, which is as many echoes.

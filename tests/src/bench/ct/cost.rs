@@ -70,7 +70,7 @@ fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Resul
     }
     let entries = bed.maps().conntrack()?.len();
     let expected = (usize::from(ROUNDS) + 1) * PACKETS as usize;
-    // An LRU map makes room by taking more than one away.
+    // One that is full of established connections takes no others at first.
     ensure!(
         entries <= expected && entries * 4 > 65_536.min(expected) * 3,
         "{entries} entries of {expected} connections"

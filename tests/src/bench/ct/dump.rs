@@ -21,7 +21,7 @@ use crate::process::{run, shown};
 use crate::{Bed, Node};
 
 const ENTRIES: u32 = 1_000_000;
-/// LRU maps keep some room for each CPU.
+/// Room for more than that.
 const CAPACITY: u32 = 1 << 20;
 /// Entries of the kernel's own conntrack: fewer than its limit, which is the machine's.
 const KERNEL_ENTRIES: u32 = 250_000;
