@@ -1,11 +1,13 @@
 //! Room in the tables of TCP, which are hash maps. The keys of a table's entries stand in a ring, in the order in which they
 //! were entered. Where a new entry finds no room, a hand goes on round the ring, as in the CLOCK algorithm, and evicts
 //!
-//! - an entry that is of no worth: of a connection that is over, or whose handshake is not complete;
+//! - an entry that is of no worth: of a connection that is over, whose handshake is not complete, or of which only one side has
+//!   sent anything;
 //! - else, of [`CANDIDATES`] entries, the one that was used longest ago, but only when the hand's patience is at its end: when
 //!   less than one in so many that it passed of late was of no worth.
 //!
-//! The new key takes the place of the evicted one. So a flood of SYNs evicts its own entries, and no connection.
+//! The new key takes the place of the evicted one. So a flood of packets that nobody answers evicts its own entries, and no
+//! connection.
 
 /// Ring of `HEALTH_CT4`: the index of its hand.
 pub const RING_CT4: u32 = 0;
@@ -28,8 +30,8 @@ pub const CANDIDATES: u32 = 16;
 /// How long a table is taken for full that was full, seconds.
 pub const FULL_SECS: u32 = 2;
 
-/// Where a ring is written next. It fills a line of a processor's cache: other hands move on other processors.
-#[repr(C, align(64))]
+/// Where a ring is written next. It is as long as a line of a processor's cache, since others move other hands.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hand {
     /// How many places it has passed, which wraps.
@@ -39,8 +41,8 @@ pub struct Hand {
     /// How many entries of worth it passes before it evicts one. Each entry of no worth adds [`CANDIDATES`], up to the number
     /// of places.
     pub patience: u32,
-    /// Until when the table is taken for full, second of `CLOCK_MONOTONIC`: who enters something evicts first, so that the room
-    /// that a processor makes is not another's by then.
+    /// Until when the table is taken for full, second of `CLOCK_MONOTONIC`. Whoever enters something evicts first until then:
+    /// otherwise another processor could take the room before its own try fails.
     pub full_until: u32,
     /// Explicit padding, zero.
     pub pad: [u32; 12],

@@ -106,7 +106,7 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
         // SAFETY: as above.
         unsafe { mark_masqueraded::<T>(tracked, &entry) };
     }
-    // The look-up keeps the other entry, too, from being evicted.
+    // Both entries are looked up, so that an LRU map evicts neither before the other. One that was evicted is made again.
     if T::translations().get_ptr(&flow).is_none() {
         let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
         // The next packet out tries again.

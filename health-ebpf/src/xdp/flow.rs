@@ -70,7 +70,7 @@ pub(super) fn answered<T: Version>(
     if !is_followed(flags) {
         return None;
     }
-    // Keeps the other entry of the translation from being evicted.
+    // Of an LRU map, keeps the other entry of the translation from being evicted.
     let sent = flow.reply();
     translation(&sent)?;
     Some(Passage {
