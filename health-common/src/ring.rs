@@ -3,11 +3,9 @@
 //!
 //! - an entry that is of no worth: of a connection that is over, whose handshake is not complete, or of which only one side has
 //!   sent anything;
-//! - else, of [`CANDIDATES`] entries, the one that was used longest ago, but only when the hand's patience is at its end: when
-//!   less than one in so many that it passed of late was of no worth.
+//! - else, of [`CANDIDATES`] entries, the one that was used longest ago, if none of no worth was found for [`SPARE_SECS`].
 //!
-//! The new key takes the place of the evicted one. So a flood of packets that nobody answers evicts its own entries, and no
-//! connection.
+//! The new key takes the place of the evicted one. So a flood of packets that nobody answers evicts its own entries.
 
 /// Ring of `HEALTH_CT4`: the index of its hand.
 pub const RING_CT4: u32 = 0;
@@ -27,8 +25,12 @@ pub const RINGS: u32 = 6;
 /// How many keys are looked at for an entry that may go, at most.
 pub const CANDIDATES: u32 = 16;
 
-/// How long a table is taken for full that was full, seconds.
-pub const FULL_SECS: u32 = 2;
+/// How long entries of worth are spared after one of no worth was found, or after a table became full, seconds.
+pub const SPARE_SECS: u32 = 2;
+/// A table has become full if for so long nothing had to be evicted, seconds.
+pub const ROOM_SECS: u32 = 10;
+/// How many vacated places are known at a time.
+pub const VACATED: usize = 8;
 
 /// Where a ring is written next. It is as long as a line of a processor's cache, since others move other hands.
 #[repr(C)]
@@ -38,14 +40,14 @@ pub struct Hand {
     pub next: u32,
     /// How many places the ring has; 0: it is not in use yet.
     pub places: u32,
-    /// How many entries of worth it passes before it evicts one. Each entry of no worth adds [`CANDIDATES`], up to the number
-    /// of places.
-    pub patience: u32,
-    /// Until when the table is taken for full, second of `CLOCK_MONOTONIC`. Whoever enters something evicts first until then:
-    /// otherwise another processor could take the room before its own try fails.
-    pub full_until: u32,
+    /// When something had to be evicted last: seconds of `CLOCK_MONOTONIC`.
+    pub full_at: u32,
+    /// Until when entries of worth are spared: seconds of `CLOCK_MONOTONIC`.
+    pub spare_until: u32,
+    /// Places whose entries were evicted and that were not written since, counted from 1; 0: none.
+    pub vacated: [u32; VACATED],
     /// Explicit padding, zero.
-    pub pad: [u32; 12],
+    pub pad: [u32; 4],
 }
 
 crate::map_types!(Hand = 64);

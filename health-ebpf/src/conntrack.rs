@@ -433,9 +433,6 @@ fn create<K: Tuple>(
         ..CtEntry::default()
     };
     entry.set_state(state);
-    if !map.reserve() {
-        return Tracked::Full;
-    }
     let mut made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
     if made == Err(E2BIG) && map.make_room() {
         made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));

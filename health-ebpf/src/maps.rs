@@ -29,7 +29,6 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
-use crate::ring::Vacated;
 use crate::service::SentErrors;
 use crate::xdp::Draft;
 
@@ -261,10 +260,6 @@ pub static HEALTH_DIRECT: Array<DirectConfig> = Array::pinned(1, 0);
 /// Where the rings of keys are written next.
 #[map]
 pub static HEALTH_HANDS: Array<Hand> = Array::pinned(RINGS, 0);
-
-/// Vacated places of rings, by the indexes of their hands. Of no meaning to anybody else, and not pinned.
-#[map]
-pub static HEALTH_VACATED: PerCpuArray<Vacated> = PerCpuArray::with_max_entries(RINGS, 0);
 
 /// Settings.
 #[map]

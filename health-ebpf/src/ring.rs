@@ -2,14 +2,14 @@
 //! the cost; a hash map makes none. So the keys of what is entered are noted in a ring, and an entry that finds no room
 //! takes that of another: see [`health_common::ring`].
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
 use aya_ebpf::maps::{Array, HashMap};
 use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::ring::{
-    CANDIDATES, FULL_SECS, Hand, RING_CT4, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4,
-    RING_REVNAT6,
+    CANDIDATES, Hand, RING_CT4, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4, RING_REVNAT6,
+    ROOM_SECS, SPARE_SECS, VACATED,
 };
 use health_common::service::{ServiceFlow4, ServiceFlow6};
 use health_common::tuple::Tuple as _;
@@ -19,23 +19,23 @@ use crate::ip_version::Version;
 use crate::maps::{
     HEALTH_CT4, HEALTH_CT4_RING, HEALTH_CT6, HEALTH_CT6_RING, HEALTH_HANDS, HEALTH_NAT4,
     HEALTH_NAT4_RING, HEALTH_NAT6, HEALTH_NAT6_RING, HEALTH_REVNAT4, HEALTH_REVNAT4_RING,
-    HEALTH_REVNAT6, HEALTH_REVNAT6_RING, HEALTH_VACATED,
+    HEALTH_REVNAT6, HEALTH_REVNAT6_RING,
 };
 use crate::service;
 
 /// The keys of a table.
 pub struct Ring<K: 'static> {
     keys: &'static Array<K>,
-    hand: u32,
+    take_place: fn() -> u32,
     evict_one: fn() -> u32,
+    vacate: fn(u32) -> u32,
 }
 
 impl<K: Copy> Ring<K> {
     /// Notes the key of a new entry, where that of an evicted one stood or else in the next place.
     #[inline(always)]
     pub fn note(&self, key: &K) {
-        if let Some(place) =
-            vacated(self.hand).or_else(|| next_place(HEALTH_HANDS.get_ptr_mut(self.hand)?))
+        if let Some(place) = (self.take_place)().checked_sub(1)
             && let Some(noted) = self.keys.get_ptr_mut(place)
         {
             // SAFETY: a value of that map.
@@ -43,63 +43,41 @@ impl<K: Copy> Ring<K> {
         }
     }
 
-    /// Whether so many new entries may be made. Of a table that was full of late, takes others out first.
-    #[inline(always)]
-    pub fn reserve(&self, entries: u32) -> bool {
-        let Some(hand) = HEALTH_HANDS.get_ptr(self.hand) else {
-            return true;
-        };
-        // SAFETY: an aligned word of a map value.
-        let full_until = unsafe { (*hand).full_until };
-        full_until == 0 || coarse_now_secs() >= full_until || self.evict(entries)
-    }
-
-    /// Takes so many entries out of a table that is full. Returns whether there were as many that may go.
+    /// Takes so many entries, 2 at most, out of a table that is full. Returns whether there were as many that may go.
     #[inline(always)]
     pub fn make_room(&self, entries: u32) -> bool {
-        if let Some(hand) = HEALTH_HANDS.get_ptr_mut(self.hand) {
-            // SAFETY: an aligned word of a map value.
-            unsafe { (*hand).full_until = coarse_now_secs() + FULL_SECS };
-        }
-        self.evict(entries)
+        self.make_one() && (entries < 2 || self.make_one())
     }
 
-    /// Evicts until this processor has so many places for new keys.
     #[inline(always)]
-    fn evict(&self, entries: u32) -> bool {
-        let vacant = vacant(self.hand);
-        (entries <= vacant || (self.evict_one)() != 0)
-            && (entries <= vacant + 1 || (self.evict_one)() != 0)
+    fn make_one(&self) -> bool {
+        let place = (self.evict_one)();
+        if place != 0 {
+            (self.vacate)(place);
+        }
+        place != 0
     }
 }
 
-/// Places that evictions on a processor vacated and that were not written since, counted from 1; 0: none. A flow that is entered
-/// takes two at most.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Vacated([u32; 2]);
-
-/// How many places this processor vacated that were not written since.
+/// A place for a new key, counted from 1: one that was vacated, or the next one.
 #[inline(always)]
-fn vacant(hand: u32) -> u32 {
-    let Some(vacated) = HEALTH_VACATED.get_ptr(hand) else {
+fn take_place(hand: u32) -> u32 {
+    let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
-    // SAFETY: a value of this processor's.
-    let Vacated([first, second]) = unsafe { &*vacated };
-    u32::from(*first != 0) + u32::from(*second != 0)
-}
-
-/// Takes a place that this processor vacated.
-#[inline(always)]
-fn vacated(hand: u32) -> Option<u32> {
-    let vacated = HEALTH_VACATED.get_ptr_mut(hand)?;
-    // SAFETY: a value of this processor's.
-    let Vacated([first, second]) = unsafe { &mut *vacated };
-    let last = if *second == 0 { first } else { second };
-    let place = last.checked_sub(1)?;
-    *last = 0;
-    Some(place)
+    for index in 0..VACATED {
+        // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`.
+        unsafe {
+            let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
+            if vacated.read_volatile() != 0 {
+                let place = atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(vacated, 0);
+                if place != 0 {
+                    return place;
+                }
+            }
+        }
+    }
+    next_place(hand).map_or(0, |place| place + 1)
 }
 
 /// Has a hand pass a place; which one.
@@ -198,17 +176,11 @@ fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, pl
     }
 }
 
-/// None of the keys that were looked at has an entry: the table is probably not full.
-const ALL_STALE: u32 = u32::MAX;
-
-/// Looks for an entry of a full table that may go. Returns where in the ring its key stands, counted from 1; 0: none may; or
-/// [`ALL_STALE`].
+/// Looks for an entry of a full table that may go. Returns where in the ring its key stands, counted from 1; 0: none may.
 #[inline(always)]
-fn candidate(hand: u32, worth: impl Fn(u32) -> u32) -> u32 {
-    let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
-        return 0;
-    };
-    let (mut chosen, mut least) = (0, NONE);
+fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
+    // Worth and place in one: callers leave little room on the stack.
+    let mut least = u64::MAX;
     let mut passed = 0;
     // The end is asked for at the end: Linux 6.1 refuses other loops as LLVM lays them out.
     loop {
@@ -217,35 +189,28 @@ fn candidate(hand: u32, worth: impl Fn(u32) -> u32) -> u32 {
             return 0;
         };
         let worth = worth(place);
-        // SAFETY: aligned words of a map value, of which the last writer's serves.
-        unsafe {
-            if worth == 0 {
-                (*hand).patience = ((*hand).patience + CANDIDATES).min((*hand).places);
-                return place + 1;
-            }
-            if worth != NONE {
-                (*hand).patience = (*hand).patience.saturating_sub(1);
-            }
+        if worth == 0 {
+            // SAFETY: an aligned word of a map value.
+            unsafe { (*hand).spare_until = coarse_now_secs() + SPARE_SECS };
+            return place + 1;
         }
-        if worth < least {
-            (chosen, least) = (place + 1, worth);
-        }
+        least = least.min(u64::from(worth) << 32 | u64::from(place));
         if passed == CANDIDATES {
             break;
         }
     }
-    if least == NONE {
-        return ALL_STALE;
-    }
     // SAFETY: as above.
-    if unsafe { (*hand).patience } == 0 {
-        chosen
-    } else {
-        0
+    if (least >> 32) as u32 == NONE || coarse_now_secs() < unsafe { (*hand).spare_until } {
+        return 0;
     }
+    let chosen = least as u32 + 1;
+    // A flow's other entry stands behind this one, and is the next to go.
+    // SAFETY: as above.
+    unsafe { (*hand).next = chosen };
+    chosen
 }
 
-/// Removes an entry that may go. Returns whether there is room then, as far as can be told.
+/// Removes an entry that may go. Returns where its key stands, counted from 1; 0: there was none.
 #[inline(always)]
 fn evict_one<T: Version, V>(
     table: &HashMap<T, V>,
@@ -253,39 +218,79 @@ fn evict_one<T: Version, V>(
     hand: u32,
     worth: impl Fn(u32) -> u32,
 ) -> u32 {
-    let place = match candidate(hand, worth) {
-        0 => return 0,
-        ALL_STALE => return 1,
-        place => place - 1,
+    let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
+        return 0;
     };
-    let (Some(key), Some(vacated)) = (keys.get(place), HEALTH_VACATED.get_ptr_mut(hand)) else {
+    let now = coarse_now_secs();
+    // SAFETY: aligned words of a map value, of which the last writer's serves.
+    unsafe {
+        if now > (*hand).full_at + ROOM_SECS {
+            (*hand).spare_until = now + SPARE_SECS;
+        }
+        (*hand).full_at = now;
+    }
+    let Some(place) = candidate(hand, worth).checked_sub(1) else {
+        return 0;
+    };
+    let Some(key) = keys.get(place) else {
         return 0;
     };
     // Another processor may have been faster.
     if table.remove(key).is_err() {
         return 0;
     }
-    // SAFETY: a value of this processor's.
-    let Vacated([first, second]) = unsafe { &mut *vacated };
-    *(if *first == 0 { first } else { second }) = place + 1;
-    1
+    place + 1
+}
+
+/// Keeps a place, counted from 1, whose entry was evicted for a new key.
+#[inline(always)]
+fn vacate(hand: u32, place: u32) -> u32 {
+    let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
+        return 0;
+    };
+    for index in 0..VACATED {
+        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        let (there, _) = unsafe {
+            let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
+            atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+                vacated, 0, place,
+            )
+        };
+        if there == 0 {
+            return 1;
+        }
+    }
+    0
 }
 
 /// The rings, and functions of their own in the kernel too: the verifier looks at them once, and not once for each way that
 /// leads there. Conntrack evicts where
 /// the stack has no room for one more of them.
 macro_rules! rings {
-    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $evict_one:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
+    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]
         pub const $ring: Ring<$tuple> = Ring {
             keys: &$keys,
-            hand: $hand,
+            take_place: || $take_place(),
             evict_one: || $evict_one(),
+            vacate: |place| $vacate(place),
         };
 
         $(#[$attribute])+
         extern "C" fn $worth(place: u32) -> u32 {
             worth(&$table, &$keys, place)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $take_place() -> u32 {
+            take_place($hand)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $vacate(place: u32) -> u32 {
+            vacate($hand, place)
         }
 
         #[unsafe(no_mangle)]
@@ -297,10 +302,10 @@ macro_rules! rings {
 }
 
 rings! {
-    CT4: Tuple4, HEALTH_CT4, HEALTH_CT4_RING, RING_CT4, evict_ct4, #[inline(always)] worth_ct4;
-    CT6: Tuple6, HEALTH_CT6, HEALTH_CT6_RING, RING_CT6, evict_ct6, #[inline(always)] worth_ct6;
-    NAT4: Tuple4, HEALTH_NAT4, HEALTH_NAT4_RING, RING_NAT4, evict_nat4, #[unsafe(no_mangle)] #[inline(never)] worth_nat4;
-    NAT6: Tuple6, HEALTH_NAT6, HEALTH_NAT6_RING, RING_NAT6, evict_nat6, #[unsafe(no_mangle)] #[inline(never)] worth_nat6;
-    REVNAT4: Tuple4, HEALTH_REVNAT4, HEALTH_REVNAT4_RING, RING_REVNAT4, evict_revnat4, #[unsafe(no_mangle)] #[inline(never)] worth_revnat4;
-    REVNAT6: Tuple6, HEALTH_REVNAT6, HEALTH_REVNAT6_RING, RING_REVNAT6, evict_revnat6, #[unsafe(no_mangle)] #[inline(never)] worth_revnat6;
+    CT4: Tuple4, HEALTH_CT4, HEALTH_CT4_RING, RING_CT4, place_ct4, evict_ct4, vacate_ct4, #[inline(always)] worth_ct4;
+    CT6: Tuple6, HEALTH_CT6, HEALTH_CT6_RING, RING_CT6, place_ct6, evict_ct6, vacate_ct6, #[inline(always)] worth_ct6;
+    NAT4: Tuple4, HEALTH_NAT4, HEALTH_NAT4_RING, RING_NAT4, place_nat4, evict_nat4, vacate_nat4, #[unsafe(no_mangle)] #[inline(never)] worth_nat4;
+    NAT6: Tuple6, HEALTH_NAT6, HEALTH_NAT6_RING, RING_NAT6, place_nat6, evict_nat6, vacate_nat6, #[unsafe(no_mangle)] #[inline(never)] worth_nat6;
+    REVNAT4: Tuple4, HEALTH_REVNAT4, HEALTH_REVNAT4_RING, RING_REVNAT4, place_revnat4, evict_revnat4, vacate_revnat4, #[unsafe(no_mangle)] #[inline(never)] worth_revnat4;
+    REVNAT6: Tuple6, HEALTH_REVNAT6, HEALTH_REVNAT6_RING, RING_REVNAT6, place_revnat6, evict_revnat6, vacate_revnat6, #[unsafe(no_mangle)] #[inline(never)] worth_revnat6;
 }

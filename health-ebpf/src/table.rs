@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::{HashMap, LruHashMap};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
@@ -10,15 +11,15 @@ use crate::ring::Ring;
 
 /// What `bpf_map_update_elem` says of a hash map that is full.
 pub const E2BIG: i32 = -7;
+/// What it says of a key that is there.
+pub const EEXIST: i32 = -17;
 
 /// What a map of flows does, whichever kind it is of.
 pub trait FlowMap<K, V> {
     /// The value under a key, to be changed.
     fn get_ptr_mut(&self, key: &K) -> Option<*mut V>;
-    /// Sets a value, with flags of `bpf_map_update_elem`; else the kernel's error, which is [`E2BIG`] where there is no room.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; else the kernel's error, which is [`E2BIG`] where there is no room.
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
-    /// Whether a new entry may be made now.
-    fn reserve(&self) -> bool;
     /// Makes room for one more entry, unless the kernel does so by itself. Returns whether there is some.
     fn make_room(&self) -> bool;
     /// Removes a key; else the kernel's error.
@@ -40,11 +41,6 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
     #[inline(always)]
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
         LruHashMap::insert(self, key, value, flags)
-    }
-
-    #[inline(always)]
-    fn reserve(&self) -> bool {
-        true
     }
 
     #[inline(always)]
@@ -74,14 +70,15 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
 
     #[inline(always)]
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
-        self.map.insert(key, value, flags)?;
+        // A key that is there stands in the ring.
+        match self.map.insert(key, value, u64::from(BPF_NOEXIST)) {
+            Err(EEXIST) if flags == u64::from(BPF_ANY) => {
+                return self.map.insert(key, value, flags);
+            }
+            result => result?,
+        }
         self.ring.note(key);
         Ok(())
-    }
-
-    #[inline(always)]
-    fn reserve(&self) -> bool {
-        self.ring.reserve(1)
     }
 
     #[inline(always)]
@@ -127,7 +124,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Sets a value, with flags of `bpf_map_update_elem`; else the kernel's error.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; else the kernel's error.
     #[inline(always)]
     pub fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
         if is_tcp(key) {

@@ -186,6 +186,7 @@ impl Tables for KernelTables {
     fn fills(&self) -> Result<Vec<Fill>, TableError> {
         let maps = self.v4.iter().chain(&self.v6);
         maps.flat_map(|maps| [&maps.flows, &maps.translations])
+            .chain(self.service_flows.iter().filter(|table| !table.is_unused()))
             .map(|table| {
                 table
                     .fill()
@@ -237,10 +238,17 @@ impl Table {
         Ok(seen)
     }
 
+    /// Whether nothing is to be in it: it has room for one entry.
+    fn is_unused(&self) -> bool {
+        self.map.info().is_ok_and(|info| info.max_entries() <= 1)
+    }
+
     /// Notes its keys in its ring, if it has one and is nearly full.
     fn rebuild_ring(&self) -> io::Result<()> {
         match &self.ring {
-            Some(ring) if self.fill()?.is_pressed() => ring.rebuild(&self.layout, &self.map),
+            Some(ring) if !self.is_unused() && self.fill()?.is_pressed() => {
+                ring.rebuild(&self.layout, &self.map)
+            }
             _ => Ok(()),
         }
     }

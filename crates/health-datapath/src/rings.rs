@@ -28,7 +28,6 @@ pub(super) fn set_places(pins: &Path, anew: bool) -> Result<(), DatapathError> {
         change(hands.as_fd(), index, |hand| {
             if hand.places != info.max_entries && (anew || hand.places == 0) {
                 hand.places = info.max_entries;
-                hand.patience = info.max_entries;
             }
         })
         .map_err(file_error("write", &hands_pin))?;

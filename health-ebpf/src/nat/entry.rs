@@ -7,9 +7,9 @@ use health_common::collect::may_be_orphan;
 use health_common::ct::{CT_MASQUERADED, CT_STATE_OFFSET, CtEntry, CtState};
 use health_common::nat::{NAT_CREATED_OFFSET, NAT_HOST_LOCAL};
 
-use super::port::EEXIST;
 use crate::clock::{coarse_now_ns, coarse_now_secs};
 use crate::ip_version::Version;
+use crate::table::EEXIST;
 
 /// The entry under a key.
 #[inline(always)]

@@ -43,14 +43,12 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
 /// Translates a new flow. The step that does so has no stack left to make room for its two entries.
 #[inline(always)]
 fn translate_with_room<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
-    let ring = T::translations().tcp.ring;
-    let is_tcp = passage.tuple.protocol() == IP_PROTOCOL_TCP;
-    let mut result = StepResult::HAS_NO_ROOM;
-    if !is_tcp || ring.reserve(2) {
+    let mut result = T::translate(frame.skb(), passage);
+    if result == StepResult::HAS_NO_ROOM
+        && passage.tuple.protocol() == IP_PROTOCOL_TCP
+        && T::translations().tcp.ring.make_room(2)
+    {
         result = T::translate(frame.skb(), passage);
-        if result == StepResult::HAS_NO_ROOM && is_tcp && ring.make_room(2) {
-            result = T::translate(frame.skb(), passage);
-        }
     }
     match result {
         StepResult::HAS_NO_ROOM if passage.sender == Sender::Node => StepResult::PASSED,

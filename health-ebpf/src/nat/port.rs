@@ -16,9 +16,7 @@ use super::step::{Passage, Sender, StepResult, Steps};
 use crate::clock::coarse_now_ns;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-
-/// What `bpf_map_update_elem` says of a key that is there.
-pub(super) const EEXIST: i32 = -17;
+use crate::table::EEXIST;
 
 /// Finds a port for a new flow, and makes both entries.
 #[inline(always)]

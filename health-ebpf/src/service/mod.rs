@@ -137,22 +137,9 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     (result, is_new)
 }
 
-/// Enters a new flow. The step that does so has no stack left to make room for its two entries.
+/// Enters a flow. The step that does so has no stack left to make room for its two entries.
 #[inline(always)]
 fn enter_with_room<T: Version>(
-    request: &mut Request<T>,
-    enter: impl Fn(&mut Request<T>) -> StepResult,
-) -> StepResult {
-    let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
-    if is_tcp && !T::service_flows().tcp.ring.reserve(2) {
-        return StepResult::dropped(Reason::ServiceNoBackend);
-    }
-    retry_with_room(request, enter)
-}
-
-/// As [`enter_with_room`], of a flow that may be known.
-#[inline(always)]
-fn retry_with_room<T: Version>(
     request: &mut Request<T>,
     enter: impl Fn(&mut Request<T>) -> StepResult,
 ) -> StepResult {

@@ -1,8 +1,6 @@
 //! Floods of flows beside TCP connections that are open and idle, and tables full of those: which entries are evicted.
 
-use health_common::ring::CANDIDATES;
 use health_datapath::MapSizes;
-use health_net::clock::coarse_now_secs;
 use tests::conntrack::flood::{FloodKind, IdleBed};
 use tests::{PATIENCE, wait_for};
 
@@ -56,15 +54,13 @@ fn a_table_full_of_idle_connections_takes_new_ones_in_their_place() -> anyhow::R
     let bed = IdleBed::new(sizes, SIZES.conntrack)?;
     let room = 2 * SIZES.conntrack as usize;
     assert_eq!(bed.known(0..SIZES.conntrack)?, room);
-    // What was used in the same second is as old.
-    let filled = coarse_now_secs();
-    wait_for("the second to be over", PATIENCE, || {
-        Ok((coarse_now_secs() > filled).then_some(()))
+    // What is in use is spared for a moment, and what was used in the same second is as old.
+    let begun = SIZES.conntrack;
+    wait_for("a new connection to find room", PATIENCE, || {
+        bed.open(begun..begun + 1)?;
+        Ok((bed.known(begun..begun + 1)? == 2).then_some(()))
     })?;
-    // Some find no room at first: the hand passes each entry once before its patience is at its end.
-    let begun = SIZES.conntrack..SIZES.conntrack + 2 * SIZES.conntrack / CANDIDATES;
-    bed.open(begun.clone())?;
-    let later = begun.end..begun.end + 100;
+    let later = begun + 1..begun + 101;
     bed.open(later.clone())?;
     let all = 0..later.end;
     assert_eq!(bed.known(later)?, 200);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use health_common::ring::Hand;
+use health_common::ring::{Hand, VACATED};
 use health_datapath::dump::Flow;
 use serde::Serialize;
 
@@ -24,8 +24,9 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
         value: Passed {
             next: hand.next,
             places: hand.places,
-            patience: hand.patience,
-            full_until_s: hand.full_until,
+            full_at_s: hand.full_at,
+            spare_until_s: hand.spare_until,
+            vacated: hand.vacated,
         },
     }
 }
@@ -36,8 +37,9 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
 pub(super) struct Passed {
     next: u32,
     places: u32,
-    patience: u32,
-    full_until_s: u32,
+    full_at_s: u32,
+    spare_until_s: u32,
+    vacated: [u32; VACATED],
 }
 
 impl fmt::Display for Passed {
@@ -45,12 +47,14 @@ impl fmt::Display for Passed {
         let Self {
             next,
             places,
-            patience,
-            full_until_s,
+            full_at_s,
+            spare_until_s,
+            vacated,
         } = self;
+        let vacated = vacated.iter().filter(|&&place| place != 0).count();
         write!(
             f,
-            "next={next} places={places} patience={patience} full-until={full_until_s}s"
+            "next={next} places={places} full-at={full_at_s}s spare-until={spare_until_s}s vacated={vacated}"
         )
     }
 }
