@@ -1,13 +1,18 @@
 //! Floods from clients outside beside connections of an endpoint through services: which flows they evict.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use anyhow::Context as _;
 use health_datapath::MapSizes;
+use health_datapath::layout;
 use health_datapath::services::{ServiceMapSizes, Target};
-use tests::testrun::TestRun;
+use tests::testrun::{DROP, TestRun};
+use tests::{PATIENCE, wait_for};
 
 use crate::endpoint_packets::Way::{In, Out};
-use crate::endpoint_packets::{ACK, SYN, TCP, UDP, segment};
+use crate::endpoint_packets::{ACK, RST, SYN, TCP, UDP, segment};
+use crate::policy_packets::{BOTH, set_endpoint};
 use crate::service_packets::{Hosts, NODE_PORT, Stand, at_uplink, backend, hosts, node_port};
 
 /// Of the endpoint, by each IP version. Each has two entries.
@@ -52,6 +57,20 @@ fn flood(stand: &Stand, hosts: &Hosts, protocol: u8) -> u32 {
     dropped
 }
 
+/// Sends a SYN of the endpoint's to the service. Whether there was room for the connection.
+fn begin(stand: &Stand, hosts: &Hosts, port: u16) -> bool {
+    let packet = segment(Out, hosts.node, (port, NODE_PORT), SYN);
+    stand.run.run(Out.program(), &packet).bytes != packet
+}
+
+/// Completes the handshake.
+fn complete(stand: &Stand, hosts: &Hosts, port: u16) {
+    let answer = segment(In, hosts.elsewhere, (8080, port), SYN | ACK);
+    assert_ne!(stand.run.run(In.program(), &answer).bytes, answer);
+    let last = segment(Out, hosts.node, (port, NODE_PORT), ACK);
+    assert_ne!(stand.run.run(Out.program(), &last).bytes, last);
+}
+
 /// What is left of the endpoint's connections: the ports of those that still know where their segments go.
 fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     let to = SocketAddr::new(hosts.elsewhere, 8080);
@@ -74,15 +93,11 @@ fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
         });
         stand.serve(&ports);
         for port in FIRST..FIRST + CONNECTIONS {
-            let packet = segment(Out, hosts.node, (port, NODE_PORT), SYN);
-            assert_ne!(stand.run.run(Out.program(), &packet).bytes, packet);
+            assert!(begin(&stand, &hosts, port));
         }
         // The handshakes of all but some are completed.
         for port in FIRST..FIRST + CONNECTIONS - UNANSWERED {
-            let answer = segment(In, hosts.elsewhere, (8080, port), SYN | ACK);
-            assert_ne!(stand.run.run(In.program(), &answer).bytes, answer);
-            let last = segment(Out, hosts.node, (port, NODE_PORT), ACK);
-            assert_ne!(stand.run.run(Out.program(), &last).bytes, last);
+            complete(&stand, &hosts, port);
         }
         assert_eq!(left(&stand, &hosts).len(), usize::from(CONNECTIONS));
         assert_eq!(flood(&stand, &hosts, UDP), 0);
@@ -99,4 +114,79 @@ fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
         assert_eq!(answered.len(), usize::from(CONNECTIONS - UNANSWERED));
         assert_eq!(others, Vec::<u16>::new());
     }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn syns_that_policy_refuses_take_the_room_of_one_flow() -> anyhow::Result<()> {
+    for hosts in hosts() {
+        let mut stand = Stand::of(TestRun::load_sized(sizes()));
+        let mut port = node_port(TCP, hosts.node, Some(hosts.elsewhere));
+        port.frontends[0].outside = Target::Local;
+        port.local = vec![backend(hosts.endpoint)];
+        stand.serve(&[port]);
+        let connections = FLOWS as u16 / 2;
+        for port in FIRST..FIRST + connections {
+            assert!(begin(&stand, &hosts, port));
+            complete(&stand, &hosts, port);
+        }
+        let mut next = FIRST + connections;
+        wait_for("a new connection to find room", PATIENCE, || {
+            next += 1;
+            Ok(begin(&stand, &hosts, next).then_some(()))
+        })?;
+        complete(&stand, &hosts, next);
+        let before = left(&stand, &hosts).len();
+
+        // No rule of this table admits anybody.
+        set_endpoint(&mut stand.run.datapath, BOTH, 77);
+        let mut refused = 0;
+        for number in 0..PACKETS {
+            let source = (pretended(number, &hosts), 4000);
+            let packet = at_uplink(source, (hosts.node, NODE_PORT), TCP);
+            let sent_on = stand.run.run("from_netdev", &packet).bytes;
+            if sent_on != packet {
+                refused += u32::from(stand.run.run(In.program(), &sent_on).code == DROP);
+            }
+        }
+        assert!(refused > PACKETS / 2, "{refused}");
+        let after = left(&stand, &hosts).len();
+        assert!(
+            after + 2 >= before,
+            "{after} of {before} connections are left"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_connection_that_is_opened_again_and_again_stands_in_the_ring_once() -> anyhow::Result<()> {
+    for hosts in hosts() {
+        let mut stand = Stand::of(TestRun::load_sized(sizes()));
+        stand.serve(&[node_port(TCP, hosts.node, Some(hosts.elsewhere))]);
+        for port in FIRST..FIRST + CONNECTIONS {
+            assert!(begin(&stand, &hosts, port));
+        }
+        for _ in 0..FLOWS {
+            assert!(begin(&stand, &hosts, FIRST - 1));
+            let reset = segment(Out, hosts.node, (FIRST - 1, NODE_PORT), RST);
+            stand.run.run(Out.program(), &reset);
+        }
+        let ring = match hosts.node {
+            IpAddr::V4(_) => layout::REVNAT4_RING,
+            IpAddr::V6(_) => layout::REVNAT6_RING,
+        };
+        let maps = stand.run.maps();
+        let mut keys = BTreeSet::new();
+        maps.ring_rows(ring.name)?
+            .context("no such ring")?
+            .each(|(_, flow)| {
+                if flow.protocol == TCP {
+                    keys.insert(flow);
+                }
+            })?;
+        assert_eq!(keys.len(), 2 * (usize::from(CONNECTIONS) + 1));
+    }
+    Ok(())
 }
