@@ -340,7 +340,9 @@ fn how_full_a_map_is_shows_without_reading_it_all() {
                 "HEALTH_CT6",
                 "HEALTH_NAT6",
                 "HEALTH_CT_ANY6",
-                "HEALTH_NAT_ANY6"
+                "HEALTH_NAT_ANY6",
+                "HEALTH_REVNAT4",
+                "HEALTH_REVNAT6"
             ]
         );
         fills[0]
