@@ -5,17 +5,23 @@ use health_endpoint::log::{LogEntry, Status};
 use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// That all is well, and how often a failure was told in these words.
-fn told(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
+/// Waits until all is well: what is missing is not there for a moment.
+fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
     let id = member.endpoint.id;
-    let health = node.listing(&format!("endpoint health {id}"))?;
-    let health: EndpointHealth = serde_json::from_value(health)?;
-    let is_well = health.overall_health == HealthState::Ok && health.connected;
-    ensure!(is_well, "{health:?}");
-    for address in member.addresses() {
-        ensure!(node.pings(address)?, "no answer from {address}");
-    }
-    let log = node.listing(&format!("endpoint log {id}"))?;
+    wait_for("the endpoint to be well", PATIENCE, || {
+        let health = node.listing(&format!("endpoint health {id}"))?;
+        let health: EndpointHealth = serde_json::from_value(health)?;
+        let mut is_well = health.overall_health == HealthState::Ok && health.connected;
+        for address in member.addresses() {
+            is_well = is_well && node.pings(address)?;
+        }
+        Ok(is_well.then_some(()))
+    })
+}
+
+/// How often a failure was told in these words.
+fn told(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
+    let log = node.listing(&format!("endpoint log {}", member.endpoint.id))?;
     let log: Vec<LogEntry> = serde_json::from_value(log)?;
     let failures = log.iter().filter(|line| line.status == Status::Failure);
     Ok(failures.filter(|line| line.message.contains(words)).count())
@@ -32,7 +38,7 @@ fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
     let ipv4 = member.ipv4()?;
     let ipv6 = member.endpoint.ipv6.context("no IPv6 address")?;
     let inside = format!("ip netns exec {} ip", member.name);
-    told(node, &member, "")?;
+    wait_well(node, &member)?;
     for (words, harm) in [
         (
             format!("the route to {ipv4}/32 is missing"),
@@ -52,6 +58,7 @@ fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
         wait_for(&format!("the repair of: {words}"), PATIENCE, || {
             Ok((told(node, &member, &words)? > before).then_some(()))
         })?;
+        wait_well(node, &member)?;
     }
     // What a workload does in its own namespace is its own.
     node.exec(&format!("{inside} link set lo up"))?;
