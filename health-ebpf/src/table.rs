@@ -22,14 +22,6 @@ pub trait FlowMap<K, V> {
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
     /// Makes room for one more entry, unless the kernel does so by itself. Returns whether there is some.
     fn make_room(&self) -> bool;
-    /// Removes a key; else the kernel's error.
-    fn remove(&self, key: &K) -> Result<(), i32>;
-
-    /// As [`FlowMap::get_ptr_mut`], to be read.
-    #[inline(always)]
-    fn get_ptr(&self, key: &K) -> Option<*const V> {
-        self.get_ptr_mut(key).map(<*mut V>::cast_const)
-    }
 }
 
 impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
@@ -46,11 +38,6 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
     #[inline(always)]
     fn make_room(&self) -> bool {
         true
-    }
-
-    #[inline(always)]
-    fn remove(&self, key: &K) -> Result<(), i32> {
-        LruHashMap::remove(self, key)
     }
 }
 
@@ -85,11 +72,6 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     fn make_room(&self) -> bool {
         self.ring.make_room(1)
     }
-
-    #[inline(always)]
-    fn remove(&self, key: &K) -> Result<(), i32> {
-        self.map.remove(key)
-    }
 }
 
 /// What is kept of the flows of one IP version.
@@ -108,7 +90,7 @@ impl<K: Tuple, V> Table<K, V> {
     #[inline(always)]
     pub fn get_ptr(&self, key: &K) -> Option<*const V> {
         if is_tcp(key) {
-            self.tcp.get_ptr(key)
+            self.tcp.map.get_ptr(key)
         } else {
             apart(self.others.get_ptr(key))
         }
@@ -118,7 +100,7 @@ impl<K: Tuple, V> Table<K, V> {
     #[inline(always)]
     pub fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
         if is_tcp(key) {
-            self.tcp.get_ptr_mut(key)
+            self.tcp.map.get_ptr_mut(key)
         } else {
             apart(self.others.get_ptr_mut(key))
         }
@@ -138,7 +120,7 @@ impl<K: Tuple, V> Table<K, V> {
     #[inline(always)]
     pub fn remove(&self, key: &K) -> Result<(), i32> {
         if is_tcp(key) {
-            self.tcp.remove(key)
+            self.tcp.map.remove(key)
         } else {
             apart(self.others.remove(key))
         }

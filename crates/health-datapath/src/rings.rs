@@ -8,6 +8,7 @@ use aya::maps::MapData;
 use health_common::ring::Hand;
 
 use super::DatapathError;
+use super::aya_io::map_io;
 use super::layout::{HANDS, MapLayout, RINGED};
 use super::loader::file_error;
 use super::resize::open;
@@ -33,41 +34,6 @@ pub(super) fn set_places(pins: &Path, anew: bool) -> Result<(), DatapathError> {
         .map_err(file_error("write", &hands_pin))?;
     }
     Ok(())
-}
-
-/// Notes the keys of a table in its ring anew, each once: where a ring went round before the table was full, keys were written
-/// over whose entries are there still. What programs enter meanwhile may be missed.
-pub(super) fn rebuild(
-    index: u32,
-    layout: &MapLayout,
-    table: BorrowedFd<'_>,
-    ring: BorrowedFd<'_>,
-    hands: BorrowedFd<'_>,
-) -> io::Result<()> {
-    let places = sys::map_info(ring)?.max_entries;
-    let size = EntrySize {
-        key: layout.key_size as usize,
-        value: layout.value_size as usize,
-    };
-    let mut walk = Walk::new(size);
-    let mut batch = Batch::default();
-    let mut noted = 0;
-    while noted < places && walk.read(table, &mut batch)? {
-        let keys: Vec<&[u8]> = batch.entries().map(|(key, _)| key).collect();
-        let count = (keys.len() as u32).min(places - noted);
-        if count == 0 {
-            continue;
-        }
-        let indexes: Vec<u8> = (noted..noted + count).flat_map(u32::to_ne_bytes).collect();
-        let keys = keys.concat();
-        sys::update_batch(ring, &indexes, &keys, count).map_err(|(_, error)| error)?;
-        noted += count;
-    }
-    // The next ones are written where nothing of use stands.
-    change(hands, index, |hand| {
-        hand.next = noted % places.max(1);
-        hand.places = places;
-    })
 }
 
 fn change(hands: BorrowedFd<'_>, index: u32, change: impl FnOnce(&mut Hand)) -> io::Result<()> {
@@ -106,14 +72,32 @@ impl Ring {
         }))
     }
 
-    /// See [`rebuild`].
+    /// Notes the keys of the table anew, each once: where a ring went round before the table was full, keys were written over
+    /// whose entries are there still. What programs enter meanwhile may be missed.
     pub(super) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
-        rebuild(
-            self.index,
-            layout,
-            table.fd().as_fd(),
-            self.keys.fd().as_fd(),
-            self.hands.fd().as_fd(),
-        )
+        let places = self.keys.info().map_err(map_io)?.max_entries();
+        let size = EntrySize {
+            key: layout.key_size as usize,
+            value: layout.value_size as usize,
+        };
+        let mut walk = Walk::new(size);
+        let mut batch = Batch::default();
+        let mut noted = 0;
+        while noted < places && walk.read(table.fd().as_fd(), &mut batch)? {
+            let keys: Vec<&[u8]> = batch.entries().map(|(key, _)| key).collect();
+            let count = (keys.len() as u32).min(places - noted);
+            if count == 0 {
+                continue;
+            }
+            let indexes: Vec<u8> = (noted..noted + count).flat_map(u32::to_ne_bytes).collect();
+            sys::update_batch(self.keys.fd().as_fd(), &indexes, &keys.concat(), count)
+                .map_err(|(_, error)| error)?;
+            noted += count;
+        }
+        // The next ones are written where nothing of use stands.
+        change(self.hands.fd().as_fd(), self.index, |hand| {
+            hand.next = noted % places.max(1);
+            hand.places = places;
+        })
     }
 }

@@ -9,18 +9,19 @@
 mod copy;
 mod sizes;
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya::EbpfLoader;
+use aya::maps::MapData;
 use aya_obj::generated::bpf_map_type;
 use tracing::{info, warn};
 
-use super::layout::{HANDS, MapLayout, RINGED};
-use super::loader::file_error;
+use super::layout::MapLayout;
+use super::loader::{file_error, map_error};
 use super::pin_folder::remove_tree;
-use super::rings::rebuild;
+use super::rings::Ring;
 use super::{DatapathError, sys};
 use copy::{copy_entries, copy_places, needed};
 use sizes::{Contents, SizedMap};
@@ -184,23 +185,14 @@ impl PendingResize {
 
     /// Notes the keys of a table that is new in its ring.
     fn note_keys(&self, sized: &SizedMap) -> Result<(), DatapathError> {
-        let mut ringed = (0..).zip(RINGED);
-        let Some((index, (_, ring))) = ringed.find(|(_, (table, _))| *table == sized.map) else {
+        let open = |layout: &MapLayout| {
+            MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
+        };
+        let Some(ring) = Ring::open(&sized.map, open)? else {
             return Ok(());
         };
-        let pins = [&sized.map, &ring, &HANDS].map(|map| self.pins.join(map.name));
-        let [table, keys, hands] = pins.each_ref().map(|pin| open(pin));
-        if let (Some((table, _)), Some((keys, _)), Some((hands, _))) = (table?, keys?, hands?) {
-            rebuild(
-                index,
-                &sized.map,
-                table.as_fd(),
-                keys.as_fd(),
-                hands.as_fd(),
-            )
-            .map_err(file_error("write", &pins[1]))?;
-        }
-        Ok(())
+        ring.rebuild(&sized.map, &open(&sized.map)?)
+            .map_err(file_error("note the keys of", &self.paths(&sized.map).0))
     }
 
     fn paths(&self, map: &MapLayout) -> (PathBuf, PathBuf) {
