@@ -16,7 +16,7 @@ use health_common::tuple::Tuple;
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
 use crate::events::tell_flow;
 use crate::ipcache::identity_of;
-use crate::table::{E2BIG, FlowMap, Table};
+use crate::table::{E2BIG, EEXIST, FlowMap, Table};
 
 /// How often a change of an entry's flags is tried that other CPUs change too: what is not entered now
 /// comes with the next packet.
@@ -437,26 +437,23 @@ fn create<K: Tuple>(
     if made == Err(E2BIG) && map.make_room() {
         made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
     }
-    if made.is_ok() {
-        tell_flow(EVENT_CT_CREATED, tuple, &entry);
-        return Tracked::New;
-    }
-    // Another CPU may have made it in the meantime, or one whose time is over stands there.
-    match map.get_ptr_mut(tuple) {
-        // SAFETY: a map value.
-        Some(there) if unsafe { !(*there).has_expired(now) } => {
+    if made == Err(EEXIST) {
+        // Another CPU has made it in the meantime, or one whose time is over stands there.
+        if let Some(there) = map.get_ptr_mut(tuple)
+            // SAFETY: a map value.
+            && unsafe { !(*there).has_expired(now) }
+        {
             // SAFETY: as above.
             unsafe { update(there, protocol, traffic, timeouts, now_ns) };
-            Tracked::Known
+            return Tracked::Known;
         }
-        _ => match map.insert(tuple, &entry, u64::from(BPF_ANY)) {
-            Ok(()) => {
-                tell_flow(EVENT_CT_CREATED, tuple, &entry);
-                Tracked::New
-            }
-            Err(_) => Tracked::Full,
-        },
+        made = map.insert(tuple, &entry, u64::from(BPF_ANY));
     }
+    if made.is_err() {
+        return Tracked::Full;
+    }
+    tell_flow(EVENT_CT_CREATED, tuple, &entry);
+    Tracked::New
 }
 
 /// Takes what a segment says about the state of its connection in. `false` when it cannot be part of it.

@@ -86,6 +86,22 @@ pub struct Table<K: 'static, V: 'static> {
 }
 
 impl<K: Tuple, V> Table<K, V> {
+    /// Enters the two entries of a flow; once more, if the result is `no_room` and TCP's map can make some. Steps that enter
+    /// have no stack left for that.
+    #[inline(always)]
+    pub fn with_room<R: PartialEq>(
+        &self,
+        protocol: u8,
+        no_room: &R,
+        mut enter: impl FnMut() -> R,
+    ) -> R {
+        let result = enter();
+        if result == *no_room && protocol == IP_PROTOCOL_TCP && self.tcp.ring.make_room(2) {
+            return enter();
+        }
+        result
+    }
+
     /// The value under a key.
     #[inline(always)]
     pub fn get_ptr(&self, key: &K) -> Option<*const V> {

@@ -221,6 +221,12 @@ pub(crate) const RINGED: [(MapLayout, MapLayout); RINGS as usize] = {
     ringed
 };
 
+/// The ring of a table's keys, and the index of its hand.
+pub(crate) fn ring_of(table: &MapLayout) -> Option<(u32, MapLayout)> {
+    let mut ringed = (0..).zip(RINGED);
+    ringed.find_map(|(index, (ringed, ring))| (ringed == *table).then_some((index, ring)))
+}
+
 /// The maps that name each other's entries: a change of one's layout is one of all of them.
 pub(crate) const FAMILIES: [&[MapLayout]; 3] = [ENDPOINT_MAPS, SERVICE_MAPS, XDP_MAPS];
 

@@ -35,7 +35,7 @@ use super::parts::Parts;
 use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
-use super::rings::set_places;
+use super::rings::tell_first_places;
 use super::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
 use super::sockets::Sockets;
 use super::table::Table;
@@ -159,7 +159,7 @@ impl Datapath {
         let xdp_times = typed(&pins, &layout::XDP_TIMES, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let direct = typed(&pins, &layout::DIRECT, Array::try_from)?;
-        set_places(&pins, false)?;
+        tell_first_places(&pins)?;
         let mut programs = Programs::new();
         for name in names() {
             programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);

@@ -9,25 +9,33 @@ use health_common::ring::Hand;
 
 use super::DatapathError;
 use super::aya_io::map_io;
-use super::layout::{HANDS, MapLayout, RINGED};
+use super::layout::{HANDS, MapLayout, RINGED, ring_of};
 use super::loader::file_error;
 use super::resize::open;
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
 
-/// Tells the programs how many places each ring has. Programs that serve already know rings of other sizes: of those that are
-/// in use, only `anew` ones are told.
-pub(super) fn set_places(pins: &Path, anew: bool) -> Result<(), DatapathError> {
+/// Tells the programs how many places each ring has.
+pub(super) fn tell_places(pins: &Path) -> Result<(), DatapathError> {
+    tell_places_of(pins, |_| true)
+}
+
+/// As [`tell_places`], of rings that are not in use yet. Programs that serve already may know others of other sizes.
+pub(super) fn tell_first_places(pins: &Path) -> Result<(), DatapathError> {
+    tell_places_of(pins, |hand| hand.places == 0)
+}
+
+fn tell_places_of(pins: &Path, is_due: impl Fn(&Hand) -> bool) -> Result<(), DatapathError> {
     let hands_pin = pins.join(HANDS.name);
     let Some((hands, _)) = open(&hands_pin)? else {
         return Err(DatapathError::Missing(HANDS.name.to_owned()));
     };
-    for (index, (_, ring)) in (0_u32..).zip(RINGED) {
+    for (index, (_, ring)) in (0..).zip(RINGED) {
         let Some((_, info)) = open(&pins.join(ring.name))? else {
             return Err(DatapathError::Missing(ring.name.to_owned()));
         };
         change(hands.as_fd(), index, |hand| {
-            if hand.places != info.max_entries && (anew || hand.places == 0) {
+            if is_due(hand) {
                 hand.places = info.max_entries;
             }
         })
@@ -61,8 +69,7 @@ impl Ring {
         table: &MapLayout,
         mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
     ) -> Result<Option<Self>, E> {
-        let mut ringed = (0..).zip(RINGED);
-        let Some((index, (_, ring))) = ringed.find(|(_, (ringed, _))| ringed == table) else {
+        let Some((index, ring)) = ring_of(table) else {
             return Ok(None);
         };
         Ok(Some(Self {

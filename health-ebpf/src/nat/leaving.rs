@@ -6,7 +6,6 @@ use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::{End, NAT_NEEDS_CT};
 use health_common::packet::Kind;
-use health_common::tcp::IP_PROTOCOL_TCP;
 
 use super::entry::whole;
 use super::settings;
@@ -30,7 +29,7 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
         result => return result,
     }
     let found = match T::find(skb, &mut passage) {
-        StepResult::IS_NEW => translate_with_room(frame, &mut passage),
+        StepResult::IS_NEW => translate(frame, &mut passage),
         result => result,
     };
     match found {
@@ -40,16 +39,13 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
     }
 }
 
-/// Translates a new flow. The step that does so has no stack left to make room for its two entries.
+/// Translates a new flow.
 #[inline(always)]
-fn translate_with_room<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
-    let mut result = T::translate(frame.skb(), passage);
-    if result == StepResult::HAS_NO_ROOM
-        && passage.tuple.protocol() == IP_PROTOCOL_TCP
-        && T::translations().tcp.ring.make_room(2)
-    {
-        result = T::translate(frame.skb(), passage);
-    }
+fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let protocol = passage.tuple.protocol();
+    let result = T::translations().with_room(protocol, &StepResult::HAS_NO_ROOM, || {
+        T::translate(frame.skb(), passage)
+    });
     match result {
         StepResult::HAS_NO_ROOM if passage.sender == Sender::Node => StepResult::PASSED,
         StepResult::HAS_NO_ROOM => StepResult::dropped(Reason::NatNoMapping),
@@ -139,11 +135,12 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     {
         return StepResult::PASSED;
     }
-    let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), &mut flow)
-        || matches!(
-            enter(T::flows(), &mut flow, flags, traffic, timeouts),
-            Tracked::Known | Tracked::New
-        );
+    let tracked = if sender == Sender::Endpoint && is_known(T::flows(), &mut flow) {
+        Tracked::Known
+    } else {
+        enter(T::flows(), &mut flow, flags, traffic, timeouts)
+    };
+    let is_tracked = matches!(tracked, Tracked::Known | Tracked::New);
     passage.tuple = flow;
     // What answers somebody who knows its source keeps it.
     if is_tracked && flow.direction() != TUPLE_OUT {
@@ -158,10 +155,10 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
             StepResult::IS_NEW
         };
     }
-    if sender == Sender::Node {
-        StepResult::PASSED
-    } else {
-        StepResult::dropped(Reason::NatUnsupported)
+    match tracked {
+        _ if sender == Sender::Node => StepResult::PASSED,
+        Tracked::Full => StepResult::dropped(Reason::NatNoMapping),
+        _ => StepResult::dropped(Reason::NatUnsupported),
     }
 }
 

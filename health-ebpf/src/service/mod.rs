@@ -26,7 +26,6 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
 use health_common::service::FLOW_SHARED;
-use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
@@ -132,26 +131,22 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
         result = T::settle(skb, request);
     }
     if result == StepResult::CHOSEN {
-        result = enter_with_room(request, |request| T::enter(skb, request));
+        result = enter(request, |request| T::enter(skb, request));
     }
     (result, is_new)
 }
 
-/// Enters a flow. The step that does so has no stack left to make room for its two entries.
+/// Enters a flow by a step that does so.
 #[inline(always)]
-fn enter_with_room<T: Version>(
+fn enter<T: Version>(
     request: &mut Request<T>,
-    enter: impl Fn(&mut Request<T>) -> StepResult,
+    step: impl Fn(&mut Request<T>) -> StepResult,
 ) -> StepResult {
-    let mut result = enter(request);
-    let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
-    if result == StepResult::HAS_NO_ROOM && is_tcp && T::service_flows().tcp.ring.make_room(2) {
-        result = enter(request);
+    let protocol = request.tuple.protocol();
+    match T::service_flows().with_room(protocol, &StepResult::HAS_NO_ROOM, || step(request)) {
+        StepResult::HAS_NO_ROOM => StepResult::dropped(Reason::ServiceNoBackend),
+        result => result,
     }
-    if result == StepResult::HAS_NO_ROOM {
-        return StepResult::dropped(Reason::ServiceNoBackend);
-    }
-    result
 }
 
 /// Forgets what was kept of a packet that policy refuses, and its flow if that is new: they would take the places of others.

@@ -14,7 +14,7 @@ use network_types::eth::EthHdr;
 
 use super::direct::accept::is_told;
 use super::step::{AtUplink, Request, StepResult, UplinkSteps};
-use super::{dropped, enter_with_room, find_backend, is_on, send_back};
+use super::{dropped, enter, find_backend, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
 use crate::maps::HEALTH_CALLS;
 use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
@@ -72,7 +72,7 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     if is_told::<T>(frame, ip_at) {
         let mut accepted = T::accept(skb, &mut request);
         if accepted == StepResult::FOUND {
-            accepted = enter_with_room(&mut request, |request| T::relay(skb, request));
+            accepted = enter(&mut request, |request| T::relay(skb, request));
         }
         if accepted == StepResult::FOUND {
             accepted = T::take_off(skb, &mut request);

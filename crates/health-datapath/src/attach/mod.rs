@@ -22,7 +22,7 @@ use super::layout::{self, LINK_PINS, SOCKET_PROGRAMS};
 use super::layout_change::set_aside;
 use super::loader::{classifier, file_error};
 use super::resize::PendingResize;
-use super::rings::set_places;
+use super::rings::tell_places;
 use super::{Datapath, DatapathError, link_pin};
 
 pub(super) use clsact::Clsact;
@@ -305,7 +305,7 @@ impl Datapath {
         }
         replaced?;
         self.resizing = None;
-        set_places(&self.pins, true)?;
+        tell_places(&self.pins)?;
         self.clear_unused_calls()?;
         self.remove_unused_pins()?;
         self.note_xdp_devices()?;

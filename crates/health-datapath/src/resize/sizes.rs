@@ -4,8 +4,8 @@ use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
 use health_common::service::xdp::XDP_FLOWS;
 
 use crate::layout::{
-    BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6,
-    RINGED, SLOTS, SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6,
+    BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6, SLOTS,
+    SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6, ring_of,
 };
 use crate::services::ServiceMapSizes;
 
@@ -47,7 +47,7 @@ impl MapSizes {
                 map,
                 size,
                 contents,
-                ring: ring_of(&map),
+                ring: ring_of(&map).map(|(_, ring)| ring),
             }
         };
         let flows = [
@@ -81,12 +81,6 @@ impl MapSizes {
             [table].into_iter().chain(ring.map(sized(Contents::Cache)))
         })
     }
-}
-
-/// The ring of a table's keys.
-fn ring_of(table: &MapLayout) -> Option<MapLayout> {
-    let mut ringed = RINGED.into_iter();
-    ringed.find_map(|(ringed, ring)| (ringed == *table).then_some(ring))
 }
 
 /// A map and the size that it is to have.

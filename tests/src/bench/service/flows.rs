@@ -9,11 +9,11 @@ use health_net::netns::NetNs;
 
 use super::cluster::{counted, endpoint_count};
 use super::stand::{AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS, Place, Stand, cpu};
-use super::traffic::{Medians, Rates, Targets};
+use super::traffic::{Medians, Rates, Targets, Traffic};
 use crate::bench::{Figure, Options, Target};
 use crate::process::tell;
 
-const ROUNDS: u32 = 7;
+const ROUNDS: u32 = 8;
 /// Numbers of services, ascending.
 const SIZES: [u32; 4] = [1, 1_000, 10_000, 50_000];
 /// Connections against kube-proxy's.
@@ -61,7 +61,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
         figures.extend(new);
         figures.extend(added(&named, &found, &bare));
         figures.extend(least(&named, &found, &floor));
-        inside.push(found);
+        inside.push((found.ours, bare));
         if let Some(found) = node_ports(&stand, rounds)? {
             figures.extend(side_by_side(
                 &format!(
@@ -75,7 +75,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
         }
     }
     if let ([few, .., many], [first, .., last]) = (sizes, &inside[..]) {
-        figures.extend(flat([*few, *many], [first, last]));
+        figures.extend(flat([*few, *many], [*first, *last]));
     }
     Ok(figures)
 }
@@ -115,13 +115,24 @@ fn by_turns<'a>(
     sides: &[(&'a Place, Targets)],
     rounds: u32,
 ) -> anyhow::Result<Vec<Medians>> {
-    let mut rates: Vec<_> = sides.iter().map(|_| Rates::default()).collect();
+    let empty = || sides.iter().map(|_| Rates::default()).collect::<Vec<_>>();
+    let mut rates = empty();
     for round in 0..=rounds {
         stand.forget()?;
-        for ((place, targets), rates) in sides.iter().zip(&mut rates) {
-            // The first one warms up.
-            let into = (round > 0).then_some(rates);
-            targets.run(client(place), cpu(), &place.servers, into)?;
+        // All sides do the same one right after the other, and each is the first as often as the last: what else the machine
+        // does, and what the last traffic left to do, meets all of them.
+        for what in Traffic::ALL {
+            let mut order: Vec<_> = sides.iter().zip(&mut rates).collect();
+            if round % 2 == 0 {
+                order.reverse();
+            }
+            for ((place, targets), rates) in order {
+                targets.run(what, client(place), cpu(), &place.servers, rates)?;
+            }
+        }
+        if round == 0 {
+            // It warms up.
+            rates = empty();
         }
     }
     rates.into_iter().map(Rates::medians).collect()
@@ -245,26 +256,25 @@ fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
         .collect()
 }
 
-/// The most services against the fewest.
-fn flat([few, many]: [u32; 2], [first, last]: [&Found; 2]) -> Vec<Figure> {
-    let figure = |what: &str, of: fn(&Medians) -> f64, target| Figure {
-        name: format!("{}: {what} (other: {})", counted(many), counted(few)),
-        unit: "k/s",
-        ours: of(&last.ours) / 1e3,
-        other: Some(of(&first.ours) / 1e3),
-        target: Some(target),
+/// The most services against the fewest, each as a part of what a bare node does at that time: minutes lie between them.
+fn flat([few, many]: [u32; 2], [first, last]: [(Medians, Medians); 2]) -> Vec<Figure> {
+    let figure = |what: &str, of: Rate| {
+        let part = |(ours, bare): &(Medians, Medians)| 100.0 * of(ours) / of(bare);
+        Figure {
+            name: format!(
+                "{}: {what}, as a part of a bare node's (other: {})",
+                counted(many),
+                counted(few)
+            ),
+            unit: "%",
+            ours: part(&last),
+            other: Some(part(&first)),
+            target: Some(FLAT_LIMIT),
+        }
     };
     vec![
-        figure("new connections a second", |it| it.connections, FLAT_LIMIT),
-        figure(
-            "SYNs a second, each of a new flow",
-            |it| it.flows,
-            FLAT_LIMIT,
-        ),
-        figure(
-            "datagrams of one flow a second",
-            |it| it.datagrams,
-            FLAT_LIMIT,
-        ),
+        figure("new connections", |it| it.connections),
+        figure("SYNs, each of a new flow", |it| it.flows),
+        figure("datagrams of one flow", |it| it.datagrams),
     ]
 }

@@ -45,6 +45,28 @@ pub(super) struct Targets {
     pub(super) echo: SocketAddr,
 }
 
+/// What a client does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Traffic {
+    /// Connections of TCP, one after the other.
+    Connections,
+    /// SYNs that nobody answers, each of a flow of its own.
+    Flows,
+    /// Datagrams of one flow.
+    Datagrams,
+    /// Requests on one connection.
+    Requests,
+}
+
+impl Traffic {
+    pub(super) const ALL: [Self; 4] = [
+        Self::Connections,
+        Self::Flows,
+        Self::Datagrams,
+        Self::Requests,
+    ];
+}
+
 /// What rounds of one client found.
 #[derive(Default)]
 pub(super) struct Rates {
@@ -65,58 +87,53 @@ impl Targets {
         Ok(connected.is_ok())
     }
 
-    /// One round of everything, from this namespace on this processor to these servers; without `into`, to warm up.
+    /// One round of something, from this namespace on this processor to these servers.
     pub(super) fn run(
         &self,
+        what: Traffic,
         client: &NetNs,
         cpu: usize,
         servers: &[Server],
-        into: Option<&mut Rates>,
+        rates: &mut Rates,
     ) -> anyhow::Result<()> {
-        let mut round = Rates::default();
         client.run_in(|| {
             run_on(cpu)?;
-            self.connect(servers, &mut round)?;
-            self.begin(servers, &mut round)?;
-            self.send(&mut round)?;
-            self.ask(&mut round)
-        })??;
-        if let Some(into) = into {
-            into.connects.extend(round.connects);
-            into.connections.extend(round.connections);
-            into.flows.extend(round.flows);
-            into.datagrams.extend(round.datagrams);
-            into.requests.extend(round.requests);
-        }
-        Ok(())
+            match what {
+                Traffic::Connections => self.connect(servers, rates),
+                Traffic::Flows => self.begin(servers, rates),
+                Traffic::Datagrams => self.send(rates),
+                Traffic::Requests => self.ask(rates),
+            }
+        })?
     }
 
-    fn connect(&self, servers: &[Server], round: &mut Rates) -> anyhow::Result<()> {
+    fn connect(&self, servers: &[Server], rates: &mut Rates) -> anyhow::Result<()> {
         let mut targets = self.connect.iter().cycle();
         let mut took = Duration::ZERO;
         let waiting = WAITING / fewer() as usize;
-        for _ in 0..CONNECTIONS / WAITING {
+        let times = CONNECTIONS / WAITING;
+        for _ in 0..times {
             let start = Instant::now();
             for target in targets.by_ref().take(waiting) {
                 let begun = Instant::now();
                 let stream = TcpStream::connect(target)
                     .with_context(|| format!("cannot connect to {target}"))?;
-                round.connects.push(begun.elapsed());
+                rates.connects.push(begun.elapsed());
                 // Closed by a reset, so that no port waits for a minute.
                 SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             }
             took += start.elapsed();
             servers.iter().try_for_each(Server::drain)?;
         }
-        round
+        rates
             .connections
-            .push(round.connects.len() as f64 / took.as_secs_f64());
+            .push((times * waiting) as f64 / took.as_secs_f64());
         Ok(())
     }
 
     /// Sends SYNs that nobody answers, from a socket that does as little as there can be done: the kernel gets whole packets.
     /// Only those that arrived count.
-    fn begin(&self, servers: &[Server], round: &mut Rates) -> anyhow::Result<()> {
+    fn begin(&self, servers: &[Server], rates: &mut Rates) -> anyhow::Result<()> {
         let count = FLOWS / fewer();
         let syns = self.syns(count)?;
         let raw = Protocol::from(libc::IPPROTO_RAW);
@@ -150,7 +167,7 @@ impl Targets {
             arrived as f64 >= f64::from(count) * ARRIVING,
             "{arrived} of {count} SYNs arrived"
         );
-        round.flows.push(arrived as f64 / took.as_secs_f64());
+        rates.flows.push(arrived as f64 / took.as_secs_f64());
         Ok(())
     }
 
@@ -175,7 +192,7 @@ impl Targets {
         (0..count).zip(targets).map(syn).collect()
     }
 
-    fn send(&self, round: &mut Rates) -> anyhow::Result<()> {
+    fn send(&self, rates: &mut Rates) -> anyhow::Result<()> {
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;
         socket.connect(self.datagrams)?;
         socket.send(&[0; 18])?;
@@ -184,11 +201,11 @@ impl Targets {
         for _ in 0..count {
             socket.send(&[0; 18])?;
         }
-        round.datagrams.push(rate(count, start));
+        rates.datagrams.push(rate(count, start));
         Ok(())
     }
 
-    fn ask(&self, round: &mut Rates) -> anyhow::Result<()> {
+    fn ask(&self, rates: &mut Rates) -> anyhow::Result<()> {
         let mut stream = TcpStream::connect(self.echo)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -199,7 +216,7 @@ impl Targets {
             stream.write_all(&byte)?;
             stream.read_exact(&mut byte)?;
         }
-        round.requests.push(rate(count, start));
+        rates.requests.push(rate(count, start));
         Ok(())
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Worker {
     draining: BTreeSet<ServerKey>,
     /// Virtual servers of other programs that a warning was logged for.
     warned: BTreeSet<ServerKey>,
+    /// Whether a warning was logged that the kernel forgets no flows.
+    cannot_forget: bool,
 }
 
 impl Worker {
@@ -61,6 +63,7 @@ impl Worker {
             is_stale: true,
             draining: BTreeSet::new(),
             warned: BTreeSet::new(),
+            cannot_forget: false,
         }
     }
 
@@ -186,6 +189,7 @@ impl Worker {
                 self.present.apply(step);
                 if let Step::Change(Change::AddServer(server)) = step
                     && let ServerId::Address(key) = server.id
+                    && key.protocol == Protocol::UDP
                 {
                     added.insert(key);
                 }
@@ -206,13 +210,10 @@ impl Worker {
         self.tell(failed)
     }
 
-    /// Has the kernel forget the flows of UDP that are older than these virtual servers. Else their answers would not be
+    /// Has the kernel forget flows that are older than these virtual servers of UDP. Else their answers would not be
     /// translated: neither rules nor IPVS change a flow that is known.
-    async fn forget_flows(&self, added: BTreeSet<ServerKey>) {
-        let udp = added
-            .into_iter()
-            .filter(|key| key.protocol == Protocol::UDP);
-        let servers = udp.filter_map(|key| {
+    async fn forget_flows(&mut self, added: BTreeSet<ServerKey>) {
+        let servers = added.into_iter().filter_map(|key| {
             let real = self.plan.server(&key)?.real.keys();
             Some((key, real.copied().collect()))
         });
@@ -224,8 +225,12 @@ impl Worker {
         match forgotten.await {
             Ok(0) => {}
             Ok(flows) => debug!(flows, "forgot flows that are older than their services"),
+            // The kernel may have no such messages at all (`nf_conntrack_netlink`).
+            Err(error) if std::mem::replace(&mut self.cannot_forget, true) => {
+                debug!(%error, "flows that are older than their services stay without answers");
+            }
             Err(error) => {
-                warn!(%error, "flows that are older than their services stay without answers")
+                warn!(%error, "flows that are older than their services stay without answers");
             }
         }
     }
