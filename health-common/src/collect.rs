@@ -10,6 +10,9 @@ pub const CHUNK: usize = 64;
 pub const COLLECT_FLOWS: u32 = 1;
 /// Operation: the keys are those of translations without a flow.
 pub const COLLECT_ORPHANS: u32 = 2;
+/// Operation: the keys are those of flows of TCP through services, of a map that is nearly full. Those that conntrack does not
+/// know go.
+pub const COLLECT_SERVICE_FLOWS: u32 = 3;
 
 /// Return value: each key was seen to.
 pub const COLLECTED: u32 = 0;
@@ -26,13 +29,13 @@ pub const ORPHAN_AGE_NS: u64 = 60_000_000_000;
 pub struct CollectHeader {
     /// Stands for the Ethernet header that the kernel asks of a test run; zero.
     pub ethernet: [u8; 16],
-    /// [`COLLECT_FLOWS`] or [`COLLECT_ORPHANS`].
+    /// [`COLLECT_FLOWS`], [`COLLECT_ORPHANS`] or [`COLLECT_SERVICE_FLOWS`].
     pub operation: u32,
     /// IP version of the keys: 4 or 6.
     pub ip_version: u32,
     /// How many keys there are.
     pub count: u32,
-    /// Answer: flows whose entry was removed.
+    /// Answer: flows whose entry was removed; of services, entries.
     pub flows: u32,
     /// Answer: entries left alone, since they are in use again.
     pub refreshed: u32,

@@ -4,8 +4,8 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::collect::{
-    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, NOT_A_REQUEST,
-    may_be_orphan,
+    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECT_SERVICE_FLOWS, COLLECTED, CollectHeader,
+    CollectRequest, NOT_A_REQUEST, may_be_orphan,
 };
 use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use health_common::tuple::Tuple as _;
@@ -29,7 +29,7 @@ const _: () = assert!(CHUNK * 2 <= 0xff);
 pub fn collect(frame: &Frame) -> u32 {
     let Some(CollectHeader {
         ip_version,
-        operation: COLLECT_FLOWS | COLLECT_ORPHANS,
+        operation: COLLECT_FLOWS | COLLECT_ORPHANS | COLLECT_SERVICE_FLOWS,
         count,
         ..
     }) = frame.at(0)
@@ -52,55 +52,79 @@ pub fn collect(frame: &Frame) -> u32 {
 }
 
 #[inline(always)]
-fn collect_keys<T: Step>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32> {
-    frame.at::<CollectRequest<T>>(0)?;
+fn collect_keys<T: Steps>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32> {
+    let is_of_services =
+        frame.at::<CollectRequest<T>>(0)?.header.operation == COLLECT_SERVICE_FLOWS;
     let mut done = 0;
     for index in 0..CHUNK as u32 {
         if index >= count {
             break;
         }
-        done += T::collect_key(frame.skb(), index, now_ns);
+        done += if is_of_services {
+            T::collect_service_flow(frame.skb(), index, now_ns)
+        } else {
+            T::collect_key(frame.skb(), index, now_ns)
+        };
     }
     Some(done)
 }
 
-/// A step that is a function of its own in the kernel too: the verifier looks at it once, and not once for each
+/// Steps that are functions of their own in the kernel too: the verifier looks at each once, and not once for each
 /// key and each way that leads to it.
-trait Step: Version {
+trait Steps: Version {
+    /// See [`collect_key`].
     fn collect_key(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32;
+    /// See [`collect_service_flow`].
+    fn collect_service_flow(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32;
 }
 
-macro_rules! step {
-    ($tuple:ty, $name:ident) => {
-        impl Step for $tuple {
+macro_rules! steps {
+    ($tuple:ty: $($step:ident as $name:ident),+ $(,)?) => {
+        impl Steps for $tuple {$(
             #[inline(always)]
-            fn collect_key(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32 {
+            fn $step(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32 {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32 {
-                    collect_key::<$tuple>(&Frame::new(&TcContext::new(skb)), index, now_ns)
+                    let ctx = TcContext::new(skb);
+                    match key::<$tuple>(&Frame::new(&ctx), index) {
+                        // Keys must be on the stack.
+                        Some((operation, key)) => $step(operation, *key, now_ns),
+                        None => 0,
+                    }
                 }
                 $name(skb, index, now_ns)
             }
-        }
+        )+}
     };
 }
 
-step!(Tuple4, collect_key4);
-step!(Tuple6, collect_key6);
+steps!(
+    Tuple4:
+    collect_key as collect_key4,
+    collect_service_flow as collect_service_flow4,
+);
+steps!(
+    Tuple6:
+    collect_key as collect_key6,
+    collect_service_flow as collect_service_flow6,
+);
+
+/// What is to be done, and one of the keys.
+#[inline(always)]
+fn key<'a, T>(frame: &Frame<'a>, index: u32) -> Option<(u32, &'a T)> {
+    let index = forgotten(index) as usize;
+    let header = frame.at::<CollectHeader>(0)?;
+    if index >= CHUNK {
+        return None;
+    }
+    let operation = header.operation;
+    let key = frame.at::<T>(size_of::<CollectHeader>() + index * size_of::<T>())?;
+    Some((operation, key))
+}
 
 #[inline(always)]
-fn collect_key<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
-    let index = forgotten(index) as usize;
-    let operation = match frame.at::<CollectHeader>(0) {
-        Some(header) if index < CHUNK => header.operation,
-        _ => return 0,
-    };
-    let Some(key) = frame.at::<T>(size_of::<CollectHeader>() + index * size_of::<T>()) else {
-        return 0;
-    };
-    // Keys must be on the stack.
-    let key = *key;
+fn collect_key<T: Version>(operation: u32, key: T, now_ns: u64) -> u32 {
     match operation {
         COLLECT_FLOWS => collect_flow(key, now_ns),
         _ => collect_orphan(key, now_ns),
@@ -152,6 +176,27 @@ fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
     match T::translations().remove(&key) {
         Ok(()) => TRANSLATION_REMOVED,
         Err(_) => 0,
+    }
+}
+
+/// Removes a flow through a service that conntrack does not know any more, since its entry was evicted, given the key of one
+/// of its entries.
+#[inline(always)]
+fn collect_service_flow<T: Version>(_operation: u32, key: T, now_ns: u64) -> u32 {
+    let Some(entry) = T::service_flows().get_ptr(&key) else {
+        return 0;
+    };
+    // SAFETY: a value of that map.
+    let entry = unsafe { &*entry };
+    let is_young = T::service_flow_parts(entry).expires > seconds(now_ns);
+    match service::tracked_flow(&key, entry) {
+        Some(flow) if !is_young && !is_tracked(flow) => {
+            service::forget(flow.with_direction(TUPLE_OUT));
+            // The other entry may be gone.
+            let _ = T::service_flows().remove(&key);
+            FLOW_REMOVED
+        }
+        _ => REFRESHED,
     }
 }
 

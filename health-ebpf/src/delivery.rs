@@ -1,5 +1,5 @@
 //! Host routing: a packet to an endpoint of this node goes right into that one's namespace, and the host's stack does not
-//! see it.
+//! see it. Nor does it see what an endpoint answers to a client outside whose packets came that way through a service.
 //!
 //! `from_endpoint` and `to_service` hand packets on to the program `deliver`, which has a stack of its own. What a router
 //! would answer, or has to look at more closely, is left to the host's stack, and goes from there to `to_endpoint`.
@@ -15,9 +15,10 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 use crate::endpoint::{Packets, admit};
-use crate::frame::{Frame, IP_AT};
+use crate::fib::route;
+use crate::frame::{Frame, IP_AT, MARK_PAST_STACK};
 use crate::maps::{HEALTH_CALLS, HEALTH_CONFIG, HEALTH_ENDPOINTS};
-use crate::metrics::{Verdict, ignore, redirected, refuse};
+use crate::metrics::{Verdict, ignore, redirected, redirected_uncounted, refuse};
 use crate::rewrite::decrement_ttl;
 use crate::service;
 
@@ -40,26 +41,43 @@ pub fn hand_over(frame: &Frame) {
     unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
 }
 
+/// As [`hand_over`], of an answer to a client outside.
+#[inline(always)]
+pub fn hand_over_answer(frame: &Frame) {
+    frame.set_mark(MARK_PAST_STACK);
+    hand_over(frame);
+    frame.set_mark(0);
+}
+
 /// The program `deliver`: an untagged packet from an endpoint, or for a service from outside.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext) -> Verdict {
     let frame = Frame::new(ctx);
     let done = match frame.protocol() {
-        ETHERTYPE_IPV4 => to_neighbour::<Tuple4>(&frame),
-        ETHERTYPE_IPV6 => to_neighbour::<Tuple6>(&frame),
+        ETHERTYPE_IPV4 => hand_on::<Tuple4>(&frame),
+        ETHERTYPE_IPV6 => hand_on::<Tuple6>(&frame),
         _ => None,
     };
     done.unwrap_or_else(ignore)
 }
 
-/// A packet to an endpoint of this node; `None`, and it is as it was, if the host's stack is to have it.
+/// A packet to an endpoint of this node or to a client outside; `None`, and it is as it was, if the host's stack is to have it.
 #[inline(always)]
-fn to_neighbour<T: Packets>(frame: &Frame) -> Option<Verdict> {
+fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
+    let is_answer = frame.was_marked(MARK_PAST_STACK);
+    if is_answer {
+        frame.set_mark(0);
+    }
     let ip = frame.at::<T::Header>(IP_AT)?;
     if !frame.is_to_host() || T::has_options(ip) || T::has_link_destination(ip) {
         return None;
     }
-    let endpoint = endpoint_of(T::ends(ip).1.to_addr(), frame.ifindex())?;
+    let (source, destination) = T::ends(ip);
+    if is_answer {
+        // `to_netdev` counts it, and gives it the service's source.
+        return route::<T>(frame, source, destination).map(redirected_uncounted);
+    }
+    let endpoint = endpoint_of(destination.to_addr(), frame.ifindex())?;
     if !frame.fits(endpoint.ifindex) {
         return None;
     }

@@ -402,8 +402,12 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
             }
         };
         let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
-        if ways == Ways::All && delivery::is_on() {
-            delivery::hand_over(frame);
+        if delivery::is_on() {
+            match ways {
+                Ways::All => delivery::hand_over(frame),
+                Ways::PastStack => delivery::hand_over_answer(frame),
+                Ways::HostStack => {}
+            }
         }
         return verdict;
     }

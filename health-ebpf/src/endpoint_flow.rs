@@ -22,6 +22,7 @@ use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
 use crate::packet::{ParsedPacket, load};
 use crate::policy::{Enforcement, admit};
+use crate::service::is_past_stack;
 
 /// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
 /// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
@@ -56,6 +57,8 @@ pub enum Ways {
     All,
     /// Through the host's stack alone: something there may have translated what the packet answers.
     HostStack,
+    /// Past the host's stack, to a client outside: it has not seen what the packet answers.
+    PastStack,
 }
 
 /// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
@@ -205,6 +208,8 @@ impl EnterResult {
     const DONE: Self = Self(0);
     /// As [`Self::DONE`], and the packet goes through the host's stack.
     const THROUGH_STACK: Self = Self(1 << 30);
+    /// As [`Self::DONE`], and the packet goes past it to a client outside.
+    const PAST_STACK: Self = Self(1 << 29);
 
     #[inline(always)]
     fn refused(reason: Reason) -> Self {
@@ -219,6 +224,8 @@ impl EnterResult {
             Ok(Entered::Whole(Ways::All))
         } else if self.0 == Self::THROUGH_STACK.0 {
             Ok(Entered::Whole(Ways::HostStack))
+        } else if self.0 == Self::PAST_STACK.0 {
+            Ok(Entered::Whole(Ways::PastStack))
         } else {
             Ok(Entered::Left(Message::of(self.0)))
         }
@@ -303,10 +310,14 @@ fn enter_packet<T: Version>(
     let mut result = EnterResult::DONE;
     if is_answer {
         // An endpoint that asked this one by its own address has an entry of that flow, too. Others did not, or were
-        // translated in the host's stack, which has to see the answer.
+        // translated in the host's stack, which has to see the answer, unless they came past it.
         let asked = packet.tuple.with_direction(TUPLE_OUT);
         if direction == TUPLE_OUT && delivery::routes(config) && !has_entry(T::flows(), &asked) {
-            result = EnterResult::THROUGH_STACK;
+            result = if is_past_stack(&asked.reply()) {
+                EnterResult::PAST_STACK
+            } else {
+                EnterResult::THROUGH_STACK
+            };
         }
         packet.tuple = packet.tuple.reply();
     }

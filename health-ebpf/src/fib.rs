@@ -2,9 +2,55 @@
 
 use core::ffi::{c_int, c_void};
 
-use aya_ebpf::helpers::generated::bpf_fib_lookup;
+use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS};
+use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 
+use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
+use crate::rewrite::decrement_ttl;
+
+/// `struct bpf_redir_neigh`.
+#[repr(C)]
+struct NextHop {
+    family: u32,
+    address: [u32; 4],
+}
+
+const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
+
+/// Sends an untagged packet between these addresses on by the host's routes, past the host's stack. The result is the
+/// classifier's return value. `None`, and the packet is as it was: the stack has to do it, since there is no route, the packet
+/// is too long for the next device, or it has come too far and whoever sent it is to be told.
+#[inline(always)]
+pub fn route<T: Version>(
+    frame: &Frame,
+    source: T::Address,
+    destination: T::Address,
+) -> Option<i64> {
+    let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
+    // SAFETY: a valid context.
+    let found = unsafe { route.ask(frame.skb().cast()) };
+    // The neighbour that is not known yet is asked for as the packet is sent.
+    let is_found =
+        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
+    if !is_found || !frame.fits(route.ifindex) {
+        return None;
+    }
+    decrement_ttl::<T>(frame, IP_AT as u32)?;
+    let mut next = NextHop {
+        family: route.family.into(),
+        address: route.destination,
+    };
+    // SAFETY: what the helper takes for its structure.
+    Some(unsafe {
+        bpf_redirect_neigh(
+            route.ifindex,
+            (&raw mut next).cast(),
+            size_of::<NextHop>() as c_int,
+            0,
+        )
+    })
+}
 
 /// `struct bpf_fib_lookup`, whose generated binding is made of unions.
 #[repr(C)]

@@ -37,6 +37,9 @@ pub const MARK_ANSWERED: u32 = 0x6865_616c;
 /// packet in between, and rules of netfilter there.
 pub const MARK_SERVED: u32 = 0x6865_2376;
 
+/// Mark of a packet that `from_endpoint` hands to `deliver`, which clears it: it answers a client outside.
+pub const MARK_PAST_STACK: u32 = 0x6865_6f75;
+
 /// Bits of marks by which rules masquerade and drop: those of kube-proxy, which outlive it, and of the mode `ipvs`.
 const MARKS_OF_RULES: u32 = 0xc000;
 const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);

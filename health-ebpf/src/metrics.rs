@@ -36,7 +36,7 @@ pub fn redirected(frame: &Frame, reason: Reason, direction: Direction, code: i64
     redirected_uncounted(code)
 }
 
-/// As [`redirected`], for benchmarks of a datapath that keeps no state.
+/// As [`redirected`], of a packet that is counted elsewhere, or by a datapath that keeps no state for benchmarks.
 #[inline(always)]
 pub fn redirected_uncounted(code: i64) -> Verdict {
     Verdict(if code == TC_ACT_REDIRECT as i64 {

@@ -5,7 +5,7 @@
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
 use aya_ebpf::maps::{Array, HashMap};
-use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, Tuple4, Tuple6};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::ring::{
     CANDIDATES, Hand, RING_CT4, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4, RING_REVNAT6,
@@ -145,14 +145,10 @@ macro_rules! evictable {
             fn worth(key: &$tuple, entry: *const Self) -> u32 {
                 // SAFETY: a value of the map of services' flows.
                 let entry = unsafe { &*entry };
-                if service::is_turned(key, entry) {
-                    return LEAST;
+                match service::tracked_flow(key, entry) {
+                    Some(mut flow) => worth_of_flow(&mut flow),
+                    None => LEAST,
                 }
-                let mut flow = service::sent(key, entry);
-                if service::comes_in(<$tuple>::service_flow_parts(entry).flags) {
-                    flow.direction = TUPLE_IN;
-                }
-                worth_of_flow(&mut flow)
             }
         }
     };
@@ -264,8 +260,7 @@ fn vacate(hand: u32, place: u32) -> u32 {
 }
 
 /// The rings, and functions of their own in the kernel too: the verifier looks at them once, and not once for each way that
-/// leads there. Conntrack evicts where
-/// the stack has no room for one more of them.
+/// leads there. That of the worth is part of its caller for conntrack, which evicts where the stack has no room for one more.
 macro_rules! rings {
     ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]

@@ -49,6 +49,20 @@ pub struct RingMap<K: 'static, V: 'static> {
     pub ring: Ring<K>,
 }
 
+impl<K: Copy, V> RingMap<K, V> {
+    /// Sets a value without noting its key: that is to follow, once the flow's other entry is there, too. In a full map, a key
+    /// that is noted takes the place of another. Returns whether the key is new.
+    #[inline(always)]
+    pub fn insert_unnoted(&self, key: &K, value: &V, flags: u64) -> Result<bool, i32> {
+        match self.map.insert(key, value, u64::from(BPF_NOEXIST)) {
+            Err(EEXIST) if flags == u64::from(BPF_ANY) => {
+                self.map.insert(key, value, flags).map(|()| false)
+            }
+            result => result.map(|()| true),
+        }
+    }
+}
+
 impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     #[inline(always)]
     fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
@@ -58,13 +72,9 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     #[inline(always)]
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
         // A key that is there stands in the ring.
-        match self.map.insert(key, value, u64::from(BPF_NOEXIST)) {
-            Err(EEXIST) if flags == u64::from(BPF_ANY) => {
-                return self.map.insert(key, value, flags);
-            }
-            result => result?,
+        if self.insert_unnoted(key, value, flags)? {
+            self.ring.note(key);
         }
-        self.ring.note(key);
         Ok(())
     }
 
@@ -129,6 +139,24 @@ impl<K: Tuple, V> Table<K, V> {
             self.tcp.insert(key, value, flags)
         } else {
             apart(self.others.insert(key, value, flags))
+        }
+    }
+
+    /// As [`Table::insert`], without noting the key: see [`RingMap::insert_unnoted`].
+    #[inline(always)]
+    pub fn insert_unnoted(&self, key: &K, value: &V, flags: u64) -> Result<bool, i32> {
+        if is_tcp(key) {
+            self.tcp.insert_unnoted(key, value, flags)
+        } else {
+            apart(self.others.insert(key, value, flags).map(|()| true))
+        }
+    }
+
+    /// Notes the key of a new entry.
+    #[inline(always)]
+    pub fn note(&self, key: &K) {
+        if is_tcp(key) {
+            self.tcp.ring.note(key);
         }
     }
 

@@ -8,11 +8,13 @@ use aya::maps::MapData;
 use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Pod, TestRunOptions};
 use health_common::collect::{
-    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, may_be_orphan,
+    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECT_SERVICE_FLOWS, COLLECTED, CollectHeader,
+    CollectRequest, may_be_orphan,
 };
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
 use health_net::clock;
+use tracing::debug;
 
 use super::aya_io::{map_io, program_io};
 use super::layout::{self, MapLayout};
@@ -104,6 +106,39 @@ impl KernelTables {
         Ok(all)
     }
 
+    /// Removes flows of a nearly full map of services that conntrack does not know any more, since it evicted them. No other
+    /// look at conntrack finds those.
+    fn collect_service_flows<T>(&self, table: &Table) -> Result<(), TableError>
+    where
+        T: Tuple + Pod + Default,
+        T::ServiceFlow: Pod,
+        CollectRequest<T>: Pod,
+    {
+        let collect = || -> io::Result<Answer> {
+            if table.is_unused() || !table.fill()?.is_pressed() {
+                return Ok(Answer::default());
+            }
+            let now = clock::coarse_now_secs();
+            let mut chunk = Chunk::<T>::new(&self.program, COLLECT_SERVICE_FLOWS);
+            table.walk(|key: T, entry: T::ServiceFlow| {
+                if T::service_flow_parts(&entry).expires <= now {
+                    chunk.push(key)?;
+                }
+                Ok(())
+            })?;
+            chunk.finish()
+        };
+        let removed = collect().map_err(|source| table.error("collect", source))?;
+        if removed.flows > 0 {
+            debug!(
+                map = table.layout.name,
+                entries = removed.flows,
+                "removed flows of services that conntrack has evicted"
+            );
+        }
+        Ok(())
+    }
+
     fn collect_protocols<T>(&self, maps: &Protocols) -> Result<CollectionOutcome, TableError>
     where
         T: Tuple + Pod + Default,
@@ -178,6 +213,10 @@ impl Tables for KernelTables {
         let collected = match family {
             Family::Ipv4 => self.collect_family::<Tuple4>(&self.v4),
             Family::Ipv6 => self.collect_family::<Tuple6>(&self.v6),
+        }?;
+        match family {
+            Family::Ipv4 => self.collect_service_flows::<Tuple4>(&self.service_flows[0]),
+            Family::Ipv6 => self.collect_service_flows::<Tuple6>(&self.service_flows[1]),
         }?;
         self.rebuild_rings(family)?;
         Ok(collected)

@@ -101,10 +101,11 @@ impl Ring {
                 .map_err(|(_, error)| error)?;
             noted += count;
         }
-        // The next ones are written where nothing of use stands.
+        // The next ones are written where nothing of use stands, and no place is vacant but those.
         change(self.hands.fd().as_fd(), self.index, |hand| {
             hand.next = noted % places.max(1);
             hand.places = places;
+            hand.vacated = Default::default();
         })
     }
 }

@@ -85,12 +85,13 @@ impl ServiceMetrics {
         self.mode
     }
 
-    /// A sync took so long, and ended at this time.
+    /// A sync took so long, and ended at this time. The state can be in force without success: but for ports that were refused.
     pub(crate) fn note_sync(
         &self,
         work: &Work<'_>,
         took: Duration,
         is_success: bool,
+        is_in_force: bool,
         end: Timestamp,
     ) {
         let seconds = took.as_secs_f64();
@@ -102,6 +103,8 @@ impl ServiceMetrics {
         of_kind.observe(seconds);
         if !is_success {
             self.failures.inc();
+        }
+        if !is_in_force {
             return;
         }
         self.last_sync.set(seconds_of(end));
@@ -301,8 +304,8 @@ mod tests {
             is_full,
         };
         let took = Duration::from_millis(3);
-        metrics.note_sync(&work(true), took, true, second(100));
-        metrics.note_sync(&work(false), took, false, second(101));
+        metrics.note_sync(&work(true), took, true, true, second(100));
+        metrics.note_sync(&work(false), took, false, false, second(101));
         metrics.note_healthz(503);
         metrics.note_livez(200);
         metrics

@@ -218,6 +218,9 @@ pub const FLOW_RELAYED: u16 = 16;
 /// Flag: the same client asks the same backend between the same ports through another frontend, too. Each of its packets has the
 /// answers be for its own frontend. Never of TCP.
 pub const FLOW_SHARED: u16 = 32;
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: host routing hands the client's packets to an endpoint of this node past the host's stack.
+/// So what the endpoint answers goes past it, too: netfilter would see half of a connection.
+pub const FLOW_PAST_STACK: u16 = 64;
 
 /// One direction of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a
 /// frontend; of direction in, of what a backend answers.

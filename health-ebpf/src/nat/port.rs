@@ -77,6 +77,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     // As in `find`: keys must be on the stack, and values too.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
+    let mut is_new = false;
     match translation(&key) {
         // What is left of its translation, or what another CPU is about to make whole.
         Some(back) if T::translated(&back) == flow.source() => {}
@@ -87,8 +88,8 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
                 return StepResult::IS_TAKEN;
             }
             let back = T::translation(flow.source(), T::flags(out), T::created_ns(out));
-            match T::translations().insert(&key, &back, u64::from(BPF_NOEXIST)) {
-                Ok(()) => {}
+            match T::translations().insert_unnoted(&key, &back, u64::from(BPF_NOEXIST)) {
+                Ok(_) => is_new = true,
                 Err(EEXIST) => return StepResult::IS_TAKEN,
                 Err(_) => return StepResult::HAS_NO_ROOM,
             }
@@ -98,6 +99,9 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         .insert(flow, out, u64::from(BPF_NOEXIST))
         .is_ok()
     {
+        if is_new {
+            T::translations().note(&key);
+        }
         return StepResult::FOUND;
     }
     let there = translation(flow);

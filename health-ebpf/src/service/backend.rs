@@ -6,7 +6,7 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtState, TUPLE_OUT, lifetime};
+use health_common::ct::{CtState, TUPLE_IN, TUPLE_OUT, lifetime};
 use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::can_change_port;
@@ -14,8 +14,9 @@ use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weig
 use health_common::service::outside::is_own;
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_SHARED, FRONTEND_DIRECT,
-    FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
+    Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_PAST_STACK, FLOW_SHARED,
+    FRONTEND_DIRECT, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
+    SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
@@ -23,6 +24,7 @@ use health_common::tuple::ServiceFlowParts;
 use super::request::{answer_key, gateway, is_closed_by_client, is_open, opens};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
+use crate::delivery;
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::ipcache::{TrieKey, identity_of};
@@ -39,7 +41,7 @@ const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
 /// Chooses a backend for a new flow.
 #[inline(always)]
-pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+pub(super) fn choose<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
     let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
@@ -68,6 +70,9 @@ pub(super) fn choose<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<
         let mut flags = FLOW_FROM_OUTSIDE | way;
         if frontend.flags & FRONTEND_DIRECT != 0 && way == FLOW_MASQUERADED {
             flags |= FLOW_DIRECT;
+        }
+        if way == 0 && request.is_untagged(frame) && delivery::is_on() {
+            flags |= FLOW_PAST_STACK;
         }
         if flags & FLOW_MASQUERADED != 0 && !masquerade::<T>().is_some_and(Masquerade::is_on) {
             return StepResult::dropped(Reason::ServiceNoBackend);
@@ -279,16 +284,23 @@ pub(super) fn enter_both<T: Version>(
     mut parts: ServiceFlowParts<T::Address>,
     backend: (T::Address, u16),
 ) -> bool {
-    if T::service_flows()
-        .insert(answer, &T::service_flow(&parts), u64::from(BPF_ANY))
-        .is_err()
-    {
+    let flows = T::service_flows();
+    let Ok(is_new) = flows.insert_unnoted(answer, &T::service_flow(&parts), u64::from(BPF_ANY))
+    else {
         return false;
-    }
+    };
     parts.to = backend;
-    T::service_flows()
+    let is_entered = flows
         .insert(flow, &T::service_flow(&parts), u64::from(BPF_ANY))
-        .is_ok()
+        .is_ok();
+    if is_new {
+        if is_entered {
+            flows.note(answer);
+        } else {
+            let _ = flows.remove(answer);
+        }
+    }
+    is_entered
 }
 
 /// Has the flow to which a backend's answers belong share them with a new one.
@@ -332,7 +344,7 @@ pub(crate) fn forget<T: Version>(sent: T) {
 
 /// The tuple of a flow's packets to its backend, direction out, given one of its entries.
 #[inline(always)]
-pub(crate) fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
+fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
     if key.direction() == TUPLE_OUT {
         key.with_destination(T::service_flow_parts(entry).to)
     } else {
@@ -343,7 +355,7 @@ pub(crate) fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
 /// Whether an entry is of a flow of an endpoint that is its own backend: conntrack sees one side of it, between the gateway and
 /// the endpoint.
 #[inline(always)]
-pub(crate) fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
+fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
     let parts = T::service_flow_parts(entry);
     let is_gateway = gateway::<T>().is_some_and(|gateway| gateway == key.destination().0);
     parts.flags & FLOW_FROM_OUTSIDE == 0 && (is_gateway || parts.to.0 == key.source().0)
@@ -351,8 +363,22 @@ pub(crate) fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
 
 /// Whether conntrack knows a flow with these flags as one of direction in: from outside, where its backend sees the client.
 #[inline(always)]
-pub(crate) fn comes_in(flags: u16) -> bool {
+fn comes_in(flags: u16) -> bool {
     flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE
+}
+
+/// The flow as conntrack knows it, given one of its entries; `None` where conntrack cannot tell.
+#[inline(always)]
+pub(crate) fn tracked_flow<T: Version>(key: &T, entry: &T::ServiceFlow) -> Option<T> {
+    if is_turned(key, entry) {
+        return None;
+    }
+    let flow = sent(key, entry);
+    Some(if comes_in(T::service_flow_parts(entry).flags) {
+        flow.with_direction(TUPLE_IN)
+    } else {
+        flow
+    })
 }
 
 /// As [`forget`], of a flow from outside whose packets went to this node's backend by this tuple; of no other, which the
@@ -448,8 +474,13 @@ fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option
         }
         ALGORITHM_LEAST_CONNECTION => {
             let (one, other) = (by_chance(frontend, pool)?, by_chance(frontend, pool)?);
-            let is_busier = HEALTH_BACKENDS.get(one)?.flows > HEALTH_BACKENDS.get(other)?.flows;
-            Some(if is_busier { other } else { one })
+            // Two processors that count the last flow off at once leave -1.
+            let flows = |index| Some(HEALTH_BACKENDS.get(index)?.flows as i32);
+            Some(if flows(one)? > flows(other)? {
+                other
+            } else {
+                one
+            })
         }
         _ => by_chance(frontend, pool),
     }

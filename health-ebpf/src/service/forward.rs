@@ -1,35 +1,23 @@
 //! Where packets of flows from outside go on: to an endpoint or out of an uplink at once, without the host's routing in
 //! between; and what conntrack is told of those to and from this host.
 
-use core::ffi::c_int;
-
-use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_REDIRECT};
-use aya_ebpf::helpers::generated::bpf_redirect_neigh;
+use aya_ebpf::bindings::TC_ACT_REDIRECT;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
-use health_common::service::{FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST};
+use health_common::service::{FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_RELAYED};
 
 use super::step::{AtUplink, Hook, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::delivery;
-use crate::fib::FibLookup;
+use crate::fib::route;
 use crate::frame::{Frame, IP_AT, MARK_ANSWERED, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
-use crate::rewrite::decrement_ttl;
-
-/// `struct bpf_redir_neigh`.
-#[repr(C)]
-struct NextHop {
-    family: u32,
-    address: [u32; 4],
-}
-
-const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
 
 /// Sends a packet of a flow from outside on. `PASSED`: the host's stack does it, since it is for this host, has a VLAN tag,
-/// is too long for the next device or has come too far: whoever sent it is to be told. `DELIVERABLE`: it is for an endpoint of
-/// this node, and there is host routing.
+/// is too long for the next device or has come too far: whoever sent it is to be told; or it is for an endpoint of this node.
+/// `DELIVERABLE`: as the last, and there is host routing, but not for what another node sends on: the rest of a connection does
+/// not come by this way.
 #[inline(always)]
 pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flags = request.flow_flags as u16;
@@ -43,54 +31,24 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     }
     // What a backend of this node answers does not come from outside.
     let is_astray = request.is_passing != 0 && !is_masqueraded;
-    if is_astray
-        || flags & FLOW_OF_HOST != 0
-        || request.ip_at != IP_AT as u32
-        || frame.has_vlan_tag()
-    {
+    if is_astray || flags & FLOW_OF_HOST != 0 || !request.is_untagged(frame) {
         return StepResult::PASSED;
     }
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
         return StepResult::PASSED;
     };
-    if let Some(endpoint) = HEALTH_ENDPOINTS.get_ptr(destination.to_addr()) {
-        if delivery::is_on() {
-            return StepResult::DELIVERABLE;
-        }
-        // SAFETY: a value of that map, whose fields do not change while its endpoint is there.
-        let (ifindex, macs) =
-            unsafe { ((*endpoint).ifindex, [(*endpoint).mac, (*endpoint).host_mac]) };
-        if !frame.fits(ifindex)
-            || decrement_ttl::<T>(frame, IP_AT as u32).is_none()
-            || !frame.store(0, &macs)
-        {
-            return StepResult::PASSED;
-        }
-        return handed_over(frame.redirect(ifindex, 0));
+    if HEALTH_ENDPOINTS.get_ptr(destination.to_addr()).is_some() {
+        // Half a flow is of no use to netfilter: what the endpoint answers takes the same way.
+        return if delivery::is_on() && flags & FLOW_RELAYED == 0 {
+            StepResult::DELIVERABLE
+        } else {
+            StepResult::PASSED
+        };
     }
-    let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
-    // SAFETY: a valid context.
-    let found = unsafe { route.ask(frame.skb().cast()) };
-    // The neighbour that is not known yet is asked for as the packet is sent.
-    let is_found =
-        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    if !is_found || !frame.fits(route.ifindex) || decrement_ttl::<T>(frame, IP_AT as u32).is_none()
-    {
-        return StepResult::PASSED;
+    match route::<T>(frame, source, destination) {
+        Some(code) => handed_over(code),
+        None => StepResult::PASSED,
     }
-    let mut next = NextHop {
-        family: route.family.into(),
-        address: route.destination,
-    };
-    // SAFETY: what the helper takes for its structure.
-    handed_over(unsafe {
-        bpf_redirect_neigh(
-            route.ifindex,
-            (&raw mut next).cast(),
-            size_of::<NextHop>() as c_int,
-            0,
-        )
-    })
 }
 
 #[inline(always)]

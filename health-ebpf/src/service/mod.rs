@@ -25,12 +25,12 @@ use crate::metrics::{Verdict, redirected, refuse, refuse_for};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
-use health_common::service::FLOW_SHARED;
+use health_common::service::{FLOW_PAST_STACK, FLOW_SHARED};
 use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
 use backend::ATTEMPTS;
-pub(crate) use backend::{comes_in, forget_untracked, is_turned, sent};
+pub(crate) use backend::{forget, forget_untracked, tracked_flow};
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
@@ -74,6 +74,16 @@ pub(crate) fn answered_to_outside<T: Version>(
     config: &DatapathConfig,
 ) -> Option<((T::Address, u16), u16)> {
     answer::frontend::<T, AtUplink>(key, Some(config))
+}
+
+/// Whether a backend's answer with this tuple of direction in goes to a client outside whose packets came past the host's
+/// stack.
+#[inline(always)]
+pub(crate) fn is_past_stack<T: Version>(key: &T) -> bool {
+    T::service_flows().get_ptr(key).is_some_and(|entry| {
+        // SAFETY: a value of that map.
+        T::service_flow_parts(unsafe { &*entry }).flags & FLOW_PAST_STACK != 0
+    })
 }
 
 /// Sends a packet of an endpoint on to a backend if it is for a service. `Ok`: it goes its way, to the backend or,

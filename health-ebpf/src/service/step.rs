@@ -193,6 +193,12 @@ impl<T: Version> Request<T> {
         self.tuple.protocol() != 0
     }
 
+    /// Whether the packet's IP header follows an Ethernet header, and there is no VLAN tag.
+    #[inline(always)]
+    pub(super) fn is_untagged(&self, frame: &Frame) -> bool {
+        self.ip_at == IP_AT as u32 && !frame.has_vlan_tag()
+    }
+
     /// Where the transport header begins, if there is one.
     #[inline(always)]
     pub(super) fn content_at(&self) -> Option<u32> {

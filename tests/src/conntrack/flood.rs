@@ -35,7 +35,7 @@ const SERVER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
 /// Those that the flood comes from, and goes to. The last two bytes change.
 const FLOODER4: Ipv4Addr = Ipv4Addr::new(198, 51, 0, 0);
 const FLOODER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 0);
-/// The port of idle connections, which nothing of a flood has.
+/// The port of idle connections. A flood has it only opposite [`FLOOD_PORT`].
 const IDLE_PORT: u16 = 443;
 const FLOOD_PORT: u16 = 53;
 const FIRST_PORT: u16 = 10_000;
@@ -150,8 +150,10 @@ impl IdleBed {
     pub fn idle(&self) -> anyhow::Result<IdleEntries> {
         let maps = self.run.maps();
         let is_idle = |flow: &health_datapath::dump::Flow| {
+            let ports = [flow.source_port, flow.destination_port];
             flow.protocol == IP_PROTOCOL_TCP
-                && [flow.source_port, flow.destination_port].contains(&IDLE_PORT)
+                && ports.contains(&IDLE_PORT)
+                && !ports.contains(&FLOOD_PORT)
         };
         let flows = maps.conntrack()?;
         let translations = maps.nat()?;

@@ -269,10 +269,12 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
         change(&mut node);
         node
     };
-    let known = |is_deleting, taints: &[&str]| Standing::Known {
+    let in_zone = |zone: Option<&str>, is_deleting, taints: &[&str]| Standing::Known {
         is_deleting,
         taints: taints.iter().map(|&key| key.to_owned()).collect(),
+        zone: zone.map(str::to_owned),
     };
+    let known = |is_deleting, taints| in_zone(None, is_deleting, taints);
     let tainted = changed(&|node| {
         node["spec"]["taints"] = json!([
             { "key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule" },
@@ -281,8 +283,12 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
     let going = changed(&|node| {
         node["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     });
+    let placed = changed(&|node| {
+        node["metadata"]["labels"] = json!({ "topology.kubernetes.io/zone": "z1" });
+    });
     for (object, expected) in [
         (&plain, known(false, &[])),
+        (&placed, in_zone(Some("z1"), false, &[])),
         (&tainted, known(false, &["ToBeDeletedByClusterAutoscaler"])),
         (&plain, known(false, &[])),
         (&going, known(true, &[])),

@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Context as _;
+use aya::Pod;
+use aya::maps::{HashMap, Map, MapData};
+use health_common::ct::{CtEntry, Timeouts, Tuple4, Tuple6};
 use health_datapath::MapSizes;
+use health_datapath::conntrack::{Family, Tables as _};
+use health_datapath::dump::Flow;
 use health_datapath::layout;
 use health_datapath::services::{ServiceMapSizes, Target};
 use tests::testrun::{DROP, TestRun};
@@ -26,10 +31,10 @@ const UNANSWERED: u16 = 50;
 /// From this port on, the endpoint opens connections. The last ones get no further than that.
 const FIRST: u16 = 20_000;
 
-fn sizes() -> MapSizes {
+fn sizes(flows: u32) -> MapSizes {
     MapSizes {
         services: Some(ServiceMapSizes {
-            flows: FLOWS,
+            flows,
             flows_any: FLOWS,
             ..ServiceMapSizes::default()
         }),
@@ -80,11 +85,98 @@ fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     of_endpoint.map(|(flow, _)| flow.source_port).collect()
 }
 
+/// The keys that stand in the ring.
+fn ring(stand: &Stand, hosts: &Hosts) -> anyhow::Result<BTreeSet<Flow>> {
+    let ring = match hosts.node {
+        IpAddr::V4(_) => layout::REVNAT4_RING,
+        IpAddr::V6(_) => layout::REVNAT6_RING,
+    };
+    let maps = stand.run.maps();
+    let mut keys = BTreeSet::new();
+    let rows = maps.ring_rows(ring.name)?.context("no such ring")?;
+    rows.each(|(_, flow)| {
+        if flow.protocol == TCP {
+            keys.insert(flow);
+        }
+    })?;
+    Ok(keys)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_connection_that_has_room_for_half_of_itself_takes_no_others_place() -> anyhow::Result<()> {
+    for hosts in hosts() {
+        // One entry is left.
+        let room = 2 * u32::from(CONNECTIONS) + 1;
+        let mut stand = Stand::of(TestRun::load_sized(sizes(room)));
+        stand.serve(&[node_port(TCP, hosts.node, Some(hosts.elsewhere))]);
+        for port in FIRST..FIRST + CONNECTIONS {
+            assert!(begin(&stand, &hosts, port));
+            complete(&stand, &hosts, port);
+        }
+        let next = FIRST + CONNECTIONS;
+        let begun = (next..next + 100).filter(|port| begin(&stand, &hosts, *port));
+        println!("{} of 100 connections found room", begun.count());
+        let noted = ring(&stand, &hosts)?;
+        let flows = stand.all_flows();
+        let is_noted = flows.iter().filter(|(flow, _)| noted.contains(flow));
+        assert_eq!((is_noted.count(), flows.len() % 2), (flows.len(), 0));
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_conntrack_has_evicted_is_collected_from_a_full_map() -> anyhow::Result<()> {
+    for hosts in hosts() {
+        let mut stand = Stand::of(TestRun::load_sized(sizes(2 * u32::from(CONNECTIONS))));
+        stand.configure(Timeouts {
+            tcp_syn: 1,
+            ..Timeouts::default()
+        });
+        stand.serve(&[node_port(TCP, hosts.node, Some(hosts.elsewhere))]);
+        for port in FIRST..FIRST + CONNECTIONS {
+            assert!(begin(&stand, &hosts, port));
+            complete(&stand, &hosts, port);
+        }
+        let (family, conntrack) = match hosts.node {
+            IpAddr::V4(_) => (Family::Ipv4, layout::CT4),
+            IpAddr::V6(_) => (Family::Ipv6, layout::CT6),
+        };
+        evict_all(&stand, conntrack.name)?;
+        // One of them sends.
+        let segment = segment(Out, hosts.node, (FIRST, NODE_PORT), ACK);
+        assert_ne!(stand.run.run(Out.program(), &segment).bytes, segment);
+        let tables = stand.run.datapath.tables()?;
+        wait_for("the others to be collected", PATIENCE, || {
+            tables.collect(family)?;
+            Ok((left(&stand, &hosts) == [FIRST]).then_some(()))
+        })?;
+        assert_eq!(stand.all_flows().len(), 2);
+    }
+    Ok(())
+}
+
+/// Removes all entries of conntrack's map of this name.
+fn evict_all(stand: &Stand, name: &str) -> anyhow::Result<()> {
+    let map = MapData::from_pin(stand.run.location.pins().join(name))?;
+    match name == layout::CT4.name {
+        true => remove_all::<Tuple4>(map),
+        false => remove_all::<Tuple6>(map),
+    }
+}
+
+fn remove_all<K: Pod>(map: MapData) -> anyhow::Result<()> {
+    let mut map: HashMap<_, K, CtEntry> = HashMap::try_from(Map::from_map_data(map)?)?;
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    keys.iter().try_for_each(|key| Ok(map.remove(key)?))
+}
+
 #[test]
 #[ignore = "needs root"]
 fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
     for hosts in hosts() {
-        let mut stand = Stand::of(TestRun::load_sized(sizes()));
+        let mut stand = Stand::of(TestRun::load_sized(sizes(FLOWS)));
         let ports = [TCP, UDP].map(|protocol| {
             let mut port = node_port(protocol, hosts.node, Some(hosts.elsewhere));
             port.frontends[0].outside = Target::Local;
@@ -120,7 +212,7 @@ fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
 #[ignore = "needs root"]
 fn syns_that_policy_refuses_take_the_room_of_one_flow() -> anyhow::Result<()> {
     for hosts in hosts() {
-        let mut stand = Stand::of(TestRun::load_sized(sizes()));
+        let mut stand = Stand::of(TestRun::load_sized(sizes(FLOWS)));
         let mut port = node_port(TCP, hosts.node, Some(hosts.elsewhere));
         port.frontends[0].outside = Target::Local;
         port.local = vec![backend(hosts.endpoint)];
@@ -163,7 +255,7 @@ fn syns_that_policy_refuses_take_the_room_of_one_flow() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn a_connection_that_is_opened_again_and_again_stands_in_the_ring_once() -> anyhow::Result<()> {
     for hosts in hosts() {
-        let mut stand = Stand::of(TestRun::load_sized(sizes()));
+        let mut stand = Stand::of(TestRun::load_sized(sizes(FLOWS)));
         stand.serve(&[node_port(TCP, hosts.node, Some(hosts.elsewhere))]);
         for port in FIRST..FIRST + CONNECTIONS {
             assert!(begin(&stand, &hosts, port));
@@ -173,19 +265,7 @@ fn a_connection_that_is_opened_again_and_again_stands_in_the_ring_once() -> anyh
             let reset = segment(Out, hosts.node, (FIRST - 1, NODE_PORT), RST);
             stand.run.run(Out.program(), &reset);
         }
-        let ring = match hosts.node {
-            IpAddr::V4(_) => layout::REVNAT4_RING,
-            IpAddr::V6(_) => layout::REVNAT6_RING,
-        };
-        let maps = stand.run.maps();
-        let mut keys = BTreeSet::new();
-        maps.ring_rows(ring.name)?
-            .context("no such ring")?
-            .each(|(_, flow)| {
-                if flow.protocol == TCP {
-                    keys.insert(flow);
-                }
-            })?;
+        let keys = ring(&stand, &hosts)?;
         assert_eq!(keys.len(), 2 * (usize::from(CONNECTIONS) + 1));
     }
     Ok(())

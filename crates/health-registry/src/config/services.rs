@@ -46,7 +46,8 @@ pub struct ServiceSettings {
     /// link-local ones]
     #[arg(long = "service-node-port-cidr", value_name = "CIDR")]
     pub service_node_port_cidrs: Vec<IpNet>,
-    /// Zone of this node, as endpoint slices name it in their hints
+    /// Zone of this node, as endpoint slices name it in their hints [default: with `--registry kubernetes` that of the Node
+    /// object]
     #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
     /// Shortest time between two changes of the datapath for services, at most 10s

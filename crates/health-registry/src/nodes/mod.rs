@@ -111,6 +111,8 @@ pub enum Standing {
         is_deleting: bool,
         /// The keys of its taints.
         taints: Vec<String>,
+        /// The zone that it is in.
+        zone: Option<String>,
     },
 }
 

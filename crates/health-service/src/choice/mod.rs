@@ -13,7 +13,7 @@ use crate::spec::{Endpoint, Hints, ServicePort};
 pub struct Topology {
     /// Its name.
     pub node: Arc<str>,
-    /// Its zone: the label `topology.kubernetes.io/zone`.
+    /// Its zone, as hints name it.
     pub zone: Option<Arc<str>>,
 }
 

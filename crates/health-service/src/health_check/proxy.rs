@@ -24,6 +24,7 @@ pub struct ProxyHealth {
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     oldest_queued: Option<Duration>,
+    newest_queued: Option<Duration>,
     last_updated: Option<Timestamp>,
 }
 
@@ -97,12 +98,15 @@ impl ProxyHealth {
     pub fn queued(&mut self, family: Family, now: Duration) {
         let progress = self.families.entry(family).or_default();
         progress.oldest_queued.get_or_insert(now);
+        progress.newest_queued = Some(now);
     }
 
-    /// Notes that all changes of this family have reached the kernel.
-    pub fn updated(&mut self, family: Family, wall: Timestamp) {
+    /// Notes that the changes of this family that were queued until a time have reached the kernel. `wall`: now.
+    pub fn updated(&mut self, family: Family, until: Duration, wall: Timestamp) {
         let progress = self.families.entry(family).or_default();
-        progress.oldest_queued = None;
+        // Of those that wait still, none is older than that time.
+        let waits = progress.newest_queued.is_some_and(|newest| newest > until);
+        progress.oldest_queued = waits.then_some(until);
         progress.last_updated = Some(wall);
     }
 

@@ -29,26 +29,37 @@ fn a_proxy_that_was_never_updated_or_has_nothing_to_do_is_healthy() {
     assert_eq!(codes(&health, 0), (200, 200));
     health.queued(V4, at(0).0);
     assert_eq!(codes(&health, 1000), (200, 200));
-    health.updated(V4, at(1000).1);
+    health.updated(V4, at(1000).0, at(1000).1);
     assert_eq!(codes(&health, 100_000), (200, 200));
 }
 
 #[test]
 fn a_family_is_unhealthy_while_its_oldest_change_waits_for_the_timeout() {
     let mut health = ProxyHealth::new(TIMEOUT);
-    health.updated(V4, at(0).1);
-    health.updated(V6, at(0).1);
+    health.updated(V4, at(0).0, at(0).1);
+    health.updated(V6, at(0).0, at(0).1);
     health.queued(V6, at(10).0);
     // A later change does not make the first one younger, nor does the other family.
     health.queued(V6, at(60).0);
     health.queued(V4, at(60).0);
-    health.updated(V4, at(61).1);
+    health.updated(V4, at(61).0, at(61).1);
     assert_eq!(codes(&health, 69), (200, 200));
     assert!(health.is_healthy(at(69).0));
     assert_eq!(codes(&health, 70), (503, 503));
     assert!(!health.is_healthy(at(70).0));
-    health.updated(V6, at(71).1);
+    health.updated(V6, at(71).0, at(71).1);
     assert_eq!(codes(&health, 71), (200, 200));
+}
+
+#[test]
+fn a_change_that_comes_during_a_sync_waits_still() {
+    let mut health = ProxyHealth::new(TIMEOUT);
+    health.updated(V4, at(0).0, at(0).1);
+    health.queued(V4, at(10).0);
+    health.queued(V4, at(12).0);
+    health.updated(V4, at(11).0, at(13).1);
+    assert_eq!(codes(&health, 70), (200, 200));
+    assert_eq!(codes(&health, 71), (503, 503));
 }
 
 #[test]
@@ -76,8 +87,8 @@ fn a_node_that_goes_is_alive_but_not_eligible() {
 #[test]
 fn answers_have_the_fields_of_kube_proxy() {
     let mut health = ProxyHealth::new(TIMEOUT);
-    health.updated(V4, at(0).1);
-    health.updated(V6, at(5).1);
+    health.updated(V4, at(0).0, at(0).1);
+    health.updated(V6, at(5).0, at(5).1);
     let (now, wall) = at(30);
     assert_eq!(
         serde_json::to_value(health.healthz(now, wall)).unwrap(),

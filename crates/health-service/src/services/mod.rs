@@ -170,6 +170,7 @@ impl Handle {
 
     /// Asks for a sync, as when something else has changed that the provider goes by. Does nothing once nobody serves.
     pub fn sync(&self) {
+        self.health.queued();
         // Whoever has ended has nothing to do.
         let _ = self.trigger.trigger();
     }
@@ -229,14 +230,15 @@ impl Health {
         });
     }
 
-    fn updated(&self) {
+    /// Notes that what was queued until a time since the start is done.
+    fn updated(&self, until: Duration) {
         let wall = (self.clock)();
         let mut changes = self.changes();
         (changes.pending_services, changes.pending_endpoints) = (0, 0);
         drop(changes);
         self.with(|health| {
             for family in &self.families {
-                health.updated(*family, wall);
+                health.updated(*family, until, wall);
             }
         });
     }

@@ -10,15 +10,21 @@ pub trait Provider: Send + 'static {
     /// Why it could not.
     type Error: fmt::Display + Send;
 
-    /// Brings into the kernel what has changed, or the whole state. After an error it is asked for the whole state, with
-    /// the same changes and those that came since; so it is when it has panicked.
+    /// Brings into the kernel what has changed, or the whole state. After an error about all, and when it has panicked, it is
+    /// asked for the whole state, with the same changes and those that came since; after one about ports, for these.
     fn sync(&mut self, work: Work<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// The ports that an error is about, each with what went wrong: they are as they were. None for an error that is
-    /// about all.
+    /// The ports that an error is about, each with what went wrong: they are as they were, and all others as they should be.
+    /// None for an error that is about all.
     fn refused(error: &Self::Error) -> impl Iterator<Item = (PortKey, String)> {
         let _ = error;
         std::iter::empty()
+    }
+
+    /// Whether the state is in force after a sync, but for ports that were refused.
+    fn is_in_force(result: &Result<(), Self::Error>) -> bool {
+        let error = result.as_ref().err();
+        error.is_none_or(|error| Self::refused(error).next().is_some())
     }
 }
 

@@ -124,6 +124,8 @@ impl<P: Provider> Job for Syncer<P> {
 
     /// Does what is to be done, if the sources are ready.
     async fn run(&mut self) -> Result<(), P::Error> {
+        // What is queued from now on may come too late for this run.
+        let begun = self.health.now();
         let sources = self.sources.iter();
         let sets: Vec<_> = sources.map(|source| source.borrow().clone()).collect();
         let set = self.merger.merge(&sets);
@@ -152,15 +154,19 @@ impl<P: Provider> Job for Syncer<P> {
             is_full: full.is_none(),
         };
         let result = self.provider.sync(work).await;
-        if result.is_ok() {
-            self.last_full = Some(full.unwrap_or(begin));
-            self.pending = Changes::default();
-            self.health.updated();
-        }
         let failure = result.as_ref().err().map(|error| Failure {
             error: error.to_string(),
             ports: P::refused(error).collect(),
         });
+        if P::is_in_force(&result) {
+            self.last_full = Some(full.unwrap_or(begin));
+            let refused = failure.iter().flat_map(|failure| failure.ports.keys());
+            self.pending = Changes {
+                ports: refused.cloned().collect(),
+                ..Changes::default()
+            };
+            self.health.updated(begun);
+        }
         view::update(&self.view, |view| view.failure = failure.map(Arc::new));
         result
     }

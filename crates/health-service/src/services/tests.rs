@@ -359,8 +359,8 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     assert_eq!(view.names().count(), 1);
 }
 
-/// Has room for the service `web` and no other.
-struct NoRoom;
+/// Has room for the service `web` and no other. Tells of each sync whether it was a full one, and of how many ports.
+struct NoRoom(mpsc::UnboundedSender<(bool, usize)>);
 
 /// The ports that there is no room for.
 struct Refused(Vec<PortKey>);
@@ -379,6 +379,9 @@ impl Provider for NoRoom {
     }
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), Refused> {
+        self.0
+            .send((work.is_full, work.changes.ports.len()))
+            .unwrap();
         let ports = work.state.ports().map(|(key, _)| key);
         let others = ports.filter(|key| *key.name.service.name != *"web");
         match others.cloned().collect::<Vec<_>>() {
@@ -389,7 +392,7 @@ impl Provider for NoRoom {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
+async fn a_port_without_room_is_shown_with_the_reason_and_makes_no_node_ill() {
     let (source, set) = watch::channel(Arc::<ServiceSet>::default());
     let bed = Bed::of(&[], source, Vec::new());
     let (_topology, place) = watch::channel(bed.topology.borrow().clone());
@@ -403,7 +406,8 @@ async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
         health_timeout: s(20),
         clock: || Timestamp::UNIX_EPOCH,
     };
-    let services = Services::start(settings, place, vec![set], NoRoom).unwrap();
+    let (done, mut syncs) = mpsc::unbounded_channel();
+    let services = Services::start(settings, place, vec![set], NoRoom(done)).unwrap();
     let mut view = services.handle().view();
     let failures = |view: &View, name: &str| {
         let entry = view.service(&ServiceName::new("shop", name), &Forwarding::default());
@@ -417,6 +421,12 @@ async fn ports_that_there_is_no_room_for_are_shown_with_the_reason() {
         Some(vec!["IPv4: no room".to_owned()])
     );
     drop(seen);
+    // The other one is in force: this one alone is tried again, and the node is well.
+    assert_eq!(syncs.recv().await, Some((true, 2)));
+    for _ in 0..5 {
+        assert_eq!(syncs.recv().await, Some((false, 1)));
+    }
+    assert!(services.handle().livez().healthy);
     bed.set(&[web()]);
     let seen = view.wait_for(|view| view.failure.is_none()).await.unwrap();
     assert_eq!(failures(&seen, "web"), Some(Vec::new()));

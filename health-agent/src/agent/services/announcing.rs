@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use health_service::services::{Provider, Work};
+use health_service::spec::PortKey;
 use health_service::state::Listen;
 use tokio::sync::watch;
 
@@ -27,6 +28,10 @@ impl<P> AnnouncingProvider<P> {
 
 impl<P: Provider> Provider for AnnouncingProvider<P> {
     type Error = P::Error;
+
+    fn refused(error: &P::Error) -> impl Iterator<Item = (PortKey, String)> {
+        P::refused(error)
+    }
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
         let frontends = work.state.ports().flat_map(|(_, port)| &port.frontends);

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use crate::api::services::listeners::HealthChecks;
 use crate::metrics::services::ServiceMetrics;
 
-/// A provider whose syncs are measured. After each successful one, the health checks get the new state.
+/// A provider whose syncs are measured. After each one whose state is in force, the
+/// health checks get it.
 pub(super) struct InstrumentedProvider<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,
@@ -44,8 +45,10 @@ impl<P: Provider> Provider for InstrumentedProvider<P> {
         let begin = Instant::now();
         let result = self.provider.sync(work).await;
         let (took, end) = (begin.elapsed(), Timestamp::now());
-        self.metrics.note_sync(&work, took, result.is_ok(), end);
-        if result.is_ok() {
+        let is_in_force = P::is_in_force(&result);
+        self.metrics
+            .note_sync(&work, took, result.is_ok(), is_in_force, end);
+        if is_in_force {
             let checks = Family::ALL.map(|family| work.state.health_checks(family).clone());
             self.checks.send_replace(Arc::new(checks));
         }

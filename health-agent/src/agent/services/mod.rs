@@ -190,11 +190,13 @@ pub(super) async fn start(
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
     });
-    let facts = NodeFacts {
-        topology: watch::channel(topology).1,
-        reserved,
-    };
     let settings = &config.services;
+    let (place, topology) = watch::channel(topology);
+    if settings.service_node_zone.is_none() {
+        // Ends with the registry.
+        tokio::spawn(standing::follow_zone(standing.clone(), place));
+    }
+    let facts = NodeFacts { topology, reserved };
     let networks = settings.service_node_port_cidrs.clone();
     let node_addresses = NodeAddressWatch::follow(netlink.clone(), networks).await?;
     let Parts {

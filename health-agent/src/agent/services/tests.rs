@@ -241,6 +241,7 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
     let known = |is_deleting, taints: &[&str]| Standing::Known {
         is_deleting,
         taints: taints.iter().map(|&key| key.to_owned()).collect(),
+        zone: None,
     };
     let doomed = "ToBeDeletedByClusterAutoscaler";
     for (standing, is_eligible) in [
@@ -264,4 +265,28 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
     telling.await.unwrap();
     assert_eq!(handle.healthz().node_eligible, Some(false));
     served.stop().await;
+}
+
+#[tokio::test]
+async fn the_zone_is_the_one_that_the_cluster_says() {
+    let (cluster, standing) = watch::channel(Standing::Untold);
+    let (place, mut topology) = watch::channel(Topology {
+        node: "here".into(),
+        zone: None,
+    });
+    let following = tokio::spawn(standing::follow_zone(standing, place));
+    for zone in [Some("z1"), None, Some("z2")] {
+        cluster.send_replace(Standing::Known {
+            is_deleting: false,
+            taints: Vec::new(),
+            zone: zone.map(str::to_owned),
+        });
+        let told = topology.wait_for(|topology| topology.zone.as_deref() == zone);
+        timeout(PATIENCE, told).await.expect("the zone").unwrap();
+    }
+    // A node whose object is gone is where it was.
+    cluster.send_replace(Standing::Untold);
+    drop(cluster);
+    following.await.unwrap();
+    assert_eq!(topology.borrow().zone.as_deref(), Some("z2"));
 }

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tests::bed::{ROUTER, command_in, ip};
 use tests::outside::{self, FAR, FAR4, FAR6, ROUTER_DEVICE, far};
-use tests::process::{Running, run};
+use tests::process::{Running, run, run_with_input};
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
@@ -30,6 +30,10 @@ pub(super) const ELSEWHERE: &str = "a_backend_elsewhere_sees_the_node";
 
 pub(super) const ROWS: &[Row] = &[
     ("a_backend_here_sees_the_client", here),
+    (
+        "netfilter_sees_neither_way_of_a_connection_to_a_backend_here",
+        unseen,
+    ),
     (ELSEWHERE, elsewhere),
     ("local_policy_keeps_the_source_or_drops", local_policy),
     ("external_addresses_are_reached", external),
@@ -143,6 +147,33 @@ fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
         is_answered_by(target, &["web-1"], client)?;
     }
     Ok(())
+}
+
+/// Of half a connection, nf_conntrack would take what it sees for invalid, and firewalls drop such packets.
+fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let backend = &stand.backend("web-1")?.member;
+    let service = ServiceManifest::new("unseen", number).of(&stand.backends[..1]);
+    stand.write(&service.with_node_port(node_port(number)))?;
+    let mut rules = String::from(
+        "add table inet outside\nadd chain inet outside forward { type filter hook forward priority 0; }\n\
+         add counter inet outside seen\n",
+    );
+    for (client, backend) in far().iter().zip(backend.addresses()) {
+        let ip = if client.is_ipv4() { "ip" } else { "ip6" };
+        for (from, to) in [(*client, backend), (backend, *client)] {
+            let ends = format!("{ip} saddr {from} {ip} daddr {to} meta l4proto {{ tcp, udp }}");
+            rules += &format!("add rule inet outside forward {ends} counter name seen\n");
+            rules += &format!("add rule inet outside forward {ends} ct state invalid drop\n");
+        }
+    }
+    run_with_input(node.command("nft").args(["-f", "-"]), &rules)?.success()?;
+    for (target, client) in node_targets(stand, number) {
+        is_answered_by(target, &["web-1"], client)?;
+    }
+    let seen = node.exec("nft list counter inet outside seen")?;
+    ensure!(seen.contains("packets 0 "), "{seen}");
+    node.exec("nft delete table inet outside").map(drop)
 }
 
 fn elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {

@@ -15,6 +15,8 @@ use crate::nodes::validate::{Entry, SourceText};
 pub const IPV4_HEALTH_ANNOTATION: &str = "health-agent.io/ipv4-health-ip";
 /// Key of the annotation with the IPv6 address of a node's health endpoint.
 pub const IPV6_HEALTH_ANNOTATION: &str = "health-agent.io/ipv6-health-ip";
+/// Key of the label with a node's zone, which the cloud's controller sets.
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// A node with this label, whatever its value, is no part of the mesh.
 pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 
@@ -68,10 +70,12 @@ pub(super) struct Record {
     health_addresses: Vec<String>,
     is_deleting: bool,
     taints: Vec<String>,
+    zone: Option<String>,
 }
 
 impl From<NodeObject> for Record {
     fn from(object: NodeObject) -> Self {
+        let labels = object.metadata.labels.as_ref();
         let health_addresses = health_annotations(object.metadata.annotations.as_ref());
         let listed = object.status.unwrap_or_default().addresses;
         let of_kind = |kind: &str| -> Vec<String> {
@@ -94,6 +98,7 @@ impl From<NodeObject> for Record {
         Self {
             is_deleting: object.metadata.deletion_timestamp.is_some(),
             taints: taints.map(|taint| taint.key).collect(),
+            zone: labels.and_then(|labels| labels.get(ZONE_LABEL).cloned()),
             name: object.metadata.name.unwrap_or_default(),
             created: object.metadata.creation_timestamp.map(|time| time.0),
             addresses,
@@ -119,6 +124,7 @@ impl Record {
         Standing::Known {
             is_deleting: self.is_deleting,
             taints: self.taints.clone(),
+            zone: self.zone.clone(),
         }
     }
 

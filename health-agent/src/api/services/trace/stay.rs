@@ -94,7 +94,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         (Some(_), false, _) => (false, "its backend gets no new flows".to_owned()),
         (_, true, false) => (
             false,
-            format!("its last packet was {age} s ago, of {secs} s"),
+            format!("its last flow began {age} s ago, of {secs} s"),
         ),
         (_, true, true) if !is_within_reach => (
             false,
@@ -102,7 +102,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         ),
         (_, true, true) => (
             true,
-            format!("its last packet was {age} s ago, of {secs} s"),
+            format!("its last flow began {age} s ago, of {secs} s"),
         ),
     };
     stay(entry.backend, backend.as_ref().map(address), stays, reason)
@@ -256,7 +256,7 @@ mod tests {
         let well = traced(facts(100, Some(backend)));
         assert!(well.stays);
         assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
-        assert_eq!(well.reason, "its last packet was 30 s ago, of 60 s");
+        assert_eq!(well.reason, "its last flow began 30 s ago, of 60 s");
         assert!(!traced(facts(70, Some(backend))).stays);
         let away = ClientFacts {
             is_within_reach: false,

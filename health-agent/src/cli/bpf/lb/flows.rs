@@ -3,7 +3,8 @@
 use std::fmt;
 
 use health_common::service::{
-    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_RELAYED, FLOW_SHARED,
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_PAST_STACK, FLOW_RELAYED,
+    FLOW_SHARED,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
@@ -28,13 +29,14 @@ pub(in crate::cli::bpf) struct FlowValue {
 }
 
 /// Flags of a flow, and their names.
-const FLAGS: [(u16, &str); 6] = [
+const FLAGS: [(u16, &str); 7] = [
     (FLOW_FROM_OUTSIDE, "FromOutside"),
     (FLOW_MASQUERADED, "Masqueraded"),
     (FLOW_OF_HOST, "OfHost"),
     (FLOW_DIRECT, "Direct"),
     (FLOW_RELAYED, "Relayed"),
     (FLOW_SHARED, "Shared"),
+    (FLOW_PAST_STACK, "PastStack"),
 ];
 
 impl fmt::Display for FlowValue {
