@@ -63,7 +63,6 @@ impl FullMap {
         for number in 0..self.entries {
             match self.map.remove(number) {
                 // The agent may have found it to be of nobody.
-                Err(MapError::KeyNotFound) => {}
                 Err(error) if has(&error, &[libc::ENOENT]) => {}
                 removed => removed?,
             }
@@ -170,8 +169,9 @@ fn flood<K: Pod>(node: &Node, name: &str, tuple: fn(u32) -> K) -> anyhow::Result
     let known: Vec<K> = map.keys().collect::<Result<_, _>>()?;
     for key in known {
         match map.remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(error) => return Err(error.into()),
+            // The agent collects meanwhile, and programs evict.
+            Err(error) if has(&error, &[libc::ENOENT]) => {}
+            result => result?,
         }
     }
     for number in 0..entries {
