@@ -28,12 +28,7 @@ pub fn route<T: Version>(
     destination: T::Address,
 ) -> Option<i64> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
-    // SAFETY: a valid context.
-    let found = unsafe { route.ask(frame.skb().cast()) };
-    // The neighbour that is not known yet is asked for as the packet is sent.
-    let is_found =
-        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    if !is_found || !frame.fits(route.ifindex) {
+    if !route.is_found(frame) || !frame.fits(route.ifindex) {
         return None;
     }
     decrement_ttl::<T>(frame, IP_AT as u32)?;
@@ -93,6 +88,15 @@ impl FibLookup {
             vlan: 0,
             macs: [[0; 6]; 2],
         }
+    }
+
+    /// Asks for the way of a packet at a hook of tc, and tells whether there is one.
+    #[inline(always)]
+    pub fn is_found(&mut self, frame: &Frame) -> bool {
+        // SAFETY: a valid context.
+        let found = unsafe { self.ask(frame.skb().cast()) };
+        // The neighbour that is not known yet is asked for as the packet is sent.
+        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into()
     }
 
     /// Asks for its way. The result is one of `BPF_FIB_LKUP_RET_SUCCESS` and the others, or negative.

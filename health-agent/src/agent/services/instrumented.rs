@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use crate::api::services::listeners::HealthChecks;
 use crate::metrics::services::ServiceMetrics;
 
-/// A provider whose syncs are measured. After each one whose state is in force, the
-/// health checks get it.
+/// A provider whose syncs are measured. After each one whose state is in force, the health checks get it.
 pub(super) struct InstrumentedProvider<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,

@@ -3,10 +3,8 @@
 
 pub(super) mod accept;
 
+use aya_ebpf::bindings::BPF_F_ADJ_ROOM_FIXED_GSO;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
-use aya_ebpf::bindings::{
-    BPF_F_ADJ_ROOM_FIXED_GSO, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
-};
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use health_common::addr::Addr;
 use health_common::ct::{
@@ -130,11 +128,7 @@ fn route<T: Direct>(
     destination: T::Address,
 ) -> Option<FibLookup> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
-    // SAFETY: a valid context.
-    let found = unsafe { route.ask(frame.skb().cast()) };
-    let is_found =
-        found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into();
-    (is_found && route.family == T::FAMILY).then_some(route)
+    (route.is_found(frame) && route.family == T::FAMILY).then_some(route)
 }
 
 /// Whether the next hop of a route is another node.
