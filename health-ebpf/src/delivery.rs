@@ -15,7 +15,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 use crate::endpoint::{Packets, admit};
-use crate::fib::route;
+use crate::fib;
 use crate::frame::{Frame, IP_AT, MARK_PAST_STACK};
 use crate::maps::{HEALTH_CALLS, HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, ignore, redirected, redirected_uncounted, refuse};
@@ -75,7 +75,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     let (source, destination) = T::ends(ip);
     if is_answer {
         // `to_netdev` counts it, and gives it the service's source.
-        return route::<T>(frame, source, destination).map(redirected_uncounted);
+        return fib::send::<T>(frame, source, destination).map(redirected_uncounted);
     }
     let endpoint = endpoint_of(destination.to_addr(), frame.ifindex())?;
     if !frame.fits(endpoint.ifindex) {

@@ -22,11 +22,7 @@ const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_
 /// classifier's return value. `None`, and the packet is as it was: the stack has to do it, since there is no route, the packet
 /// is too long for the next device, or it has come too far and whoever sent it is to be told.
 #[inline(always)]
-pub fn route<T: Version>(
-    frame: &Frame,
-    source: T::Address,
-    destination: T::Address,
-) -> Option<i64> {
+pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<i64> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
     if !route.is_found(frame) || !frame.fits(route.ifindex) {
         return None;

@@ -9,7 +9,7 @@ use health_common::service::{FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_R
 use super::step::{AtUplink, Hook, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::delivery;
-use crate::fib::route;
+use crate::fib;
 use crate::frame::{Frame, IP_AT, MARK_ANSWERED, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
@@ -45,7 +45,7 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
             StepResult::PASSED
         };
     }
-    match route::<T>(frame, source, destination) {
+    match fib::send::<T>(frame, source, destination) {
         Some(code) => handed_over(code),
         None => StepResult::PASSED,
     }

@@ -132,8 +132,8 @@ pub(super) fn known<T: Version, P: Hook>(
     config: &DatapathConfig,
 ) -> Option<ServiceFlowParts<T::Address>> {
     let entry = T::service_flows().get_ptr_mut(flow)?;
-    // SAFETY: a value of that map, valid memory for the program's run; words that are replaced together are only read
-    // together by whoever sent the packets of this flow.
+    // SAFETY: a value of that map, valid memory for the program's run. Another CPU may replace it meanwhile, but only for a
+    // packet of the same client between the same ports: a mixture of both concerns nobody else.
     let parts = T::service_flow_parts(unsafe { &*entry });
     // In the name of an endpoint of this node nobody outside sends.
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {

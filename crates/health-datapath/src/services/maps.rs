@@ -255,6 +255,8 @@ impl ServiceMaps {
         for flows in &self.flows6 {
             flows.for_each(|_, flow| named.extend([flow.service]))?;
         }
+        self.sockets
+            .for_each(|_, socket| named.extend([socket.service]))?;
         let ranges = self.source_ranges.entries()?.into_iter();
         named.extend(ranges.map(|((_, range), _)| u32::from_be(range.service_be)));
         Ok(named)

@@ -124,8 +124,8 @@ pub struct ServiceBackend {
     pub terminating: bool,
     /// Whether it is on this node.
     pub local: bool,
-    /// Whether this node's probes find it ready; none if they do not probe it. The conditions above combine its endpoint
-    /// slice and this result.
+    /// Whether this node's probes find it ready; none if they do not probe it, or decide nothing since the service is of the
+    /// Kubernetes API. The conditions above combine its endpoint slice and this result.
     pub probed: Option<bool>,
     /// Whether it gets new flows that may use endpoints of the whole cluster.
     pub in_cluster_list: bool,

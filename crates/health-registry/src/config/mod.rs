@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 70] = [
+        let cases: [(&str, &str, Change); 71] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -298,6 +298,9 @@ mod tests {
             }),
             ("--service-flow-any-max-entries", "16777217", |c| {
                 c.services.maps.service_flow_any_max_entries = 16_777_217;
+            }),
+            ("--service-socket-max-entries", "1023", |c| {
+                c.services.maps.service_socket_max_entries = 1023;
             }),
             ("--service-maglev-tables", "0", |c| {
                 c.services.maps.service_maglev_tables = 0;

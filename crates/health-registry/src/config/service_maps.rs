@@ -1,6 +1,7 @@
 //! How many services, endpoints and flows the maps of services have room for.
 
 use clap::Args;
+use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::{
     DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS, DEFAULT_MAGLEV_TABLES,
     DEFAULT_SOURCE_RANGES, REVNAT_ANY_ENTRIES, REVNAT_ENTRIES,
@@ -41,6 +42,10 @@ pub struct ServiceMapSettings {
     /// Maximum number of entries for flows of all other protocols through services; as above
     #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
     pub service_flow_any_max_entries: u32,
+    /// Maximum number of entries for the host's own sockets that services are used by: two for a connected socket, and for
+    /// one of UDP without a connection two for each service; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = SOCKET_ENTRIES)]
+    pub service_socket_max_entries: u32,
 }
 
 /// Room for TCP by the memory of this host, by the bounds of Linux' own conntrack (`nf_conntrack_init_start`,
@@ -64,6 +69,7 @@ impl Default for ServiceMapSettings {
             service_affinity_max_entries: DEFAULT_AFFINITY,
             service_flow_max_entries: default_flow_entries(),
             service_flow_any_max_entries: REVNAT_ANY_ENTRIES,
+            service_socket_max_entries: SOCKET_ENTRIES,
         }
     }
 }
@@ -106,6 +112,11 @@ impl ServiceMapSettings {
             (
                 "--service-flow-any-max-entries",
                 self.service_flow_any_max_entries,
+                &entries,
+            ),
+            (
+                "--service-socket-max-entries",
+                self.service_socket_max_entries,
                 &entries,
             ),
         ] {

@@ -320,6 +320,21 @@ async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn it_is_shown_which_services_a_controller_of_a_cluster_looks_after() {
+    for (source, is_of_api) in [("kubernetes", true), ("/services/web.yaml", false)] {
+        let set = service_set(source, &[web()]);
+        let mut bed = Bed::new(&[]);
+        bed.source.send_replace(Arc::new(set));
+        let view = bed.until(|view| view.is_synced).await;
+        assert_eq!(
+            view.is_of_api(&ServiceName::new("shop", "web")),
+            is_of_api,
+            "{source}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_are_shown_with_frontends_and_conflicts() {
     let mut bed = Bed::new(&[]);
     bed.set(&[web(), ServiceText::new("late", "10.96.0.1")]);

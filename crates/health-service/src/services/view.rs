@@ -70,6 +70,11 @@ impl View {
         served.map(|(name, _)| name)
     }
 
+    /// Whether a controller of a cluster says which endpoints of a service are ready, and no probe of this node.
+    pub fn is_of_api(&self, name: &ServiceName) -> bool {
+        self.services.get(name).is_some_and(Sourced::is_of_api)
+    }
+
     /// A service; none if there is none of this name. What probes say of its backends is not told here.
     pub fn service(&self, name: &ServiceName, forwarding: &Forwarding) -> Option<ServiceEntry> {
         let sourced = self.services.get(name)?;

@@ -13,7 +13,7 @@ use super::object::{Readable, Unreadable, read, read_leniently};
 use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
 
 /// What [`Sourced::source`] says of objects of the API.
-const API: &str = "kubernetes";
+pub(super) const API: &str = "kubernetes";
 
 /// What is known of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]

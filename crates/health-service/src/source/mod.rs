@@ -1,8 +1,8 @@
 //! Where services and their endpoints come from.
 //!
-//! A source tells what it knows as a [`ServiceSet`], now and whenever that changes: [`Folder`] reads manifests, and
-//! [`Known`] is an object of a source that others follow, the API of Kubernetes or etcd; [`Gathered`] makes a set of them. [`Probed`] has the probes of this
-//! node say which endpoints of [`Manifests`] are ready. [`Merger`] makes one set of several.
+//! A source tells what it knows as a [`ServiceSet`], now and whenever that changes. [`Folder`] reads manifests.
+//! [`Gathered`] makes a set of objects that others follow in the API of Kubernetes or in etcd, each of which is a [`Known`].
+//! [`Probed`] has the probes of this node say which endpoints of [`Manifests`] are ready. [`Merger`] makes one set of several.
 //!
 //! The maps of a set are persistent: another set shares with it all that is the same, and what differs is found without
 //! a look at the rest. So one change costs what it changes, however many services there are.
@@ -68,6 +68,13 @@ pub struct Sourced<T> {
     pub trigger_time: Option<Timestamp>,
     /// Where it was read.
     pub source: Arc<str>,
+}
+
+impl<T> Sourced<T> {
+    /// Whether a controller of a cluster says which endpoints are ready, and no probe of this node.
+    pub fn is_of_api(&self) -> bool {
+        *self.source == *known::API
+    }
 }
 
 impl<T> Clone for Sourced<T> {

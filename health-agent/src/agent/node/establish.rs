@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
-use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::{LoadSettings, ProgramLog};
 use health_datapath::pin_folder;
@@ -334,6 +333,6 @@ fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
         affinity: maps.service_affinity_max_entries,
         flows: maps.service_flow_max_entries,
         flows_any: maps.service_flow_any_max_entries,
-        sockets: SOCKET_ENTRIES,
+        sockets: maps.service_socket_max_entries,
     })
 }

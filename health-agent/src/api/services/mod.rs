@@ -41,9 +41,15 @@ impl ServiceCatalog {
         let readiness = self.readiness.borrow().clone();
         let view = self.view();
         let meant = view.names().filter(|name| is_meant(name));
-        let services = meant.filter_map(|name| view.service(name, &self.forwarding));
-        services
-            .map(|service| probed(service, &readiness))
+        meant
+            .filter_map(|name| {
+                let service = view.service(name, &self.forwarding)?;
+                Some(if view.is_of_api(name) {
+                    service
+                } else {
+                    probed(service, &readiness)
+                })
+            })
             .collect()
     }
 

@@ -14,13 +14,13 @@ const SIZES: [(u32, &str); 2] = [
         131_072,
         "--service-frontend-max-entries 131072 --service-backend-max-entries 131072 --service-maglev-tables 48 \
          --service-affinity-max-entries 131072 --service-flow-max-entries 262144 \
-         --service-flow-any-max-entries 131072",
+         --service-flow-any-max-entries 131072 --service-socket-max-entries 131072",
     ),
     (
         1_024,
         "--service-frontend-max-entries 1024 --service-backend-max-entries 1024 --service-maglev-tables 2 \
          --service-affinity-max-entries 1024 --service-flow-max-entries 65536 \
-         --service-flow-any-max-entries 32768",
+         --service-flow-any-max-entries 32768 --service-socket-max-entries 16384",
     ),
 ];
 

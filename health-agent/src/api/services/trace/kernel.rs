@@ -8,7 +8,9 @@ use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::service::outside::is_own;
 use health_common::service::socket::SocketKey;
-use health_common::service::{Affinity, Backend, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, Frontend};
+use health_common::service::{
+    Affinity, Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, Frontend,
+};
 use health_datapath::dump::{DumpError, Pinned, ServiceFlow};
 use health_datapath::services::{Connection, ServiceMaps, ServicesError};
 use health_model::ipam::Family;
@@ -35,6 +37,8 @@ pub(super) struct FlowFacts {
     pub(super) entry: ServiceFlow,
     /// Whether that backend still serves the service.
     pub(super) is_serving: bool,
+    /// Whether the backend's node can be told of the flow, where that is to be.
+    pub(super) can_be_told: bool,
     /// Whether the backend's answers find their way back.
     pub(super) has_answer: bool,
     /// Whether its connection is open; none if nothing is known of it.
@@ -148,10 +152,17 @@ impl Kernel {
         Ok(Some(FlowFacts {
             entry,
             is_serving: self.serves(entry.backend, entry.service, entry.to)?,
+            can_be_told: !has(&entry, FLOW_DIRECT) || self.has_direct_key()?,
             has_answer: self.maps.answer(&answered)?.is_some(),
             is_open: self.goes_on(&translated, direction)?,
             now: self.now,
         }))
+    }
+
+    /// Whether this node has a key by which it tells others of flows.
+    fn has_direct_key(&self) -> Result<bool, Refusal> {
+        let rows = self.pinned.direct()?;
+        Ok(rows.first().is_some_and(|(_, direct)| direct.count != 0))
     }
 
     /// What is known of the host's socket that has the port of a flow's source, and was sent to the flow's destination.

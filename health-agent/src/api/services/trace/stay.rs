@@ -21,10 +21,13 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     let FlowFacts {
         entry,
         is_serving,
+        can_be_told,
         has_answer,
         is_open,
         now,
     } = *facts;
+    let untold =
+        "the node of its backend cannot be told of it any more: this node has no key for that";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
         // Only what was sent to the backend itself belongs to it.
         (
@@ -37,6 +40,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
                 false,
                 "its backend serves no more: the old connection stays there, a new one goes elsewhere",
             ),
+            (true, ..) if !can_be_told => (false, untold),
             (true, false, _) => (false, "the way back from its backend is not known any more"),
             (true, true, Some(false)) => (false, "its connection is over"),
             (true, true, Some(true)) => (true, "its connection is open"),
@@ -46,6 +50,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         match (now >= entry.expires, flow.protocol == IP_PROTOCOL_UDP) {
             (true, _) => (false, "nothing was sent for too long"),
             (false, true) if !is_serving => (false, "its backend serves no more"),
+            _ if !can_be_told => (false, untold),
             _ => (true, "it goes on"),
         }
     };
@@ -146,6 +151,7 @@ mod tests {
             flags: 0,
         },
         is_serving: true,
+        can_be_told: true,
         has_answer: true,
         is_open: None,
         now: 99,
@@ -196,6 +202,18 @@ mod tests {
         );
         let relayed = of(FLOW_FROM_OUTSIDE | FLOW_RELAYED);
         assert!(!relayed.stays && relayed.reason.starts_with("another node"));
+    }
+
+    #[test]
+    fn a_flow_whose_backend_is_not_told_of_it_any_more_gets_another_one() {
+        let facts = FlowFacts {
+            can_be_told: false,
+            ..FACTS
+        };
+        for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
+            let traced = flow(&connection(protocol), &facts).traced;
+            assert!(!traced.stays && traced.reason.contains("no key"));
+        }
     }
 
     #[test]
