@@ -3,6 +3,7 @@
 //! Functions that take a [`netlink::Handle`] work in the namespace that the handle was opened in;
 //! all others in the one of the calling thread.
 
+pub mod address;
 pub mod carrier;
 pub mod cgroup;
 pub mod changes;

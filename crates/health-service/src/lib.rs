@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod choice;
+mod difference;
 pub mod forwarding;
 pub mod health_check;
 pub mod maglev;

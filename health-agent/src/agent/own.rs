@@ -6,6 +6,7 @@ use std::path::Path;
 use std::{fmt, fs};
 
 use anyhow::Context as _;
+use health_net::address::is_for_others;
 use health_net::netlink::{self, Handle};
 use health_net::{link, route};
 use health_registry::config::{Config, RegistrySpec};
@@ -59,7 +60,7 @@ async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
             continue;
         }
         let usable = carried.iter().filter(|a| !a.tentative).map(|a| a.address);
-        for address in usable.filter(|address| is_global(*address)) {
+        for address in usable.filter(is_for_others) {
             if !addresses
                 .iter()
                 .any(|known| known.is_ipv4() == address.is_ipv4())
@@ -84,13 +85,6 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
         devices.extend(route.and_then(|route| route.device));
     }
     Ok(devices)
-}
-
-fn is_global(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    }
 }
 
 /// This node's entry. `None` where it may still come; fails where it will not by itself.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::warn;
@@ -13,6 +12,7 @@ use tracing::warn;
 use super::provider::{Provider, Work};
 use super::view::{self, Failure};
 use super::{Health, NodeFacts, Settings, View};
+use crate::difference::{Difference, differences};
 use crate::runner::Job;
 use crate::source::{Merger, ServiceSet, Sourced, Synced};
 use crate::spec::PortKey;
@@ -77,11 +77,11 @@ impl<P: Provider> Syncer<P> {
             slices: true,
         };
         let before = std::mem::replace(&mut self.tracked, set);
-        for (name, _, now) in differences(&before.services, &self.tracked.services) {
+        for (name, _, now) in gone_first(&before.services, &self.tracked.services) {
             let service = now.and_then(|sourced| sourced.object.clone());
             self.services.update(name, service);
         }
-        for (name, before, now) in differences(&before.slices, &self.tracked.slices) {
+        for (name, before, now) in gone_first(&before.slices, &self.tracked.slices) {
             let Some(slice) = now.and_then(|sourced| sourced.object.clone()) else {
                 self.endpoints.remove(name);
                 continue;
@@ -174,11 +174,8 @@ impl<P: Provider> Job for Syncer<P> {
 
 /// Logs the conflicts that were not there before.
 fn log_new(before: &Conflicts, now: &Conflicts) {
-    let different = before.diff(now).filter_map(|item| match item {
-        DiffItem::Add(_, now) => Some((None, now)),
-        DiffItem::Update { old, new } => Some((Some(old.1), new.1)),
-        DiffItem::Remove(..) => None,
-    });
+    let different = differences(before, now);
+    let different = different.filter_map(|(_, before, now)| Some((before, now?)));
     let mut new = different.flat_map(|(before, now)| {
         let is_new = move |one: &&_| before.is_none_or(|before| !before.contains(one));
         now.iter().filter(is_new)
@@ -195,20 +192,12 @@ fn log_new(before: &Conflicts, now: &Conflicts) {
     }
 }
 
-/// The name of an object, and what each of two maps has of it.
-type Difference<'a, N, T> = (&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>);
-
 /// What two maps of objects differ in, those that are gone first.
-fn differences<'a, N: Clone + Ord, T: Eq>(
+fn gone_first<'a, N: Ord, T: Eq>(
     before: &'a OrdMap<N, Sourced<T>>,
     now: &'a OrdMap<N, Sourced<T>>,
-) -> Vec<Difference<'a, N, T>> {
-    let different = before.diff(now).map(|item| match item {
-        DiffItem::Add(name, now) => (name, None, Some(now)),
-        DiffItem::Update { old, new } => (new.0, Some(old.1), Some(new.1)),
-        DiffItem::Remove(name, before) => (name, Some(before), None),
-    });
-    let mut different: Vec<_> = different.collect();
+) -> Vec<Difference<'a, N, Sourced<T>>> {
+    let mut different: Vec<_> = differences(before, now).collect();
     different.sort_by_key(|(.., found)| found.is_some());
     different
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use health_model::api::ServiceProblem;
 use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
 
 use super::known::{Known, KnownService, KnownSlice, ServiceDocument};
 use super::{ServiceSet, Sourced, Synced};
+use crate::difference::differences;
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
 /// Gathers what is known of objects, each by a key of its own. Keeps what it was told last, so that another table costs
@@ -111,12 +111,6 @@ fn changes<'a, T: PartialEq>(
     before: &'a OrdMap<String, Arc<T>>,
     now: &'a OrdMap<String, Arc<T>>,
 ) -> impl Iterator<Item = Change<'a, T>> {
-    before.diff(now).map(|item| match item {
-        DiffItem::Add(key, now) => (key.as_str(), None, Some(&**now)),
-        DiffItem::Update {
-            old: (key, before),
-            new: (_, now),
-        } => (key.as_str(), Some(&**before), Some(&**now)),
-        DiffItem::Remove(key, before) => (key.as_str(), Some(&**before), None),
-    })
+    let of = |one: Option<&'a Arc<T>>| one.map(Arc::as_ref);
+    differences(before, now).map(move |(key, before, now)| (key.as_str(), of(before), of(now)))
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use health_model::api::ServiceProblem;
 use health_model::manifest::Problem;
 use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
 
 use super::{ServiceSet, Sourced, Synced};
+use crate::difference::differences;
 use crate::spec::{EndpointSlice, Kind, Service, ServiceName, SliceName, SpecError};
 
 /// Makes one set of those of several sources. Keeps what it was told last, so that another set costs what differs.
@@ -124,14 +124,10 @@ where
 {
     fn set(&mut self, holder: &K, now: &OrdMap<N, Sourced<T>>) {
         let before = self.held.insert(holder.clone(), now.clone());
-        for item in before.unwrap_or_default().diff(now) {
-            match item {
-                DiffItem::Add(name, object)
-                | DiffItem::Update {
-                    new: (name, object),
-                    ..
-                } => self.add(holder, name, object.clone()),
-                DiffItem::Remove(name, _) => self.remove(holder, name),
+        for (name, _, object) in differences(&before.unwrap_or_default(), now) {
+            match object {
+                Some(object) => self.add(holder, name, object.clone()),
+                None => self.remove(holder, name),
             }
         }
     }

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{ServiceSet, Sourced};
+use crate::difference::differences;
 use crate::spec::{EndpointSlice, SliceName};
 
 /// Whether who has an address can serve, as far as it is known.
@@ -132,15 +132,7 @@ impl Overlay {
     fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
         let mut touched = BTreeSet::new();
         let before = std::mem::replace(&mut self.written, now.clone());
-        for item in before.diff(now) {
-            let (name, before, now) = match item {
-                DiffItem::Add(name, now) => (name, None, Some(now)),
-                DiffItem::Update {
-                    old: (name, before),
-                    new: (_, now),
-                } => (name, Some(before), Some(now)),
-                DiffItem::Remove(name, before) => (name, Some(before), None),
-            };
+        for (name, before, now) in differences(&before, now) {
             for ip in before
                 .into_iter()
                 .flat_map(|slice| local(slice, &self.node))

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use health_model::manifest::Problem;
+use health_net::address::is_link_local;
 use ipnet::IpNet;
 
 /// What an address is used for, which decides which addresses are valid.
@@ -20,17 +21,13 @@ pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
         .parse()
         .map_err(|_| Problem::invalid(text, "must be a valid IP address"))?;
     let address = address.to_canonical();
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
     let detail = if address.is_unspecified() {
         "may not be unspecified"
     } else if address.is_loopback() {
         "may not be a loopback address"
     } else if address.is_multicast() {
         "may not be a multicast address"
-    } else if is_link_local && what_for == Use::Written {
+    } else if is_link_local(&address) && what_for == Use::Written {
         "may not be a link-local address"
     } else {
         return Ok(address);

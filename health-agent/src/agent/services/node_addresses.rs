@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_net::address::is_for_others;
 use health_net::changes::Changes;
 use health_net::link;
 use health_net::netlink::Handle;
@@ -77,7 +78,7 @@ async fn usable(
     let addresses = link::addresses(netlink).await?.into_iter();
     let addresses = addresses.filter(|carried| Some(carried.index) != of_services);
     let addresses = addresses.map(|carried| carried.address);
-    let usable = addresses.filter(is_usable).chain(LOCALHOST);
+    let usable = addresses.filter(is_for_others).chain(LOCALHOST);
     let usable = usable.filter(|address| is_chosen(address, networks));
     Ok(usable.collect())
 }
@@ -85,14 +86,6 @@ async fn usable(
 /// Without networks, all are.
 fn is_chosen(address: &IpAddr, networks: &[IpNet]) -> bool {
     networks.is_empty() || networks.iter().any(|network| network.contains(address))
-}
-
-fn is_usable(address: &IpAddr) -> bool {
-    let is_of_link = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !address.is_loopback() && !is_of_link
 }
 
 #[cfg(test)]
@@ -116,7 +109,7 @@ mod tests {
         ] {
             let address: IpAddr = address.parse().unwrap();
             let is_served =
-                |networks: &[IpNet]| is_usable(&address) && is_chosen(&address, networks);
+                |networks: &[IpNet]| is_for_others(&address) && is_chosen(&address, networks);
             let served = (is_served(&[]), is_served(&chosen));
             assert_eq!(served, (of_all, of_chosen), "{address}");
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use health_net::address::{is_for_others, is_link_local};
 use health_net::link::{self, Link};
 use health_net::netlink::Handle;
 use ipnet::IpNet;
@@ -81,22 +82,10 @@ pub(super) async fn of_node(
             node.all.insert(address);
             let is_chosen =
                 networks.is_empty() || networks.iter().any(|net| net.contains(&address));
-            if is_chosen && serves_node_ports(address) {
+            if is_chosen && is_for_others(&address) {
                 node.node_ports.insert(address);
             }
         }
     }
     Ok(node)
-}
-
-/// Others reach neither a loopback nor, without saying by which device, an address of one link.
-fn serves_node_ports(address: IpAddr) -> bool {
-    !address.is_loopback() && !is_link_local(&address)
-}
-
-fn is_link_local(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    }
 }
