@@ -187,7 +187,7 @@ fn is_in_list(backend: &ServiceBackend, target: &str) -> bool {
 fn why_not(backend: &ServiceBackend, target: &str) -> String {
     let why = match (backend.ready, backend.probed, target) {
         (true, _, "local" | "drop") if !backend.local => "on another node",
-        (true, ..) => "preferred are others",
+        (true, ..) => "others are preferred",
         (false, Some(false), _) => "its probe fails",
         (false, ..) => backend.state(),
     };

@@ -97,7 +97,7 @@ fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
         reasons.contains("hints are for zones, also for zone-1"),
         "{reasons}"
     );
-    ensure!(reasons.contains("preferred are others"), "{reasons}");
+    ensure!(reasons.contains("others are preferred"), "{reasons}");
     ensure!(
         trace
             .addresses()

@@ -130,7 +130,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
         hinted.reasons(Origin::Inside),
         [
             "hints are for zones, also for z1",
-            "10.1.0.2:8080 gets nothing: preferred are others",
+            "10.1.0.2:8080 gets nothing: others are preferred",
         ]
     );
     let ending = ServiceBackend {
