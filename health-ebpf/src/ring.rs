@@ -5,7 +5,7 @@
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
 use aya_ebpf::maps::{Array, HashMap};
-use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::ring::{
     CANDIDATES, Hand, RING_CT4, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4, RING_REVNAT6,
@@ -103,10 +103,7 @@ impl<T: Version> Evictable<T> for CtEntry {
     fn worth(_key: &T, entry: *const Self) -> u32 {
         // SAFETY: a value of a conntrack map.
         let entry = unsafe { &*entry };
-        let state = entry.state();
-        let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
-        let is_open = state.has(CT_SEEN_NON_SYN) && !state.is_closed() && is_answered;
-        if !is_open || entry.has_expired(coarse_now_secs()) {
+        if !entry.is_open(coarse_now_secs()) {
             return 0;
         }
         entry.last_rx.max(entry.last_tx)

@@ -15,7 +15,7 @@ use super::DatapathError;
 use super::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, LINK_PINS, MAPS, MapLayout, OWN_MAPS};
 use super::loader::file_error;
 use super::pin_folder::{make_folder, remove_tree};
-use super::resize::{former_name, open};
+use super::resize::{formers, open};
 use super::sys;
 
 /// Sees to it that there are no maps of another layout in the folder of pins, and that all links that
@@ -122,11 +122,13 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
             continue;
         }
         // With what a change of its size has not copied yet, first: the map itself tells that both are there.
-        let names = [former_name(map), map.name.to_owned()];
-        for name in names.iter().filter(|_| !to.join(map.name).exists()) {
-            let (former, pin) = (from.join(name), to.join(name));
-            if former.exists() && !pin.exists() {
-                fs::hard_link(&former, &pin).map_err(file_error("link", &former))?;
+        if to.join(map.name).exists() {
+            continue;
+        }
+        for shared in formers(from, map).into_iter().chain([from.join(map.name)]) {
+            let pin = shared.file_name().map(|name| to.join(name));
+            if let Some(pin) = pin.filter(|pin| !pin.exists()) {
+                fs::hard_link(&shared, &pin).map_err(file_error("link", &shared))?;
             }
         }
     }

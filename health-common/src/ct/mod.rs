@@ -289,6 +289,15 @@ impl CtEntry {
         self.expires <= now
     }
 
+    /// Whether it is of a connection of TCP that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides were seen, and more
+    /// than a handshake.
+    #[inline(always)]
+    pub const fn is_open(&self, now: u32) -> bool {
+        let state = self.state();
+        let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
+        state.has(CT_SEEN_NON_SYN) && !state.is_closed() && is_answered && !self.has_expired(now)
+    }
+
     /// The entry's flags as one word.
     #[inline(always)]
     pub const fn state(&self) -> CtState {

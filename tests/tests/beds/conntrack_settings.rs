@@ -7,10 +7,12 @@ use std::process::Command;
 use anyhow::Context as _;
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData};
-use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
+use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, CtState, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::service::socket::SOCKET_ENTRIES;
 use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4};
+use health_common::tcp::{ACK, SYN};
+use health_common::tuple::{ServiceFlowParts, Tuple as _};
 use health_datapath::dump::Pinned;
 use health_datapath::layout::{self, MapLayout};
 use health_datapath::loader::LoadSettings;
@@ -268,6 +270,74 @@ fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+#[ignore = "needs root"]
+fn where_fewer_flows_have_room_open_connections_stay_and_unanswered_ones_go() -> anyhow::Result<()>
+{
+    const OPEN: u32 = 300;
+    let sizes = |entries| MapSizes {
+        conntrack: entries,
+        nat: entries,
+        ..service_sizes(entries)
+    };
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    drop(maps.load(sizes(16_384))?);
+    let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    let mut nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
+    let mut revnat4 = maps.open::<Tuple4, ServiceFlow4>(&layout::REVNAT4)?;
+    // All have the same source, and each a frontend of its own.
+    let frontend = |number: u32| (Ipv4Addr::new(10, 96, 0, 1).to_bits().to_be(), number as u16);
+    let is_open = |number: u32| number.is_multiple_of(FLOWS / OPEN);
+    // What the client sends to the frontend, and what is answered to it.
+    let keys = |number| {
+        let sent = flow(number);
+        (sent.with_destination(frontend(number)), sent.reply())
+    };
+    for number in 0..FLOWS {
+        let mut entry = CtEntry {
+            expires: coarse_now_secs() + 3_600,
+            ..CtEntry::default()
+        };
+        entry.set_state(match is_open(number) {
+            true => CtState::new(CT_SEEN_NON_SYN, SYN | ACK, SYN | ACK),
+            false => CtState::new(0, 0, SYN),
+        });
+        let sent = flow(number);
+        ct4.insert(sent, entry, 0)?;
+        nat4.insert(sent, NatEntry4::default(), 0)?;
+        let (asked, answered) = keys(number);
+        for (key, to) in [(asked, sent.destination()), (answered, frontend(number))] {
+            let parts = ServiceFlowParts {
+                to,
+                backend: 1,
+                service: 1,
+                expires: 0,
+                flags: 0,
+            };
+            revnat4.insert(key, Tuple4::service_flow(&parts), 0)?;
+        }
+    }
+
+    maps.load(sizes(1_024))?.attach(&[])?;
+    let ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    let nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
+    let revnat4 = maps.open::<Tuple4, ServiceFlow4>(&layout::REVNAT4)?;
+    for number in (0..FLOWS).filter(|number| is_open(*number)) {
+        let (asked, answered) = keys(number);
+        let found = (
+            ct4.get(&flow(number), 0).is_ok(),
+            nat4.get(&flow(number), 0).is_ok(),
+            revnat4.get(&asked, 0).is_ok(),
+            revnat4.get(&answered, 0).is_ok(),
+        );
+        assert_eq!(found, (true, true, true, true), "flow {number}");
+    }
+    assert_eq!(ct4.keys().count(), 1_024);
+    Ok(())
+}
+
 fn service_sizes(entries: u32) -> MapSizes {
     MapSizes {
         services: Some(ServiceMapSizes {
@@ -402,6 +472,49 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     maps.load(sizes)?.attach(&[])?;
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 2);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_move_to_a_third_size_after_one_that_was_cut_short_loses_no_flow() -> anyhow::Result<()> {
+    let sizes = |conntrack| MapSizes {
+        conntrack,
+        ..MapSizes::default()
+    };
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let elsewhere = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let entry = CtEntry {
+        expires: coarse_now_secs() + 3_600,
+        ..CtEntry::default()
+    };
+    maps.load(sizes(4_096))?.attach(&[])?;
+    let mut first = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    first.insert(flow(1), entry, 0)?;
+
+    // Killed before its programs served, or after that.
+    let pins = maps.location().pins();
+    let pin = pins.join("HEALTH_CT4");
+    std::fs::rename(&pin, pins.join("HEALTH_CT4_former"))?;
+    drop(elsewhere.load(sizes(8_192))?);
+    MapData::from_pin(elsewhere.location().pins().join("HEALTH_CT4"))?.pin(&pin)?;
+    let mut second = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+
+    // A start that fails leaves it as it is.
+    drop(maps.load(sizes(2_048))?);
+    assert_eq!(maps.room()?, (8_192, vec!["HEALTH_CT4_former".to_owned()]));
+
+    // What the programs have entered until they are replaced, whichever map is theirs.
+    let mut start = maps.load(sizes(2_048))?;
+    first.insert(flow(2), entry, 0)?;
+    second.insert(flow(3), entry, 0)?;
+    start.attach(&[])?;
+    assert_eq!(maps.room()?, (2_048, Vec::new()));
+    assert_eq!(maps.flows()?, 3);
     Ok(())
 }
 

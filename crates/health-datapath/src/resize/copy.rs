@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use health_common::ct::CtEntry;
 use health_net::clock;
 
+use super::open_flows::OpenFlows;
 use super::sizes::{Contents, SizedMap};
 use crate::layout::MapLayout;
 use crate::sys;
@@ -30,12 +31,36 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies living entries that `to` does not have, those of programs as far as there is room. Returns how many are alive.
-pub(super) fn copy_entries(sized: &SizedMap, from: &OwnedFd, to: &OwnedFd) -> io::Result<u64> {
+/// Copies living entries that `to` does not have, those of programs as far as there is room: those of `first` before others.
+/// Returns how many are alive.
+pub(super) fn copy_entries(
+    sized: &SizedMap,
+    from: &OwnedFd,
+    to: &OwnedFd,
+    first: Option<&OpenFlows>,
+) -> io::Result<u64> {
+    let Some(first) = first else {
+        return copy_those(sized, from, to, |_, _| true);
+    };
+    let map = &sized.map;
+    let open = copy_those(sized, from, to, |key, value| first.has(map, key, value))?;
+    let others = copy_those(sized, from, to, |key, value| !first.has(map, key, value))?;
+    Ok(open + others)
+}
+
+fn copy_those(
+    sized: &SizedMap,
+    from: &OwnedFd,
+    to: &OwnedFd,
+    is_meant: impl Fn(&[u8], &[u8]) -> bool,
+) -> io::Result<u64> {
     let now = clock::coarse_now_secs();
     let is_flow = sized.contents == Contents::Conntrack;
     let mut alive = 0;
     for_each(&sized.map, from, |key, value| {
+        if !is_meant(key, value) {
+            return Ok(());
+        }
         let flow = is_flow.then(|| sys::read::<CtEntry>(value)).flatten();
         if flow.is_some_and(|flow| flow.has_expired(now)) {
             return Ok(());
@@ -69,7 +94,8 @@ fn is_set(value: &[u8]) -> bool {
     value.iter().any(|byte| *byte != 0)
 }
 
-fn for_each(
+/// Calls `each` with the bytes of every key and value.
+pub(super) fn for_each(
     map: &MapLayout,
     from: &OwnedFd,
     mut each: impl FnMut(&[u8], &[u8]) -> io::Result<()>,

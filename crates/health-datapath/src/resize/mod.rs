@@ -4,9 +4,12 @@
 //! The pin of a former map is set aside, so that the loader makes a new one. Right before the programs are
 //! replaced, all entries are copied; right after, those that came in between. Meanwhile programs begin no flow whose packets
 //! would be lost on those that do not know it: see [`flows_held_until_ns`](health_common::config::DatapathConfig). A start
-//! that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing.
+//! that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing. As
+//! nobody can tell whether programs use the former map or the new one by then, both are former maps if the next start wants
+//! a third size.
 
 mod copy;
+mod open_flows;
 mod sizes;
 
 use std::os::fd::OwnedFd;
@@ -24,6 +27,7 @@ use super::pin_folder::remove_tree;
 use super::rings::Ring;
 use super::{DatapathError, sys};
 use copy::{copy_entries, copy_places, needed};
+use open_flows::OpenFlows;
 use sizes::{Contents, SizedMap};
 
 pub use sizes::MapSizes;
@@ -83,20 +87,21 @@ impl PendingResize {
             contents,
             ring,
         } = sized;
-        let (pin, former) = self.paths(&map);
-        let has_former = former.exists();
-        if has_former && !pin.exists() {
-            rename(&former, &pin)?;
-        } else if has_former {
-            // A change that was cut short: whatever programs use, no flow is only in the former map.
-            self.copy(&sized)?;
+        let pin = self.pins.join(map.name);
+        let mut formers = formers(&self.pins, &map);
+        if !pin.exists()
+            && let Some(last) = formers.pop()
+        {
+            rename(&last, &pin)?;
         }
+        // A change that was cut short: whatever programs use, what was there then is not only in the former map.
+        self.copy(&sized)?;
         let Some((fd, info)) = open(&pin)? else {
             return Ok(size);
         };
         let is_of_kind = ring.is_none() || info.kind == HASH;
         if info.max_entries == size && is_of_kind {
-            if former.exists() {
+            if !formers.is_empty() {
                 self.maps.push(sized);
             }
             return Ok(size);
@@ -110,13 +115,12 @@ impl PendingResize {
                 needed,
                 "the map keeps its size: what is in it would have no room in the one that is asked for"
             );
-            if former.exists() {
+            if !formers.is_empty() {
                 self.maps.push(sized);
             }
             return Ok(info.max_entries);
         }
-        remove_tree(&former)?;
-        rename(&pin, &former)?;
+        rename(&pin, &former(&self.pins, &map, formers.len()))?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
             Contents::Cache => "its entries are made anew",
@@ -150,37 +154,77 @@ impl PendingResize {
 
     /// Forgets the former maps, when no program uses them any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
-        self.carry_over()?;
-        for sized in std::mem::take(&mut self.maps) {
+        let all = self.maps.iter().map(|sized| self.copy(sized));
+        let copied: Vec<_> = all.collect::<Result<_, _>>()?;
+        for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
+            let room = self.sizes.iter().find(|(map, _)| *map == sized.map);
+            if let Some((_, room)) = room.filter(|(_, room)| entries > u64::from(*room)) {
+                warn!(
+                    map = sized.map.name,
+                    entries,
+                    room,
+                    "the map has no room for all flows that there are; some are forgotten"
+                );
+            }
             self.note_keys(&sized)?;
-            remove_tree(&self.paths(&sized.map).1)?;
+            // The first one last: a map's formers are found by their numbers.
+            for former in formers(&self.pins, &sized.map).iter().rev() {
+                remove_tree(former)?;
+            }
         }
         Ok(())
     }
 
-    /// Copies entries of a former map that are of use and that the new one does not have.
-    fn copy(&self, sized: &SizedMap) -> Result<(), DatapathError> {
-        let (pin, former_pin) = self.paths(&sized.map);
-        let (Some((former, _)), Some((new, info))) = (open(&former_pin)?, open(&pin)?) else {
-            return Ok(());
-        };
-        let failed = |source| file_error("copy the entries of", &former_pin)(source);
-        let copied = match sized.contents {
-            Contents::Unwanted | Contents::Cache => return Ok(()),
-            Contents::Places => return copy_places(&sized.map, &former, &new).map_err(failed),
-            Contents::Conntrack | Contents::Programs | Contents::Agent => {
-                copy_entries(sized, &former, &new).map_err(failed)?
-            }
-        };
-        if copied > u64::from(info.max_entries) {
-            warn!(
-                map = sized.map.name,
-                entries = copied,
-                room = info.max_entries,
-                "the map has no room for all flows that there are; some are forgotten"
-            );
+    /// Copies entries of former maps that are of use and that the new one does not have. Returns how many the fullest one has.
+    fn copy(&self, sized: &SizedMap) -> Result<u64, DatapathError> {
+        let pin = self.pins.join(sized.map.name);
+        let mut most = 0;
+        // The oldest one first: most starts that are killed are killed before programs use the new maps.
+        for former_pin in formers(&self.pins, &sized.map) {
+            let (Some((former, was)), Some((new, is))) = (open(&former_pin)?, open(&pin)?) else {
+                continue;
+            };
+            let first = if is.max_entries < was.max_entries {
+                self.open_flows(sized, &former)?
+            } else {
+                None
+            };
+            let copied = match sized.contents {
+                Contents::Unwanted | Contents::Cache => Ok(0),
+                Contents::Places => copy_places(&sized.map, &former, &new).map(|()| 0),
+                Contents::Conntrack | Contents::Programs | Contents::Agent => {
+                    copy_entries(sized, &former, &new, first.as_ref())
+                }
+            };
+            most = most.max(copied.map_err(file_error("copy the entries of", &former_pin))?);
         }
-        Ok(())
+        Ok(most)
+    }
+
+    /// The open connections among the flows of a table that comes from `former`, as conntrack knows them; `None` for other maps.
+    fn open_flows(
+        &self,
+        sized: &SizedMap,
+        former: &OwnedFd,
+    ) -> Result<Option<OpenFlows>, DatapathError> {
+        let Some(conntrack) = OpenFlows::known_by(&sized.map) else {
+            return Ok(None);
+        };
+        let pin = self.pins.join(conntrack.name);
+        let failed = file_error("read the flows of", &pin);
+        if conntrack == sized.map {
+            return OpenFlows::read(&conntrack, former)
+                .map(Some)
+                .map_err(failed);
+        }
+        // Open ones were copied first. Before there is a new table, it is the last former one.
+        let pins = [pin.clone()].into_iter();
+        for pin in pins.chain(formers(&self.pins, &conntrack).pop()) {
+            if let Some((map, _)) = open(&pin)? {
+                return OpenFlows::read(&conntrack, &map).map(Some).map_err(failed);
+            }
+        }
+        Ok(None)
     }
 
     /// Notes the keys of a table that is new in its ring.
@@ -192,28 +236,39 @@ impl PendingResize {
             return Ok(());
         };
         ring.rebuild(&sized.map, &open(&sized.map)?)
-            .map_err(file_error("note the keys of", &self.paths(&sized.map).0))
-    }
-
-    fn paths(&self, map: &MapLayout) -> (PathBuf, PathBuf) {
-        (self.pins.join(map.name), self.pins.join(former_name(map)))
+            .map_err(file_error(
+                "note the keys of",
+                &self.pins.join(sized.map.name),
+            ))
     }
 }
 
 impl Drop for PendingResize {
     fn drop(&mut self) {
         for map in &self.set_aside {
-            let (pin, former) = self.paths(map);
-            if let Err(error) = rename(&former, &pin) {
+            let Some(last) = formers(&self.pins, map).pop() else {
+                continue;
+            };
+            if let Err(error) = rename(&last, &self.pins.join(map.name)) {
                 warn!(%error, "cannot undo the start");
             }
         }
     }
 }
 
-/// The name of the pin of a map that another takes the place of.
-pub(super) fn former_name(map: &MapLayout) -> String {
-    format!("{}_former", map.name)
+/// The pins of the maps that a map takes the place of, the oldest one first.
+pub(super) fn formers(pins: &Path, map: &MapLayout) -> Vec<PathBuf> {
+    let pins = (0..).map(|number| former(pins, map, number));
+    pins.take_while(|pin| pin.exists()).collect()
+}
+
+/// The pin of a map that another takes the place of, after so many others: one that was set aside before a change that was cut
+/// short, and that programs may use.
+fn former(pins: &Path, map: &MapLayout, number: usize) -> PathBuf {
+    match number {
+        0 => pins.join(format!("{}_former", map.name)),
+        more => pins.join(format!("{}_former{}", map.name, more + 1)),
+    }
 }
 
 /// A pinned map; `None` where none is pinned.

@@ -1,0 +1,86 @@
+//! Flows that come first where a smaller table of TCP has no room for all: connections that both sides use, before those that
+//! were begun and never answered.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use aya::Pod;
+use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::tuple::Tuple;
+use health_net::clock;
+
+use super::copy::for_each;
+use crate::layout::{CT4, CT6, MapLayout, NAT4, NAT6, REVNAT4, REVNAT6};
+use crate::sys;
+
+/// The keys of open connections in a table of conntrack.
+pub(super) struct OpenFlows(HashSet<Box<[u8]>>);
+
+impl OpenFlows {
+    /// The table of conntrack that knows which of a table's flows are open; `None` for a map of other things.
+    pub(super) fn known_by(map: &MapLayout) -> Option<MapLayout> {
+        match *map {
+            CT4 | NAT4 | REVNAT4 => Some(CT4),
+            CT6 | NAT6 | REVNAT6 => Some(CT6),
+            _ => None,
+        }
+    }
+
+    /// Those in one of these tables.
+    pub(super) fn read(conntrack: &MapLayout, map: &OwnedFd) -> io::Result<Self> {
+        let now = clock::coarse_now_secs();
+        let mut open = HashSet::new();
+        for_each(conntrack, map, |key, value| {
+            if sys::read::<CtEntry>(value).is_some_and(|entry| entry.is_open(now)) {
+                open.insert(key.into());
+            }
+            Ok(())
+        })?;
+        Ok(Self(open))
+    }
+
+    /// Whether an entry of a table is of one of these.
+    pub(super) fn has(&self, map: &MapLayout, key: &[u8], value: &[u8]) -> bool {
+        let is_open = match *map {
+            CT4 | CT6 => Some(self.0.contains(key)),
+            NAT4 => self.has_translation::<Tuple4>(key, value),
+            NAT6 => self.has_translation::<Tuple6>(key, value),
+            REVNAT4 => self.has_service_flow::<Tuple4>(key, value),
+            REVNAT6 => self.has_service_flow::<Tuple6>(key, value),
+            _ => None,
+        };
+        is_open.unwrap_or(false)
+    }
+
+    fn has_translation<T>(&self, key: &[u8], value: &[u8]) -> Option<bool>
+    where
+        T: Tuple + Pod,
+        T::Translation: Pod,
+    {
+        let (key, entry) = (sys::read::<T>(key)?, sys::read(value)?);
+        Some(self.has_flow(key.flow(&entry)))
+    }
+
+    fn has_service_flow<T>(&self, key: &[u8], value: &[u8]) -> Option<bool>
+    where
+        T: Tuple + Pod,
+        T::ServiceFlow: Pod,
+    {
+        let (key, entry) = (sys::read::<T>(key)?, sys::read(value)?);
+        let sent = if key.direction() == TUPLE_OUT {
+            key.with_destination(T::service_flow_parts(&entry).to)
+        } else {
+            key.reply()
+        };
+        // Where the backend sees the client, a flow from outside is one of direction in.
+        let from_outside = sent.with_direction(TUPLE_IN);
+        Some(self.has_flow(sent) || self.has_flow(from_outside))
+    }
+
+    /// Either side may be the one whose packet conntrack saw first.
+    fn has_flow<T: Tuple + Pod>(&self, flow: T) -> bool {
+        let ways = [flow, flow.reply()];
+        ways.iter().any(|way| self.0.contains(sys::bytes_of(way)))
+    }
+}
