@@ -108,6 +108,17 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// The parts of a service's flow.
     fn service_flow_parts(flow: &Self::ServiceFlow) -> ServiceFlowParts<Self::Address>;
 
+    /// The tuple of a flow's packets to its backend, direction out, given one of its entries, found under this key.
+    #[inline(always)]
+    #[must_use]
+    fn sent(self, entry: &Self::ServiceFlow) -> Self {
+        if self.direction() == TUPLE_OUT {
+            self.with_destination(Self::service_flow_parts(entry).to)
+        } else {
+            self.reply()
+        }
+    }
+
     /// What is masqueraded of this IP version.
     fn masquerade(config: &MasqueradeConfig) -> &Masquerade<Self::Address>;
 

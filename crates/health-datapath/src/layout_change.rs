@@ -121,10 +121,10 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
             anew.push(map.name);
             continue;
         }
-        // With what a change of its size has not copied yet, first: the map itself tells that both are there.
         if to.join(map.name).exists() {
             continue;
         }
+        // With what a change of its size has not copied yet, first: the map itself tells that both are there.
         for shared in formers(from, map).into_iter().chain([from.join(map.name)]) {
             let pin = shared.file_name().map(|name| to.join(name));
             if let Some(pin) = pin.filter(|pin| !pin.exists()) {

@@ -342,16 +342,6 @@ pub(crate) fn forget<T: Version>(sent: T) {
     }
 }
 
-/// The tuple of a flow's packets to its backend, direction out, given one of its entries.
-#[inline(always)]
-fn sent<T: Version>(key: &T, entry: &T::ServiceFlow) -> T {
-    if key.direction() == TUPLE_OUT {
-        key.with_destination(T::service_flow_parts(entry).to)
-    } else {
-        key.reply()
-    }
-}
-
 /// Whether an entry is of a flow of an endpoint that is its own backend: conntrack sees one side of it, between the gateway and
 /// the endpoint.
 #[inline(always)]
@@ -373,7 +363,7 @@ pub(crate) fn tracked_flow<T: Version>(key: &T, entry: &T::ServiceFlow) -> Optio
     if is_turned(key, entry) {
         return None;
     }
-    let flow = sent(key, entry);
+    let flow = key.sent(entry);
     Some(if comes_in(T::service_flow_parts(entry).flags) {
         flow.with_direction(TUPLE_IN)
     } else {

@@ -12,6 +12,8 @@ mod copy;
 mod open_flows;
 mod sizes;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -95,7 +97,7 @@ impl PendingResize {
             rename(&last, &pin)?;
         }
         // A change that was cut short: whatever programs use, what was there then is not only in the former map.
-        self.copy(&sized)?;
+        self.copy(&sized, &mut BTreeMap::new())?;
         let Some((fd, info)) = open(&pin)? else {
             return Ok(size);
         };
@@ -145,17 +147,14 @@ impl PendingResize {
     /// Copies what the new maps do not have. To be called right before the programs are replaced, and
     /// right after.
     pub(super) fn carry_over(&mut self) -> Result<(), DatapathError> {
-        for map in &self.maps {
-            self.copy(map)?;
-        }
+        self.copy_all()?;
         self.set_aside.clear();
         Ok(())
     }
 
     /// Forgets the former maps, when no program uses them any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
-        let all = self.maps.iter().map(|sized| self.copy(sized));
-        let copied: Vec<_> = all.collect::<Result<_, _>>()?;
+        let copied = self.copy_all()?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
             let room = self.sizes.iter().find(|(map, _)| *map == sized.map);
             if let Some((_, room)) = room.filter(|(_, room)| entries > u64::from(*room)) {
@@ -175,8 +174,19 @@ impl PendingResize {
         Ok(())
     }
 
+    /// Copies entries to all maps on their way. Returns what [`Self::copy`] returns of each.
+    fn copy_all(&self) -> Result<Vec<u64>, DatapathError> {
+        let mut known = BTreeMap::new();
+        let copied = self.maps.iter().map(|sized| self.copy(sized, &mut known));
+        copied.collect()
+    }
+
     /// Copies entries of former maps that are of use and that the new one does not have. Returns how many the fullest one has.
-    fn copy(&self, sized: &SizedMap) -> Result<u64, DatapathError> {
+    fn copy(
+        &self,
+        sized: &SizedMap,
+        known: &mut BTreeMap<&'static str, OpenFlows>,
+    ) -> Result<u64, DatapathError> {
         let pin = self.pins.join(sized.map.name);
         let mut most = 0;
         // The oldest one first: most starts that are killed are killed before programs use the new maps.
@@ -184,16 +194,17 @@ impl PendingResize {
             let (Some((former, was)), Some((new, is))) = (open(&former_pin)?, open(&pin)?) else {
                 continue;
             };
-            let first = if is.max_entries < was.max_entries {
-                self.open_flows(sized, &former)?
-            } else {
-                None
+            let first = match OpenFlows::known_by(&sized.map) {
+                Some(conntrack) if is.max_entries < was.max_entries => {
+                    Some(self.open_flows(&conntrack, known)?)
+                }
+                _ => None,
             };
             let copied = match sized.contents {
                 Contents::Unwanted | Contents::Cache => Ok(0),
                 Contents::Places => copy_places(&sized.map, &former, &new).map(|()| 0),
                 Contents::Conntrack | Contents::Programs | Contents::Agent => {
-                    copy_entries(sized, &former, &new, first.as_ref())
+                    copy_entries(sized, &former, &new, first)
                 }
             };
             most = most.max(copied.map_err(file_error("copy the entries of", &former_pin))?);
@@ -201,30 +212,26 @@ impl PendingResize {
         Ok(most)
     }
 
-    /// The open connections among the flows of a table that comes from `former`, as conntrack knows them; `None` for other maps.
-    fn open_flows(
+    /// The open connections that a table of conntrack knows, in whichever of its maps. `known`: those that were read before, by
+    /// the table's name.
+    fn open_flows<'a>(
         &self,
-        sized: &SizedMap,
-        former: &OwnedFd,
-    ) -> Result<Option<OpenFlows>, DatapathError> {
-        let Some(conntrack) = OpenFlows::known_by(&sized.map) else {
-            return Ok(None);
+        conntrack: &MapLayout,
+        known: &'a mut BTreeMap<&'static str, OpenFlows>,
+    ) -> Result<&'a OpenFlows, DatapathError> {
+        let vacant = match known.entry(conntrack.name) {
+            Entry::Occupied(occupied) => return Ok(occupied.into_mut()),
+            Entry::Vacant(vacant) => vacant,
         };
+        let mut flows = OpenFlows::default();
         let pin = self.pins.join(conntrack.name);
-        let failed = file_error("read the flows of", &pin);
-        if conntrack == sized.map {
-            return OpenFlows::read(&conntrack, former)
-                .map(Some)
-                .map_err(failed);
-        }
-        // Open ones were copied first. Before there is a new table, it is the last former one.
-        let pins = [pin.clone()].into_iter();
-        for pin in pins.chain(formers(&self.pins, &conntrack).pop()) {
+        for pin in formers(&self.pins, conntrack).into_iter().chain([pin]) {
             if let Some((map, _)) = open(&pin)? {
-                return OpenFlows::read(&conntrack, &map).map(Some).map_err(failed);
+                let read = flows.read(conntrack, &map);
+                read.map_err(file_error("read the flows of", &pin))?;
             }
         }
-        Ok(None)
+        Ok(vacant.insert(flows))
     }
 
     /// Notes the keys of a table that is new in its ring.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use aya::Pod;
-use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
 use health_net::clock;
 
@@ -15,6 +15,7 @@ use crate::layout::{CT4, CT6, MapLayout, NAT4, NAT6, REVNAT4, REVNAT6};
 use crate::sys;
 
 /// The keys of open connections in a table of conntrack.
+#[derive(Default)]
 pub(super) struct OpenFlows(HashSet<Box<[u8]>>);
 
 impl OpenFlows {
@@ -27,17 +28,15 @@ impl OpenFlows {
         }
     }
 
-    /// Those in one of these tables.
-    pub(super) fn read(conntrack: &MapLayout, map: &OwnedFd) -> io::Result<Self> {
+    /// Adds those in a map of such a table.
+    pub(super) fn read(&mut self, conntrack: &MapLayout, map: &OwnedFd) -> io::Result<()> {
         let now = clock::coarse_now_secs();
-        let mut open = HashSet::new();
         for_each(conntrack, map, |key, value| {
             if sys::read::<CtEntry>(value).is_some_and(|entry| entry.is_open(now)) {
-                open.insert(key.into());
+                self.0.insert(key.into());
             }
             Ok(())
-        })?;
-        Ok(Self(open))
+        })
     }
 
     /// Whether an entry of a table is of one of these.
@@ -68,11 +67,7 @@ impl OpenFlows {
         T::ServiceFlow: Pod,
     {
         let (key, entry) = (sys::read::<T>(key)?, sys::read(value)?);
-        let sent = if key.direction() == TUPLE_OUT {
-            key.with_destination(T::service_flow_parts(&entry).to)
-        } else {
-            key.reply()
-        };
+        let sent = key.sent(&entry);
         // Where the backend sees the client, a flow from outside is one of direction in.
         let from_outside = sent.with_direction(TUPLE_IN);
         Some(self.has_flow(sent) || self.has_flow(from_outside))
