@@ -7,7 +7,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::EndpointsMap;
-use crate::spec::{Endpoint, EndpointSlice, PortKey, ServiceName, ServicePortName, SliceName};
+use crate::spec::{
+    Conditions, Endpoint, EndpointSlice, PortKey, ServiceName, ServicePortName, SliceName,
+};
 
 /// Collects changes of endpoint slices.
 #[derive(Debug)]
@@ -165,8 +167,8 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. If two have the same address, one on this node counts, else the one of the first
-    /// slice.
+    /// The endpoints of all ports. Of those with the same address, the one with the best [`rank`] counts, else the one of
+    /// the first slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
         for slice in self.applied.values() {
@@ -196,7 +198,7 @@ impl Slices {
             endpoints.sort_by_cached_key(|endpoint| endpoint.address.to_string());
             endpoints.dedup_by(|later, earlier| {
                 let is_same = later.address == earlier.address;
-                if is_same && later.is_local && !earlier.is_local {
+                if is_same && rank(later) < rank(earlier) {
                     std::mem::swap(later, earlier);
                 }
                 is_same
@@ -204,4 +206,16 @@ impl Slices {
         }
         ports
     }
+}
+
+/// Which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new one may
+/// already have its address, so whoever is not terminating comes first. Then comes who serves, then who is ready, and
+/// then who is on this node.
+fn rank(endpoint: &Endpoint) -> [bool; 4] {
+    let Conditions {
+        ready,
+        serving,
+        terminating,
+    } = endpoint.conditions;
+    [terminating, !serving, !ready, !endpoint.is_local]
 }

@@ -231,6 +231,76 @@ fn slices_of_a_service_are_merged_sorted_as_text_and_a_local_endpoint_wins() {
     assert_eq!(map, EndpointsMap::default());
 }
 
+/// All orders of a list.
+fn orders<T: Clone>(list: &[T]) -> Vec<Vec<T>> {
+    if list.is_empty() {
+        return vec![Vec::new()];
+    }
+    (0..list.len())
+        .flat_map(|first| {
+            let mut rest = list.to_vec();
+            let taken = rest.remove(first);
+            orders(&rest).into_iter().map(move |mut order| {
+                order.insert(0, taken.clone());
+                order
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn of_entries_with_one_address_the_best_counts_in_all_orders_in_one_slice_and_in_several() {
+    // Terminating, serving, ready, on this node; from the best to the worst.
+    let ranks: Vec<[bool; 4]> = (0..16)
+        .map(|bits| [bits & 8 != 0, bits & 4 == 0, bits & 2 == 0, bits & 1 == 0])
+        .collect();
+    let entry = |[terminating, serving, ready, is_local]: [bool; 4]| {
+        json!({
+            "addresses": ["10.1.0.1"],
+            "nodeName": if is_local { "here" } else { "there" },
+            "conditions": { "ready": ready, "serving": serving, "terminating": terminating },
+        })
+    };
+    let counted = |slices: &[Arc<EndpointSlice>]| {
+        let mut tracker = tracker_of(slices);
+        let mut map = EndpointsMap::default();
+        tracker.apply(&mut map);
+        let [endpoint] = map.get(&key("a")) else {
+            panic!("not one endpoint: {map:?}")
+        };
+        let conditions = endpoint.conditions;
+        [
+            conditions.terminating,
+            conditions.serving,
+            conditions.ready,
+            endpoint.is_local,
+        ]
+    };
+    for (best, first) in ranks.iter().enumerate() {
+        for (second, third) in (best..16).flat_map(|two| (two..16).map(move |three| (two, three))) {
+            for order in orders(&[*first, ranks[second], ranks[third]]) {
+                let entries: Vec<_> = order.iter().map(|one| entry(*one)).collect();
+                let one_slice = slice("a", "s", json!(entries));
+                assert_eq!(counted(&[one_slice]), *first, "one slice: {order:?}");
+                let several: Vec<_> = entries
+                    .iter()
+                    .enumerate()
+                    .map(|(i, entry)| slice("a", &format!("s{i}"), json!([entry])))
+                    .collect();
+                assert_eq!(counted(&several), *first, "three slices: {order:?}");
+            }
+        }
+    }
+}
+
+fn tracker_of(slices: &[Arc<EndpointSlice>]) -> EndpointsChangeTracker {
+    let mut tracker = self::slices();
+    for slice in slices {
+        tracker.update(slice.clone(), None);
+    }
+    tracker
+}
+
 #[test]
 fn a_slice_that_gets_another_service_leaves_the_first() {
     let mut tracker = slices();

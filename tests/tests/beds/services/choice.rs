@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use tests::served::{Datagrams, ServiceManifest, curl};
 use tests::{PATIENCE, wait_for};
 
@@ -20,6 +20,10 @@ pub(super) const ROWS: &[Row] = &[
     (
         "local_endings_serve_when_no_local_one_is_ready",
         local_terminating,
+    ),
+    (
+        "a_ready_endpoint_is_not_hidden_by_an_ending_one_with_its_address",
+        reused_address,
     ),
     ("round_robin_takes_turns", round_robin),
     ("flows_are_shared_by_weight", weights),
@@ -199,6 +203,58 @@ fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         for (client, names) in stand.clients.iter().zip([&ALL[..1], &ALL[1..]]) {
             wait_answered_by(&client.name, target, names)?;
+        }
+    }
+    Ok(())
+}
+
+/// An address that a new pod has while the old one's entry is still there, in both orders, in one slice and in two.
+fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let [client, _] = &stand.clients;
+    let service = stand.service("reused", number);
+    let old = |new: &Value| {
+        let mut old = new.clone();
+        old["nodeName"] = "hnode1".into();
+        old["conditions"] = json!({ "ready": false, "serving": false, "terminating": true });
+        old
+    };
+    for is_old_first in [true, false] {
+        for slices in [1, 2] {
+            let mut manifest = service.json();
+            let items = manifest["items"].as_array_mut().context("no list")?;
+            for slice in items.split_off(1) {
+                let new = slice["endpoints"].as_array().context("no endpoints")?;
+                let mut groups = [new.iter().map(old).collect::<Vec<_>>(), new.clone()];
+                if !is_old_first {
+                    groups.reverse();
+                }
+                let groups = match slices {
+                    1 => vec![groups.concat()],
+                    _ => groups.to_vec(),
+                };
+                let name = slice["metadata"]["name"].as_str().unwrap_or_default();
+                for (i, endpoints) in groups.into_iter().enumerate() {
+                    let mut slice = slice.clone();
+                    slice["metadata"]["name"] = format!("{name}-{i}").into();
+                    slice["endpoints"] = endpoints.into();
+                    items.push(slice);
+                }
+            }
+            stand
+                .manifests
+                .write_file(&service.name, &manifest.to_string())?;
+            for target in targets(&service) {
+                wait_answered_by(&client.name, target, &ALL)
+                    .with_context(|| format!("old first: {is_old_first}, slices: {slices}"))?;
+            }
+            // The next order begins from nothing.
+            stand.manifests.remove(&service.name)?;
+            for target in targets(&service) {
+                wait_for("the service to be gone", PATIENCE, || {
+                    let answers = curl(&client.name, target, 1)?;
+                    Ok(answers.backends.is_empty().then_some(()))
+                })?;
+            }
         }
     }
     Ok(())

@@ -21,6 +21,12 @@ pub(crate) const ENDING: Conditions = Conditions {
     serving: true,
     terminating: true,
 };
+/// It terminates, and serves no more.
+pub(crate) const ENDED: Conditions = Conditions {
+    ready: false,
+    serving: false,
+    terminating: true,
+};
 pub(crate) const ILL: Conditions = Conditions {
     ready: false,
     serving: false,

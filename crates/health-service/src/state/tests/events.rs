@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
-use super::bed::{Bed, ENDING, ILL, READY, port};
+use super::bed::{Bed, ENDED, ENDING, ILL, READY, port};
 use crate::spec::{
     Algorithm, Common, Conditions, EndpointSlice, Hints, Service, ServiceName, ServiceType,
     SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
@@ -112,7 +112,7 @@ fn service() -> impl Strategy<Value = Service> {
 }
 
 fn endpoint() -> impl Strategy<Value = (u8, Conditions, Option<&'static str>, Option<Hints>)> {
-    let conditions = select(vec![READY, READY, READY, ENDING, ILL]);
+    let conditions = select(vec![READY, READY, READY, ENDING, ENDED, ILL]);
     let node = select(vec![None, Some("here"), Some("there"), Some("there")]);
     let names = |names: [&'static str; 2]| subsequence(names.map(Arc::<str>::from).to_vec(), 0..=2);
     let hints = (names(["here", "there"]), names(["z1", "z2"]));
@@ -135,7 +135,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
         0..=3,
     );
     let family = select(vec![Family::V4, Family::V4, Family::V6]);
-    let endpoints = prop::collection::vec(endpoint(), 0..5);
+    let endpoints = prop::collection::vec(endpoint(), 0..6);
     (
         select(SLICES.to_vec()),
         select(SERVICES.to_vec()),

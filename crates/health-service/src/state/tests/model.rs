@@ -49,7 +49,7 @@ impl Model {
                     };
                     match found.iter_mut().find(|one| one.address == endpoint.address) {
                         None => found.push(endpoint),
-                        Some(one) if endpoint.is_local && !one.is_local => *one = endpoint,
+                        Some(one) if comes_first(&endpoint, one) => *one = endpoint,
                         Some(_) => {}
                     }
                 }
@@ -257,6 +257,21 @@ impl Model {
         }
         (cluster, local)
     }
+}
+
+/// Whether an endpoint counts instead of another one with the same address.
+fn comes_first(one: &Endpoint, other: &Endpoint) -> bool {
+    let (a, b) = (one.conditions, other.conditions);
+    if a.terminating != b.terminating {
+        return b.terminating;
+    }
+    if a.serving != b.serving {
+        return a.serving;
+    }
+    if a.ready != b.ready {
+        return a.ready;
+    }
+    one.is_local && !other.is_local
 }
 
 proptest! {
