@@ -251,7 +251,8 @@ impl State {
         self.no_local_endpoints
     }
 
-    /// What load balancers of this family are told, for each service that has a health-check node port.
+    /// What load balancers that check by this family are told, for each service that has a health-check node port. A
+    /// service without this family tells of its other one.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]
     }
@@ -272,16 +273,26 @@ impl State {
         let port = self.services.of_service(service).next();
         let common = port.map(|(_, port)| port.service.clone());
         for family in Family::ALL {
-            let common = common.as_deref().filter(|common| {
-                let mut ips = common.cluster_ips.iter();
-                ips.any(|ip| Family::of(*ip) == family)
+            // A load balancer may check by either family, whatever the service has: like kube-proxy, whose one listener
+            // takes both.
+            let counted = common.as_deref().and_then(|common| {
+                let has = |wanted: &Family| {
+                    common
+                        .cluster_ips
+                        .iter()
+                        .any(|ip| Family::of(*ip) == *wanted)
+                };
+                [family].into_iter().chain(Family::ALL).find(has)
             });
-            let check = common.and_then(|common| {
-                Some(HealthCheck {
-                    port: common.health_check_node_port?,
-                    local_endpoints: self.local_endpoints(service, family),
-                })
-            });
+            let check = common
+                .as_deref()
+                .zip(counted)
+                .and_then(|(common, counted)| {
+                    Some(HealthCheck {
+                        port: common.health_check_node_port?,
+                        local_endpoints: self.local_endpoints(service, counted),
+                    })
+                });
             let checks = &mut self.health_checks[family as usize];
             match check {
                 Some(check) if checks.get(service) == Some(&check) => None,

@@ -325,7 +325,15 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "healthCheckNodePort": port,
     }));
     service.load_balancer = external_addresses(number).to_vec();
-    for (is_ready, code) in [(true, "200"), (false, "503")] {
+    // A service of one IP version answers by both.
+    let both = service.cluster_ips.clone();
+    for (cluster_ips, is_ready, code) in [
+        (&both[..], true, "200"),
+        (&both[..1], true, "200"),
+        (&both[..1], false, "503"),
+        (&both[..], false, "503"),
+    ] {
+        service.cluster_ips = cluster_ips.to_vec();
         service.endpoints[0].set_ready(is_ready);
         stand.write(&service)?;
         for target in node_targets(stand, port) {

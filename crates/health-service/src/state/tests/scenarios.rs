@@ -288,8 +288,25 @@ fn health_checks_count_the_addresses_of_local_ready_endpoints() {
             .into_iter()
             .collect()
     );
-    assert!(bed.state.health_checks(Family::V6).is_empty());
+    // A load balancer that checks by the family that the service lacks hears the same.
+    assert_eq!(checks, bed.state.health_checks(Family::V6));
+    // A service of both counts each by itself.
+    bed.set(service("a", 1, |common| {
+        common.health_check_node_port = Some(31_000);
+        common.cluster_ips.push("fd00:96::1".parse().unwrap());
+    }));
+    bed.sync();
+    let counts = Family::ALL.map(|family| {
+        let check = bed
+            .state
+            .health_checks(family)
+            .get(&ServiceName::new("shop", "a"));
+        check.map(|check| check.local_endpoints)
+    });
+    assert_eq!(counts, [Some(1), Some(0)]);
     bed.unset("a");
     bed.sync();
-    assert!(bed.state.health_checks(Family::V4).is_empty());
+    for family in Family::ALL {
+        assert!(bed.state.health_checks(family).is_empty());
+    }
 }
