@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use health_common::arrivals::{Arrivals, Prober};
 use health_datapath::rtt_store::Connection;
+use health_model::address::parse_ip;
 use health_net::clock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -232,7 +233,7 @@ fn parse_addresses(list: &str) -> Option<Vec<IpAddr>> {
         return Some(Vec::new());
     }
     list.split(',')
-        .map(|item| item.trim().parse().ok())
+        .map(|item| parse_ip(item.trim()).ok())
         .collect()
 }
 

@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::address::parse_network_or_ip;
 
 /// An IP protocol number, shown by its name (IANA protocol numbers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,9 +82,7 @@ impl FromStr for Network {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let address = text.parse().map(|address: IpAddr| IpNet::from(address));
-        address
-            .or_else(|_| text.parse())
+        parse_network_or_ip(text)
             .map(Self)
             .map_err(|_| NetworkError)
     }
@@ -118,6 +117,9 @@ mod tests {
             assert_eq!(network.to_string(), text);
         }
         assert_eq!("::1".parse::<Network>(), "::1/128".parse());
+        for text in ["::ffff:10.0.0.0/104", "010.000.0.0/08"] {
+            assert_eq!(text.parse::<Network>(), "10.0.0.0/8".parse(), "{text}");
+        }
         assert_eq!("host".parse::<Network>(), Err(NetworkError));
     }
 }

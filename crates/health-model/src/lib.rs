@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod activity;
+pub mod address;
 pub mod api;
 pub mod document;
 pub mod durable;

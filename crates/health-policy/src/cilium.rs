@@ -1,8 +1,8 @@
 //! Rules in Cilium's form: the `spec` of its objects, and the bare lists of rules.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::address::{AddressError, parse_network_or_ip};
 use health_model::labels::{Label, LabelSet, UNSPEC};
 use health_model::policy::{Direction, Protocol};
 use ipnet::IpNet;
@@ -290,9 +290,11 @@ pub(super) fn read_cidr_block(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), 
 /// A CIDR, or an address for that alone.
 fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     let text = field.text()?;
-    let address = || text.parse::<IpAddr>().map(IpNet::from);
-    let cidr: IpNet = text.parse().or_else(|_| address()).map_err(|_| {
-        let problem = "no CIDR: write for instance 10.0.0.0/8 or fd00::/8";
+    let cidr = parse_network_or_ip(text).map_err(|error| {
+        let problem = match error {
+            AddressError::ShortMapped => error.to_string(),
+            _ => "no CIDR: write for instance 10.0.0.0/8 or fd00::/8".to_owned(),
+        };
         field.error(Problem::value(text, problem))
     })?;
     Ok(cidr.trunc())

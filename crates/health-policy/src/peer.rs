@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use health_model::address::parse_network;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use ipnet::IpNet;
@@ -61,7 +62,7 @@ pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
     labels
         .iter()
         .filter(|label| label.source() == CIDR)
-        .filter_map(|label| label.key().parse::<IpNet>().ok())
+        .filter_map(|label| parse_network(label.key()).ok())
         .max_by_key(IpNet::prefix_len)
 }
 

@@ -17,6 +17,7 @@ use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
+use health_model::address::parse_ip;
 use health_model::api::{Deleted, Endpoint, EndpointEvent, EndpointRequest, LabelChange};
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::de::DeserializeOwned;
@@ -327,8 +328,14 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
             .map(|text| name("network", text))
             .transpose()?,
         ifname: request.ifname.map(ifname).transpose()?,
-        ipv4: address("ipv4", request.ipv4)?,
-        ipv6: address("ipv6", request.ipv6)?,
+        ipv4: address("ipv4", request.ipv4, |ip| match ip {
+            IpAddr::V4(v4) => Some(v4),
+            IpAddr::V6(_) => None,
+        })?,
+        ipv6: address("ipv6", request.ipv6, |ip| match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => Some(v6),
+        })?,
     })
 }
 
@@ -384,13 +391,15 @@ fn ifname(text: String) -> Result<String, Refusal> {
     )))
 }
 
-fn address<T: FromStr + Into<IpAddr>>(
+/// The address in a field; `of` takes those of its IP version.
+fn address<T>(
     field: &str,
     text: Option<String>,
+    of: impl Fn(IpAddr) -> Option<T>,
 ) -> Result<Option<T>, Refusal> {
     let parse = |text: String| {
-        let parsed = text.parse();
-        parsed.map_err(|_| {
+        let parsed = parse_ip(&text).ok().and_then(of);
+        parsed.ok_or_else(|| {
             bad(format!(
                 "{field}: {text:?} is no address of this IP version"
             ))

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
+use health_model::address::{parse_ip, parse_network};
 use health_model::duration::parse_duration;
 use health_model::ipam::AddressRange;
 use health_model::policy::PolicyMode;
@@ -71,10 +72,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "STORE")]
     identity_store: Option<RegistrySpec>,
     /// Address that this node registers in etcd (repeatable) [default: those of the uplinks]
-    #[arg(long = "node-address", value_name = "IP")]
+    #[arg(long = "node-address", value_name = "IP", value_parser = parse_ip)]
     node_addresses: Vec<IpAddr>,
     /// Prefix of this node's endpoints, to register in etcd (repeatable)
-    #[arg(long = "pod-cidr", value_name = "CIDR")]
+    #[arg(long = "pod-cidr", value_name = "CIDR", value_parser = parse_network)]
     pod_cidrs: Vec<IpNet>,
     /// Addresses of the pod CIDRs that are never allocated: a CIDR or FIRST-LAST (repeatable)
     #[arg(long = "ipam-exclude", value_name = "RANGE")]
@@ -146,16 +147,16 @@ pub struct RunArgs {
     conntrack_gc_max_interval: Duration,
     /// Destinations that endpoints reach without masquerading; enables masquerading to all others for this
     /// IP version (repeatable)
-    #[arg(long = "native-routing-cidr", value_name = "CIDR")]
+    #[arg(long = "native-routing-cidr", value_name = "CIDR", value_parser = parse_network)]
     native_routing_cidrs: Vec<IpNet>,
     /// More destinations that are reached without masquerading (repeatable)
-    #[arg(long = "masquerade-exclude", value_name = "CIDR")]
+    #[arg(long = "masquerade-exclude", value_name = "CIDR", value_parser = parse_network)]
     masquerade_excludes: Vec<IpNet>,
     /// Source ports for masqueraded flows, 1024 or higher
     #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
     masquerade_ports: MasqueradePorts,
     /// Sources routed through this host that are masqueraded in addition to its endpoints (repeatable)
-    #[arg(long = "gateway-cidr", value_name = "CIDR")]
+    #[arg(long = "gateway-cidr", value_name = "CIDR", value_parser = parse_network)]
     gateway_cidrs: Vec<IpNet>,
     /// How long conntrack entries live.
     #[command(flatten)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use health_model::address::parse_network_or_ip;
 use health_model::labels::{Label, LabelSet};
 use health_model::settings::Location;
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -211,8 +211,8 @@ impl NetworkConfig {
         let mut found = [None, None];
         let configured = self.runtime_config.ips.iter().chain(&self.args.cni.ips);
         let configured = configured.map(|text| {
-            let address = text.parse::<IpNet>().map(|net| net.addr());
-            address.or_else(|_| text.parse::<IpAddr>()).map_err(|_| {
+            let address = parse_network_or_ip(text).map(|net| net.addr());
+            address.map_err(|_| {
                 let problem = format!("{text:?} among the asked-for ips is no address");
                 CniError::new(Code::InvalidConfig, problem)
             })

@@ -5,6 +5,7 @@ use std::env;
 use std::net::IpAddr;
 use std::path::Path;
 
+use health_model::address::parse_ip;
 use health_model::api::Endpoint;
 
 use super::error::{CniError, Code};
@@ -147,9 +148,7 @@ impl Arguments {
             .remove("IgnoreUnknown")
             .is_some_and(|value| matches!(value, "1" | "true" | "True" | "TRUE"));
         let ip = pairs.remove("IP").map(|value| {
-            value
-                .parse()
-                .map_err(|_| bad(format!("CNI_ARGS: IP {value:?} is no address")))
+            parse_ip(value).map_err(|_| bad(format!("CNI_ARGS: IP {value:?} is no address")))
         });
         let mut name = |key: &str| {
             let value = pairs.remove(key).filter(|value| !value.is_empty());

@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::Family;
+use crate::address::{parse_ip, parse_network_or_ip};
 
 /// A text is no range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,17 +48,12 @@ impl FromStr for AddressRange {
     fn from_str(text: &str) -> Result<Self, AddressRangeError> {
         let bad = || AddressRangeError(text.to_owned());
         if let Some((first, last)) = text.split_once('-') {
-            let first: IpAddr = first.trim().parse().map_err(|_| bad())?;
-            let last: IpAddr = last.trim().parse().map_err(|_| bad())?;
+            let first = parse_ip(first.trim()).map_err(|_| bad())?;
+            let last = parse_ip(last.trim()).map_err(|_| bad())?;
             let is_range = Family::of(first) == Family::of(last) && first <= last;
             return is_range.then_some(Self { first, last }).ok_or_else(bad);
         }
-        let address = || text.parse::<IpAddr>().map(IpNet::from).ok();
-        let cidr = text
-            .parse::<IpNet>()
-            .ok()
-            .or_else(address)
-            .ok_or_else(bad)?;
+        let cidr = parse_network_or_ip(text).map_err(|_| bad())?;
         Ok(Self {
             first: cidr.network(),
             last: cidr.broadcast(),
@@ -89,6 +84,8 @@ mod tests {
         for (text, shown) in [
             ("10.0.0.0/30", "10.0.0.0-10.0.0.3"),
             ("10.0.0.7", "10.0.0.7-10.0.0.7"),
+            ("::ffff:10.0.0.0/126", "10.0.0.0-10.0.0.3"),
+            ("010.0.0.07 - ::ffff:10.0.0.9", "10.0.0.7-10.0.0.9"),
             ("fd00::1-fd00::f", "fd00::1-fd00::f"),
             ("10.0.0.9 - 10.0.0.10", "10.0.0.9-10.0.0.10"),
         ] {

@@ -22,6 +22,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::address::parse_ip;
 use health_net::netns::NetNs;
 use tokio::time::{Instant, timeout_at};
 
@@ -84,9 +85,7 @@ impl FromStr for Host {
             .strip_prefix('[')
             .and_then(|rest| rest.strip_suffix(']'))
             .unwrap_or(text);
-        Ok(bare
-            .parse()
-            .map_or_else(|_| Self::Name(text.to_owned()), Self::Ip))
+        Ok(parse_ip(bare).map_or_else(|_| Self::Name(text.to_owned()), Self::Ip))
     }
 }
 

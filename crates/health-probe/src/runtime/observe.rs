@@ -1,8 +1,8 @@
 //! Which pods and containers a runtime has.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
+use health_model::address::parse_ip;
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 
@@ -86,7 +86,7 @@ impl Runtime {
             .into_iter()
             .chain(network.additional_ips.into_iter().map(|one| one.ip));
         // What is no address leaves the pod without that one.
-        observed.ips = ips.filter_map(|ip| ip.parse::<IpAddr>().ok()).collect();
+        observed.ips = ips.filter_map(|ip| parse_ip(&ip).ok()).collect();
         observed.pid = pid(&answer.info).filter(|_| is_ready);
         Ok(Some(observed))
     }

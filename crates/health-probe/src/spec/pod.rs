@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::address::parse_ip;
 use health_model::manifest::{NAMESPACE, check_name};
 use k8s_openapi::api::core::v1 as k8s;
 
@@ -133,7 +134,7 @@ fn addresses(pod: &k8s::Pod, errors: &mut Errors) -> Vec<IpAddr> {
     let all = all.map(|(i, address)| (address.ip.as_str(), format!("status.podIPs[{i}].ip")));
     let mut addresses = Vec::new();
     for (text, path) in primary.into_iter().chain(all) {
-        match text.parse() {
+        match parse_ip(text) {
             _ if text.is_empty() => {}
             Ok(address) if addresses.contains(&address) => {}
             Ok(address) => addresses.push(address),

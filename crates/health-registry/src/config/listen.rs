@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use health_model::address::parse_socket_address;
 use serde::{Deserialize, Serialize};
 
 /// Where a page for monitoring is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
@@ -60,7 +61,7 @@ impl FromStr for ListenAddress {
         }
         match text.strip_prefix("localhost:") {
             Some(port) => port.parse().map(Self::Localhost).ok(),
-            None => text.parse().map(Self::Address).ok(),
+            None => parse_socket_address(text).map(Self::Address).ok(),
         }
         .ok_or(ListenAddressError)
     }
@@ -84,6 +85,8 @@ mod tests {
             let address: ListenAddress = text.parse().expect(text);
             assert_eq!(address.to_string(), text);
         }
+        let mapped: ListenAddress = "[::ffff:127.0.0.01]:9962".parse().expect("an address");
+        assert_eq!(mapped.to_string(), "127.0.0.1:9962");
         for bad in [
             "",
             "on",

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use health_model::address::parse_network;
 use health_model::duration::parse_duration;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
@@ -56,7 +57,7 @@ pub struct IpvsSettings {
     #[arg(long, value_name = "NAME", default_value = "rr")]
     pub ipvs_scheduler: String,
     /// Mode ipvs: addresses of services that get no virtual server (repeatable)
-    #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR")]
+    #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR", value_parser = parse_network)]
     pub ipvs_exclude_cidrs: Vec<IpNet>,
     /// Mode ipvs: answer ARP for an address only on the device that has it
     #[arg(long)]

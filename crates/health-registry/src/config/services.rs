@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use health_model::address::parse_network;
 use health_model::duration::{duration_text, parse_duration};
 use health_model::settings::{HostRouting, InvalidSetting, ServiceForwarding, ServiceXdp};
 use ipnet::IpNet;
@@ -44,7 +45,7 @@ pub struct ServiceSettings {
     pub ipvs: IpvsSettings,
     /// Serve NodePorts at addresses of this network only (repeatable) [default: at all addresses of this node, except
     /// link-local ones]
-    #[arg(long = "service-node-port-cidr", value_name = "CIDR")]
+    #[arg(long = "service-node-port-cidr", value_name = "CIDR", value_parser = parse_network)]
     pub service_node_port_cidrs: Vec<IpNet>,
     /// Zone of this node, as endpoint slices name it in their hints [default: with `--registry kubernetes` that of the Node
     /// object]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
+use health_model::address::{parse_ip, parse_network};
 use ipnet::IpNet;
 
 use super::Node;
@@ -514,12 +515,11 @@ fn address<P: Clone + fmt::Display>(
     written: SourceText<P>,
 ) -> Result<(IpAddr, P), RefusedEntry<P>> {
     let SourceText { text, place } = written;
-    let Ok(address) = text.parse::<IpAddr>() else {
+    let Ok(address) = parse_ip(&text) else {
         return Err(refused(&place, Problem::InvalidAddress(shortened(text))));
     };
     let broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
-    let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-    if address.is_unspecified() || address.is_multicast() || broadcast || mapped {
+    if address.is_unspecified() || address.is_multicast() || broadcast {
         return Err(refused(&place, Problem::NotUnicast(address)));
     }
     Ok((address, place))
@@ -527,7 +527,7 @@ fn address<P: Clone + fmt::Display>(
 
 fn cidr<P: Clone + fmt::Display>(written: SourceText<P>) -> Result<(IpNet, P), RefusedEntry<P>> {
     let SourceText { text, place } = written;
-    let Ok(cidr) = text.parse::<IpNet>() else {
+    let Ok(cidr) = parse_network(&text) else {
         return Err(refused(&place, Problem::InvalidCidr(shortened(text))));
     };
     if cidr != cidr.trunc() {

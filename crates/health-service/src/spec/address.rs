@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use health_model::address::{AddressError, parse_ip, parse_network};
 use health_model::manifest::Problem;
 use health_net::address::is_link_local;
 use ipnet::IpNet;
@@ -15,12 +16,10 @@ pub(super) enum Use {
     Written,
 }
 
-/// Parses an address. An IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2) is IPv4, as in Kubernetes.
+/// Parses an address.
 pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
-    let address: IpAddr = text
-        .parse()
-        .map_err(|_| Problem::invalid(text, "must be a valid IP address"))?;
-    let address = address.to_canonical();
+    let address =
+        parse_ip(text).map_err(|_| Problem::invalid(text, "must be a valid IP address"))?;
     let detail = if address.is_unspecified() {
         "may not be unspecified"
     } else if address.is_loopback() {
@@ -37,9 +36,12 @@ pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
 
 /// Parses a network and clears the bits past its prefix. Spaces around it are ignored.
 pub(super) fn network(text: &str) -> Result<IpNet, Problem> {
-    let network: IpNet = text
-        .trim()
-        .parse()
-        .map_err(|_| Problem::invalid(text, "must be a valid CIDR value"))?;
+    let network = parse_network(text.trim()).map_err(|error| {
+        let detail = match error {
+            AddressError::ShortMapped => error.to_string(),
+            _ => "must be a valid CIDR value".to_owned(),
+        };
+        Problem::invalid(text, detail)
+    })?;
     Ok(network.trunc())
 }

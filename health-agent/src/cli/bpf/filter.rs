@@ -7,6 +7,7 @@ use std::str::FromStr;
 use anyhow::bail;
 use clap::Args;
 use health_datapath::dump::{Flow, Pinned};
+use health_model::address::parse_ip;
 use health_model::flow::{IpProtocol, Network};
 
 use super::flow::Direction;
@@ -87,7 +88,7 @@ impl FromStr for Scope {
         match text.parse() {
             Ok(id @ 1..=4095) => Ok(Self::Endpoint(id)),
             _ if text == "global" => Ok(Self::Global),
-            _ => text.parse().map(Self::Address).map_err(
+            _ => parse_ip(text).map(Self::Address).map_err(
                 |_| "give `global`, an endpoint id from 1 to 4095 or an endpoint's address",
             ),
         }

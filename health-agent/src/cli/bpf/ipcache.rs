@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::dump::Pinned;
+use health_model::address::parse_ip;
 use health_model::identity::Identity;
 use ipnet::IpNet;
 use serde::Serialize;
@@ -45,6 +46,7 @@ pub enum IpcacheCommand {
 #[derive(Args, Debug)]
 pub struct GetArgs {
     /// The address
+    #[arg(value_parser = parse_ip)]
     address: IpAddr,
     #[command(flatten)]
     output: OutputArgs,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use futures_util::future::join_all;
+use health_model::address::parse_ip;
 use health_model::api::is_pod_named;
 use health_model::duration::{duration_text, short_duration};
 use health_model::settings::Location;
@@ -49,7 +50,7 @@ pub struct TryArgs {
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<ProbeType>,
     /// Address of the pod, in place of the one in its status
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", value_parser = parse_ip)]
     address: Option<IpAddr>,
     /// A process of the container: commands run where it is, and `from: pod` means its network
     #[arg(long, value_name = "PID")]

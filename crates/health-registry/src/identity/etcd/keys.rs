@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use health_model::address::parse_ip;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use ring::digest;
@@ -90,7 +91,7 @@ impl Keys {
             }
             "addresses" => {
                 let (node, ip) = rest.split_once('/').ok_or(UNKNOWN)?;
-                let read: IpAddr = ip.parse().map_err(|_| "no IP address")?;
+                let read = parse_ip(ip).map_err(|_| "no IP address")?;
                 // In one way only, else one address had several keys.
                 if read.to_string() != ip {
                     return Err("not the address's usual form");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use health_common::identity;
 use health_endpoint::lifecycle::State;
+use health_model::address::{parse_ip, parse_socket_address};
 use health_model::api::{
     Endpoint, NodeEntry, ServiceEntry, ServicePortEntry, SourceKind, TracedSource,
 };
@@ -56,11 +57,8 @@ impl Ends {
                 "protocol: {protocol} is none of TCP, UDP and SCTP"
             )));
         }
-        let (destination, protocol) = match query.destination.parse::<SocketAddr>() {
-            Ok(address) => {
-                let address = (address.ip().to_canonical(), address.port()).into();
-                (address, query.protocol.unwrap_or(Protocol::TCP))
-            }
+        let (destination, protocol) = match parse_socket_address(&query.destination) {
+            Ok(address) => (address, query.protocol.unwrap_or(Protocol::TCP)),
             Err(_) => of_service(catalog, &who, query)?,
         };
         let family = Family::of(destination.ip());
@@ -213,12 +211,11 @@ fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<Stri
 
 /// Who is meant, and which port of it.
 fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok((Who::Address(address.to_canonical()), None));
+    if let Ok(address) = parse_ip(text) {
+        return Ok((Who::Address(address), None));
     }
-    if let Ok(address) = text.parse::<SocketAddr>() {
-        let ip = address.ip().to_canonical();
-        return Ok((Who::Address(ip), Some(address.port())));
+    if let Ok(address) = parse_socket_address(text) {
+        return Ok((Who::Address(address.ip()), Some(address.port())));
     }
     let (name, port) = match text.rsplit_once(':') {
         Some((name, port)) => match port.parse() {
@@ -260,7 +257,7 @@ fn of_service(
         Some((name, port)) => (name, Some(port)),
         None => (&**text, None),
     };
-    if name.parse::<IpAddr>().is_ok() || text.parse::<IpAddr>().is_ok() {
+    if parse_ip(name).is_ok() || parse_ip(text).is_ok() {
         return Err(bad(format!(
             "destination: {text:?} lacks a port: give ADDRESS:PORT"
         )));

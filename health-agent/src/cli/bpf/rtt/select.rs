@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey};
+use health_model::address::{parse_ip, parse_network};
 use ipnet::IpNet;
 
 use super::names::Names;
@@ -27,9 +28,9 @@ impl FromStr for Peer {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(if let Ok(address) = text.parse() {
+        Ok(if let Ok(address) = parse_ip(text) {
             Self::Address(address)
-        } else if let Ok(prefix) = text.parse() {
+        } else if let Ok(prefix) = parse_network(text) {
             Self::Prefix(prefix)
         } else {
             Self::Node(text.to_owned())
