@@ -15,7 +15,7 @@ use imbl::OrdMap;
 use super::merge::Holders;
 use super::object::{Readable, Reading, read};
 use super::{Manifests, ServiceSet, Sourced, Synced};
-use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
+use crate::spec::{EndpointSlice, Extent, Selection, Service, ServiceName, SliceName, SpecError};
 
 pub(super) const SERVICE: ObjectKind = ObjectKind {
     name: "Service",
@@ -167,10 +167,13 @@ impl<'a, T: Readable> Taken<'a, T> {
                     object: name.to_string(),
                     path: format!("{prefix}metadata.name"),
                     problem: Problem::Duplicate(name.to_string()),
+                    extent: Extent::Object,
                 };
                 problems.list.push(error.to_string());
             }
             Ok(reading) => {
+                let errors = reading.errors.iter();
+                problems.list.extend(errors.map(ToString::to_string));
                 let sourced = Sourced {
                     object: reading.object.ok().map(Arc::new),
                     trigger_time: reading.trigger_time,

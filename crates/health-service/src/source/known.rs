@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::Sourced;
 use super::object::{Readable, Unreadable, read, read_leniently};
-use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
+use crate::spec::{EndpointSlice, Extent, Selection, Service, ServiceName, SliceName, SpecError};
 
 /// What [`Sourced::source`] says of objects of the API.
 pub(super) const API: &str = "kubernetes";
@@ -62,8 +62,8 @@ impl<T: Readable> Known<T::Name, T> {
         .log_new_problems(before)
     }
 
-    /// Reads the manifest of an object of this `NAMESPACE/NAME`, `before` being what was known from there before. Of one
-    /// with any error, the last good form stays.
+    /// Reads the manifest of an object of this `NAMESPACE/NAME`, `before` being what was known from there before. Members
+    /// of lists with an error are left out; with any other error, the last good form stays.
     pub fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
@@ -72,7 +72,7 @@ impl<T: Readable> Known<T::Name, T> {
         selection: &Selection,
     ) -> Self {
         let (good, problems) = match read_manifest::<T>(name, text, source, selection) {
-            Ok(good) => (Some(good), Vec::new()),
+            Ok((good, errors)) => (Some(good), problems(source, errors.iter())),
             Err(wrong) => {
                 let before = before.and_then(|before| before.good.clone());
                 (before, problems(source, wrong.iter()))
@@ -112,18 +112,22 @@ impl<N, T> Known<N, T> {
     }
 }
 
+/// An object by its name, and the errors of what was left out of it.
+type Read<T> = ((<T as Readable>::Name, Sourced<T>), Vec<SpecError>);
+
 fn read_manifest<T: Readable>(
     name: &str,
     text: Result<&[u8], String>,
     source: &str,
     selection: &Selection,
-) -> Result<(T::Name, Sourced<T>), Vec<String>> {
+) -> Result<Read<T>, Vec<String>> {
     let wrong = |path: &str, problem: Problem| {
         let error = SpecError {
             kind: T::KIND,
             object: name.to_owned(),
             path: path.to_owned(),
             problem,
+            extent: Extent::Object,
         };
         vec![error.to_string()]
     };
@@ -159,7 +163,7 @@ fn read_manifest<T: Readable>(
         trigger_time: reading.trigger_time,
         source: source.into(),
     };
-    Ok((reading.name, sourced))
+    Ok(((reading.name, sourced), reading.errors))
 }
 
 fn problems<E: fmt::Display>(

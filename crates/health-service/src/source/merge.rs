@@ -12,7 +12,7 @@ use imbl::OrdMap;
 
 use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
-use crate::spec::{EndpointSlice, Kind, Service, ServiceName, SliceName, SpecError};
+use crate::spec::{EndpointSlice, Extent, Kind, Service, ServiceName, SliceName, SpecError};
 
 /// Makes one set of those of several sources. Keeps what it was told last, so that another set costs what differs.
 #[derive(Debug, Default)]
@@ -178,6 +178,7 @@ where
                 object: name.to_string(),
                 path: "metadata.name".to_owned(),
                 problem: Problem::Duplicate(name.to_string()),
+                extent: Extent::Object,
             };
             Some(ServiceProblem {
                 subject: sourced.source.to_string(),

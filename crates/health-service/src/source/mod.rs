@@ -10,6 +10,7 @@
 mod folder;
 mod gathered;
 mod known;
+mod members;
 mod merge;
 mod object;
 mod readiness;

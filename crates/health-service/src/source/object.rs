@@ -14,9 +14,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::folder::{SERVICE, SLICE};
+use super::members::{Members, WrongTypes};
 use crate::spec::{
-    EndpointSlice, Kind, Selection, Service, ServiceName, Skip, SliceName, SpecError, read_service,
-    read_slice,
+    EndpointSlice, Extent, Kind, Selection, Service, ServiceName, Skip, SliceName, SpecError,
+    read_service, read_slice,
 };
 
 /// An object that can be read.
@@ -49,7 +50,8 @@ pub(super) struct Unreadable {
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Reads an object of a manifest. It must have no error at all, as the API would not have taken it otherwise.
+/// Reads an object of a manifest. Members of lists with an error are left out, unless that leaves nothing of the list. With
+/// any other error nobody can tell what is meant, as the API would not have taken it.
 pub(super) fn read<T: Readable>(
     object: Object,
     selection: &Selection,
@@ -62,25 +64,25 @@ pub(super) fn read<T: Readable>(
         ..
     } = read_leniently::<T>(object.value, selection);
     let lacks_address = |reading: &Reading<T>| matches!(reading.object, Err(Skip::NoClusterIp));
-    if errors.is_empty() && reading.as_ref().is_some_and(lacks_address) {
+    let is_sound = |errors: &[SpecError]| errors.iter().all(|error| error.extent == Extent::Member);
+    if is_sound(&errors) && reading.as_ref().is_some_and(lacks_address) {
         errors.push(SpecError {
             kind: T::KIND,
             object: title.clone(),
             path: "spec.clusterIP".to_owned(),
             problem: Problem::Required("nobody assigns an address to a service of a manifest"),
+            extent: Extent::Object,
         });
     }
+    for error in &mut errors {
+        error.path.insert_str(0, &object.prefix);
+    }
     match reading {
-        Some(reading) if errors.is_empty() => Ok(reading),
-        _ => {
-            for error in &mut errors {
-                error.path.insert_str(0, &object.prefix);
-            }
-            Err(Unreadable {
-                object: is_named.then_some(title),
-                errors,
-            })
-        }
+        Some(reading) if is_sound(&errors) => Ok(Reading { errors, ..reading }),
+        _ => Err(Unreadable {
+            object: is_named.then_some(title),
+            errors,
+        }),
     }
 }
 
@@ -115,6 +117,7 @@ pub(super) fn read_leniently<T: Readable>(mut object: Value, selection: &Selecti
             object: title.clone(),
             path,
             problem,
+            extent: Extent::Object,
         })
         .collect();
     let is_typed = errors.is_empty();
@@ -154,12 +157,13 @@ impl Readable for Service {
     };
 
     fn read(fields: ServiceFields, selection: &Selection) -> Result<Reading<Self>, SpecError> {
-        let reading = read_service(&fields.into(), selection)?;
+        let mut wrong_types = WrongTypes::default();
+        let reading = read_service(&fields.into_object(&mut wrong_types), selection)?;
         Ok(Reading {
+            errors: wrong_types.in_place_of(reading.errors, Self::KIND, &reading.name),
             name: reading.name,
             object: reading.service,
             trigger_time: None,
-            errors: reading.errors,
         })
     }
 }
@@ -176,12 +180,13 @@ impl Readable for EndpointSlice {
     };
 
     fn read(fields: SliceFields, selection: &Selection) -> Result<Reading<Self>, SpecError> {
-        let reading = read_slice(&fields.into(), selection)?;
+        let mut wrong_types = WrongTypes::default();
+        let reading = read_slice(&fields.into_object(&mut wrong_types), selection)?;
         Ok(Reading {
+            errors: wrong_types.in_place_of(reading.errors, Self::KIND, &reading.name),
             name: reading.name,
             object: reading.slice,
             trigger_time: reading.trigger_time,
-            errors: reading.errors,
         })
     }
 }
@@ -213,11 +218,11 @@ struct ServiceSpec {
     #[serde(rename = "clusterIP")]
     cluster_ip: Option<String>,
     #[serde(rename = "clusterIPs")]
-    cluster_ips: Option<Vec<String>>,
+    cluster_ips: Option<Members<String>>,
     #[serde(rename = "externalIPs")]
-    external_ips: Option<Vec<String>>,
-    ports: Option<Vec<ServicePort>>,
-    load_balancer_source_ranges: Option<Vec<String>>,
+    external_ips: Option<Members<String>>,
+    ports: Option<Members<ServicePort>>,
+    load_balancer_source_ranges: Option<Members<String>>,
     session_affinity: Option<String>,
     session_affinity_config: Option<AffinityConfig>,
     external_traffic_policy: Option<String>,
@@ -225,7 +230,7 @@ struct ServiceSpec {
     health_check_node_port: Option<i32>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a ServicePort")]
 struct ServicePort {
     name: Option<String>,
@@ -256,10 +261,10 @@ struct ServiceStatus {
 #[derive(Deserialize)]
 #[serde(expecting = "a LoadBalancerStatus")]
 struct LoadBalancer {
-    ingress: Option<Vec<Ingress>>,
+    ingress: Option<Members<Ingress>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a LoadBalancerIngress")]
 struct Ingress {
     ip: Option<String>,
@@ -272,11 +277,11 @@ struct Ingress {
 pub struct SliceFields {
     metadata: Option<Metadata>,
     address_type: Option<String>,
-    ports: Option<Vec<SlicePort>>,
-    endpoints: Option<Vec<Endpoint>>,
+    ports: Option<Members<SlicePort>>,
+    endpoints: Option<Members<Endpoint>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(expecting = "an EndpointPort")]
 struct SlicePort {
     name: Option<String>,
@@ -284,10 +289,10 @@ struct SlicePort {
     port: Option<i32>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an Endpoint")]
 struct Endpoint {
-    addresses: Option<Vec<String>>,
+    addresses: Option<Members<String>>,
     conditions: Option<Conditions>,
     node_name: Option<String>,
     zone: Option<String>,
@@ -305,11 +310,11 @@ struct Conditions {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an EndpointHints")]
 struct Hints {
-    for_nodes: Option<Vec<Named>>,
-    for_zones: Option<Vec<Named>>,
+    for_nodes: Option<Members<Named>>,
+    for_zones: Option<Members<Named>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(expecting = "a name")]
 struct Named {
     name: Option<String>,
@@ -328,104 +333,343 @@ impl From<Metadata> for ObjectMeta {
     }
 }
 
-impl From<ServiceFields> for core::Service {
-    fn from(service: ServiceFields) -> Self {
+impl ServiceFields {
+    /// As an object of the API. What has a wrong type is named, and stands there without a value.
+    fn into_object(self, wrong: &mut WrongTypes) -> core::Service {
         let ingress = |one: Ingress| core::LoadBalancerIngress {
             ip: one.ip,
             ip_mode: one.ip_mode,
             ..core::LoadBalancerIngress::default()
         };
-        let balancer = |balancer: LoadBalancer| core::LoadBalancerStatus {
-            ingress: balancer
-                .ingress
-                .map(|all| all.into_iter().map(ingress).collect()),
-        };
-        Self {
-            metadata: service.metadata.unwrap_or_default().into(),
-            spec: service.spec.map(Into::into),
-            status: service.status.map(|status| core::ServiceStatus {
-                load_balancer: status.load_balancer.map(balancer),
-                ..core::ServiceStatus::default()
-            }),
+        let balancer = self.status.map(|status| core::ServiceStatus {
+            load_balancer: status
+                .load_balancer
+                .map(|balancer| core::LoadBalancerStatus {
+                    ingress: balancer.ingress.map(|all| {
+                        all.each(wrong, "status.loadBalancer.ingress", |_, one, _| {
+                            ingress(one)
+                        })
+                    }),
+                }),
+            ..core::ServiceStatus::default()
+        });
+        core::Service {
+            metadata: self.metadata.unwrap_or_default().into(),
+            spec: self.spec.map(|spec| spec.into_object(wrong)),
+            status: balancer,
         }
     }
 }
 
-impl From<ServiceSpec> for core::ServiceSpec {
-    fn from(spec: ServiceSpec) -> Self {
-        let port = |port: ServicePort| core::ServicePort {
-            name: port.name,
-            protocol: port.protocol,
-            port: port.port.unwrap_or_default(),
-            node_port: port.node_port,
-            ..core::ServicePort::default()
-        };
+impl ServiceSpec {
+    fn into_object(self, wrong: &mut WrongTypes) -> core::ServiceSpec {
         let affinity = |config: AffinityConfig| core::SessionAffinityConfig {
             client_ip: config.client_ip.map(|client_ip| core::ClientIPConfig {
                 timeout_seconds: client_ip.timeout_seconds,
             }),
         };
-        Self {
-            type_: spec.kind,
-            cluster_ip: spec.cluster_ip,
-            cluster_ips: spec.cluster_ips,
-            external_ips: spec.external_ips,
-            ports: spec.ports.map(|all| all.into_iter().map(port).collect()),
-            load_balancer_source_ranges: spec.load_balancer_source_ranges,
-            session_affinity: spec.session_affinity,
-            session_affinity_config: spec.session_affinity_config.map(affinity),
-            external_traffic_policy: spec.external_traffic_policy,
-            internal_traffic_policy: spec.internal_traffic_policy,
-            health_check_node_port: spec.health_check_node_port,
-            ..Self::default()
-        }
-    }
-}
-
-impl From<SliceFields> for discovery::EndpointSlice {
-    fn from(slice: SliceFields) -> Self {
-        let port = |port: SlicePort| discovery::EndpointPort {
-            // The API sets it so.
-            name: port.name.or_else(|| Some(String::new())),
-            protocol: port.protocol,
-            port: port.port,
-            ..discovery::EndpointPort::default()
+        let mut texts = |all: Option<Members<String>>, path: &str| {
+            all.map(|all| all.each(wrong, path, |_, text, _| text))
         };
-        let endpoints = slice.endpoints.unwrap_or_default();
-        Self {
-            metadata: slice.metadata.unwrap_or_default().into(),
-            address_type: slice.address_type.unwrap_or_default(),
-            ports: slice.ports.map(|all| all.into_iter().map(port).collect()),
-            endpoints: endpoints.into_iter().map(Into::into).collect(),
+        let cluster_ips = texts(self.cluster_ips, "spec.clusterIPs");
+        let external_ips = texts(self.external_ips, "spec.externalIPs");
+        let load_balancer_source_ranges = texts(
+            self.load_balancer_source_ranges,
+            "spec.loadBalancerSourceRanges",
+        );
+        let ports = self.ports.map(|all| {
+            all.each(wrong, "spec.ports", |_, port, _| core::ServicePort {
+                name: port.name,
+                protocol: port.protocol,
+                port: port.port.unwrap_or_default(),
+                node_port: port.node_port,
+                ..core::ServicePort::default()
+            })
+        });
+        core::ServiceSpec {
+            type_: self.kind,
+            cluster_ip: self.cluster_ip,
+            cluster_ips,
+            external_ips,
+            ports,
+            load_balancer_source_ranges,
+            session_affinity: self.session_affinity,
+            session_affinity_config: self.session_affinity_config.map(affinity),
+            external_traffic_policy: self.external_traffic_policy,
+            internal_traffic_policy: self.internal_traffic_policy,
+            health_check_node_port: self.health_check_node_port,
+            ..core::ServiceSpec::default()
         }
     }
 }
 
-impl From<Endpoint> for discovery::Endpoint {
-    fn from(endpoint: Endpoint) -> Self {
+impl SliceFields {
+    /// As an object of the API. What has a wrong type is named, and stands there without a value.
+    fn into_object(self, wrong: &mut WrongTypes) -> discovery::EndpointSlice {
+        let ports = self.ports.map(|all| {
+            all.each(wrong, "ports", |_, port, _| discovery::EndpointPort {
+                // The API sets it so.
+                name: port.name.or_else(|| Some(String::new())),
+                protocol: port.protocol,
+                port: port.port,
+                ..discovery::EndpointPort::default()
+            })
+        });
+        let endpoints = self.endpoints.unwrap_or_default();
+        discovery::EndpointSlice {
+            metadata: self.metadata.unwrap_or_default().into(),
+            address_type: self.address_type.unwrap_or_default(),
+            ports,
+            endpoints: endpoints.each(wrong, "endpoints", |path, endpoint, wrong| {
+                endpoint.into_object(path, wrong)
+            }),
+        }
+    }
+}
+
+impl Endpoint {
+    fn into_object(self, path: &str, wrong: &mut WrongTypes) -> discovery::Endpoint {
         let conditions = |conditions: Conditions| discovery::EndpointConditions {
             ready: conditions.ready,
             serving: conditions.serving,
             terminating: conditions.terminating,
         };
-        let name = |named: Named| named.name.unwrap_or_default();
-        let node = |named| discovery::ForNode { name: name(named) };
-        let zone = |named| discovery::ForZone { name: name(named) };
-        let hints = |hints: Hints| discovery::EndpointHints {
-            for_nodes: hints
-                .for_nodes
-                .map(|all| all.into_iter().map(node).collect()),
-            for_zones: hints
-                .for_zones
-                .map(|all| all.into_iter().map(zone).collect()),
-        };
-        Self {
-            addresses: endpoint.addresses.unwrap_or_default(),
-            conditions: endpoint.conditions.map(conditions),
-            node_name: endpoint.node_name,
-            zone: endpoint.zone,
-            hints: endpoint.hints.map(hints),
-            ..Self::default()
+        let addresses = self.addresses.unwrap_or_default();
+        let addresses = addresses.each(wrong, &format!("{path}.addresses"), |_, text, _| text);
+        let hints = self.hints.map(|hints| {
+            let mut names = |all: Option<Members<Named>>, field: &str| {
+                let path = format!("{path}.hints.{field}");
+                all.map(|all| all.each(wrong, &path, |_, one, _| one.name.unwrap_or_default()))
+            };
+            let for_nodes = names(hints.for_nodes, "forNodes");
+            let for_zones = names(hints.for_zones, "forZones");
+            let node = |name| discovery::ForNode { name };
+            let zone = |name| discovery::ForZone { name };
+            discovery::EndpointHints {
+                for_nodes: for_nodes.map(|all| all.into_iter().map(node).collect()),
+                for_zones: for_zones.map(|all| all.into_iter().map(zone).collect()),
+            }
+        });
+        discovery::Endpoint {
+            addresses,
+            conditions: self.conditions.map(conditions),
+            node_name: self.node_name,
+            zone: self.zone,
+            hints,
+            ..discovery::Endpoint::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use health_model::manifest::objects;
+    use serde_json::json;
+
+    use super::super::folder::KINDS;
+    use super::*;
+
+    fn service() -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "namespace": "shop", "name": "web" },
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"],
+                "externalIPs": ["192.0.2.1", "192.0.2.2", "192.0.2.3"],
+                "loadBalancerSourceRanges": ["10.0.0.0/8", "fd00::/8", "192.168.0.0/16"],
+                "ports": [{ "name": "a", "port": 80 }, { "name": "b", "port": 81 }, { "name": "c", "port": 82 }],
+            },
+            "status": { "loadBalancer": { "ingress": [
+                { "ip": "198.51.100.1" }, { "ip": "198.51.100.2" }, { "ip": "198.51.100.3" },
+            ] } },
+        })
+    }
+
+    fn slice() -> Value {
+        let endpoint = |last: u8| {
+            json!({
+                "addresses": [format!("10.1.0.{last}")],
+                "conditions": { "ready": true },
+                "hints": { "forZones": [{ "name": "z1" }, { "name": "z2" }], "forNodes": [{ "name": "n1" }] },
+            })
+        };
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "shop", "name": "web-1", "labels": { "kubernetes.io/service-name": "web" },
+            },
+            "addressType": "IPv4",
+            "ports": [{ "name": "a", "port": 8080 }, { "name": "b", "port": 8081 }],
+            "endpoints": [endpoint(1), endpoint(2), endpoint(3)],
+        })
+    }
+
+    fn reading<T: Readable>(object: &Value) -> Result<Reading<T>, Vec<String>> {
+        let found = objects(&object.to_string(), &KINDS).pop();
+        let object = found.expect("an object").expect("an object of ours");
+        read::<T>(object, &Selection::default())
+            .map_err(|bad| bad.errors.iter().map(ToString::to_string).collect())
+    }
+
+    fn told<T: Readable>(reading: &Reading<T>) -> Vec<&str> {
+        reading.errors.iter().map(|error| &*error.path).collect()
+    }
+
+    /// What a member may be instead.
+    const NO_MEMBERS: [&str; 5] = ["null", "5", "[]", "true", r#""no member""#];
+
+    /// The lists of both objects, by pointer, each with how its path begins.
+    const SERVICE_LISTS: [(&str, &str); 4] = [
+        ("/spec/externalIPs", "spec.externalIPs"),
+        (
+            "/spec/loadBalancerSourceRanges",
+            "spec.loadBalancerSourceRanges",
+        ),
+        ("/spec/ports", "spec.ports"),
+        (
+            "/status/loadBalancer/ingress",
+            "status.loadBalancer.ingress",
+        ),
+    ];
+    const SLICE_LISTS: [(&str, &str); 2] = [("/ports", "ports"), ("/endpoints", "endpoints")];
+
+    /// Breaks each member of each list in each way: the object must be as without that member, and name it.
+    fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
+        object: &Value,
+        lists: &[(&str, &str)],
+        change: impl Fn(&str, &mut T),
+    ) {
+        let whole = reading::<T>(object).expect("a sound object");
+        assert_eq!(told(&whole), [""; 0]);
+        for (pointer, path) in lists {
+            let members = object.pointer(pointer).and_then(Value::as_array);
+            for place in 0..members.expect("a list").len() {
+                for bad in NO_MEMBERS {
+                    let mut broken = object.clone();
+                    let list = broken.pointer_mut(pointer).expect("a list");
+                    list[place] = serde_json::from_str(bad).expect("JSON");
+                    let mut without = object.clone();
+                    let list = without.pointer_mut(pointer).and_then(Value::as_array_mut);
+                    list.expect("a list").remove(place);
+
+                    let read = reading::<T>(&broken);
+                    let read = read.unwrap_or_else(|errors| panic!("{path}[{place}]: {errors:?}"));
+                    let paths = told(&read);
+                    assert_eq!(paths.len(), 1, "{paths:?}");
+                    assert!(
+                        paths[0].starts_with(&format!("{path}[{place}]")),
+                        "{paths:?}"
+                    );
+                    let mut expected = reading::<T>(&without).ok().and_then(|one| one.object.ok());
+                    if let Some(expected) = &mut expected {
+                        change(path, expected);
+                    }
+                    assert_eq!(read.object.ok(), expected, "{path}[{place}]: {bad}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bad_member_of_a_list_is_left_out_alone() {
+        each_bad_member_is_left_out_alone::<Service>(
+            &service(),
+            &SERVICE_LISTS,
+            |path, service| {
+                // Of ranges, one that cannot be read opens nothing.
+                if path == "spec.loadBalancerSourceRanges" {
+                    let mut common = (*service.common).clone();
+                    common.source_ranges.has_error = true;
+                    let common = Arc::new(common);
+                    for port in &mut service.ports {
+                        port.service = common.clone();
+                    }
+                    service.common = common;
+                }
+            },
+        );
+        each_bad_member_is_left_out_alone::<EndpointSlice>(&slice(), &SLICE_LISTS, |_, _| {});
+    }
+
+    #[test]
+    fn a_bad_hint_is_for_nobody_and_the_other_hints_count() {
+        for bad in [
+            json!(5),
+            json!({}),
+            json!({ "name": 5 }),
+            json!({ "name": "" }),
+        ] {
+            let mut object = slice();
+            object["endpoints"][1]["hints"]["forZones"][0] = bad;
+            object["endpoints"][1]["hints"]["forNodes"] = json!([null]);
+            let read = reading::<EndpointSlice>(&object).expect("a slice");
+            let paths = told(&read);
+            assert_eq!(paths.len(), 2, "{paths:?}");
+            let is_told = |field| paths.iter().any(|path| path.starts_with(field));
+            assert!(is_told("endpoints[1].hints.forZones[0]"), "{paths:?}");
+            assert!(is_told("endpoints[1].hints.forNodes[0]"), "{paths:?}");
+            let slice = read.object.expect("a slice");
+            let hints: Vec<_> = slice
+                .endpoints
+                .iter()
+                .map(|one| one.hints.clone())
+                .collect();
+            assert_eq!(hints[0], hints[2]);
+            let hints = hints[1].as_ref().expect("hints");
+            assert_eq!(&*hints.zones[1], "z2");
+            assert!(
+                !hints.nodes.is_empty(),
+                "an endpoint without hints would turn them off"
+            );
+        }
+    }
+
+    #[test]
+    fn an_object_of_which_a_list_is_left_empty_or_whose_own_fields_are_bad_is_refused() {
+        type Change = fn(&mut Value);
+        let changes: [Change; 5] = [
+            |service| service["spec"]["ports"] = json!([{ "port": "often" }]),
+            |service| service["spec"]["ports"] = json!([{ "port": 0 }]),
+            |service| service["spec"]["ports"] = json!("http"),
+            |service| service["spec"]["type"] = json!("Magic"),
+            |service| {
+                service["spec"]["clusterIP"] = json!("10.96.0");
+                service["spec"]["clusterIPs"] = json!(["fd00::g"]);
+            },
+        ];
+        for change in changes {
+            let mut object = service();
+            change(&mut object);
+            assert!(reading::<Service>(&object).is_err(), "{object}");
+        }
+        let changes: [Change; 3] = [
+            |slice| slice["endpoints"] = json!([{ "addresses": ["10.1.0.1000"] }]),
+            |slice| slice["ports"] = json!([{ "name": "a" }]),
+            |slice| slice["addressType"] = json!("IPv5"),
+        ];
+        for change in changes {
+            let mut object = slice();
+            change(&mut object);
+            assert!(reading::<EndpointSlice>(&object).is_err(), "{object}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_a_family_that_the_service_lacks_is_left_out_alone() {
+        let mut object = service();
+        object["spec"]["clusterIPs"] = json!(["10.96.0.1"]);
+        object["spec"]["externalIPs"] = json!(["192.0.2.1", "2001:db8:1::11"]);
+        object["status"]["loadBalancer"]["ingress"] =
+            json!([{ "ip": "192.0.2.12" }, { "ip": "2001:db8:1::12" }]);
+        let read = reading::<Service>(&object).expect("a service");
+        assert_eq!(
+            told(&read),
+            ["spec.externalIPs[1]", "status.loadBalancer.ingress[1].ip"]
+        );
+        let common = read.object.expect("a service").common;
+        assert_eq!(common.external_ips.len(), 1);
+        assert_eq!(common.load_balancer_ips.len(), 1);
     }
 }

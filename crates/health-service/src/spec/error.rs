@@ -22,6 +22,15 @@ impl fmt::Display for Kind {
     }
 }
 
+/// How much of an object an error concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// One member of a list, such as an address: it is left out, and its neighbours are as they would be without it.
+    Member,
+    /// The object: nobody can tell what it would be without the error.
+    Object,
+}
+
 /// An error in an object. The field that the path names is left out or gets its default; the rest of the object is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {object}: {path}: {problem}")]
@@ -34,6 +43,8 @@ pub struct SpecError {
     pub path: String,
     /// What is wrong.
     pub problem: Problem,
+    /// How much it concerns.
+    pub extent: Extent,
 }
 
 /// Collects the errors of the object that is being read.
@@ -53,13 +64,36 @@ impl Errors {
         }
     }
 
+    /// An error that concerns the object.
     pub(super) fn add(&mut self, path: impl Into<String>, problem: Problem) {
+        self.push(path.into(), problem, Extent::Object);
+    }
+
+    /// An error of one member of a list, which is left out.
+    pub(super) fn leave_out(&mut self, path: impl Into<String>, problem: Problem) {
+        self.push(path.into(), problem, Extent::Member);
+    }
+
+    fn push(&mut self, path: String, problem: Problem, extent: Extent) {
         self.list.push(SpecError {
             kind: self.kind,
             object: self.object.clone(),
-            path: path.into(),
+            path,
             problem,
+            extent,
         });
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// All errors from this one on concern the object: they have left nothing of a list.
+    pub(super) fn concern_the_object(&mut self, first: usize) {
+        for error in self.list.iter_mut().skip(first) {
+            error.extent = Extent::Object;
+        }
     }
 
     pub(super) fn into_list(self) -> Vec<SpecError> {

@@ -1,8 +1,8 @@
 //! Services and endpoint slices, read from the `Service` and `EndpointSlice` objects of Kubernetes.
 //!
 //! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes, and kube-proxy's rules for which objects to
-//! serve. They report all errors at once, each with the path of its field. A field with an error is left out; the other
-//! ports and addresses of the object are still served.
+//! serve. They report all errors at once, each with the path of its field and how much it [concerns](Extent). A member of
+//! a list with an error is left out; the other ports and addresses of the object are still served.
 
 mod address;
 pub mod annotation;
@@ -26,7 +26,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use annotation::Algorithm;
-pub use error::{Kind, SpecError};
+pub use error::{Extent, Kind, SpecError};
 pub use health_model::manifest::Problem;
 pub use name::{PortKey, ServiceName, ServicePortName, SliceName};
 pub use selection::{Selection, Skip};

@@ -11,7 +11,7 @@ use health_model::policy::Protocol;
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::address::{Use, address, network};
-use super::error::{Errors, Kind, SpecError};
+use super::error::{Errors, Extent, Kind, SpecError};
 use super::selection::{Selection, Skip};
 use super::{
     Common, Service, ServiceName, ServicePort, ServiceType, SourceRanges, TrafficPolicy, annotation,
@@ -75,6 +75,7 @@ pub(super) fn named(
         object: format!("{namespace}/{name}"),
         path: path.to_owned(),
         problem,
+        extent: Extent::Object,
     };
     if name.is_empty() {
         return Err(error("metadata.name", Problem::Required("")));
@@ -165,6 +166,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
     let single = spec.cluster_ip.as_deref();
     let single = single.map(|ip| ("spec.clusterIP".to_owned(), ip));
     let mut addresses: Vec<IpAddr> = Vec::new();
+    let first = errors.len();
     // The first of the list and the single one are the same address.
     for (path, text) in single.into_iter().chain(listed) {
         if text.is_empty() {
@@ -182,13 +184,14 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
             {
                 let family = Family::of(ip).name();
                 let detail = format!("the service has another {family} address before it");
-                errors.add(path, Problem::invalid(text, detail));
+                errors.leave_out(path, Problem::invalid(text, detail));
             }
             Ok(ip) => addresses.push(ip),
-            Err(problem) => errors.add(path, problem),
+            Err(problem) => errors.leave_out(path, problem),
         }
     }
     if addresses.is_empty() {
+        errors.concern_the_object(first);
         return Err(Skip::NoClusterIp);
     }
     Ok(addresses)
@@ -207,11 +210,11 @@ fn addresses<'a>(
             Ok(address) if !is_served(&address) => {
                 let family = Family::of(address).name();
                 let detail = format!("the service has no ClusterIP of family {family}");
-                errors.add(path, Problem::invalid(text, detail));
+                errors.leave_out(path, Problem::invalid(text, detail));
             }
             Ok(address) if addresses.contains(&address) => {}
             Ok(address) => addresses.push(address),
-            Err(problem) => errors.add(path, problem),
+            Err(problem) => errors.leave_out(path, problem),
         }
     }
     addresses
@@ -233,7 +236,7 @@ fn delivered<'a>(service: &'a k8s::Service, errors: &mut Errors) -> Vec<(String,
             Some("Proxy") => {}
             Some(other) => {
                 let problem = Problem::not_supported(other, &["VIP", "Proxy"]);
-                errors.add(format!("{path}.ipMode"), problem);
+                errors.leave_out(format!("{path}.ipMode"), problem);
             }
         }
     }
@@ -249,7 +252,7 @@ fn source_ranges(spec: &k8s::ServiceSpec, errors: &mut Errors) -> SourceRanges {
             Ok(network) => ranges.networks.push(network),
             Err(problem) => {
                 ranges.has_error = true;
-                errors.add(format!("spec.loadBalancerSourceRanges[{i}]"), problem);
+                errors.leave_out(format!("spec.loadBalancerSourceRanges[{i}]"), problem);
             }
         }
     }
@@ -303,7 +306,12 @@ fn health_check_node_port(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Optio
             errors.add(PATH, Problem::Required(detail));
             None
         }
-        number => port_number(number, PATH, errors),
+        number => {
+            let first = errors.len();
+            let port = port_number(number, PATH, errors);
+            errors.concern_the_object(first);
+            port
+        }
     }
 }
 
@@ -313,6 +321,7 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
     if all.is_empty() {
         errors.add("spec.ports", Problem::Required(""));
     }
+    let first = errors.len();
     let mut names = BTreeSet::new();
     let mut numbers = BTreeSet::new();
     let mut ports = Vec::new();
@@ -320,13 +329,13 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
         let path = format!("spec.ports[{i}]");
         let name = port.name.as_deref().unwrap_or_default();
         if name.is_empty() && all.len() > 1 {
-            errors.add(format!("{path}.name"), Problem::Required(""));
+            errors.leave_out(format!("{path}.name"), Problem::Required(""));
             continue;
         }
         if !name.is_empty()
             && let Err(problem) = check_label(name)
         {
-            errors.add(format!("{path}.name"), problem);
+            errors.leave_out(format!("{path}.name"), problem);
             continue;
         }
         let Some(protocol) = protocol(port.protocol.as_deref(), &path, errors) else {
@@ -342,11 +351,11 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
         // The name alone must be unique, as in Kubernetes: endpoints are found by it.
         if !names.insert(name) {
             let problem = Problem::Duplicate(name.to_owned());
-            errors.add(format!("{path}.name"), problem);
+            errors.leave_out(format!("{path}.name"), problem);
             continue;
         }
         if !numbers.insert((protocol, number)) {
-            errors.add(path, Problem::Duplicate(format!("{number}/{protocol}")));
+            errors.leave_out(path, Problem::Duplicate(format!("{number}/{protocol}")));
             continue;
         }
         ports.push(ServicePort {
@@ -357,10 +366,13 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
             service: service.clone(),
         });
     }
+    if ports.is_empty() {
+        errors.concern_the_object(first);
+    }
     ports
 }
 
-/// Parses a protocol as Kubernetes writes it; the default is TCP.
+/// Parses the protocol of a port as Kubernetes writes it; the default is TCP.
 pub(super) fn protocol(text: Option<&str>, path: &str, errors: &mut Errors) -> Option<Protocol> {
     match text.unwrap_or_default() {
         "" | "TCP" => Some(Protocol::TCP),
@@ -368,18 +380,18 @@ pub(super) fn protocol(text: Option<&str>, path: &str, errors: &mut Errors) -> O
         "SCTP" => Some(Protocol::SCTP),
         other => {
             let problem = Problem::not_supported(other, &PROTOCOLS);
-            errors.add(format!("{path}.protocol"), problem);
+            errors.leave_out(format!("{path}.protocol"), problem);
             None
         }
     }
 }
 
-/// Checks the number of a port; 0 is an error.
+/// Checks the number of a port, a member of a list; 0 is an error.
 pub(super) fn port_number(number: i32, path: &str, errors: &mut Errors) -> Option<u16> {
     let port = u16::try_from(number).ok().filter(|&port| port > 0);
     if port.is_none() {
         let problem = Problem::invalid_number(number.into(), PORT_OUT_OF_RANGE);
-        errors.add(path, problem);
+        errors.leave_out(path, problem);
     }
     port
 }

@@ -110,14 +110,15 @@ fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
 /// has; an empty name is a name.
 fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
     let mut ports: Vec<SlicePort> = Vec::new();
+    let first = errors.len();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
         let path = format!("ports[{i}]");
         let Some(name) = port.name.as_deref() else {
-            errors.add(format!("{path}.name"), Problem::Required(""));
+            errors.leave_out(format!("{path}.name"), Problem::Required(""));
             continue;
         };
         let Some(number) = port.port else {
-            errors.add(format!("{path}.port"), Problem::Required(""));
+            errors.leave_out(format!("{path}.port"), Problem::Required(""));
             continue;
         };
         let Some(protocol) = protocol(port.protocol.as_deref(), &path, errors) else {
@@ -132,6 +133,9 @@ fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
             port: number,
         });
     }
+    if ports.is_empty() {
+        errors.concern_the_object(first);
+    }
     ports
 }
 
@@ -141,11 +145,12 @@ fn endpoints(
     errors: &mut Errors,
 ) -> Vec<SliceEndpoint> {
     let mut names = Names::default();
+    let first = errors.len();
     let mut endpoints = Vec::with_capacity(slice.endpoints.len());
     for (i, endpoint) in slice.endpoints.iter().enumerate() {
         // To Kubernetes, all addresses of an endpoint are interchangeable, so the first is enough.
         let Some(text) = endpoint.addresses.first() else {
-            errors.add(format!("endpoints[{i}].addresses"), Problem::Required(""));
+            errors.leave_out(format!("endpoints[{i}].addresses"), Problem::Required(""));
             continue;
         };
         let path = format!("endpoints[{i}].addresses[0]");
@@ -153,11 +158,11 @@ fn endpoints(
             Ok(address) if Family::of(address) == family => address,
             Ok(_) => {
                 let detail = format!("must be an {} address, as addressType says", family.name());
-                errors.add(path, Problem::invalid(text, detail));
+                errors.leave_out(path, Problem::invalid(text, detail));
                 continue;
             }
             Err(problem) => {
-                errors.add(path, problem);
+                errors.leave_out(path, problem);
                 continue;
             }
         };
@@ -171,8 +176,11 @@ fn endpoints(
             },
             node: endpoint.node_name.as_deref().map(|name| names.get(name)),
             zone: endpoint.zone.as_deref().map(|name| names.get(name)),
-            hints: names.hints(endpoint),
+            hints: names.hints(endpoint, i, errors),
         });
+    }
+    if endpoints.is_empty() {
+        errors.concern_the_object(first);
     }
     endpoints
 }
@@ -195,8 +203,23 @@ impl Names {
         name
     }
 
-    fn hints(&mut self, endpoint: &k8s::Endpoint) -> Option<Arc<Hints>> {
+    /// The hints of the endpoint at this place. One without a name is for nobody, so that it changes nothing for the
+    /// other endpoints: hints count only where every ready endpoint has some.
+    fn hints(
+        &mut self,
+        endpoint: &k8s::Endpoint,
+        place: usize,
+        errors: &mut Errors,
+    ) -> Option<Arc<Hints>> {
         let hints = endpoint.hints.as_ref()?;
+        let nodes = hints.for_nodes.iter().flatten().map(|node| &node.name);
+        let zones = hints.for_zones.iter().flatten().map(|zone| &zone.name);
+        let nodes = nodes.enumerate().map(|(i, name)| ("forNodes", i, name));
+        let zones = zones.enumerate().map(|(i, name)| ("forZones", i, name));
+        for (field, i, _) in nodes.chain(zones).filter(|(.., name)| name.is_empty()) {
+            let path = format!("endpoints[{place}].hints.{field}[{i}].name");
+            errors.leave_out(path, Problem::Required(""));
+        }
         let nodes = hints.for_nodes.iter().flatten();
         let zones = hints.for_zones.iter().flatten();
         let hints = Hints {

@@ -84,12 +84,45 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         Some("unnamed"),
         &["default/unnamed", "spec.ports[2].name"],
     )?;
+    // Addresses of a family that the service lacks take neither their neighbours with them nor the service.
     let mut wrong = stand
         .service("wrong", 4)
-        .spec(json!({ "externalIPs": ["fd00::77"] }));
+        .spec(json!({ "externalIPs": ["203.0.113.4", "fd00::77", "203.000.113.05"] }))
+        .with_load_balancer([IpAddr::from([203, 0, 113, 6]), "2001:db8:1::12".parse()?]);
     wrong.cluster_ips.truncate(1);
     stand.write(&wrong)?;
-    wait_told(node, Some("wrong"), &["default/wrong", "fd00::77"])?;
+    for address in ["fd00::77", "2001:db8:1::12"] {
+        wait_told(node, Some("wrong"), &["default/wrong", address])?;
+    }
+    for ip in wrong
+        .cluster_ips
+        .iter()
+        .copied()
+        .chain([4, 5, 6].map(|last| [203, 0, 113, last].into()))
+    {
+        wait_answered_by(&client.name, (ip, 80).into(), &names)?;
+    }
+    // So does an endpoint that is none, and a port of a slice without a number.
+    let mut torn = stand.service("torn", 6).json();
+    let slices = torn["items"].as_array_mut().context("no list")?;
+    for slice in slices.iter_mut().skip(1) {
+        let endpoints = slice["endpoints"].as_array_mut().context("no endpoints")?;
+        endpoints.insert(1, json!({ "addresses": ["10.244.1.1000"] }));
+        endpoints.insert(2, json!({ "addresses": "10.244.1.7" }));
+        let ports = slice["ports"].as_array_mut().context("no ports")?;
+        ports.insert(0, json!({ "name": "none" }));
+    }
+    stand.manifests.write_file("torn", &torn.to_string())?;
+    for path in [
+        "endpoints[1].addresses[0]",
+        "endpoints[2].addresses",
+        "ports[0].port",
+    ] {
+        wait_told(node, None, &["default/torn", path])?;
+    }
+    for target in targets(&stand.service("torn", 6)) {
+        wait_answered_by(&client.name, target, &names)?;
+    }
     stand.manifests.write_file("broken", "{")?;
     wait_told(node, None, &["broken.json"])?;
     is_served("beside bad ones")?;

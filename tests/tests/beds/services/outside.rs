@@ -46,6 +46,10 @@ pub(super) const ROWS: &[Row] = &[
         "the_nodes_own_connections_keep_a_node_port",
         own_ports::are_kept,
     ),
+    (
+        "a_health_check_answers_by_the_family_that_its_service_lacks",
+        check_by_both,
+    ),
     ("a_udp_flow_moves", udp_moves),
     ("connections_outlive_backends_and_agents", connections),
     ("long_datagrams_and_smaller_paths", smaller_path),
@@ -278,10 +282,26 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in external_targets(number) {
         wait_answered_by(FAR, target, &ALL)?;
     }
-    write(RANGES_WITHOUT)?;
-    for target in external_targets(number) {
-        wait_dropped(stand.bed.node(1), target, Reason::ServiceSourceRange)?;
+    let [v4, v6] = external_targets(number);
+    // An IPv4 network in IPv6 form, and one with leading zeros, are those of IPv4.
+    for ranges in [
+        RANGES_WITHOUT,
+        ["::ffff:198.51.100.0/120", RANGES_WITHOUT[1]],
+    ] {
+        write(ranges)?;
+        for target in [v4, v6] {
+            wait_dropped(stand.bed.node(1), target, Reason::ServiceSourceRange)?;
+        }
     }
+    for ranges in [
+        ["::ffff:192.0.2.0/120", RANGES_WITHOUT[1]],
+        ["192.000.002.0/024", RANGES_WITHOUT[1]],
+    ] {
+        write(ranges)?;
+        wait_answered_by(FAR, v4, &ALL)?;
+        wait_dropped(stand.bed.node(1), v6, Reason::ServiceSourceRange)?;
+    }
+    write(RANGES_WITHOUT)?;
     for (target, _) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &ALL)?;
     }
@@ -452,6 +472,44 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
         Ok(listed.stderr.is_empty().then_some(()))
     })?;
     all_answer()
+}
+
+/// As kube-proxy's listener does: a load balancer may check by either.
+fn check_by_both(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let check = 31_000 + u16::from(number);
+    for family in 0..2 {
+        let mut service = stand.service("one-family", number).spec(json!({
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": check,
+        }));
+        service.cluster_ips = vec![service.cluster_ips[family]];
+        for (is_ready, code) in [(true, "200"), (false, "503")] {
+            service.endpoints[0].set_ready(is_ready);
+            stand.write(&service)?;
+            for (target, _) in node_targets(stand, number) {
+                let url = format!("http://{}/", SocketAddr::new(target.ip(), check));
+                wait_for("the check to answer", PATIENCE, || {
+                    let mut curl = command_in(FAR, "curl");
+                    let asked = [
+                        "-s",
+                        "--noproxy",
+                        "*",
+                        "-m",
+                        "5",
+                        "-w",
+                        "%{http_code}",
+                        &url,
+                    ];
+                    let said = run(curl.args(asked))?.stdout;
+                    ensure!(said.ends_with(code), "{url}: {said:?}");
+                    Ok(Some(()))
+                })
+                .with_context(|| format!("{:?}, ready: {is_ready}", service.cluster_ips))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// To another backend, when its own serves no more; here and elsewhere.
