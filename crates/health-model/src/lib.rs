@@ -20,4 +20,5 @@ pub mod labels;
 pub mod manifest;
 pub mod pace;
 pub mod policy;
+pub mod printable;
 pub mod settings;

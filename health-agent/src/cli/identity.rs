@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use health_model::api::IdentityEntry;
 use health_model::identity::Identity;
 
-use super::output::{Format, OutputArgs, comma_separated, table};
+use super::output::{Cell, Format, OutputArgs, comma_separated, table};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
@@ -68,9 +68,9 @@ fn identities_table(identities: &[IdentityEntry]) -> String {
     let rows = identities.iter().map(|identity| {
         let references = identity.references.as_ref();
         [
-            identity.id.to_string(),
-            identity.labels.join("\n"),
-            references.map(comma_separated).unwrap_or_default(),
+            Cell::from(identity.id.to_string()),
+            Cell::of_lines(&identity.labels),
+            references.map(comma_separated).unwrap_or_default().into(),
         ]
     });
     table(["ID", "LABELS", "REFERENCES"], rows)

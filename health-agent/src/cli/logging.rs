@@ -1,6 +1,6 @@
 //! The daemon's log: `tracing` events on stderr, for people or as JSON.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 use clap::{Args, ValueEnum};
 use tracing::level_filters::LevelFilter;
@@ -61,7 +61,7 @@ impl LogArgs {
     /// Sends the events of this process to stderr, those of the eBPF programs (through `log`)
     /// included. Does nothing the second time.
     pub fn init(&self) {
-        let lines = fmt::layer().with_writer(io::stderr);
+        let lines = fmt::layer().with_writer(|| OneLine(io::stderr()));
         let lines = match self.log_format {
             LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
             LogFormat::Json => lines.json().boxed(),
@@ -86,10 +86,60 @@ impl LogArgs {
     }
 }
 
+/// Writes an event in one line, whatever texts from outside are in it. The layer hands over each event as a whole, and writes
+/// out what else would control a terminal.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let is_break = |byte: &u8| matches!(byte, b'\n' | b'\r');
+        let (event_line, end) = match event.strip_suffix(b"\n") {
+            Some(line) => (line, &b"\n"[..]),
+            None => (event, &b""[..]),
+        };
+        if !event_line.iter().any(is_break) {
+            self.0.write_all(event)?;
+            return Ok(event.len());
+        }
+        let mut line = Vec::with_capacity(event.len() + 8);
+        for byte in event_line {
+            match byte {
+                b'\n' => line.extend(b"\\n"),
+                b'\r' => line.extend(b"\\r"),
+                byte => line.push(*byte),
+            }
+        }
+        line.extend(end);
+        self.0.write_all(&line)?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use tracing::Level;
+
+    #[test]
+    fn an_event_is_one_line_whatever_is_in_it() {
+        for (event, line) in [
+            ("a b\n", "a b\n"),
+            (
+                "WARN x=1\n2026 ERROR false\r\n",
+                "WARN x=1\\n2026 ERROR false\\r\n",
+            ),
+            ("no end", "no end"),
+            ("\n", "\n"),
+        ] {
+            let mut written = OneLine(Vec::new());
+            written.write_all(event.as_bytes()).unwrap();
+            assert_eq!(String::from_utf8(written.0).unwrap(), line);
+        }
+    }
 
     #[test]
     fn libraries_are_quiet_and_never_louder_than_asked() {

@@ -16,7 +16,7 @@ use health_model::events::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::bpf::filter::TupleFilter;
-use super::output::{Format, NONE, OutputArgs, print_more, write_json_line, write_yaml};
+use super::output::{Format, NONE, OutputArgs, print_more, printable, write_json_line, write_yaml};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
@@ -259,7 +259,7 @@ impl fmt::Display for Where<'_> {
             ifindex,
         } = self.0;
         match device {
-            Some(device) => write!(f, "device={device}")?,
+            Some(device) => write!(f, "device={}", printable(device))?,
             None => write!(f, "device={ifindex}")?,
         }
         match endpoint {

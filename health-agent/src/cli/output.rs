@@ -1,11 +1,11 @@
 //! What commands print: tables without borders, JSON, JSON lines, YAML.
 
-use std::borrow::Cow;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+pub(super) use health_model::printable::printable;
 use health_net::stdout::stdout;
 use serde::Serialize;
 use serde_saphyr::SerializeError;
@@ -171,10 +171,61 @@ pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>>
     }
 }
 
-/// A table: upper-case headers, columns three spaces apart, a final newline. A cell of several lines
-/// makes its row as high.
-pub(super) fn table<R: IntoIterator<Item: AsRef<str>>>(
-    header: impl IntoIterator<Item: AsRef<str>>,
+/// The text of a cell, in lines.
+pub(super) trait CellText {
+    /// Its lines, as they came from wherever they came.
+    fn lines(&self) -> impl Iterator<Item = &str>;
+}
+
+/// A line break in a text of itself makes no row: it is written out.
+impl<T: AsRef<str>> CellText for T {
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.as_ref())
+    }
+}
+
+/// A cell that may have several lines.
+#[derive(Debug)]
+pub(super) struct Cell(Vec<String>);
+
+impl Cell {
+    /// With these lines; without any, [`NONE`].
+    pub(super) fn lines_or_none(lines: impl IntoIterator<Item: Into<String>>) -> Self {
+        let lines: Vec<String> = lines.into_iter().map(Into::into).collect();
+        if lines.is_empty() {
+            return NONE.into();
+        }
+        Self(lines)
+    }
+
+    /// With these lines.
+    pub(super) fn of_lines(lines: impl IntoIterator<Item: Into<String>>) -> Self {
+        Self(lines.into_iter().map(Into::into).collect())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(line: String) -> Self {
+        Self(vec![line])
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(line: &str) -> Self {
+        Self(vec![line.to_owned()])
+    }
+}
+
+impl CellText for Cell {
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+/// A table: upper-case headers, columns three spaces apart, a final newline. A [`Cell`] of several lines makes its row as
+/// high.
+pub(super) fn table<R: IntoIterator<Item: CellText>>(
+    header: impl IntoIterator<Item: CellText>,
     rows: impl IntoIterator<Item = R>,
 ) -> String {
     let mut table = TabWriter::new(Vec::new()).minwidth(0).padding(COLUMN_GAP);
@@ -193,19 +244,17 @@ pub(super) fn table<R: IntoIterator<Item: AsRef<str>>>(
 }
 
 /// Writes a row with tabs between its cells, in as many lines as its highest cell has.
-fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: AsRef<str>>) -> io::Result<()> {
+fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> io::Result<()> {
     let cells: Vec<_> = cells.into_iter().collect();
-    let height = cells
-        .iter()
-        .map(|cell| cell.as_ref().split('\n').count())
-        .max();
+    let cells: Vec<Vec<&str>> = cells.iter().map(|cell| cell.lines().collect()).collect();
+    let height = cells.iter().map(|lines| lines.len().max(1)).max();
     for line in 0..height.unwrap_or_default() {
-        for (column, cell) in cells.iter().enumerate() {
+        for (column, lines) in cells.iter().enumerate() {
             if column > 0 {
                 out.write_all(b"\t")?;
             }
             // A tab within would begin a column.
-            let text = cell.as_ref().split('\n').nth(line).unwrap_or_default();
+            let text = lines.get(line).copied().unwrap_or_default();
             for (place, word) in text.split('\t').enumerate() {
                 if place > 0 {
                     out.write_all(b" ")?;
@@ -216,29 +265,6 @@ fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: AsRef<str>>) -
         out.write_all(b"\n")?;
     }
     Ok(())
-}
-
-/// The text with what would control a terminal written out, such as `\u{1b}`, line ends included: names and messages come
-/// from others. Cells of a [`table`] need it not, nor does the one line of a failure.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_control) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            c if is_control(c) => shown.extend(c.escape_default()),
-            c => shown.push(c),
-        }
-    }
-    Cow::Owned(shown)
-}
-
-/// Whether a terminal does something else than to show it: control characters, and those that turn the direction
-/// of what follows.
-fn is_control(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// What a cell says that has nothing to say.
@@ -267,8 +293,12 @@ mod tests {
 
     #[test]
     fn columns_are_three_spaces_apart_and_lines_end_clean() {
-        let rows = [["a", "long value", "-"], ["bb", "405.072µs", "two\nlines"]]
-            .map(|row| row.map(str::to_owned));
+        let rows = [["a", "long value"], ["bb", "405.072µs"]];
+        let more = [Cell::from("-"), Cell::of_lines(["two", "lines"])];
+        let rows = rows
+            .into_iter()
+            .zip(more)
+            .map(|([a, b], c)| [a.into(), b.into(), c]);
         assert_eq!(
             table(["NAME", "VALUE", "MORE"], rows),
             "NAME   VALUE        MORE\n\
@@ -295,11 +325,15 @@ mod tests {
         assert_eq!(
             table(["ONE", "TWO", "THREE"], rows),
             "ONE             TWO            THREE\n\
-             \\u{1b}[2Jgone   a\\rb\\u{9b}1m   \\u{202e}txt\n\
-             \u{20}                              µs\n"
+             \\u{1b}[2Jgone   a\\rb\\u{9b}1m   \\u{202e}txt\\nµs\n"
+        );
+        let rows = [[Cell::of_lines(["shop/web\nshop/db   80/TCP", "a"])]];
+        assert_eq!(
+            table(["ONE"], rows),
+            "ONE\nshop/web\\nshop/db   80/TCP\na\n"
         );
         assert_eq!(printable("two\nlines\t\u{7f}"), "two\\nlines\\t\\u{7f}");
-        assert!(matches!(printable("Grüße"), Cow::Borrowed("Grüße")));
+        assert_eq!(printable("Grüße"), "Grüße");
     }
 
     #[test]

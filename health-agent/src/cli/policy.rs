@@ -11,7 +11,7 @@ use health_model::policy::{Direction, L4};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::output::{Format, OutputArgs, print, table, write_yaml};
+use super::output::{Format, OutputArgs, print, printable, table, write_yaml};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
@@ -308,7 +308,7 @@ fn change_text(change: &PolicyChange) -> String {
     let mut text = String::new();
     for (what, names) in lists {
         for name in names {
-            text.push_str(&format!("{what} {name}\n"));
+            text.push_str(&format!("{what} {}\n", printable(name)));
         }
     }
     if text.is_empty() {

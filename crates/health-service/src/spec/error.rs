@@ -3,6 +3,7 @@
 use std::fmt;
 
 use health_model::manifest::Problem;
+use health_model::printable::printable;
 
 /// The kinds of objects that services are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub enum Extent {
 
 /// An error in an object. The field that the path names is left out or gets its default; the rest of the object is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} {object}: {path}: {problem}")]
+#[error("{kind} {}: {}: {problem}", printable(.object), printable(.path))]
 pub struct SpecError {
     /// The kind of the object.
     pub kind: Kind,

@@ -3,32 +3,32 @@
 use health_endpoint::log::LogEntry;
 use health_model::api::{Endpoint, EndpointHealth};
 
-use crate::cli::output::table;
+use crate::cli::output::{Cell, table};
 
 /// The table of `cilium endpoint list`, a label a line.
 pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> String {
     let address = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
     let rows = endpoints.iter().map(|endpoint| {
         [
-            endpoint.id.to_string(),
-            endpoint.policy_ingress.text().to_owned(),
-            endpoint.policy_egress.text().to_owned(),
-            endpoint.identity.to_string(),
-            endpoint.labels.join("\n"),
-            address(endpoint.ipv6),
-            address(endpoint.ipv4),
-            endpoint.state.clone(),
+            Cell::from(endpoint.id.to_string()),
+            endpoint.policy_ingress.text().into(),
+            endpoint.policy_egress.text().into(),
+            endpoint.identity.to_string().into(),
+            Cell::of_lines(&endpoint.labels),
+            address(endpoint.ipv6).into(),
+            address(endpoint.ipv4).into(),
+            endpoint.state.as_str().into(),
         ]
     });
     let headers = [
-        "ENDPOINT",
-        "POLICY (ingress)\nENFORCEMENT",
-        "POLICY (egress)\nENFORCEMENT",
-        "IDENTITY",
-        "LABELS",
-        "IPv6",
-        "IPv4",
-        "STATUS",
+        Cell::from("ENDPOINT"),
+        Cell::of_lines(["POLICY (ingress)", "ENFORCEMENT"]),
+        Cell::of_lines(["POLICY (egress)", "ENFORCEMENT"]),
+        "IDENTITY".into(),
+        "LABELS".into(),
+        "IPv6".into(),
+        "IPv4".into(),
+        "STATUS".into(),
     ];
     let text = table(headers, rows);
     match has_headers {

@@ -10,7 +10,7 @@ use health_model::settings::Location;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::super::output::comma_separated;
+use super::super::output::{comma_separated, printable};
 use super::super::status::figures::{Figures, read_history, read_path_mtus, rtt_rows};
 use super::super::status::{Detail, node_text, reachability_word};
 use super::{GetArgs, find, registries};
@@ -96,7 +96,7 @@ fn text(details: &NodeDetails, report: &HealthStatus, figures: Figures, now: Tim
     }
     let fields = fields
         .iter()
-        .map(|(label, value)| format!("{label}:   {value}\n"));
+        .map(|(label, value)| format!("{label}:   {}\n", printable(value)));
     let mut text: String = fields.collect();
     if let Some(status) = &details.status {
         text += &node_text(report, status, &Detail::Verbose(figures));

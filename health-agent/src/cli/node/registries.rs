@@ -4,7 +4,7 @@ use health_model::api::RegistryState;
 use health_model::duration::go_duration;
 use jiff::{SignedDuration, Timestamp};
 
-use super::super::output::{NONE, table};
+use super::super::output::{NONE, printable, table};
 
 /// A line a registry; below, a line for each entry that is left out.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
@@ -42,7 +42,7 @@ pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
 /// Says on stderr what makes a listing of nodes old or incomplete.
 pub(super) fn warn(registries: &[RegistryState], now: Timestamp) {
     for warning in registries.iter().flat_map(|state| warnings(state, now)) {
-        eprintln!("warning: {warning}");
+        eprintln!("warning: {}", printable(&warning));
     }
 }
 

@@ -6,7 +6,7 @@ use health_model::duration::short_duration;
 
 use super::{conflicts_of, path, policy, port_change, refusal, warn};
 use crate::api::client::Client;
-use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, table};
+use crate::cli::output::{Cell, Format, ListFormat, NONE, OutputArgs, table};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -82,19 +82,26 @@ fn services_table(
         let frontends: Vec<_> = port.frontends.iter().map(|one| &*one.listen).collect();
         let ready = port.backends.iter().filter(|one| one.ready).count();
         let mut row = vec![
-            service.full_name(),
-            port.title(),
-            service.kind.clone(),
-            or_none(frontends.join("\n")),
-            format!("{ready}/{}", port.backends.len()),
-            policy(service),
-            service.affinity_ns.map_or(NONE.to_owned(), short_duration),
-            service.algorithm.as_deref().unwrap_or(NONE).to_owned(),
+            Cell::from(service.full_name()),
+            port.title().into(),
+            service.kind.as_str().into(),
+            Cell::lines_or_none(frontends),
+            format!("{ready}/{}", port.backends.len()).into(),
+            policy(service).into(),
+            service
+                .affinity_ns
+                .map_or(NONE.to_owned(), short_duration)
+                .into(),
+            service.algorithm.as_deref().unwrap_or(NONE).into(),
         ];
         if wide {
             let check = service.health_check_node_port;
-            row.push(check.map_or(NONE.to_owned(), |port| port.to_string()));
-            row.push(service.source.clone());
+            row.push(
+                check
+                    .map_or(NONE.to_owned(), |port| port.to_string())
+                    .into(),
+            );
+            row.push(service.source.as_str().into());
         }
         row.push(problems(service, port, summary, wide));
         row
@@ -109,19 +116,12 @@ fn services_table(
     }
 }
 
-fn or_none(text: String) -> String {
-    match text.is_empty() {
-        true => NONE.to_owned(),
-        false => text,
-    }
-}
-
 fn problems(
     service: &ServiceEntry,
     port: &ServicePortEntry,
     summary: &ServiceSummary,
     wide: bool,
-) -> String {
+) -> Cell {
     let conflicts: Vec<_> = conflicts_of(service, port, &summary.conflicts).collect();
     let mut problems: Vec<String> = refusal(port).into_iter().collect();
     problems.extend(port_change(port, &summary.mode));
@@ -140,7 +140,7 @@ fn problems(
         false if port.failures.is_empty() => {}
         false => problems.push("not in force".to_owned()),
     }
-    or_none(problems.join("\n"))
+    Cell::lines_or_none(problems)
 }
 
 #[cfg(test)]

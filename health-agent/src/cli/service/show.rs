@@ -293,6 +293,35 @@ Problems:
     }
 
     #[test]
+    fn line_breaks_from_outside_make_no_rows() {
+        let mut service = web();
+        let before = text(&ServiceDetails {
+            service: service.clone(),
+            conflicts: Vec::new(),
+            problems: Vec::new(),
+            mode: "ebpf".to_owned(),
+        });
+        let hostile = "z1\nProblems:   none\r\n  x\u{2028}y\u{85}z";
+        service.source = hostile.to_owned();
+        service.kind = hostile.to_owned();
+        for port in &mut service.ports {
+            for backend in &mut port.backends {
+                backend.node = Some(hostile.to_owned());
+                backend.zone = Some(hostile.to_owned());
+            }
+        }
+        let shown = text(&ServiceDetails {
+            service,
+            conflicts: Vec::new(),
+            problems: vec![problem(hostile, hostile)],
+            mode: "ebpf".to_owned(),
+        });
+        // A problem has a line of its own.
+        assert_eq!(shown.lines().count(), before.lines().count() + 1, "{shown}");
+        assert!(!shown.contains(['\r', '\u{2028}', '\u{85}']), "{shown}");
+    }
+
+    #[test]
     fn a_name_means_one_service() {
         let named = |namespace: &str| ServiceEntry {
             namespace: namespace.into(),

@@ -30,7 +30,7 @@ fn public_mesh_key(status: &HealthStatus) -> &'static str {
 /// `Health endpoints:   not probed, this node has no pod CIDR`, if that is so.
 fn hosts_only(status: &HealthStatus) -> String {
     match &status.local.hosts_only_reason {
-        Some(why) => format!("Health endpoints:   not probed, {why}\n"),
+        Some(why) => format!("Health endpoints:   not probed, {}\n", printable(why)),
         None => String::new(),
     }
 }
@@ -50,7 +50,10 @@ fn policy_lag(status: &HealthStatus) -> String {
     let lag = status.local.policy_lag.as_ref();
     lag.map_or_else(String::new, |PolicyLag { endpoints, reason }| {
         let plural = if *endpoints == 1 { "" } else { "s" };
-        format!("Policy:   not in force for {endpoints} endpoint{plural}: {reason}\n")
+        format!(
+            "Policy:   not in force for {endpoints} endpoint{plural}: {}\n",
+            printable(reason)
+        )
     })
 }
 
@@ -68,7 +71,7 @@ fn agent_problems(status: &HealthStatus) -> String {
             message,
         } = problem;
         let what = if *is_failure { "failure" } else { "warning" };
-        format!("Agent {what}:   {check}: {message}\n")
+        format!("Agent {what}:   {check}: {}\n", printable(message))
     });
     lines.collect()
 }

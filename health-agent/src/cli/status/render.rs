@@ -12,7 +12,7 @@ use health_model::duration::{duration_text, go_duration, parse_duration};
 use super::figures::Figures;
 use super::local;
 use super::view::{Changes, Tally, Target, View};
-use crate::cli::output::{NONE, comma_separated, indent, table};
+use crate::cli::output::{NONE, comma_separated, indent, printable, table};
 use crate::cli::path_mtu::larger as larger_packets;
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
@@ -249,7 +249,12 @@ impl Report<'_> {
                 None => NOT_KNOWN.to_owned(),
                 Some(result) => self.result(result),
             };
-            writeln!(self.out, "    {} {label}:   {text}", mark(is_changed))?;
+            writeln!(
+                self.out,
+                "    {} {label}:   {}",
+                mark(is_changed),
+                printable(&text)
+            )?;
             if let Detail::Verbose(figures) = self.detail {
                 let lines = figures.lines(&node.name, target).join("\n");
                 self.out.push_str(&indent(8, &lines));
@@ -361,7 +366,7 @@ fn readable(interval: &str) -> String {
 }
 
 fn local_fault(diagnosis: &Diagnosis) -> String {
-    format!("Fault of this node:   {}\n", diagnosis.message)
+    format!("Fault of this node:   {}\n", printable(&diagnosis.message))
 }
 
 fn mark(is_changed: bool) -> char {

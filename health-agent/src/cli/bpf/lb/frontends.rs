@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use super::selection::Selection;
-use crate::cli::output::{Format, NONE, comma_separated, table};
+use crate::cli::output::{Cell, Format, comma_separated, table};
 use crate::frontend_names::{algorithm_name, kind_name};
 
 /// A frontend as JSON shows it.
@@ -108,14 +108,14 @@ fn frontends_table(rows: &[FrontendRow]) -> String {
     let rows = rows.iter().map(|row| {
         let address = std::net::SocketAddr::new(row.address, row.port);
         [
-            format!("{address}/{}", row.protocol),
-            row.kind.clone(),
-            row.service.to_string(),
-            row.algorithm.clone(),
+            Cell::from(format!("{address}/{}", row.protocol)),
+            row.kind.as_str().into(),
+            row.service.to_string().into(),
+            row.algorithm.as_str().into(),
             settings(row),
             pool_cell(&row.inside),
             if row.outside == row.inside {
-                "=".to_owned()
+                "=".into()
             } else {
                 pool_cell(&row.outside)
             },
@@ -128,7 +128,7 @@ fn frontends_table(rows: &[FrontendRow]) -> String {
 }
 
 /// The settings of a frontend that differ from the default.
-fn settings(row: &FrontendRow) -> String {
+fn settings(row: &FrontendRow) -> Cell {
     let mut settings = Vec::new();
     if row.affinity_seconds > 0 {
         settings.push(format!("affinity={}s", row.affinity_seconds));
@@ -142,13 +142,10 @@ fn settings(row: &FrontendRow) -> String {
     if let Some(ranges) = &row.source_ranges {
         settings.push(format!("from={}", comma_separated(ranges)));
     }
-    if settings.is_empty() {
-        return NONE.to_owned();
-    }
-    settings.join("\n")
+    Cell::lines_or_none(settings)
 }
 
-fn pool_cell(pool: &PoolView) -> String {
+fn pool_cell(pool: &PoolView) -> Cell {
     let lines = pool.backends.iter().map(|backend| {
         let address = std::net::SocketAddr::new(backend.address, backend.port);
         let percent = backend.share * 100.0;
@@ -156,9 +153,9 @@ fn pool_cell(pool: &PoolView) -> String {
     });
     let lines: Vec<_> = lines.collect();
     if lines.is_empty() {
-        return pool.otherwise.to_owned();
+        return pool.otherwise.into();
     }
-    lines.join("\n")
+    Cell::of_lines(lines)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use health_datapath::services::{ListedBackend, ListedFrontend};
 use serde::Serialize;
 
 use super::selection::Selection;
-use crate::cli::output::{Format, table};
+use crate::cli::output::{Cell, Format, table};
 
 /// A table as JSON shows it.
 #[derive(Debug, Serialize)]
@@ -80,10 +80,10 @@ fn tables_table(rows: &[TableRow]) -> String {
             format!("{address} {}", backend.places)
         });
         [
-            row.service.to_string(),
-            row.at.to_string(),
-            row.places.to_string(),
-            backends.collect::<Vec<_>>().join("\n"),
+            Cell::from(row.service.to_string()),
+            row.at.to_string().into(),
+            row.places.to_string().into(),
+            Cell::of_lines(backends),
         ]
     });
     table(["NUMBER", "AT", "PLACES", "BACKENDS"], rows)
