@@ -65,6 +65,11 @@ pub struct DatapathConfig {
     pub health_mac: [u8; 6],
     /// [`PASSIVE_RTT`], [`SERVICES`], [`SERVICES_HANDOVER`] and [`HOST_ROUTING`].
     pub flags: u16,
+    /// The agent's process, by its number in the first PID namespace: its sockets go where they are sent, whatever services
+    /// there are. Otherwise a service could stand between the agent and what tells it of services. 0: none is known.
+    pub agent_tgid: u32,
+    /// Explicit padding, zero.
+    pub pad: u32,
 }
 
-crate::map_types!(DatapathConfig = 192);
+crate::map_types!(DatapathConfig = 200);

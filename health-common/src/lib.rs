@@ -37,7 +37,7 @@ pub mod tuple;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does, and keeps an agent from
 /// reusing pinned maps that it would misread. The layout of each map says since which version it is as it is.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

@@ -155,7 +155,7 @@ pub const HANDS: MapLayout = map::<u32, Hand>("HEALTH_HANDS", 11);
 /// By which keys nodes know what others send on to their backends.
 pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
 /// Settings.
-pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 10);
+pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 12);
 
 /// All maps that are always pinned.
 pub const MAPS: [MapLayout; 49] = [

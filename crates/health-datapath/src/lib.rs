@@ -24,6 +24,7 @@ pub mod pin_folder;
 mod pins;
 pub mod policy;
 pub mod probe;
+pub mod process;
 mod resize;
 mod rings;
 pub mod rtt_store;

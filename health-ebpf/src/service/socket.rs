@@ -6,6 +6,7 @@
 use core::ptr;
 
 use aya_ebpf::bindings::{BPF_ANY, bpf_sock_addr};
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use aya_ebpf::programs::SockContext;
 use health_common::addr::Addr;
@@ -160,7 +161,8 @@ impl Named {
     }
 }
 
-/// The socket of a call, as the key of what it is connected to, if it is one of the host's; with the settings.
+/// The socket of a call, as the key of what it is connected to, if it is one of the host's and not the agent's own; with the
+/// settings.
 #[inline(always)]
 fn socket(call: &impl Call) -> Option<(SocketKey, &'static DatapathConfig)> {
     let config = HEALTH_CONFIG.get(0)?;
@@ -172,12 +174,19 @@ fn socket(call: &impl Call) -> Option<(SocketKey, &'static DatapathConfig)> {
             ptr::read_volatile(&raw const (*context).protocol),
         )
     };
-    if config.netns_cookie != netns {
+    if config.netns_cookie != netns || is_agent(config) {
         return None;
     }
     // SAFETY: as above.
     let cookie = unsafe { bpf_get_socket_cookie(context.cast()) };
     Some((SocketKey::connected(cookie, protocol as u8), config))
+}
+
+/// Whether the agent makes this call.
+#[inline(always)]
+fn is_agent(config: &DatapathConfig) -> bool {
+    // The upper half is the process, by its number in the first PID namespace.
+    (bpf_get_current_pid_tgid() >> 32) as u32 == config.agent_tgid
 }
 
 /// A socket connects.

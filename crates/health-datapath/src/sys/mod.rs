@@ -23,7 +23,8 @@ pub(crate) use self::map::{
     lookup_batch, map_by_id, map_info, next_key, open_map, set, update_batch, wait_for_programs,
 };
 pub(crate) use self::program::{
-    Unverified, jited_len, load_classifier, program_id, refusal, run_classifier, verify_program,
+    Unverified, jited_len, load_classifier, program_id, refusal, run_classifier,
+    run_raw_tracepoint, verify_program,
 };
 
 /// `union bpf_attr` for opening an object by its id.

@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 use aya_obj::generated::bpf_cmd::{BPF_PROG_LOAD, BPF_PROG_TEST_RUN};
-use aya_obj::generated::bpf_prog_type::{self, BPF_PROG_TYPE_SCHED_CLS};
+use aya_obj::generated::bpf_prog_type::{
+    self, BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_SCHED_CLS,
+};
 
 use super::{bpf, bpf_open, object_info};
 
@@ -72,8 +74,23 @@ struct ProgramAttr {
 
 /// Loads a program for the hooks of tc. What the verifier has to say to a program that it refuses goes to `log`.
 pub(crate) fn load_classifier(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
+    load(BPF_PROG_TYPE_SCHED_CLS, instructions, log)
+}
+
+/// Loads a program for raw tracepoints, and runs it once in this process, without a context; what it returned.
+pub(crate) fn run_raw_tracepoint(instructions: &[u64]) -> io::Result<u32> {
+    let program = load(BPF_PROG_TYPE_RAW_TRACEPOINT, instructions, &mut [])?;
+    let mut attr = RunAttr {
+        program: program.as_raw_fd() as u32,
+        ..RunAttr::default()
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    Ok(attr.result)
+}
+
+fn load(kind: bpf_prog_type, instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
     let mut attr = ProgramAttr {
-        kind: BPF_PROG_TYPE_SCHED_CLS as u32,
+        kind: kind as u32,
         instructions: instructions.len() as u32,
         insns: instructions.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,

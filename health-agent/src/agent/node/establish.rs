@@ -11,6 +11,7 @@ use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOV
 use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::{LoadSettings, ProgramLog};
 use health_datapath::pin_folder;
+use health_datapath::process;
 use health_datapath::services::ServiceMapSizes;
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
@@ -226,6 +227,11 @@ impl NodeDatapath {
             flags: flags(config),
             netns_cookie: if has_sockets(config) {
                 netns::cookie().context("cannot tell the host's network namespace")?
+            } else {
+                0
+            },
+            agent_tgid: if has_sockets(config) {
+                process::tgid().context("cannot tell the number of this process")?
             } else {
                 0
             },

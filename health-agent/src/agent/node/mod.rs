@@ -65,6 +65,8 @@ pub(super) struct NodeDatapath {
     flags: u16,
     /// The host's network namespace, if services are there for its sockets; else 0.
     netns_cookie: u64,
+    /// This process, as programs see it; 0 where none looks at sockets.
+    agent_tgid: u32,
     timeouts: Timeouts,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
@@ -439,6 +441,8 @@ impl NodeDatapath {
             // Only while maps are replaced, which is over.
             flows_held_until_ns: 0,
             flags: self.flags,
+            agent_tgid: self.agent_tgid,
+            pad: 0,
         };
         self.datapath().configure(config)?;
         self.datapath()

@@ -38,6 +38,7 @@ pub(super) struct Settings {
     health6: Option<IpAddr>,
     health_mac: Option<String>,
     netns_cookie: Option<u64>,
+    agent_tgid: Option<u32>,
     node4: Option<IpAddr>,
     node6: Option<IpAddr>,
     flows_held_until_ns: Option<u64>,
@@ -59,6 +60,7 @@ impl From<DatapathConfig> for Settings {
             health6: address(config.health6),
             health_mac: has_endpoint.then(|| mac(config.health_mac)),
             netns_cookie: (config.netns_cookie != 0).then_some(config.netns_cookie),
+            agent_tgid: (config.agent_tgid != 0).then_some(config.agent_tgid),
             node4: address(config.node4),
             node6: address(config.node6),
             flows_held_until_ns: (config.flows_held_until_ns != 0)
@@ -82,6 +84,7 @@ impl fmt::Display for Settings {
         optional(f, "health6", self.health6)?;
         optional(f, "health_mac", self.health_mac.as_ref())?;
         optional(f, "netns_cookie", self.netns_cookie)?;
+        optional(f, "agent_tgid", self.agent_tgid)?;
         optional(f, "node4", self.node4)?;
         optional(f, "node6", self.node6)?;
         optional(f, "flows_held_until_ns", self.flows_held_until_ns)

@@ -1,10 +1,17 @@
 //! The programs for the host's own sockets: they serve without an agent, are put back, and are gone with the services.
 //! Programs of others, and sockets of other network namespaces, are none of their business.
 
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use health_common::LAYOUT_VERSION;
+use health_common::config::{DatapathConfig, SERVICES};
+use health_common::service::{ALGORITHM_RANDOM, KIND_CLUSTER_IP};
+use health_datapath::process;
+use health_datapath::services::{BackendSpec, FrontendSpec, PortSpec, Target};
+use health_service::maglev::{Maglev, SEED, SIZE};
+use health_service::provider::ebpf::MaglevTables;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
 use tests::process::run;
@@ -89,6 +96,97 @@ fn at_cgroup(node: &Node) -> anyhow::Result<Vec<String>> {
     });
     let names = of_sockets.filter_map(|row| row["name"].as_str().map(str::to_owned));
     Ok(names.collect())
+}
+
+/// A service at each of these addresses, written straight into the maps, with a backend elsewhere.
+fn serve_alone(run: &mut TestRun, frontends: [SocketAddr; 2], protocol: u8) -> anyhow::Result<()> {
+    let mut tables = run.datapath.services()?;
+    let mut maglev = MaglevTables::new(Maglev::new(SIZE, SEED)?);
+    let mut change = tables.change(0);
+    for address in frontends {
+        let spec = PortSpec {
+            protocol,
+            frontends: vec![FrontendSpec {
+                address,
+                kind: KIND_CLUSTER_IP,
+                flags: 0,
+                inside: Target::Cluster,
+                outside: Target::Cluster,
+            }],
+            cluster: vec![BackendSpec {
+                address: SocketAddr::new(address.ip(), BACKEND_PORT),
+                weight: 1,
+            }],
+            algorithm: ALGORITHM_RANDOM,
+            ..PortSpec::default()
+        };
+        change.set(None, &spec, &mut maglev)?;
+    }
+    change.commit()?;
+    Ok(())
+}
+
+/// Where the backends of [`serve_alone`] listen.
+const BACKEND_PORT: u16 = 7;
+
+/// Whether the programs send a socket of this process to a backend: what it learns is the service in any case, so the kernel
+/// is asked where it is connected.
+fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
+    let (socket, _) = connected_socket(target)?;
+    let local = socket.local_addr()?;
+    let listed = Command::new("ss")
+        .args(["-Hun", "sport", "=", &format!(":{}", local.port())])
+        .output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let ends_with = |port: u16| listed.contains(&format!("{}:{port} ", bracketed(target.ip())));
+    ensure!(
+        ends_with(BACKEND_PORT) != ends_with(target.port()),
+        "{target}: {listed:?}"
+    );
+    Ok(ends_with(BACKEND_PORT))
+}
+
+fn bracketed(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => format!("[{v6}]"),
+    }
+}
+
+/// Otherwise, whoever may write a service could stand between the agent and its API server.
+#[test]
+#[ignore = "needs root"]
+fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
+    let targets: [SocketAddr; 2] = ["127.0.0.77:4240".parse()?, "[::1]:4240".parse()?];
+    let mut run = TestRun::load_alone();
+    let root = health_net::cgroup::root()?.context("no control groups")?;
+    run.datapath.set_socket_root(Some(&root))?;
+    serve_alone(&mut run, targets, 17)?;
+    run.datapath.attach(&[])?;
+    let this = process::tgid()?;
+    for (agent_tgid, is_served) in [(0, true), (this, false), (this + 1, true)] {
+        run.datapath.configure(DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            netns_cookie: health_net::netns::cookie()?,
+            flags: SERVICES,
+            agent_tgid,
+            ..DatapathConfig::default()
+        })?;
+        for target in targets {
+            ensure!(
+                is_translated(target)? == is_served,
+                "{target}, agent {agent_tgid}"
+            );
+            // In all threads.
+            let of_thread = std::thread::spawn(move || is_translated(target));
+            let of_thread = of_thread.join().expect("a thread")?;
+            ensure!(
+                of_thread == is_served,
+                "{target}, agent {agent_tgid}, a thread"
+            );
+        }
+    }
+    Ok(())
 }
 
 #[test]
