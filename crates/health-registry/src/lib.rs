@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod asked;
 pub mod config;
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -260,10 +260,11 @@ impl Agent {
                     standing: registry.standing(),
                     addresses: services_told,
                     forwarding: services::forwarding(config, &node.keys),
-                    reserved: services::reserved::follow(
-                        node.gateways().collect(),
-                        endpoints.clone(),
-                    ),
+                    reserved: services::reserved::ReservedSources {
+                        gateways: node.gateways().collect(),
+                        endpoints: endpoints.clone(),
+                        nodes: registry.watch(),
+                    },
                 };
                 Some(services::start(config, &own, parts, probes, links, &netlink).await?)
             }

@@ -20,7 +20,8 @@ pub enum ListenAddress {
 }
 
 impl ListenAddress {
-    pub(super) fn port(self) -> Option<u16> {
+    /// The TCP port; none if it is nowhere.
+    pub fn port(self) -> Option<u16> {
         match self {
             Self::Off => None,
             Self::Localhost(port) => Some(port),

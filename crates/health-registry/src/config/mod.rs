@@ -3,6 +3,7 @@
 mod check;
 mod conntrack;
 mod containers;
+mod external_ips;
 mod listen;
 mod masquerade;
 mod probing;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::conntrack::{ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime};
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerProbing};
+pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
     MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,

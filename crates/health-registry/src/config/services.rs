@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
 use super::{
-    Config, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode, ServiceSources,
+    Config, ExternalIpSetting, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode,
+    ServiceSources,
 };
 
 /// Longest name of a zone, bytes: that of the value of a label.
@@ -47,6 +48,10 @@ pub struct ServiceSettings {
     /// link-local ones]
     #[arg(long = "service-node-port-cidr", value_name = "CIDR", value_parser = parse_network)]
     pub service_node_port_cidrs: Vec<IpNet>,
+    /// External addresses (spec.externalIPs) at which services are served: no-nodes, those that no node has; all; none; or those
+    /// in these networks, CIDR[,CIDR...]
+    #[arg(long, value_name = "ADDRESSES", default_value = "no-nodes")]
+    pub service_external_ips: ExternalIpSetting,
     /// Zone of this node, as endpoint slices name it in their hints [default: with `--registry kubernetes` that of the Node
     /// object]
     #[arg(long, value_name = "ZONE")]
@@ -99,6 +104,7 @@ impl Default for ServiceSettings {
             service_proxy_mode: ServiceProxyMode::default(),
             ipvs: IpvsSettings::default(),
             service_node_port_cidrs: Vec::new(),
+            service_external_ips: ExternalIpSetting::default(),
             service_node_zone: None,
             service_sync_min: Duration::from_millis(20),
             service_sync_max: Duration::from_secs(30),

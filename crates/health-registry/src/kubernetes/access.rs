@@ -132,6 +132,12 @@ impl Access {
     }
 }
 
+/// The URL of the API server that a kubeconfig names, or without one the environment; none if there is none.
+pub(crate) async fn server(kubeconfig: Option<&Path>) -> Option<String> {
+    let config = Access::find(kubeconfig).ok()?.config().await.ok()?;
+    Some(config.cluster_url.to_string())
+}
+
 fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
     Kubeconfig::read_from(path).map_err(|source| AccessError::Kubeconfig {
         path: path.to_owned(),

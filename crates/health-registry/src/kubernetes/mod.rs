@@ -7,6 +7,7 @@ mod pods;
 mod services;
 
 pub use self::access::AccessError;
+pub(crate) use self::access::server;
 pub use self::objects::{ObjectTable, ObjectWatch};
 pub use self::pods::watch_pods;
 pub use self::services::{ServiceScope, ServiceWatch};

@@ -25,7 +25,7 @@ use crate::choice::Topology;
 use crate::health_check::{HealthAnswer, NodeStanding, ProxyHealth};
 use crate::runner::{Driver, Intervals, RunnerError, Trigger};
 use crate::source::ServiceSet;
-use crate::state::ReservedAddresses;
+use crate::state::Reserved;
 use syncer::Syncer;
 
 pub use provider::{Provider, Work};
@@ -123,11 +123,11 @@ impl Drop for Services {
 pub struct NodeFacts {
     /// Where it is.
     pub topology: watch::Receiver<Topology>,
-    /// Addresses that it uses itself: no service is served there.
-    pub reserved: watch::Receiver<Arc<ReservedAddresses>>,
+    /// What services must leave to it and to its peers.
+    pub reserved: watch::Receiver<Arc<Reserved>>,
 }
 
-/// A node that uses no address itself.
+/// A node to which services must leave nothing.
 impl From<watch::Receiver<Topology>> for NodeFacts {
     fn from(topology: watch::Receiver<Topology>) -> Self {
         Self {

@@ -10,15 +10,15 @@ use imbl::OrdMap;
 use jiff::Timestamp;
 
 use super::frontend::{FrontendKind, Listen};
-use super::reserved::ReservedFor;
-use crate::spec::{PortKey, ServicePort, ServicePortName};
+use super::reserved::{Reserved, ReservedFor};
+use crate::spec::{PortKey, ServiceName, ServicePort, ServicePortName};
 
 /// What can be claimed: an address or node port, in one family and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Claimed {
     family: Family,
     protocol: Protocol,
-    listen: Listen,
+    pub(super) listen: Listen,
 }
 
 impl Claimed {
@@ -33,15 +33,103 @@ impl Claimed {
     pub(super) fn of(key: &PortKey, listen: Listen) -> Self {
         Self::new(key.family, key.name.protocol, listen)
     }
+
+    /// The node port that is served at this address too.
+    fn node_port(&self, reserved: &Reserved) -> Option<Self> {
+        let Listen::Address(address) = self.listen else {
+            return None;
+        };
+        let listen = Listen::NodePort(address.port());
+        let is_shared = reserved.serves_node_ports(address.ip());
+        is_shared.then_some(Self { listen, ..*self })
+    }
+
+    /// The addresses at which this node port is served.
+    pub(super) fn addresses<'a>(
+        &self,
+        reserved: &'a Reserved,
+    ) -> impl Iterator<Item = Self> + use<'a> {
+        let this = *self;
+        let port = match self.listen {
+            Listen::NodePort(port) => Some(port),
+            Listen::Address(_) => None,
+        };
+        port.into_iter().flat_map(move |port| {
+            let ips = reserved.node_ports.iter();
+            let ips = ips.filter(move |ip| Family::of(**ip) == this.family);
+            ips.map(move |ip| Self {
+                listen: Listen::Address(SocketAddr::new(*ip, port)),
+                ..this
+            })
+        })
+    }
+
+    /// This, and all others of which some share an address with it.
+    fn sharing(self, reserved: &Reserved) -> impl Iterator<Item = Self> {
+        let addresses = self.addresses(reserved);
+        [Some(self), self.node_port(reserved)]
+            .into_iter()
+            .flatten()
+            .chain(addresses)
+    }
 }
 
-/// A claim on an address or node port; the smallest one owns it. ClusterIPs come first: the cluster assigns each only once,
-/// while anybody may write an external address into a service.
+/// A claim on an address or node port; the smallest one that may be served there owns it. ClusterIPs come first: the cluster
+/// assigns each only once, while anybody may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Claim {
+pub(super) struct Claim {
     is_written: bool,
     created: Option<Timestamp>,
-    name: ServicePortName,
+    pub(super) name: ServicePortName,
+    kind: FrontendKind,
+}
+
+impl Claim {
+    pub(super) fn of(port: &ServicePort, name: &ServicePortName, kind: FrontendKind) -> Self {
+        Self {
+            is_written: kind != FrontendKind::ClusterIp,
+            created: port.service.created,
+            name: name.clone(),
+            kind,
+        }
+    }
+
+    /// Whether it comes before another port's claim on the same place.
+    pub(super) fn comes_before(&self, other: &Self) -> bool {
+        self.name != other.name && self < other
+    }
+}
+
+/// Which claims may be served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Permits<'a> {
+    pub(super) reserved: &'a Reserved,
+    pub(super) checks: &'a CheckPorts,
+}
+
+/// The health-check node ports, each with the services that have it.
+pub(super) type CheckPorts = OrdMap<u16, BTreeSet<ServiceName>>;
+
+impl Permits<'_> {
+    /// Why a frontend of this kind is not served here, whatever other services claim.
+    pub(super) fn reason(self, kind: FrontendKind, claimed: &Claimed) -> Option<ReservedFor> {
+        let reserved = self.reserved.reason(kind, claimed.protocol, claimed.listen);
+        reserved.or_else(|| self.check(claimed))
+    }
+
+    /// The health check that has this port of the node.
+    fn check(self, claimed: &Claimed) -> Option<ReservedFor> {
+        if claimed.protocol != Protocol::TCP {
+            return None;
+        }
+        let port = match claimed.listen {
+            Listen::NodePort(port) => port,
+            Listen::Address(address) if self.reserved.own.contains(&address.ip()) => address.port(),
+            Listen::Address(_) => return None,
+        };
+        let service = self.checks.get(&port)?.first()?;
+        Some(ReservedFor::HealthCheck(service.clone()))
+    }
 }
 
 /// Whose an address or node port is.
@@ -101,15 +189,29 @@ pub(super) struct Claims {
     claims: OrdMap<Claimed, Vec<Claim>>,
 }
 
-/// Addresses and node ports whose claims have changed, with their former owners.
+/// Addresses and node ports whose claims have changed, each with the claim that owned it.
 #[derive(Debug, Default)]
-pub(super) struct Touched(BTreeMap<Claimed, Option<ServicePortName>>);
+pub(super) struct Touched(BTreeMap<Claimed, Option<Claim>>);
 
 impl Claims {
-    /// The port that owns this address or node port.
-    pub(super) fn owner(&self, claimed: &Claimed) -> Option<&ServicePortName> {
-        let claims = self.claims.get(claimed)?;
-        claims.first().map(|claim| &claim.name)
+    /// The claim that owns this address or node port, as far as only claims on the very same count.
+    pub(super) fn owner(&self, claimed: &Claimed, permits: Permits<'_>) -> Option<&Claim> {
+        let mut claims = self.claims.get(claimed)?.iter();
+        claims.find(|claim| permits.reason(claim.kind, claimed).is_none())
+    }
+
+    /// The claim of another port that comes before this one: on the same place, or on a node port that is served at this
+    /// address, or on this address of the node, where the node port would be served.
+    pub(super) fn rival(
+        &self,
+        claim: &Claim,
+        claimed: &Claimed,
+        permits: Permits<'_>,
+    ) -> Option<&Claim> {
+        let others = [Some(*claimed), claimed.node_port(permits.reserved)];
+        let owners = others.into_iter().flatten();
+        let owners = owners.filter_map(|claimed| self.owner(&claimed, permits));
+        owners.filter(|owner| owner.comes_before(claim)).min()
     }
 
     pub(super) fn add(
@@ -117,24 +219,27 @@ impl Claims {
         key: &PortKey,
         (listen, kind): (Listen, FrontendKind),
         port: &ServicePort,
+        permits: Permits<'_>,
         touched: &mut Touched,
     ) {
         let claimed = Claimed::of(key, listen);
-        self.touch(claimed, touched);
-        let claim = Claim {
-            is_written: kind != FrontendKind::ClusterIp,
-            created: port.service.created,
-            name: key.name.clone(),
-        };
+        self.touch(claimed, permits, touched);
+        let claim = Claim::of(port, &key.name, kind);
         let claims = self.claims.entry(claimed).or_default();
         if let Err(index) = claims.binary_search(&claim) {
             claims.insert(index, claim);
         }
     }
 
-    pub(super) fn remove(&mut self, key: &PortKey, listen: Listen, touched: &mut Touched) {
+    pub(super) fn remove(
+        &mut self,
+        key: &PortKey,
+        listen: Listen,
+        permits: Permits<'_>,
+        touched: &mut Touched,
+    ) {
         let claimed = Claimed::of(key, listen);
-        self.touch(claimed, touched);
+        self.touch(claimed, permits, touched);
         if let Some(claims) = self.claims.get_mut(&claimed) {
             claims.retain(|claim| claim.name != key.name);
             if claims.is_empty() {
@@ -153,30 +258,70 @@ impl Claims {
                 let end = |port| Claimed::new(family, protocol, listen(port));
                 self.claims.range(end(0)..=end(u16::MAX))
             });
-        ranges.flat_map(move |(_, claims)| {
-            let names = claims.iter().map(|claim| claim.name.clone());
-            names.map(move |name| PortKey { name, family })
+        ranges.flat_map(move |(claimed, claims)| keys(claimed, claims))
+    }
+
+    /// All ports that claim anything but ClusterIPs.
+    pub(super) fn written(&self) -> impl Iterator<Item = PortKey> {
+        self.claims.iter().flat_map(|(claimed, claims)| {
+            let claims = claims.iter().filter(|claim| claim.is_written);
+            let family = claimed.family;
+            claims.map(move |claim| claim.key(family))
         })
     }
 
-    fn touch(&self, claimed: Claimed, touched: &mut Touched) {
-        let owner = || self.owner(&claimed).cloned();
+    /// All ports that claim a port of the node: as a NodePort, or at one of its addresses.
+    pub(super) fn at_port<'a>(
+        &'a self,
+        protocol: Protocol,
+        port: u16,
+        own: &'a BTreeSet<IpAddr>,
+    ) -> impl Iterator<Item = PortKey> + 'a {
+        let node_ports = Family::ALL.into_iter();
+        let node_ports = node_ports.map(move |family| (family, Listen::NodePort(port)));
+        let addresses = own.iter().map(move |ip| {
+            let listen = Listen::Address(SocketAddr::new(*ip, port));
+            (Family::of(*ip), listen)
+        });
+        node_ports
+            .chain(addresses)
+            .flat_map(move |(family, listen)| {
+                let claimed = Claimed::new(family, protocol, listen);
+                let found = self.claims.get_key_value(&claimed).into_iter();
+                found.flat_map(|(claimed, claims)| keys(claimed, claims))
+            })
+    }
+
+    fn touch(&self, claimed: Claimed, permits: Permits<'_>, touched: &mut Touched) {
+        let owner = || self.owner(&claimed, permits).cloned();
         touched.0.entry(claimed).or_insert_with(owner);
     }
 
-    /// All ports that claim an address or node port whose owner has changed.
-    pub(super) fn moved(&self, touched: Touched) -> BTreeSet<PortKey> {
+    /// All ports that claim an address or node port whose owner has changed, or one that shares an address with it.
+    pub(super) fn moved(&self, touched: Touched, permits: Permits<'_>) -> BTreeSet<PortKey> {
         let moved = touched
             .0
             .into_iter()
-            .filter(|(claimed, before)| self.owner(claimed) != before.as_ref());
-        let claimants = moved.flat_map(|(claimed, _)| {
-            let claims = self.claims.get(&claimed).into_iter().flatten();
-            claims.map(move |claim| PortKey {
-                name: claim.name.clone(),
-                family: claimed.family,
-            })
+            .filter(|(claimed, before)| self.owner(claimed, permits) != before.as_ref());
+        let places = moved.flat_map(|(claimed, _)| claimed.sharing(permits.reserved));
+        let claimants = places.flat_map(|place| {
+            let found = self.claims.get_key_value(&place).into_iter();
+            found.flat_map(|(claimed, claims)| keys(claimed, claims))
         });
         claimants.collect()
     }
+}
+
+impl Claim {
+    fn key(&self, family: Family) -> PortKey {
+        PortKey {
+            name: self.name.clone(),
+            family,
+        }
+    }
+}
+
+fn keys<'a>(claimed: &Claimed, claims: &'a [Claim]) -> impl Iterator<Item = PortKey> + 'a {
+    let family = claimed.family;
+    claims.iter().map(move |claim| claim.key(family))
 }

@@ -24,11 +24,11 @@ use jiff::Timestamp;
 use crate::choice::{Choice, Topology};
 use crate::spec::{Algorithm, Endpoint, PortKey, ServiceName, ServicePortName};
 use crate::tracker::{EndpointsChangeTracker, EndpointsMap, ServiceChangeTracker, ServicePortMap};
-use claims::{Claimed, Claims, Touched};
+use claims::{CheckPorts, Claim, Claimed, Claims, Permits, Touched};
 
 pub use claims::{Conflict, Owner};
 pub use frontend::{Frontend, FrontendKind, Listen, Target};
-pub use reserved::{ReservedAddresses, ReservedFor};
+pub use reserved::{ExternalIps, Peer, Reserved, ReservedFor};
 
 /// A backend of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,7 +103,9 @@ pub struct State {
     services: ServicePortMap,
     endpoints: EndpointsMap,
     claims: Claims,
-    reserved: Arc<ReservedAddresses>,
+    reserved: Arc<Reserved>,
+    /// The health-check node ports of all services.
+    checks: CheckPorts,
     ports: OrdMap<PortKey, Arc<PortState>>,
     conflicts: Conflicts,
     /// By family as in [`Family::ALL`].
@@ -120,6 +122,7 @@ impl State {
             endpoints: EndpointsMap::default(),
             claims: Claims::default(),
             reserved: Arc::default(),
+            checks: CheckPorts::new(),
             ports: OrdMap::new(),
             conflicts: OrdMap::new(),
             health_checks: [OrdMap::new(), OrdMap::new()],
@@ -135,10 +138,11 @@ impl State {
     ) -> Changes {
         let services = services.apply(&mut self.services);
         let endpoints = endpoints.apply(&mut self.endpoints);
+        let mut affected = BTreeSet::new();
         for service in services.services.union(&endpoints.services) {
-            self.note_health_checks(service);
+            affected.extend(self.note_health_checks(service));
         }
-        let mut affected = self.claim(&services.ports);
+        affected.extend(self.claim(&services.ports));
         affected.extend(endpoints.ports);
         Changes {
             ports: self.update(affected),
@@ -161,16 +165,27 @@ impl State {
         self.update(self.ports.keys().cloned().collect())
     }
 
-    /// These addresses are in use on the node now: no service is served there. Returns the ports whose state is another
-    /// than before.
-    pub fn set_reserved(&mut self, reserved: &Arc<ReservedAddresses>) -> BTreeSet<PortKey> {
+    /// Services must leave this to the node and its peers now. Returns the ports whose state is another than before.
+    pub fn set_reserved(&mut self, reserved: &Arc<Reserved>) -> BTreeSet<PortKey> {
         if self.reserved == *reserved {
             return BTreeSet::new();
         }
         let before = std::mem::replace(&mut self.reserved, reserved.clone());
-        let ips = before.keys().chain(reserved.keys());
-        let changed = ips.filter(|ip| before.get(ip) != reserved.get(ip));
-        let affected = changed.flat_map(|ip| self.claims.at(*ip)).collect();
+        let (had, has) = (&before.addresses, &reserved.addresses);
+        let ips = had.keys().chain(has.keys());
+        let changed = ips.filter(|ip| had.get(ip) != has.get(ip));
+        let mut affected: BTreeSet<_> = changed.flat_map(|ip| self.claims.at(*ip)).collect();
+        // Endpoints come and go all the time, and the rest seldom changes.
+        let rest = |reserved: &Reserved| Reserved {
+            addresses: BTreeMap::new(),
+            ..reserved.clone()
+        };
+        if rest(&before) != rest(reserved) {
+            affected.extend(self.claims.written());
+            let own = before.own.union(&reserved.own);
+            let peers = before.peers.keys().chain(reserved.peers.keys());
+            affected.extend(own.chain(peers).flat_map(|ip| self.claims.at(*ip)));
+        }
         self.update(affected)
     }
 
@@ -188,7 +203,7 @@ impl State {
             .map(|(name, _)| name.clone())
             .collect();
         for name in &names {
-            state.note_health_checks(&name.service);
+            let _ = state.note_health_checks(&name.service);
         }
         let affected = state.claim(&names);
         state.update(affected);
@@ -225,24 +240,24 @@ impl State {
         &self.conflicts
     }
 
-    /// The port that owns a place; none if no port claims it, or this node uses the address itself.
+    /// The port that is served at a place which it claims itself: an address at which its NodePort is served is no such place.
+    /// None if no port is.
     pub fn owner(
         &self,
         family: Family,
         protocol: Protocol,
         listen: Listen,
     ) -> Option<&ServicePortName> {
-        if self.reserved_for(listen).is_some() {
-            return None;
-        }
-        self.claims.owner(&Claimed::new(family, protocol, listen))
+        let claimed = Claimed::new(family, protocol, listen);
+        let owner = self.claims.owner(&claimed, self.permits())?;
+        let rival = self.claims.rival(owner, &claimed, self.permits());
+        rival.is_none().then_some(&owner.name)
     }
 
-    /// What this node uses the address for; none if nothing has it.
-    fn reserved_for(&self, listen: Listen) -> Option<&ReservedFor> {
-        match listen {
-            Listen::Address(address) => self.reserved.get(&address.ip()),
-            Listen::NodePort(_) => None,
+    fn permits(&self) -> Permits<'_> {
+        Permits {
+            reserved: &self.reserved,
+            checks: &self.checks,
         }
     }
 
@@ -269,7 +284,13 @@ impl State {
         local.len()
     }
 
-    fn note_health_checks(&mut self, service: &ServiceName) {
+    /// Returns the ports to recompute: those that claim a port of the node which becomes that of a health check, or was it.
+    fn note_health_checks(&mut self, service: &ServiceName) -> BTreeSet<PortKey> {
+        let port_of = |checks: &[HealthChecks; 2]| {
+            let mut found = checks.iter().filter_map(|checks| checks.get(service));
+            found.next().map(|check| check.port)
+        };
+        let before = port_of(&self.health_checks);
         let port = self.services.of_service(service).next();
         let common = port.map(|(_, port)| port.service.clone());
         for family in Family::ALL {
@@ -300,6 +321,26 @@ impl State {
                 None => checks.remove(service),
             };
         }
+        let now = port_of(&self.health_checks);
+        if before == now {
+            return BTreeSet::new();
+        }
+        if let Some(port) = before
+            && let Some(services) = self.checks.get_mut(&port)
+        {
+            services.remove(service);
+            if services.is_empty() {
+                self.checks.remove(&port);
+            }
+        }
+        if let Some(port) = now {
+            self.checks.entry(port).or_default().insert(service.clone());
+        }
+        let ports = before.into_iter().chain(now);
+        let own = &self.reserved.own;
+        ports
+            .flat_map(|port| self.claims.at_port(Protocol::TCP, port, own))
+            .collect()
     }
 
     /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute: these,
@@ -307,6 +348,10 @@ impl State {
     fn claim(&mut self, names: &BTreeSet<ServicePortName>) -> BTreeSet<PortKey> {
         let mut touched = Touched::default();
         let mut affected = BTreeSet::new();
+        let permits = Permits {
+            reserved: &self.reserved,
+            checks: &self.checks,
+        };
         for name in names {
             for family in Family::ALL {
                 let key = PortKey {
@@ -321,17 +366,17 @@ impl State {
                     .into_iter()
                     .flat_map(|list| &**list);
                 for listen in had.chain(lacked.map(|conflict| conflict.listen)) {
-                    self.claims.remove(&key, listen, &mut touched);
+                    self.claims.remove(&key, listen, permits, &mut touched);
                 }
                 if let Some(port) = self.services.get(name) {
                     for wanted in frontend::wanted(port, family) {
-                        self.claims.add(&key, wanted, port, &mut touched);
+                        self.claims.add(&key, wanted, port, permits, &mut touched);
                     }
                 }
                 affected.insert(key);
             }
         }
-        affected.extend(self.claims.moved(touched));
+        affected.extend(self.claims.moved(touched, permits));
         affected
     }
 
@@ -368,6 +413,16 @@ impl State {
         true
     }
 
+    /// Whose a claimed place is, if it is not the claimant's.
+    fn taken_by(&self, claim: &Claim, claimed: &Claimed, kind: FrontendKind) -> Option<Owner> {
+        let permits = self.permits();
+        if let Some(reserved) = permits.reason(kind, claimed) {
+            return Some(Owner::Node(reserved));
+        }
+        let rival = self.claims.rival(claim, claimed, permits)?;
+        Some(Owner::Port(rival.name.clone()))
+    }
+
     /// The desired state of a port, and the places that others have.
     fn compute(&self, key: &PortKey) -> Option<(PortState, Vec<Conflict>)> {
         let port = self.services.get(&key.name)?;
@@ -377,30 +432,32 @@ impl State {
         }
         let endpoints = self.endpoints.get(key);
         let choice = Choice::of(endpoints, port, &self.topology);
+        let permits = self.permits();
         let source_ranges = frontend::source_ranges(port, key.family);
         let mut frontends = Vec::new();
         let mut conflicts = Vec::new();
         for (listen, kind) in wanted {
-            let other = self.claims.owner(&Claimed::of(key, listen));
-            let other = other.filter(|other| **other != key.name);
-            let owner = match (self.reserved_for(listen), other) {
-                (Some(reserved), _) => Some(Owner::Node(reserved.clone())),
-                (None, other) => other.cloned().map(Owner::Port),
+            let conflict = |listen, owner| Conflict {
+                key: key.clone(),
+                listen,
+                kind,
+                owner,
             };
-            match owner {
-                Some(owner) => conflicts.push(Conflict {
-                    key: key.clone(),
-                    listen,
-                    kind,
-                    owner,
-                }),
-                None => frontends.push(Frontend::new(
-                    (listen, kind),
-                    port,
-                    &choice,
-                    source_ranges.as_ref(),
-                )),
+            let claimed = Claimed::of(key, listen);
+            let claim = Claim::of(port, &key.name, kind);
+            if let Some(owner) = self.taken_by(&claim, &claimed, kind) {
+                conflicts.push(conflict(listen, owner));
+                continue;
             }
+            // At some of its addresses, a NodePort may come after what others claim there.
+            for place in claimed.addresses(&self.reserved) {
+                if let Some(other) = self.claims.rival(&claim, &place, permits) {
+                    let owner = Owner::Port(other.name.clone());
+                    conflicts.push(conflict(place.listen, owner));
+                }
+            }
+            let place = (listen, kind);
+            frontends.push(Frontend::new(place, port, &choice, source_ranges.as_ref()));
         }
         let backends = |list: &[&Endpoint]| -> Vec<_> {
             let backend = |endpoint: &&Endpoint| Backend {

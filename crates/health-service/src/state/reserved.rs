@@ -1,16 +1,36 @@
-//! Addresses that this node uses itself.
+//! Addresses and ports that no service may take from those who use them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-/// What an address of this node is for.
+use health_model::policy::Protocol;
+use ipnet::IpNet;
+
+use super::frontend::{FrontendKind, Listen};
+use crate::spec::ServiceName;
+
+/// Why a service is not served at an address or port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReservedFor {
     /// The way out of all endpoints.
     Gateway,
     /// An endpoint of this node, by its name.
     Endpoint(String),
+    /// A pod of a node: the node by its name, and its pod CIDR.
+    Pods(String, IpNet),
+    /// A source of this agent's settings, such as the API server: what it is.
+    Source(String),
+    /// A port on which this agent listens: the setting that names it.
+    Agent(String),
+    /// The health-check node port of a service.
+    HealthCheck(ServiceName),
+    /// A port on which the agent of another node listens: the node by its name.
+    Peer(String),
+    /// A node, by its name, whose addresses the settings refuse to external addresses.
+    Node(String),
+    /// The settings refuse all external addresses, or those outside some networks.
+    Outside,
 }
 
 impl fmt::Display for ReservedFor {
@@ -18,9 +38,129 @@ impl fmt::Display for ReservedFor {
         match self {
             Self::Gateway => f.write_str("the gateway of this node's endpoints"),
             Self::Endpoint(name) => write!(f, "the address of the endpoint {name} of this node"),
+            Self::Pods(node, cidr) => write!(f, "in the pod CIDR {cidr} of the node {node}"),
+            Self::Source(what) => write!(f, "the address of {what}"),
+            Self::Agent(setting) => write!(f, "a port of this node's agent ({setting})"),
+            Self::HealthCheck(service) => write!(f, "the health-check node port of {service}"),
+            Self::Peer(node) => write!(f, "a port of the agent of the node {node}"),
+            Self::Node(node) => write!(
+                f,
+                "an address of the node {node}, which --service-external-ips refuses"
+            ),
+            Self::Outside => f.write_str("refused by --service-external-ips"),
         }
     }
 }
 
-/// The addresses that no service may take from their users, and what they are for.
-pub type ReservedAddresses = BTreeMap<IpAddr, ReservedFor>;
+/// The external addresses (`spec.externalIPs`) that services may have. Whoever may write a service may write any address
+/// there, and gets what this node and its pods send to it (CVE-2020-8554).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExternalIps {
+    /// All but addresses of nodes.
+    #[default]
+    NoNodes,
+    /// All.
+    All,
+    /// Those in these networks, whoever has them; none for none.
+    Within(Vec<IpNet>),
+}
+
+/// Another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// The TCP port on which its agent answers the mesh.
+    pub port: u16,
+}
+
+/// What services must leave to this node and its peers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// Addresses that this node's endpoints use. No service of any kind is served there.
+    pub addresses: BTreeMap<IpAddr, ReservedFor>,
+    /// Addresses that the agent depends on, and what is there. No address that somebody wrote into a service is served there.
+    pub sources: BTreeMap<IpAddr, String>,
+    /// The pod CIDRs of all nodes, by the first address, with the node's name. Likewise.
+    pub pod_cidrs: BTreeMap<IpAddr, (IpNet, String)>,
+    /// The name of this node.
+    pub node: String,
+    /// All addresses of this node.
+    pub own: BTreeSet<IpAddr>,
+    /// Those at which its NodePorts are served.
+    pub node_ports: BTreeSet<IpAddr>,
+    /// The ports on which the agent listens, and the settings that name them.
+    pub ports: BTreeMap<(Protocol, u16), String>,
+    /// The addresses of other nodes.
+    pub peers: BTreeMap<IpAddr, Peer>,
+    /// Which external addresses services may have.
+    pub external_ips: ExternalIps,
+}
+
+impl Reserved {
+    /// Why a frontend of this kind is not served here; none if it may be, as far as other services let it.
+    pub(super) fn reason(
+        &self,
+        kind: FrontendKind,
+        protocol: Protocol,
+        listen: Listen,
+    ) -> Option<ReservedFor> {
+        let own_port = |port: u16| {
+            let setting = self.ports.get(&(protocol, port));
+            setting.map(|setting| ReservedFor::Agent(setting.clone()))
+        };
+        let address = match listen {
+            Listen::NodePort(port) => return own_port(port),
+            Listen::Address(address) => address,
+        };
+        let (ip, port) = (address.ip(), address.port());
+        if let Some(reserved) = self.addresses.get(&ip) {
+            return Some(reserved.clone());
+        }
+        if self.own.contains(&ip)
+            && let Some(reserved) = own_port(port)
+        {
+            return Some(reserved);
+        }
+        let peer = self.peers.get(&ip);
+        if let Some(peer) = peer.filter(|peer| (protocol, port) == (Protocol::TCP, peer.port)) {
+            return Some(ReservedFor::Peer(peer.name.clone()));
+        }
+        // The cluster assigns these, and agents may ask the API server by the one that it has.
+        if kind == FrontendKind::ClusterIp {
+            return None;
+        }
+        if let Some(what) = self.sources.get(&ip) {
+            return Some(ReservedFor::Source(what.clone()));
+        }
+        if let Some((cidr, node)) = self.pod_cidr_of(ip) {
+            return Some(ReservedFor::Pods(node.clone(), *cidr));
+        }
+        if kind != FrontendKind::ExternalIp {
+            return None;
+        }
+        match &self.external_ips {
+            ExternalIps::All => None,
+            ExternalIps::NoNodes => {
+                let own = self.own.contains(&ip).then_some(&self.node);
+                let node = own.or(peer.map(|peer| &peer.name));
+                node.cloned().map(ReservedFor::Node)
+            }
+            ExternalIps::Within(networks) => {
+                let is_in_one = networks.iter().any(|network| network.contains(&ip));
+                (!is_in_one).then_some(ReservedFor::Outside)
+            }
+        }
+    }
+
+    /// The pod CIDR that has an address. No two overlap.
+    fn pod_cidr_of(&self, ip: IpAddr) -> Option<&(IpNet, String)> {
+        let (_, found) = self.pod_cidrs.range(..=ip).next_back()?;
+        found.0.contains(&ip).then_some(found)
+    }
+
+    /// Whether this is an address at which NodePorts are served.
+    pub(super) fn serves_node_ports(&self, ip: IpAddr) -> bool {
+        self.node_ports.contains(&ip)
+    }
+}

@@ -38,7 +38,6 @@ use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs};
 use health_service::runner::Intervals;
 use health_service::services::{NodeFacts, Provider, Services, Settings};
-use health_service::state::ReservedAddresses;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -47,6 +46,7 @@ use self::instrumented::InstrumentedProvider;
 use self::kept_checks::KeptChecks;
 use self::node_addresses::NodeAddressWatch;
 use self::readiness::PodReadiness;
+use self::reserved::{OwnAddresses, ReservedSources};
 use self::sockets::SocketWatch;
 pub(super) use self::sources::Sources;
 use self::takeover::{Other, Takeover};
@@ -67,7 +67,7 @@ pub(super) struct ServedServices {
     _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
     _kept_checks: KeptChecks,
-    _node_addresses: Option<NodeAddressWatch>,
+    _node_addresses: Option<[NodeAddressWatch; 2]>,
     _sockets: Option<SocketWatch>,
     /// Changed by each sync that succeeds.
     in_force: watch::Receiver<Arc<HealthChecks>>,
@@ -134,8 +134,8 @@ pub(super) struct Links {
     pub(super) standing: watch::Receiver<Standing>,
     /// Tells policy the addresses of services whose backends it does not see.
     pub(super) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
-    /// The addresses that this node uses itself.
-    pub(super) reserved: watch::Receiver<Arc<ReservedAddresses>>,
+    /// What services must leave to this node and its peers comes from these.
+    pub(super) reserved: ReservedSources,
     /// How packets of clients outside get to backends on other nodes.
     pub(super) forwarding: Forwarding,
 }
@@ -196,9 +196,17 @@ pub(super) async fn start(
         // Ends with the registry.
         tokio::spawn(standing::follow_zone(standing.clone(), place));
     }
-    let facts = NodeFacts { topology, reserved };
     let networks = settings.service_node_port_cidrs.clone();
     let node_addresses = NodeAddressWatch::follow(netlink.clone(), networks).await?;
+    let all_addresses = NodeAddressWatch::follow(netlink.clone(), Vec::new()).await?;
+    let addresses_of_node = OwnAddresses {
+        all: all_addresses.addresses(),
+        node_ports: node_addresses.addresses(),
+    };
+    let facts = NodeFacts {
+        topology,
+        reserved: reserved::follow(config, own, reserved, addresses_of_node).await,
+    };
     let Parts {
         sources,
         ports,
@@ -237,7 +245,7 @@ pub(super) async fn start(
             handle.sync();
         }
     });
-    served._node_addresses = Some(node_addresses);
+    served._node_addresses = Some([node_addresses, all_addresses]);
     // Ends with the registry.
     tokio::spawn(standing::tell(standing, served.catalog.handle.clone()));
     Ok(served)

@@ -1,39 +1,212 @@
-//! The addresses that this node uses itself, so that no service takes them from their users.
+//! What services must leave to this node and its peers, so that no service takes it from its users.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use health_endpoint::manager::Manager;
-use health_service::state::{ReservedAddresses, ReservedFor};
+use health_model::address::parse_ip;
+use health_model::policy::Protocol;
+use health_registry::asked::{self, Asked};
+use health_registry::config::{Config, ExternalIpSetting, ListenAddress};
+use health_registry::nodes::{Node, NodeSet};
+use health_service::provider::ebpf::NodeAddresses;
+use health_service::state::{ExternalIps, Peer, Reserved, ReservedFor};
 use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::publish;
 
-/// Follows the addresses of endpoints, the health endpoint's among them, beside these gateways. Ends when nobody listens.
-/// Must be called in a tokio runtime.
-pub(in crate::agent) fn follow(
-    gateways: Vec<IpAddr>,
-    endpoints: Manager,
-) -> watch::Receiver<Arc<ReservedAddresses>> {
-    let mut changes = endpoints.changes();
-    let (sender, reserved) = watch::channel(Arc::new(now(&gateways, &endpoints)));
+/// Time between two looks at the addresses of those whom the agent asks by name.
+const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
+
+/// What is reserved comes from these.
+pub(in crate::agent) struct ReservedSources {
+    /// The ways out of all endpoints.
+    pub(in crate::agent) gateways: Vec<IpAddr>,
+    /// The endpoints, the health endpoint among them.
+    pub(in crate::agent) endpoints: Manager,
+    /// The nodes of the mesh.
+    pub(in crate::agent) nodes: watch::Receiver<Arc<NodeSet>>,
+}
+
+/// The addresses of this node.
+pub(super) struct OwnAddresses {
+    /// All that others reach.
+    pub(super) all: watch::Receiver<NodeAddresses>,
+    /// Those at which NodePorts are served.
+    pub(super) node_ports: watch::Receiver<NodeAddresses>,
+}
+
+/// Follows all of it. Ends when nobody listens. Must be called in a tokio runtime.
+pub(super) async fn follow(
+    config: &Config,
+    own: &Node,
+    mut from: ReservedSources,
+    mut addresses: OwnAddresses,
+) -> watch::Receiver<Arc<Reserved>> {
+    let fixed = Reserved {
+        node: own.full_name(),
+        ports: ports(config),
+        external_ips: external_ips(&config.services.service_external_ips),
+        ..Reserved::default()
+    };
+    let own = own.clone();
+    let port = config.health_port;
+    let asked = asked::asked(config).await;
+    // Whoever depends on an answer of a name server would not start without one.
+    let mut sources = literals(&asked);
+    let now = move |from: &mut ReservedSources,
+                    addresses: &mut OwnAddresses,
+                    sources: &BTreeMap<IpAddr, String>| {
+        let nodes = from.nodes.borrow_and_update().clone();
+        let own_addresses = addresses.all.borrow_and_update().clone();
+        let node_ports = addresses.node_ports.borrow_and_update().clone();
+        let mut reserved = Reserved {
+            addresses: taken(&from.gateways, &from.endpoints),
+            sources: sources.clone(),
+            own: (*own_addresses).clone(),
+            node_ports: (*node_ports).clone(),
+            ..fixed.clone()
+        };
+        add_nodes(&mut reserved, &nodes, &own, port);
+        reserved
+    };
+    let mut changes = from.endpoints.changes();
+    let (sender, receiver) = watch::channel(Arc::new(now(&mut from, &mut addresses, &sources)));
     tokio::spawn(async move {
+        let mut resolve = interval(RESOLVE_PERIOD);
+        resolve.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = sender.closed() => return,
                 changed = changes.changed() => if changed.is_err() { return },
+                // One that has ended says nothing more.
+                Ok(()) = from.nodes.changed() => {}
+                Ok(()) = addresses.all.changed() => {}
+                Ok(()) = addresses.node_ports.changed() => {}
+                _ = resolve.tick() => sources.extend(asked::addresses(&asked).await),
             }
-            publish(&sender, now(&gateways, &endpoints));
+            publish(&sender, now(&mut from, &mut addresses, &sources));
         }
     });
-    reserved
+    receiver
 }
 
-fn now(gateways: &[IpAddr], endpoints: &Manager) -> ReservedAddresses {
+/// The addresses that are written in the settings.
+fn literals(asked: &[Asked]) -> BTreeMap<IpAddr, String> {
+    let literal = |one: &Asked| {
+        let ip = parse_ip(&one.host).ok()?;
+        Some((ip, one.what.clone()))
+    };
+    asked.iter().filter_map(literal).collect()
+}
+
+fn taken(gateways: &[IpAddr], endpoints: &Manager) -> BTreeMap<IpAddr, ReservedFor> {
     // A node without a pod CIDR has no endpoints.
     let taken = endpoints.taken_addresses().unwrap_or_default().into_iter();
     let taken = taken.map(|taken| (taken.address, ReservedFor::Endpoint(taken.name)));
     let gateways = gateways.iter();
     let gateways = gateways.map(|address| (*address, ReservedFor::Gateway));
     taken.chain(gateways).collect()
+}
+
+/// Adds the addresses and pod CIDRs of all nodes.
+fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
+    let full_name = own.full_name();
+    let peers = nodes
+        .nodes
+        .iter()
+        .filter(|node| node.full_name() != full_name);
+    for node in peers.chain([own]) {
+        let name = node.full_name();
+        for cidr in &node.pod_cidrs {
+            let network = cidr.trunc();
+            reserved
+                .pod_cidrs
+                .insert(network.network(), (network, name.clone()));
+        }
+        let addresses = node.addresses.iter().chain(&node.secondary_addresses);
+        if name == full_name {
+            reserved.own.extend(addresses);
+            continue;
+        }
+        for address in addresses {
+            let peer = Peer {
+                name: name.clone(),
+                port,
+            };
+            reserved.peers.insert(*address, peer);
+        }
+    }
+}
+
+/// The ports on which this agent listens, and the flags that name them.
+fn ports(config: &Config) -> BTreeMap<(Protocol, u16), String> {
+    let services = &config.services;
+    let pages: [(&str, ListenAddress); 4] = [
+        ("--service-health-listen", services.service_health_listen),
+        ("--service-metrics-listen", services.service_metrics_listen),
+        ("--healthz-address", config.healthz_address),
+        ("--metrics-address", config.metrics_address),
+    ];
+    let pages = pages
+        .into_iter()
+        .filter_map(|(flag, address)| Some((address.port()?, flag)));
+    let all = pages.chain([(config.health_port, "--health-port")]);
+    all.map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
+        .collect()
+}
+
+fn external_ips(setting: &ExternalIpSetting) -> ExternalIps {
+    match setting {
+        ExternalIpSetting::NoNodes => ExternalIps::NoNodes,
+        ExternalIpSetting::All => ExternalIps::All,
+        ExternalIpSetting::None => ExternalIps::Within(Vec::new()),
+        ExternalIpSetting::Within(networks) => ExternalIps::Within(networks.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn node(name: &str, address: &str, cidr: &str) -> Node {
+        Node {
+            name: name.to_owned(),
+            cluster: "west".to_owned(),
+            addresses: vec![address.parse().unwrap()],
+            secondary_addresses: Vec::new(),
+            pod_cidrs: vec![cidr.parse().unwrap()],
+            health_addresses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_node_keeps_its_addresses_apart_from_those_of_its_peers() {
+        let own = node("a", "172.30.0.1", "10.244.1.0/24");
+        let peer = node("b", "172.30.0.2", "10.244.2.0/24");
+        let nodes = NodeSet {
+            nodes: vec![own.clone(), peer],
+            sources: Vec::new(),
+        };
+        let mut reserved = Reserved::default();
+        add_nodes(&mut reserved, &nodes, &own, 4240);
+        let own_addresses: BTreeSet<IpAddr> = [[172, 30, 0, 1].into()].into();
+        assert_eq!(reserved.own, own_addresses);
+        let peers: Vec<_> = reserved.peers.iter().collect();
+        let expected = Peer {
+            name: "west/b".to_owned(),
+            port: 4240,
+        };
+        assert_eq!(peers, [(&[172, 30, 0, 2].into(), &expected)]);
+        assert_eq!(reserved.pod_cidrs.len(), 2);
+        // One that the registry does not have yet counts all the same.
+        let mut alone = Reserved::default();
+        add_nodes(&mut alone, &NodeSet::default(), &own, 4240);
+        assert_eq!((alone.own.len(), alone.pod_cidrs.len()), (1, 1));
+    }
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
 use ipnet::IpNet;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tests::served::{PORT, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
@@ -255,5 +256,193 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     for target in targets(&crowded) {
         wait_answered_by(&client.name, target, &names)?;
     }
+    Ok(())
+}
+
+/// Who wrote it, and when: the older service owns what both claim.
+fn write_created(stand: &Stand, service: &ServiceManifest, created: &str) -> anyhow::Result<()> {
+    let mut manifest = service.json();
+    manifest["items"][0]["metadata"]["creationTimestamp"] = created.into();
+    stand
+        .manifests
+        .write_file(&service.name, &manifest.to_string())
+}
+
+/// A service of `web-1` at this port of its ClusterIPs and external addresses.
+fn at_port(stand: &Stand, (name, number): (&str, u8), port: u16) -> ServiceManifest {
+    let mut service = ServiceManifest::new(name, number).of(&stand.backends[..1]);
+    service.ports = vec![ServicePort::http(port)];
+    service
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    let [here, there] = [1, 2].map(|index| stand.bed.node(index));
+    let own = here.addresses();
+    let peers = there.addresses();
+    let pods = there.pod_cidrs().into_iter().map(|cidr| gateway(&cidr));
+    let pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut number = 10;
+    for (port, ips, words) in [
+        (4240, &own, "a port of this node's agent (--health-port)"),
+        (
+            10_256,
+            &own,
+            "a port of this node's agent (--service-health-listen)",
+        ),
+        (22, &own, "which --service-external-ips refuses"),
+        (4240, &peers, "a port of the agent of the node"),
+        (80, &peers, "which --service-external-ips refuses"),
+        (80, &pods, "in the pod CIDR"),
+    ] {
+        number += 1;
+        let name = format!("captor-{number}");
+        let service = at_port(&stand, (&name, number), port);
+        stand.write(&service.spec(json!({ "externalIPs": ips })))?;
+        for ip in ips {
+            let listen = SocketAddr::new(*ip, port).to_string();
+            wait_told(here, Some(&name), &["spec.externalIPs", words, &listen])?;
+        }
+    }
+    let node_port = at_port(&stand, ("captor-mesh", 30), 80).with_node_port(4240);
+    stand.write(&node_port)?;
+    wait_told(
+        here,
+        Some("captor-mesh"),
+        &["spec.ports.nodePort", "--health-port", "node port 4240"],
+    )?;
+    // The mesh does not notice, nor does who asks for the node's health.
+    stand.bed.wait_all_reachable(PATIENCE)?;
+    for node in [here, there] {
+        for ip in own.iter().chain(&peers) {
+            let pages = [(4240, "hello"), (10_256, "healthz")];
+            // By default, health is told by IPv4 alone.
+            for (port, path) in &pages[..if ip.is_ipv4() { 2 } else { 1 }] {
+                let url = format!("http://{}/{path}", SocketAddr::new(*ip, *port));
+                let asked = format!("curl -sS -m 10 -o /dev/null -w %{{http_code}} {url}");
+                let said = node.exec(&asked)?;
+                ensure!(
+                    matches!(said.trim(), "200" | "401"),
+                    "{}: {url}: {said}",
+                    node.name()
+                );
+            }
+        }
+    }
+    // What they may have is served all the same.
+    let [client, _] = &stand.clients;
+    for ip in at_port(&stand, ("captor-mesh", 30), 80).cluster_ips {
+        wait_answered_by(&client.name, (ip, 80).into(), &["web-1"])?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn of_a_node_port_and_an_address_of_the_node_the_older_is_served() -> anyhow::Result<()> {
+    for mode in [Mode::Ebpf, Mode::Ipvs] {
+        let stand = Stand::start_with(mode, ["", ""], "--service-external-ips all")?;
+        let node = stand.bed.node(1);
+        let own = node.addresses();
+        let [client, _] = &stand.clients;
+        let mut port = 30_080;
+        for (external, node_port, winner, loser, field) in [
+            (
+                "2026-01-02T00:00:00Z",
+                "2026-01-01T00:00:00Z",
+                "port",
+                "address",
+                "spec.externalIPs",
+            ),
+            (
+                "2026-01-01T00:00:00Z",
+                "2026-01-02T00:00:00Z",
+                "address",
+                "port",
+                "spec.ports.nodePort",
+            ),
+        ] {
+            port += 1;
+            let mut by_address = ServiceManifest::new("address", 1).of(&stand.backends[1..2]);
+            by_address.ports = vec![ServicePort::http(port)];
+            let by_address = by_address.spec(json!({ "externalIPs": own }));
+            let mut by_port = ServiceManifest::new("port", 2).of(&stand.backends[..1]);
+            by_port.ports = vec![ServicePort::http(80)];
+            let by_port = by_port.with_node_port(port);
+            write_created(&stand, &by_address, external)?;
+            write_created(&stand, &by_port, node_port)?;
+            let (of_winner, of_loser) = match winner {
+                "port" => ("web-1", "web-2"),
+                _ => ("web-2", "web-1"),
+            };
+            for ip in &own {
+                let target = SocketAddr::new(*ip, port);
+                wait_told(
+                    node,
+                    Some(loser),
+                    &[field, &format!("default/{winner}"), &target.to_string()],
+                )?;
+                wait_answered_by(&client.name, target, &[of_winner])?;
+            }
+            // What it held is free when it is gone, also while no agent runs.
+            node.kill_agent(Signal::SIGKILL)?;
+            stand.manifests.remove(winner)?;
+            node.take_over(None)?;
+            for ip in &own {
+                wait_answered_by(&client.name, SocketAddr::new(*ip, port), &[of_loser])?;
+            }
+            stand.manifests.remove(loser)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn line_breaks_in_names_make_no_rows() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    let node = stand.bed.node(1);
+    let mut manifest = stand.service("broken-lines", 1).json();
+    let slices = manifest["items"].as_array_mut().context("no list")?;
+    for slice in slices.iter_mut().skip(1) {
+        for endpoint in slice["endpoints"].as_array_mut().context("no endpoints")? {
+            endpoint["zone"] = "z1\nProblems:   none".into();
+            endpoint["nodeName"] = "there\r\n      10.9.9.9:80   ready".into();
+        }
+    }
+    stand
+        .manifests
+        .write_file("broken-lines", &manifest.to_string())?;
+    wait_told(
+        node,
+        Some("broken-lines"),
+        &[r"z1\nProblems", r"there\r\n      10.9.9.9:80"],
+    )?;
+    for command in [
+        "service get broken-lines",
+        "service trace host broken-lines:http",
+    ] {
+        let said = node.cli(command)?.stdout;
+        let is_false = |line: &str| {
+            line.starts_with("Problems:   none") && line.len() > "Problems:   none".len()
+        };
+        ensure!(!said.lines().any(is_false), "{said}");
+        let is_false = |line: &&str| line.trim_start().starts_with("10.9.9.9");
+        ensure!(said.lines().find(is_false).is_none(), "{said}");
+    }
+    // An object with a name that is none has one line in the log.
+    let other = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": "a\n2026-01-01T00:00:00Z ERROR false" }, "spec": { "clusterIP": "10.96.0.9" },
+    });
+    stand.manifests.write_file("other", &other.to_string())?;
+    wait_told(node, None, &["other.json", r"a\n2026-01-01"])?;
+    let told = node.logged(&["ERROR false"])?;
+    ensure!(
+        !told.iter().any(|line| line.starts_with("2026-01-01")),
+        "{told:?}"
+    );
     Ok(())
 }

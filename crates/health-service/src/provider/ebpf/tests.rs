@@ -355,6 +355,8 @@ proptest! {
                     addresses = to;
                     node.addresses.send_replace(Arc::new(addresses.clone()));
                     restarted.addresses.send_replace(Arc::new(addresses.clone()));
+                    let reserved = bed::reserved(addresses.clone());
+                    changes.ports.extend(bed.state.set_reserved(&Arc::new(reserved)));
                     continue;
                 }
                 Step::Restart => {
@@ -363,6 +365,11 @@ proptest! {
                     continue;
                 }
             };
+            if let Event::Own(own) = event {
+                let reserved = Arc::new(bed::reserved(own));
+                changes.ports.extend(bed.state.set_reserved(&reserved));
+                continue;
+            }
             if let Event::Zone(zone) = event {
                 changes.ports.extend(bed.state.set_topology(bed::topology(zone)));
                 continue;

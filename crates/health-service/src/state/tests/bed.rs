@@ -1,5 +1,6 @@
 //! A node with its trackers, and objects for it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use health_model::policy::Protocol;
@@ -91,6 +92,21 @@ pub(crate) fn key(service: &str) -> PortKey {
             protocol: Protocol::TCP,
         },
         family: Family::V4,
+    }
+}
+
+/// A node with these addresses, at all of which it serves NodePorts, that lets services have any external address but one in
+/// its pod CIDR, and whose agent has the TCP port 81.
+pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
+    let cidr = "192.0.2.2/32".parse().unwrap();
+    Reserved {
+        pod_cidrs: [([192, 0, 2, 2].into(), (cidr, "west/there".to_owned()))].into(),
+        node: "west/here".to_owned(),
+        own: own.clone(),
+        node_ports: own,
+        ports: [((Protocol::TCP, 81), "--health-port".to_owned())].into(),
+        external_ips: ExternalIps::All,
+        ..Reserved::default()
     }
 }
 

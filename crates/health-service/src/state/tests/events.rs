@@ -1,5 +1,6 @@
 //! Random events.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(crate) enum Event {
     Slice(EndpointSlice),
     NoSlice(&'static str),
     Zone(&'static str),
+    /// The addresses of the node.
+    Own(BTreeSet<IpAddr>),
     Sync,
 }
 
@@ -38,8 +41,17 @@ fn service() -> impl Strategy<Value = Service> {
         let texts = ["192.0.2.1", "192.0.2.2", "fd00::e", "10.96.0.98"];
         texts.iter().map(|text| text.parse().unwrap()).collect()
     };
-    let node_port = || select(vec![None, None, Some(30_000), Some(30_001)]);
-    let ports = prop::collection::vec((select(vec![80, 81, 30_000]), node_port()), 0..3);
+    let node_port = || {
+        select(vec![
+            None,
+            None,
+            Some(30_000),
+            Some(30_001),
+            Some(31_000),
+            Some(81),
+        ])
+    };
+    let ports = prop::collection::vec((select(vec![80, 81, 30_000, 31_000]), node_port()), 0..3);
     (
         (
             select(SERVICES.to_vec()),
@@ -175,6 +187,13 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
         )
 }
 
+fn own() -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    // The last is nowhere in services.
+    let all = ["192.0.2.1", "fd00::e", "10.96.0.98", "192.0.2.99"];
+    let all = all.map(|text| text.parse().unwrap());
+    subsequence(all.to_vec(), 0..=4).prop_map(|own| own.into_iter().collect())
+}
+
 pub(crate) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         5 => service().prop_map(Event::Service),
@@ -182,6 +201,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         6 => slice().prop_map(Event::Slice),
         2 => select(SLICES.to_vec()).prop_map(Event::NoSlice),
         1 => select(vec!["z1", "z2", "z3"]).prop_map(Event::Zone),
+        1 => own().prop_map(Event::Own),
         4 => Just(Event::Sync),
     ]
 }
@@ -198,6 +218,10 @@ impl Bed {
             }
             Event::Zone(zone) => {
                 self.state.set_topology(super::bed::topology(zone));
+            }
+            Event::Own(own) => {
+                self.state
+                    .set_reserved(&Arc::new(super::bed::reserved(own)));
             }
             Event::Sync => {}
         }

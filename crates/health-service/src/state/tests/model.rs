@@ -1,5 +1,6 @@
 //! Random sequences of events, against a plain model that computes all from the objects that there are.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -23,6 +24,18 @@ struct Model {
     services: BTreeMap<ServiceName, Service>,
     slices: BTreeMap<SliceName, EndpointSlice>,
     zone: &'static str,
+    /// The addresses of the node.
+    own: BTreeSet<IpAddr>,
+    /// Whether anything is reserved yet.
+    is_reserved: bool,
+}
+
+/// The order in which ports get a place: those whom the cluster gave it, the oldest, the first by name.
+type Rank = (bool, Option<Timestamp>, ServicePortName);
+
+fn rank(key: &PortKey, port: &ServicePort, kind: FrontendKind) -> Rank {
+    let is_written = kind != FrontendKind::ClusterIp;
+    (is_written, port.service.created, key.name.clone())
 }
 
 /// A port and where it wants to be.
@@ -123,24 +136,31 @@ impl Model {
             };
             let mut frontends = Vec::new();
             for (listen, kind) in wanted {
-                let rivals = all.iter().filter(|(other, _, wanted)| {
-                    other.family == key.family
-                        && other.name.protocol == key.name.protocol
-                        && wanted.iter().any(|(place, _)| place == listen)
-                });
-                let owner = rivals.min_by_key(|(other, port, wanted)| {
-                    let is_cluster_ip = wanted.contains(&(*listen, FrontendKind::ClusterIp));
-                    (!is_cluster_ip, port.service.created, other.name.clone())
-                });
-                let owner = &owner.unwrap().0;
-                if owner != key {
-                    conflicts.push(Conflict {
-                        key: key.clone(),
-                        listen: *listen,
-                        kind: *kind,
-                        owner: Owner::Port(owner.name.clone()),
-                    });
+                let conflict = |listen, owner| Conflict {
+                    key: key.clone(),
+                    listen,
+                    kind: *kind,
+                    owner,
+                };
+                if let Some(reason) = self.refused(key, *listen, *kind) {
+                    conflicts.push(conflict(*listen, Owner::Node(reason)));
                     continue;
+                }
+                let mine = rank(key, port, *kind);
+                if let Some(name) = self.first(&all, key, *listen).filter(|first| *first < mine) {
+                    conflicts.push(conflict(*listen, Owner::Port(name.2)));
+                    continue;
+                }
+                if let Listen::NodePort(number) = listen {
+                    for ip in self.own.iter().filter(|ip| Family::of(**ip) == key.family) {
+                        let place = Listen::Address(SocketAddr::new(*ip, *number));
+                        let first = self.first(&all, key, place);
+                        if let Some(first) =
+                            first.filter(|first| *first < mine && first.2 != key.name)
+                        {
+                            conflicts.push(conflict(place, Owner::Port(first.2)));
+                        }
+                    }
                 }
                 let is_internal = *kind == FrontendKind::ClusterIp;
                 let policy = if is_internal {
@@ -187,6 +207,66 @@ impl Model {
         }
         conflicts.sort_by_key(|conflict| conflict.key.clone());
         (ports, conflicts)
+    }
+
+    /// Why a place is nobody's.
+    fn refused(&self, key: &PortKey, listen: Listen, kind: FrontendKind) -> Option<ReservedFor> {
+        if !self.is_reserved {
+            return self.checked(key, listen);
+        }
+        let (ip, number) = match listen {
+            Listen::Address(address) => (Some(address.ip()), address.port()),
+            Listen::NodePort(number) => (None, number),
+        };
+        if kind != FrontendKind::ClusterIp && ip == Some([192, 0, 2, 2].into()) {
+            let cidr = "192.0.2.2/32".parse().unwrap();
+            return Some(ReservedFor::Pods("west/there".to_owned(), cidr));
+        }
+        let is_own = ip.is_none_or(|ip| self.own.contains(&ip));
+        if is_own && number == 81 && key.name.protocol == Protocol::TCP {
+            return Some(ReservedFor::Agent("--health-port".to_owned()));
+        }
+        self.checked(key, listen)
+    }
+
+    /// The health check of which a place is.
+    fn checked(&self, key: &PortKey, listen: Listen) -> Option<ReservedFor> {
+        let number = match listen {
+            Listen::NodePort(number) => number,
+            Listen::Address(address) if self.own.contains(&address.ip()) => address.port(),
+            Listen::Address(_) => return None,
+        };
+        if key.name.protocol != Protocol::TCP {
+            return None;
+        }
+        let mut services = self.services.iter().filter(|(_, service)| {
+            // A service without ports is none.
+            !service.ports.is_empty() && service.common.health_check_node_port == Some(number)
+        });
+        let (name, _) = services.next()?;
+        Some(ReservedFor::HealthCheck(name.clone()))
+    }
+
+    /// The first that may be served where a port wants to be: there, or by a NodePort at that address of the node.
+    fn first(&self, all: &[Wanted<'_>], key: &PortKey, listen: Listen) -> Option<Rank> {
+        let is_there = |place: Listen| match (place, listen) {
+            (Listen::NodePort(number), Listen::Address(address)) => {
+                number == address.port() && self.own.contains(&address.ip())
+            }
+            _ => place == listen,
+        };
+        let ranks = all.iter().flat_map(|(other, port, wanted)| {
+            let is_rival = other.family == key.family && other.name.protocol == key.name.protocol;
+            let wanted = wanted.iter().filter(move |_| is_rival);
+            wanted
+                .filter(|(place, kind)| {
+                    is_there(*place) && self.refused(other, *place, *kind).is_none()
+                })
+                .map(|(_, kind)| rank(other, port, *kind))
+        });
+        // One that is there twice, by its address and its NodePort, comes first by either.
+        let first = ranks.min()?;
+        (first.2 != key.name).then_some(first)
     }
 
     /// The cluster list and the local one.
@@ -308,6 +388,15 @@ proptest! {
                     model.zone = zone;
                     let known: BTreeMap<_, _> = owned(&bed.state);
                     let changed = bed.state.set_topology(super::bed::topology(zone));
+                    prop_assert_eq!(changed, difference(&known, &owned(&bed.state)));
+                    before = owned(&bed.state);
+                }
+                Event::Own(own) => {
+                    model.own = own.clone();
+                    model.is_reserved = true;
+                    let known: BTreeMap<_, _> = owned(&bed.state);
+                    let reserved = Arc::new(super::bed::reserved(own));
+                    let changed = bed.state.set_reserved(&reserved);
                     prop_assert_eq!(changed, difference(&known, &owned(&bed.state)));
                     before = owned(&bed.state);
                 }

@@ -1,5 +1,9 @@
 //! What comes of services and endpoints, one thing at a time.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::super::*;
 use super::bed::*;
 use crate::spec::{SourceRanges, TrafficPolicy};
@@ -149,8 +153,11 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
     bed.set(victim);
     bed.set(service("b", 20, |common| common.external_ips.push(address)));
     bed.sync();
-    let reserve = |bed: &mut Bed, reserved: ReservedAddresses| {
-        let changed = bed.state.set_reserved(&Arc::new(reserved));
+    let reserve = |bed: &mut Bed, addresses: BTreeMap<IpAddr, ReservedFor>| {
+        let changed = bed.state.set_reserved(&Arc::new(Reserved {
+            addresses,
+            ..Reserved::default()
+        }));
         assert_eq!(bed.state, bed.state.recomputed());
         changed.len()
     };
@@ -187,7 +194,222 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
     assert_eq!(reserve(&mut bed, [(other, ReservedFor::Gateway)].into()), 1);
     assert_eq!(told(&bed), before);
     assert_eq!(bed.port("a").frontends.len(), 1);
-    assert_eq!(reserve(&mut bed, ReservedAddresses::new()), 0);
+    assert_eq!(reserve(&mut bed, BTreeMap::new()), 0);
+}
+
+/// A node `west/here` at 172.30.0.1, with a peer `west/there` at 172.30.0.2, and an API server at 198.51.100.1.
+fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
+    let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+    let cidr = |text: &str, node: &str| {
+        let cidr: IpNet = text.parse().unwrap();
+        (cidr.network(), (cidr, node.to_owned()))
+    };
+    Arc::new(Reserved {
+        sources: [(
+            ip("198.51.100.1"),
+            "the API server https://198.51.100.1:6443".to_owned(),
+        )]
+        .into(),
+        pod_cidrs: [
+            cidr("10.244.1.0/24", "west/here"),
+            cidr("10.244.2.0/24", "west/there"),
+            cidr("fd00:10:244:2::/64", "west/there"),
+        ]
+        .into(),
+        node: "west/here".to_owned(),
+        own: [ip("172.30.0.1")].into(),
+        node_ports: [ip("172.30.0.1")].into(),
+        ports: [(4240, "--health-port"), (10_256, "--service-health-listen")]
+            .map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
+            .into(),
+        peers: [(
+            ip("172.30.0.2"),
+            Peer {
+                name: "west/there".to_owned(),
+                port: 4240,
+            },
+        )]
+        .into(),
+        external_ips,
+        ..Reserved::default()
+    })
+}
+
+/// Who keeps an address from a service that has it with the port 80 or another one, as an external address or one of its load
+/// balancer; none if it is served there.
+fn keeper(reserved: &Arc<Reserved>, kind: FrontendKind, address: &str) -> Option<String> {
+    let address: SocketAddr = address.parse().unwrap();
+    let mut bed = Bed::new();
+    bed.state.set_reserved(reserved);
+    let mut service = service("a", 10, |common| match kind {
+        FrontendKind::ExternalIp => common.external_ips.push(address.ip()),
+        FrontendKind::LoadBalancer => common.load_balancer_ips.push(address.ip()),
+        FrontendKind::ClusterIp => common.cluster_ips = vec![address.ip()],
+        FrontendKind::NodePort => {}
+    });
+    service.ports[0].port = address.port();
+    if kind == FrontendKind::NodePort {
+        service.ports[0].node_port = Some(address.port());
+    }
+    bed.set(service);
+    bed.sync();
+    assert_eq!(bed.state, bed.state.recomputed());
+    let conflict = bed.state.conflicts().next()?;
+    assert_eq!(conflict.kind, kind);
+    assert!(bed.port("a").frontends.iter().all(|one| one.kind != kind));
+    match &conflict.owner {
+        Owner::Node(reserved) => Some(reserved.to_string()),
+        Owner::Port(port) => panic!("{port}"),
+    }
+}
+
+#[test]
+fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
+    use FrontendKind::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    let agent = "a port of this node's agent (--health-port)";
+    let peer = "a port of the agent of the node west/there";
+    let api = "the address of the API server https://198.51.100.1:6443";
+    let here = "in the pod CIDR 10.244.1.0/24 of the node west/here";
+    let there = "in the pod CIDR 10.244.2.0/24 of the node west/there";
+    let own_node = "an address of the node west/here, which --service-external-ips refuses";
+    let other_node = "an address of the node west/there, which --service-external-ips refuses";
+    let by_default = surroundings(ExternalIps::NoNodes);
+    for (kind, address, expected) in [
+        (ExternalIp, "172.30.0.1:4240", Some(agent)),
+        (LoadBalancer, "172.30.0.1:4240", Some(agent)),
+        (NodePort, "172.30.0.1:4240", Some(agent)),
+        (
+            NodePort,
+            "172.30.0.1:10256",
+            Some("a port of this node's agent (--service-health-listen)"),
+        ),
+        (ExternalIp, "172.30.0.2:4240", Some(peer)),
+        (LoadBalancer, "172.30.0.2:4240", Some(peer)),
+        (ExternalIp, "198.51.100.1:6443", Some(api)),
+        (LoadBalancer, "198.51.100.1:443", Some(api)),
+        (ExternalIp, "10.244.1.77:80", Some(here)),
+        (ExternalIp, "10.244.2.77:80", Some(there)),
+        (LoadBalancer, "10.244.2.0:80", Some(there)),
+        (LoadBalancer, "10.244.2.255:80", Some(there)),
+        (ExternalIp, "172.30.0.1:22", Some(own_node)),
+        (ExternalIp, "172.30.0.2:22", Some(other_node)),
+        // A load balancer may have addresses of nodes, and the cluster assigns ClusterIPs.
+        (LoadBalancer, "172.30.0.1:80", None),
+        (LoadBalancer, "172.30.0.2:80", None),
+        (ClusterIp, "198.51.100.1:443", None),
+        (ExternalIp, "10.244.3.1:80", None),
+        (ExternalIp, "203.0.113.1:4240", None),
+        (NodePort, "172.30.0.1:30080", None),
+    ] {
+        let found = keeper(&by_default, kind, address);
+        assert_eq!(found.as_deref(), expected, "{kind:?} {address}");
+    }
+    let outside = "refused by --service-external-ips";
+    let networks = vec![
+        "203.0.113.0/24".parse().unwrap(),
+        "172.30.0.1/32".parse().unwrap(),
+    ];
+    for (setting, address, expected) in [
+        (ExternalIps::All, "172.30.0.1:22", None),
+        (ExternalIps::All, "172.30.0.1:4240", Some(agent)),
+        (ExternalIps::All, "198.51.100.1:80", Some(api)),
+        (
+            ExternalIps::Within(Vec::new()),
+            "203.0.113.1:80",
+            Some(outside),
+        ),
+        (
+            ExternalIps::Within(networks.clone()),
+            "203.0.113.1:80",
+            None,
+        ),
+        (ExternalIps::Within(networks.clone()), "172.30.0.1:22", None),
+        (
+            ExternalIps::Within(networks),
+            "203.0.114.1:80",
+            Some(outside),
+        ),
+    ] {
+        let found = keeper(&surroundings(setting.clone()), ExternalIp, address);
+        assert_eq!(found.as_deref(), expected, "{setting:?} {address}");
+    }
+}
+
+#[test]
+fn of_a_node_port_and_an_address_of_the_node_the_older_owns_the_place() {
+    let node: IpAddr = [172, 30, 0, 1].into();
+    let external = |created| {
+        let mut service = service("e", created, |common| common.external_ips.push(node));
+        service.ports[0].port = 30_080;
+        service
+    };
+    let told = |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
+    let listen = Listen::Address((node, 30_080).into());
+    for (created, loser, winner, field) in [
+        (20, "e", "n", "spec.externalIPs"),
+        (5, "n", "e", "spec.ports.nodePort"),
+    ] {
+        let conflict = format!(
+            "service shop/{loser}: {field} of shop/{loser}:http/TCP IPv4 belongs to shop/{winner}:http/TCP, which comes \
+             first: it is not served at 172.30.0.1:30080/TCP"
+        );
+        // In both orders, and after a change of the node.
+        for is_external_first in [true, false] {
+            let mut bed = Bed::new();
+            bed.state.set_reserved(&surroundings(ExternalIps::All));
+            let node_port = at_node_port(service("n", 10, |_| {}), 30_080);
+            if is_external_first {
+                bed.set(external(created));
+                bed.sync();
+                bed.set(node_port);
+            } else {
+                bed.set(node_port);
+                bed.sync();
+                bed.set(external(created));
+            }
+            bed.sync();
+            assert_eq!(told(&bed), [conflict.as_str()]);
+            assert_eq!(bed.state, bed.state.recomputed());
+            let owner = bed.state.owner(Family::V4, Protocol::TCP, listen);
+            assert_eq!(owner.is_some(), winner == "e");
+            bed.state.set_reserved(&Arc::default());
+            assert_eq!(told(&bed), [""; 0]);
+            bed.state.set_reserved(&surroundings(ExternalIps::All));
+            assert_eq!(told(&bed), [conflict.as_str()]);
+            // What the winner held is free when it is gone.
+            bed.unset(winner);
+            bed.sync();
+            assert_eq!(told(&bed), [""; 0]);
+            assert_eq!(bed.state, bed.state.recomputed());
+            assert_eq!(bed.port(loser).frontends.len(), 2);
+        }
+    }
+}
+
+#[test]
+fn a_health_check_keeps_its_port_of_the_node() {
+    let mut bed = Bed::new();
+    bed.state.set_reserved(&surroundings(ExternalIps::All));
+    bed.set(at_node_port(service("n", 1, |_| {}), 31_000));
+    bed.sync();
+    assert_eq!(bed.port("n").frontends.len(), 2);
+    bed.set(service("c", 10, |common| {
+        common.health_check_node_port = Some(31_000)
+    }));
+    assert_eq!(bed.sync(), ["shop/c:http/TCP IPv4", "shop/n:http/TCP IPv4"]);
+    let told: Vec<_> = bed.state.conflicts().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "service shop/n: spec.ports.nodePort of shop/n:http/TCP IPv4 is the health-check node port of shop/c: \
+             it is not served at node port 31000/TCP"
+        ]
+    );
+    assert_eq!(bed.state, bed.state.recomputed());
+    bed.unset("c");
+    bed.sync();
+    assert_eq!(bed.port("n").frontends.len(), 2);
+    assert_eq!(bed.state, bed.state.recomputed());
 }
 
 #[test]

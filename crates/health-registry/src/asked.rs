@@ -1,0 +1,143 @@
+//! Whom the agent asks over the network: API servers and members of etcd.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use health_model::address::parse_ip;
+
+use crate::config::{Config, RegistrySpec};
+
+/// Whoever the agent asks, by what the settings say.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asked {
+    /// What it is, such as `the API server https://192.0.2.1:6443`.
+    pub what: String,
+    /// Its name or address.
+    pub host: String,
+}
+
+/// All whom an agent with these settings asks. Whatever cannot be read is left out: who opens the source says why.
+pub async fn asked(config: &Config) -> Vec<Asked> {
+    let services = &config.services.sources;
+    let mut specs: Vec<RegistrySpec> = vec![config.registry.clone(), config.identity_store.clone()];
+    specs.extend(
+        config
+            .remote_clusters
+            .iter()
+            .map(|one| one.registry.clone()),
+    );
+    let etcd = services.services_from_etcd.as_ref();
+    specs.extend(
+        etcd.and_then(|access| access.cluster(&config.registry))
+            .cloned(),
+    );
+    let apis = [
+        services.services_from_kubernetes.as_ref(),
+        config.container_probing.pods_from_kubernetes.as_ref(),
+    ];
+    for access in apis.into_iter().flatten() {
+        let kubeconfig = access.kubeconfig(&config.registry);
+        specs.push(RegistrySpec::Kubernetes(kubeconfig.map(Into::into)));
+    }
+    let mut all = Vec::new();
+    for spec in specs {
+        all.extend(of_spec(&spec).await);
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
+async fn of_spec(spec: &RegistrySpec) -> Vec<Asked> {
+    match spec {
+        RegistrySpec::File(_) => Vec::new(),
+        #[cfg(feature = "etcd")]
+        RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
+            let access = crate::etcd::Source::of(spec).and_then(|source| source.access().ok());
+            let urls = access.map(|access| access.endpoints).unwrap_or_default();
+            let members = urls.iter();
+            members.filter_map(|url| of_url("etcd", url)).collect()
+        }
+        #[cfg(feature = "kubernetes")]
+        RegistrySpec::Kubernetes(kubeconfig) => {
+            let url = crate::kubernetes::server(kubeconfig.as_deref()).await;
+            url.and_then(|url| of_url("the API server", &url))
+                .into_iter()
+                .collect()
+        }
+        #[cfg(not(all(feature = "etcd", feature = "kubernetes")))]
+        _ => Vec::new(),
+    }
+}
+
+/// The host of a URL, such as `https://[2001:db8::1]:6443/path`.
+fn of_url(kind: &str, url: &str) -> Option<Asked> {
+    let (_, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let place = authority.rsplit('@').next()?;
+    let host = match place.strip_prefix('[') {
+        Some(rest) => rest.split(']').next()?,
+        None => place.split(':').next()?,
+    };
+    (!host.is_empty()).then(|| Asked {
+        what: format!("{kind} {}", url.trim_end_matches('/')),
+        host: host.to_owned(),
+    })
+}
+
+/// The addresses of these, and what is there. Names are resolved now; those that cannot be are left out.
+pub async fn addresses(asked: &[Asked]) -> BTreeMap<IpAddr, String> {
+    let mut found = BTreeMap::new();
+    for one in asked {
+        if let Ok(ip) = parse_ip(&one.host) {
+            found.insert(ip, one.what.clone());
+            continue;
+        }
+        let Ok(resolved) = tokio::net::lookup_host((one.host.as_str(), 0)).await else {
+            continue;
+        };
+        let ips = resolved.map(|address| address.ip().to_canonical());
+        found.extend(ips.map(|ip| (ip, one.what.clone())));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_of_a_url_is_found_in_all_its_forms() {
+        for (url, host) in [
+            ("http://192.0.2.1:2379", "192.0.2.1"),
+            ("https://[2001:db8::1]:6443/", "2001:db8::1"),
+            (
+                "https://user:word@api.example.com:6443/a?b",
+                "api.example.com",
+            ),
+            ("https://api.example.com", "api.example.com"),
+        ] {
+            let found = of_url("etcd", url).map(|asked| asked.host);
+            assert_eq!(found.as_deref(), Some(host), "{url}");
+        }
+        for bad in ["192.0.2.1:2379", "https://", "https://:6443"] {
+            assert_eq!(of_url("etcd", bad), None, "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_are_those_of_literals_and_names() {
+        let asked = [
+            "http://[::ffff:192.0.2.1]:2379",
+            "http://localhost:2379",
+            "http://no.such.invalid",
+        ];
+        let asked: Vec<_> = asked.iter().filter_map(|url| of_url("etcd", url)).collect();
+        let found = addresses(&asked).await;
+        assert!(
+            found.contains_key(&IpAddr::from([192, 0, 2, 1])),
+            "{found:?}"
+        );
+        assert!(found.keys().any(IpAddr::is_loopback), "{found:?}");
+    }
+}
