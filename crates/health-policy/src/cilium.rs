@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use health_model::address::{AddressError, parse_network_or_ip};
 use health_model::labels::{Label, LabelSet, UNSPEC};
 use health_model::policy::{Direction, Protocol};
-use ipnet::IpNet;
 
+use super::cidr::{read_cidr, read_cidr_set};
 use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::icmp;
@@ -262,42 +261,13 @@ fn read_cidrs(list: &[Field<'_>]) -> Result<CidrSet, PolicyError> {
     let mut set = CidrSet::default();
     for field in list {
         let (cidr, except) = if field.value().is_object() {
-            read_cidr_block(field)?
+            read_cidr_set(field)?
         } else {
             (read_cidr(field)?, Vec::new())
         };
         set.insert(cidr, except);
     }
     Ok(set)
-}
-
-/// A CIDR and its exceptions, as Cilium's CIDR sets and Kubernetes' IP blocks have them.
-pub(super) fn read_cidr_block(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
-    let fields = field.fields(&["cidr", "except"])?;
-    let cidr = read_cidr(&fields.required("cidr")?)?;
-    let mut excepts = Vec::new();
-    for field in fields.items("except")? {
-        let except = read_cidr(&field)?;
-        if !cidr.contains(&except) {
-            let problem = format!("not within {cidr}, so it excepts nothing");
-            return Err(field.error(Problem::value(except, problem)));
-        }
-        excepts.push(except);
-    }
-    Ok((cidr, excepts))
-}
-
-/// A CIDR, or an address for that alone.
-fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
-    let text = field.text()?;
-    let cidr = parse_network_or_ip(text).map_err(|error| {
-        let problem = match error {
-            AddressError::ShortMapped => error.to_string(),
-            _ => "no CIDR: write for instance 10.0.0.0/8 or fd00::/8".to_owned(),
-        };
-        field.error(Problem::value(text, problem))
-    })?;
-    Ok(cidr.trunc())
 }
 
 /// The ports or ICMP types of an entry, `None` if it has no such field.

@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use health_common::siphash::siphash24_words;
 use health_model::document;
 use health_model::labels::{Label, LabelSet};
+use health_model::manifest::{
+    check_dns_label, check_label_key, check_label_value, check_name, check_subdomain,
+};
 use serde_json::Value;
 
 use super::cilium::{self, Scope};
@@ -19,6 +23,13 @@ const RULES_MAX: usize = 10_000;
 
 /// Namespace of the objects of Kubernetes that name none.
 const DEFAULT_NAMESPACE: &str = "default";
+
+/// Source and key of the label that a bare rule without labels gets; its value follows from what the rule says.
+const UNLABELLED: (&str, &str) = ("health-agent", "rule");
+
+/// Most other objects that are named, and most characters of each.
+const SKIPPED_MAX: usize = 1000;
+const NAME_SHOWN: usize = 400;
 
 /// Fields of an object's `metadata`. Beside name and namespace they change nothing here.
 const METADATA: [&str; 15] = [
@@ -68,12 +79,25 @@ impl Policy {
     }
 }
 
+/// What a text holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Documents {
+    /// Its policies. No two have one name.
+    pub policies: Vec<Policy>,
+    /// Its objects of other kinds, by kind, namespace and name.
+    pub skipped: Vec<String>,
+}
+
 /// Reads the policies of a text in YAML, which may hold several documents, or JSON. All are good or
-/// the text is refused. No two have one name.
-pub fn parse(text: &str) -> Result<Vec<Policy>, PolicyError> {
+/// the text is refused. Objects of kinds that are no policies are skipped.
+pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     let mut policies = BTreeMap::new();
-    for document in document::parse(text).map_err(Problem::from)? {
-        for policy in read_document(&Field::root(&document))? {
+    let mut skipped = Vec::new();
+    let documents = document::parse(text).map_err(Problem::from)?;
+    for document in documents.iter().filter(|document| !document.is_null()) {
+        let found = read_document(&Field::root(document))?;
+        skipped.extend(found.skipped);
+        for policy in found.policies {
             let name = policy.name.clone();
             if policies.insert(name.clone(), policy).is_some() {
                 let problem = Problem::Conflict("it is there twice".to_owned());
@@ -82,7 +106,7 @@ pub fn parse(text: &str) -> Result<Vec<Policy>, PolicyError> {
         }
     }
     if policies.is_empty() {
-        return Err(Problem::Empty.into());
+        return Err(Problem::Empty { skipped }.into());
     }
     let rules = policies.values().flat_map(|policy| &policy.rules);
     let count: usize = rules
@@ -94,35 +118,93 @@ pub fn parse(text: &str) -> Result<Vec<Policy>, PolicyError> {
         ));
         return Err(problem.into());
     }
-    Ok(policies.into_values().collect())
+    skipped.truncate(SKIPPED_MAX);
+    Ok(Documents {
+        policies: policies.into_values().collect(),
+        skipped,
+    })
 }
 
-/// Reads a policy from its own document, as [`Policy::document`] keeps it.
-pub(super) fn read_stored(document: &Value) -> Result<Policy, PolicyError> {
-    let mut policies = read_document(&Field::root(document))?;
+/// Reads a policy from its own document, as [`Policy::document`] keeps it, whatever earlier versions accepted; and says
+/// why it could not be imported any more.
+pub(super) fn read_stored(document: &Value) -> Result<(Policy, Option<PolicyError>), PolicyError> {
+    let refused = read_document(&Field::root(document)).err();
+    let mut policies = read_document(&Field::stored(document))?.policies;
     match (policies.pop(), policies.is_empty()) {
-        (Some(policy), true) => Ok(policy),
+        (Some(policy), true) => Ok((policy, refused)),
         _ => Err(Problem::Conflict("not one policy".to_owned()).into()),
     }
 }
 
-fn read_document(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
+fn read_document(field: &Field<'_>) -> Result<Documents, PolicyError> {
     if field.value().is_array() {
-        return read_bare(field);
+        return Ok(Documents {
+            policies: read_bare(field)?,
+            skipped: Vec::new(),
+        });
     }
+    let mut found = Documents::default();
+    let kind = field.any_fields()?.required("kind")?;
+    let kind = kind.text()?;
+    let implied = Kind::ALL.into_iter().find(|known| {
+        let item = kind.strip_suffix("List");
+        item == Some(known.name())
+    });
+    if implied.is_none() && kind != "List" {
+        found.read_object(field)?;
+        return Ok(found);
+    }
+    let fields = field.fields(&["apiVersion", "kind", "metadata", "items"])?;
+    for item in fields.items("items")? {
+        match (implied, item.value()) {
+            (Some(kind), Value::Object(given)) => {
+                // The API leaves both out of a list of one kind.
+                let mut object = given.clone();
+                let version = || api_version(kind).into();
+                object.entry("apiVersion").or_insert_with(version);
+                object.entry("kind").or_insert_with(|| kind.name().into());
+                found.read_object(&item.with_value(&Value::Object(object)))?;
+            }
+            _ => found.read_object(&item)?,
+        }
+    }
+    Ok(found)
+}
+
+impl Documents {
+    fn read_object(&mut self, field: &Field<'_>) -> Result<(), PolicyError> {
+        match other_object(field)? {
+            Some(name) => self.skipped.push(name),
+            None => self.policies.push(read_object(field)?),
+        }
+        Ok(())
+    }
+}
+
+/// What to call an object that is no policy. One that looks like a policy is none: to skip it might leave open what it
+/// should close.
+fn other_object(field: &Field<'_>) -> Result<Option<String>, PolicyError> {
     let fields = field.any_fields()?;
     let kind = fields.required("kind")?;
-    match kind.text()? {
-        "List"
-        | "CiliumNetworkPolicyList"
-        | "CiliumClusterwideNetworkPolicyList"
-        | "NetworkPolicyList" => {
-            let fields = field.fields(&["apiVersion", "kind", "metadata", "items"])?;
-            let items = fields.items("items")?;
-            items.iter().map(read_object).collect()
-        }
-        _ => Ok(vec![read_object(field)?]),
+    let kind = kind.text()?;
+    let Some(version) = fields.get("apiVersion") else {
+        return Ok(None);
+    };
+    let group = version.text()?.split_once('/').map(|(group, _)| group);
+    let lower = kind.to_ascii_lowercase();
+    let is_misspelt =
+        matches!(group, Some("networking.k8s.io" | "cilium.io")) && lower.contains("network");
+    if kind.ends_with("List") || lower.contains("policy") || is_misspelt {
+        return Ok(None);
     }
+    let part = |name: &str| {
+        let text = field.value().pointer(&format!("/metadata/{name}"));
+        text.and_then(Value::as_str).filter(|text| !text.is_empty())
+    };
+    let namespace = part("namespace").map_or_else(String::new, |namespace| format!("{namespace}/"));
+    let name = part("name").or_else(|| part("generateName"));
+    let shown = format!("{kind} {namespace}{}", name.unwrap_or("without a name"));
+    Ok(Some(shown.escape_debug().take(NAME_SHOWN).collect()))
 }
 
 fn read_object(field: &Field<'_>) -> Result<Policy, PolicyError> {
@@ -153,11 +235,15 @@ fn read_kind(field: &Field<'_>) -> Result<Kind, PolicyError> {
     })
 }
 
-fn read_api_version(fields: &Fields<'_>, kind: Kind) -> Result<(), PolicyError> {
-    let expected = match kind {
+fn api_version(kind: Kind) -> &'static str {
+    match kind {
         Kind::NetworkPolicy => "networking.k8s.io/v1",
         Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => "cilium.io/v2",
-    };
+    }
+}
+
+fn read_api_version(fields: &Fields<'_>, kind: Kind) -> Result<(), PolicyError> {
+    let expected = api_version(kind);
     let field = fields.required("apiVersion")?;
     let text = field.text()?;
     if text != expected {
@@ -170,7 +256,15 @@ fn read_api_version(fields: &Fields<'_>, kind: Kind) -> Result<(), PolicyError> 
 fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError> {
     let metadata = fields.required("metadata")?;
     let metadata = metadata.fields(&METADATA)?;
-    let name = read_metadata_name(&metadata.required("name")?)?;
+    let name = metadata.required("name")?;
+    name.check(check_subdomain(name.text()?))?;
+    let name = read_metadata_name(&name)?;
+    if let Some(labels) = metadata.get("labels") {
+        for (key, value) in labels.any_fields()?.iter() {
+            labels.check(check_label_key(key))?;
+            labels.check(check_label_value(value.text()?))?;
+        }
+    }
     let namespace = metadata.get("namespace");
     let namespace = match (kind, namespace) {
         (Kind::CiliumClusterwideNetworkPolicy, Some(field)) => {
@@ -179,7 +273,10 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
         }
         (Kind::NetworkPolicy, None) => Some(DEFAULT_NAMESPACE.to_owned()),
         (_, None) => None,
-        (_, Some(field)) => Some(read_metadata_name(&field)?),
+        (_, Some(field)) => {
+            field.check(check_dns_label(field.text()?))?;
+            Some(read_metadata_name(&field)?)
+        }
     };
     Ok(PolicyName::Object {
         kind,
@@ -188,16 +285,13 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
     })
 }
 
-/// A name of Kubernetes (a DNS subdomain, RFC 1123), which may stand in tables and paths.
+/// A name that may stand in tables and paths.
 fn read_metadata_name(field: &Field<'_>) -> Result<String, PolicyError> {
-    const LENGTH_MAX: usize = 253;
     let text = field.text()?;
-    let fits =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    if text.is_empty() || text.len() > LENGTH_MAX || !text.bytes().all(fits) {
-        let problem = "no name: lower-case letters, digits, '-' and '.', 253 at most";
-        return Err(field.error(Problem::value(text, problem)));
+    if text.is_empty() {
+        return Err(field.error(Problem::Missing));
     }
+    check_name(text).map_err(|problem| field.error(problem))?;
     Ok(text.to_owned())
 }
 
@@ -252,15 +346,29 @@ fn derived_labels(policy: &PolicyName) -> Vec<Label> {
     parts.into_iter().filter_map(label).collect()
 }
 
-/// Reads a bare list of rules. Those of the same labels are one policy.
+/// A number that follows from a text, the same in every version.
+fn digest(text: &str) -> u64 {
+    text.as_bytes().chunks(8).fold(0, |before, chunk| {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(chunk) {
+            *to = *from;
+        }
+        siphash24_words([0, 0], &[before, u64::from_le_bytes(word)])
+    })
+}
+
+/// Reads a bare list of rules. Those of the same labels are one policy; one without labels is known by what it says.
 fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
     let mut policies: BTreeMap<Arc<PolicyName>, Policy> = BTreeMap::new();
     for rule in field.list()? {
         let fields = rule.any_fields()?;
-        let labels = cilium::read_labels(&fields)?;
+        let mut labels = cilium::read_labels(&fields)?;
+        let mut derived = None;
         if labels.is_empty() {
-            let problem = "a rule of a bare list is known by its `labels`: give it one".to_owned();
-            return Err(rule.error(Problem::Conflict(problem)));
+            let (source, key) = UNLABELLED;
+            let value = format!("{:016x}", digest(&rule.value().to_string()));
+            derived = Label::new(source, key, &value).ok();
+            labels.extend(derived.clone());
         }
         let labels = LabelSet::new(labels).map_err(|error| rule.error(error))?;
         let name = Arc::new(PolicyName::Rules { labels });
@@ -271,7 +379,7 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
         });
         // Its place is that in the document of its policy, but errors tell that in what is imported.
         let own = rule.at_path(format!("[{}]", policy.rules.len()));
-        let rule_read = cilium::read_rule(&own, Scope::Unlimited, &name, &[])
+        let rule_read = cilium::read_rule(&own, Scope::Unlimited, &name, derived.as_slice())
             .map_err(|error| error.moved(own.path(), rule.path()))?;
         if let Value::Array(documents) = &mut policy.document {
             documents.push(rule.value().clone());
@@ -458,7 +566,7 @@ spec:
             serde_json::from_str::<Value>(&network_policy(json!({"podSelector": {}}))).unwrap(),
         ]});
         let names = |text: &str| -> Vec<String> {
-            let policies = parse(text).unwrap();
+            let policies = parse(text).unwrap().policies;
             policies
                 .iter()
                 .map(|policy| policy.name().to_string())
@@ -636,6 +744,14 @@ spec:
             ("a: [", "line "),
             ("kind: Pod", "kind: \"Pod\" is no kind of policy"),
             (
+                "kind: NetworkPolcy\napiVersion: networking.k8s.io/v1",
+                "kind: \"NetworkPolcy\" is no kind of policy",
+            ),
+            (
+                "kind: AdminNetworkPolicy\napiVersion: policy.networking.k8s.io/v1alpha1",
+                "kind: \"AdminNetworkPolicy\" is no kind of policy",
+            ),
+            (
                 "kind: NetworkPolicy\nkind: NetworkPolicy",
                 "duplicate mapping key",
             ),
@@ -654,15 +770,11 @@ spec:
             ),
             (
                 "kind: NetworkPolicy\napiVersion: networking.k8s.io/v1\nmetadata: {name: ../x}",
-                "metadata.name: \"../x\" is no name",
+                "metadata.name: Invalid value: \"../x\": a lowercase RFC 1123 subdomain must",
             ),
             (
                 "kind: List\nitems: [{kind: List}]",
                 "items[0].kind: \"List\" is no kind of policy",
-            ),
-            (
-                r#"[{"endpointSelector": {}, "ingress": [{}]}]"#,
-                "[0]: a rule of a bare list is known by its `labels`",
             ),
         ] {
             let error = error(document);
@@ -670,6 +782,86 @@ spec:
         }
         let nothing = cnp(None, json!({"endpointSelector": {}, "ingress": []}));
         assert!(error(&nothing).contains("it has neither ingress nor egress rules"));
+    }
+
+    #[test]
+    fn lists_of_one_kind_leave_out_kind_and_version() {
+        let list = json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicyList",
+            "metadata": {"resourceVersion": "1"},
+            "items": [{"metadata": {"name": "p"}, "spec": {"podSelector": {}}}],
+        });
+        let [policy] = &parse(&list.to_string()).unwrap().policies[..] else {
+            panic!("not one policy");
+        };
+        assert_eq!(policy.name().to_string(), "NetworkPolicy default/p");
+        let (stored, refused) = read_stored(policy.document()).unwrap();
+        assert_eq!((stored.name(), refused), (policy.name(), None));
+    }
+
+    #[test]
+    fn objects_of_other_kinds_are_skipped_and_named() {
+        let text = "\
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+---
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}
+- {apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {generateName: in-}}
+- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p}, spec: {podSelector: {}}}
+---
+apiVersion: v1
+kind: \"Config\\nMap\"
+";
+        let found = parse(text).unwrap();
+        assert_eq!(found.policies.len(), 1);
+        assert_eq!(
+            found.skipped,
+            [
+                "Service shop/web",
+                "Deployment web",
+                "Ingress in-",
+                "Config\\nMap without a name"
+            ]
+        );
+        let rest = text.replace("kind: NetworkPolicy", "kind: Secret");
+        assert_eq!(
+            error(&rest),
+            "there is no policy in it, only Service shop/web and 4 more of other kinds"
+        );
+    }
+
+    #[test]
+    fn bare_rules_without_labels_are_known_by_what_they_say() {
+        const TO_WEB: &str =
+            r#"{"endpointSelector": {"matchLabels": {"app": "web"}}, "ingress": [{}]}"#;
+        const TO_DB: &str =
+            r#"{"endpointSelector": {"matchLabels": {"app": "db"}}, "ingress": [{}]}"#;
+        let mut repository = Repository::default();
+        let both = format!("[{TO_WEB}, {TO_DB}]");
+        let imported = repository.import(&both).unwrap();
+        assert_eq!(imported.added.len(), 2);
+        // Another list adds its rules. The same rule again, with its fields in another order, changes nothing.
+        let turned = r#"[{"ingress": [{}], "endpointSelector": {"matchLabels": {"app": "web"}}}]"#;
+        let imported = repository.import(turned).unwrap();
+        assert_eq!((imported.unchanged.len(), repository.iter().len()), (1, 2));
+        let stored = serde_json::to_string(&repository).unwrap();
+        let read: Repository = serde_json::from_str(&stored).unwrap();
+        assert_eq!(read, repository);
+        let name = imported.unchanged[0].to_string();
+        let label = name.trim_start_matches("rules [").trim_end_matches(']');
+        assert_eq!(label, "health-agent:rule=4e671b79d3221308");
+        assert_eq!(
+            repository.delete_labelled(&[label.parse().unwrap()]).len(),
+            1
+        );
+        assert_eq!(repository.iter().len(), 1);
     }
 
     #[test]
@@ -912,11 +1104,11 @@ spec:
         for (entry, message) in [
             (
                 json!({"from": [{}]}),
-                "from[0]: name podSelector, namespaceSelector or ipBlock",
+                "from[0]: Required value: must specify a peer",
             ),
             (
                 json!({"from": [{"ipBlock": {"cidr": "::/0"}, "podSelector": {}}]}),
-                "cannot be combined",
+                "Forbidden: may not specify both ipBlock and another peer",
             ),
             (json!({"ports": [{"endPort": 8}]}), "ports[0].endPort"),
             (json!({"ports": [{"port": "http"}]}), "named port"),
@@ -930,10 +1122,9 @@ spec:
             error(&network_policy(unlisted)).contains("policyTypes does not list this direction")
         );
         let no_type = json!({"podSelector": {}, "policyTypes": ["ingress"]});
-        assert!(
-            error(&network_policy(no_type))
-                .contains("policyTypes[0]: \"ingress\" is no policy type")
-        );
+        assert!(error(&network_policy(no_type)).contains(
+            "policyTypes[0]: Unsupported value: \"ingress\": supported values: \"Ingress\""
+        ));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 
 use health_model::document::DocumentError;
 use health_model::labels::LabelError;
+use health_model::manifest;
 
 /// A document is refused, and with it the whole import.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,8 +70,11 @@ pub enum Problem {
     #[error(transparent)]
     Text(#[from] DocumentError),
     /// No policy in it.
-    #[error("there is no policy in it")]
-    Empty,
+    #[error("there is no policy in it{}", but(.skipped))]
+    Empty {
+        /// Objects of other kinds that are in it.
+        skipped: Vec<String>,
+    },
     /// A field that means something, but not here.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
@@ -99,6 +103,9 @@ pub enum Problem {
     /// Labels that cannot be.
     #[error(transparent)]
     Label(#[from] LabelError),
+    /// What the API server of Kubernetes refuses, in its words.
+    #[error(transparent)]
+    Api(#[from] manifest::Problem),
     /// A value that cannot be.
     #[error("{value:?} is {problem}")]
     Value {
@@ -125,5 +132,14 @@ impl Problem {
             value,
             problem: problem.into(),
         }
+    }
+}
+
+/// What is there instead.
+fn but(skipped: &[String]) -> String {
+    match skipped {
+        [] => String::new(),
+        [one] => format!(", only {one}"),
+        [first, rest @ ..] => format!(", only {first} and {} more of other kinds", rest.len()),
     }
 }

@@ -37,13 +37,38 @@ const UNSUPPORTED: [(&str, &str); 21] = [
 pub(super) struct Field<'a> {
     value: &'a Value,
     path: String,
+    is_stored: bool,
 }
 
 impl<'a> Field<'a> {
-    /// A document.
+    /// A document that is imported.
     pub(super) fn root(value: &'a Value) -> Self {
-        let path = String::new();
-        Self { value, path }
+        Self {
+            value,
+            path: String::new(),
+            is_stored: false,
+        }
+    }
+
+    /// A document that was imported before, maybe by a version that refused less.
+    pub(super) fn stored(value: &'a Value) -> Self {
+        Self {
+            is_stored: true,
+            ..Self::root(value)
+        }
+    }
+
+    /// Whether what earlier versions imported still means what it meant to them.
+    pub(super) fn is_stored(&self) -> bool {
+        self.is_stored
+    }
+
+    /// What a check of imports says of this field. Of what is stored it says nothing.
+    pub(super) fn check(&self, checked: Result<(), impl Into<Problem>>) -> Result<(), PolicyError> {
+        match checked {
+            Err(problem) if !self.is_stored => Err(self.error(problem)),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn value(&self) -> &'a Value {
@@ -57,8 +82,20 @@ impl<'a> Field<'a> {
 
     /// The same value as it stands at another path.
     pub(super) fn at_path(&self, path: String) -> Self {
-        let value = self.value;
-        Self { value, path }
+        Self {
+            value: self.value,
+            path,
+            is_stored: self.is_stored,
+        }
+    }
+
+    /// Another value that stands at the same place.
+    pub(super) fn with_value<'b>(&self, value: &'b Value) -> Field<'b> {
+        Field {
+            value,
+            path: self.path.clone(),
+            is_stored: self.is_stored,
+        }
     }
 
     pub(super) fn error(&self, problem: impl Into<Problem>) -> PolicyError {
@@ -110,6 +147,7 @@ impl<'a> Field<'a> {
         Ok(Fields {
             map: self.map()?,
             path: self.path.clone(),
+            is_stored: self.is_stored,
         })
     }
 
@@ -129,6 +167,7 @@ impl<'a> Field<'a> {
         let item = |(i, value)| Field {
             value,
             path: format!("{}[{i}]", self.path),
+            is_stored: self.is_stored,
         };
         Ok(list.iter().enumerate().map(item).collect())
     }
@@ -143,6 +182,12 @@ impl<'a> Field<'a> {
         self.value
             .as_bool()
             .ok_or_else(|| self.wrong_type("true or false"))
+    }
+
+    pub(super) fn integer(&self) -> Result<i64, PolicyError> {
+        self.value
+            .as_i64()
+            .ok_or_else(|| self.wrong_type("a whole number"))
     }
 
     /// A number that may be written as text, too.
@@ -160,6 +205,7 @@ impl<'a> Field<'a> {
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     path: String,
+    is_stored: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -168,6 +214,7 @@ impl<'a> Fields<'a> {
         Field {
             value,
             path: format!("{}{dot}{name}", self.path),
+            is_stored: self.is_stored,
         }
     }
 
@@ -179,7 +226,12 @@ impl<'a> Fields<'a> {
 
     pub(super) fn required(&self, name: &str) -> Result<Field<'a>, PolicyError> {
         self.get(name)
-            .ok_or_else(|| self.at(name, &Value::Null).error(Problem::Missing))
+            .ok_or_else(|| self.error_at(name, Problem::Missing))
+    }
+
+    /// An error about the field of this name, which may be absent.
+    pub(super) fn error_at(&self, name: &str, problem: impl Into<Problem>) -> PolicyError {
+        self.at(name, &Value::Null).error(problem)
     }
 
     /// All that are not null.

@@ -3,15 +3,22 @@
 use std::sync::Arc;
 
 use health_model::labels::{Label, LabelSet};
+use health_model::manifest::{self, PORT_OUT_OF_RANGE, check_port_name};
 use health_model::policy::{Direction, Protocol};
 
-use super::cilium::{place, read_cidr_block, read_port_range, read_protocol};
+use super::cidr::read_ip_block;
+use super::cilium::{self, place};
 use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::peer::{CidrSet, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, Section};
 use super::selector::{K8S, NAMESPACE, NAMESPACE_LABELS, Selector};
 use crate::ports::{PortRange, Traffic};
+
+const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
+const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
+/// Most characters of a list that an error shows.
+const SHOWN: usize = 64;
 
 /// Reads the rule of the policy of this name and namespace, which gives it the `derived` labels.
 pub(super) fn read_rule(
@@ -67,6 +74,16 @@ impl PolicyTypes {
                 egress: !fields.items("egress")?.is_empty(),
             });
         }
+        if let Some(field) = fields.get("policyTypes")
+            && listed.len() > POLICY_TYPES.len()
+        {
+            let detail = "may not specify more than two policyTypes";
+            let types = field.value().to_string();
+            field.check(Err(manifest::Problem::Invalid {
+                value: types.chars().take(SHOWN).collect(),
+                detail: detail.to_owned(),
+            }))?;
+        }
         let mut types = Self {
             ingress: false,
             egress: false,
@@ -76,8 +93,8 @@ impl PolicyTypes {
                 "Ingress" => types.ingress = true,
                 "Egress" => types.egress = true,
                 other => {
-                    let problem = "no policy type: write Ingress or Egress";
-                    return Err(field.error(Problem::value(other, problem)));
+                    let problem = manifest::Problem::not_supported(other, &POLICY_TYPES);
+                    return Err(field.error(problem));
                 }
             }
         }
@@ -127,18 +144,18 @@ fn read_peer(field: &Field<'_>, namespace: &str) -> Result<PeerSelector, PolicyE
     let block = fields.get("ipBlock");
     let mut selector = match (&pods, &namespaces, block) {
         (None, None, Some(block)) => {
-            let (cidr, except) = read_cidr_block(&block)?;
+            let (cidr, except) = read_ip_block(&block)?;
             let mut cidrs = CidrSet::default();
             cidrs.insert(cidr, except);
             return Ok(PeerSelector::Cidrs(cidrs));
         }
         (None, None, None) => {
-            let problem = "name podSelector, namespaceSelector or ipBlock";
-            return Err(field.error(Problem::Conflict(problem.to_owned())));
+            let detail = "must specify a peer: podSelector, namespaceSelector or ipBlock";
+            return Err(field.error(manifest::Problem::Required(detail)));
         }
         (_, _, Some(_)) => {
-            let problem = "ipBlock cannot be combined with podSelector or namespaceSelector";
-            return Err(field.error(Problem::Conflict(problem.to_owned())));
+            let detail = "may not specify both ipBlock and another peer";
+            return Err(field.error(manifest::Problem::Forbidden(detail)));
         }
         (Some(pods), _, None) => Selector::read_k8s(pods, "")?,
         (None, _, None) => Selector::default(),
@@ -158,19 +175,210 @@ fn read_port(field: &Field<'_>) -> Result<PortRange, PolicyError> {
     let fields = field.fields(&["port", "endPort", "protocol"])?;
     let protocol = fields.get("protocol");
     let protocol = protocol.map_or(Ok(Protocol::TCP), |field| read_protocol(&field))?;
-    match (fields.get("port"), fields.get("endPort")) {
-        (None, None) => Ok(PortRange::all_of(protocol)),
-        (None, Some(end)) => {
-            let problem = "the end of a range needs the field port for its beginning";
-            Err(end.error(Problem::Conflict(problem.to_owned())))
-        }
-        (Some(port), end) => {
-            let (first, last) = read_port_range(&port, end)?;
+    let end = fields.get("endPort");
+    match fields.get("port") {
+        None => match end {
+            None => Ok(PortRange::all_of(protocol)),
+            Some(end) => {
+                let detail = "may not be specified when `port` is not specified";
+                Err(end.error(manifest::Problem::invalid_number(end.integer()?, detail)))
+            }
+        },
+        Some(port) => {
+            let (first, last) = match field.is_stored() {
+                true => cilium::read_port_range(&port, end)?,
+                false => read_port_range(&port, end)?,
+            };
             Ok(PortRange {
                 protocol,
                 first,
                 last,
             })
+        }
+    }
+}
+
+fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
+    let text = field.text()?;
+    let is_known = PROTOCOLS.contains(&text);
+    let problem = || manifest::Problem::not_supported(text, &PROTOCOLS);
+    field.check(is_known.then_some(()).ok_or_else(problem))?;
+    cilium::read_protocol(field)
+}
+
+/// First and last port. A number in quotes is a name to the API server, and not a possible one.
+fn read_port_range(port: &Field<'_>, end: Option<Field<'_>>) -> Result<(u16, u16), PolicyError> {
+    if port.value().is_string() {
+        let name = port.text()?;
+        if let Some(detail) = check_port_name(name) {
+            return Err(port.error(manifest::Problem::invalid(name, detail)));
+        }
+        if let Some(end) = end {
+            let detail = "may not be specified when `port` is non-numeric";
+            return Err(end.error(manifest::Problem::invalid_number(end.integer()?, detail)));
+        }
+        let problem = "a named port, which is not supported: give its number";
+        return Err(port.error(Problem::value(name, problem)));
+    }
+    let first = read_port_number(port)?;
+    let Some(end) = end else {
+        return Ok((first, first));
+    };
+    let last = read_port_number(&end)?;
+    if last < first {
+        let detail = "must be greater than or equal to `port`";
+        return Err(end.error(manifest::Problem::invalid_number(last.into(), detail)));
+    }
+    Ok((first, last))
+}
+
+fn read_port_number(field: &Field<'_>) -> Result<u16, PolicyError> {
+    let number = field.integer()?;
+    let port = u16::try_from(number).ok().filter(|&port| port > 0);
+    port.ok_or_else(|| field.error(manifest::Problem::invalid_number(number, PORT_OUT_OF_RANGE)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::document::{parse, read_stored};
+
+    fn policy(metadata: Value, spec: Value) -> Value {
+        json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata,
+            "spec": spec,
+        })
+    }
+
+    fn of_spec(spec: Value) -> Value {
+        policy(json!({"name": "p", "namespace": "shop"}), spec)
+    }
+
+    fn of_rule(rule: Value) -> Value {
+        of_spec(json!({"podSelector": {}, "ingress": [rule]}))
+    }
+
+    fn of_port(port: Value) -> Value {
+        of_rule(json!({"ports": [port]}))
+    }
+
+    fn of_block(block: Value) -> Value {
+        of_rule(json!({"from": [{"ipBlock": block}]}))
+    }
+
+    fn of_selector(selector: Value) -> Value {
+        of_rule(json!({"from": [{"namespaceSelector": selector}]}))
+    }
+
+    fn of_expression(operator: &str, values: Value) -> Value {
+        of_selector(
+            json!({"matchExpressions": [{"key": "tier", "operator": operator, "values": values}]}),
+        )
+    }
+
+    /// What is wrong with a policy, without its name and the way to the part in question.
+    fn error(document: &Value) -> String {
+        match parse(&document.to_string()) {
+            Ok(_) => "accepted".to_owned(),
+            Err(error) => {
+                let error = error.to_string();
+                let error = error.trim_start_matches("NetworkPolicy shop/p: ");
+                let error = error.trim_start_matches("spec.ingress[0].");
+                error.trim_start_matches("from[0].").to_owned()
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_api_server_refuses_is_refused_by_its_words() {
+        const RANGE: &str = "must be between 1 and 65535, inclusive";
+        let long = "a".repeat(64);
+        for (document, expected) in [
+            (of_port(json!({"port": 0})), format!("ports[0].port: Invalid value: 0: {RANGE}")),
+            (of_port(json!({"port": -1})), format!("ports[0].port: Invalid value: -1: {RANGE}")),
+            (of_port(json!({"port": 65536})), format!("ports[0].port: Invalid value: 65536: {RANGE}")),
+            (of_port(json!({"port": 80.5})), "ports[0].port: must be a whole number".to_owned()),
+            (of_port(json!({"port": "0"})), "ports[0].port: Invalid value: \"0\": must contain at least one letter (a-z)".to_owned()),
+            (of_port(json!({"port": "80"})), "ports[0].port: Invalid value: \"80\": must contain at least one letter (a-z)".to_owned()),
+            (of_port(json!({"port": "a--b"})), "ports[0].port: Invalid value: \"a--b\": must not contain consecutive hyphens".to_owned()),
+            (of_port(json!({"port": ""})), "ports[0].port: Invalid value: \"\": must contain".to_owned()),
+            (of_port(json!({"port": "http"})), "ports[0].port: \"http\" is a named port, which is not supported".to_owned()),
+            (of_port(json!({"port": "http", "endPort": 81})), "ports[0].endPort: Invalid value: 81: may not be specified when `port` is non-numeric".to_owned()),
+            (of_port(json!({"endPort": 81})), "ports[0].endPort: Invalid value: 81: may not be specified when `port` is not specified".to_owned()),
+            (of_port(json!({"port": 81, "endPort": 80})), "ports[0].endPort: Invalid value: 80: must be greater than or equal to `port`".to_owned()),
+            (of_port(json!({"port": 81, "endPort": 65536})), format!("ports[0].endPort: Invalid value: 65536: {RANGE}")),
+            (of_port(json!({"port": 81, "endPort": 0})), format!("ports[0].endPort: Invalid value: 0: {RANGE}")),
+            (of_port(json!({"port": 81, "endPort": "82"})), "ports[0].endPort: must be a whole number".to_owned()),
+            (of_port(json!({"protocol": "tcp"})), "ports[0].protocol: Unsupported value: \"tcp\": supported values: \"TCP\", \"UDP\", \"SCTP\"".to_owned()),
+            (of_port(json!({"protocol": "ICMP"})), "ports[0].protocol: Unsupported value: \"ICMP\"".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]})), "ipBlock.except[0]: Invalid value: \"10.0.0.0/8\": must be a strict subset of `cidr`".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["10.9.9.9/8"]})), "ipBlock.except[0]: Invalid value: \"10.9.9.9/8\": must be a strict subset of `cidr`".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "0.0.0.0/0"]})), "ipBlock.except[1]: Invalid value: \"0.0.0.0/0\": must be a strict subset of `cidr`".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]})), "ipBlock.except[0]: Invalid value: \"11.0.0.0/16\": must be a strict".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["fd00::/16"]})), "ipBlock.except[0]: Invalid value: \"fd00::/16\": must be a strict".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.0/8", "except": ["10.0.0.1"]})), "ipBlock.except[0]: Invalid value: \"10.0.0.1\": must be a valid CIDR".to_owned()),
+            (of_block(json!({"cidr": "10.0.0.1"})), "ipBlock.cidr: Invalid value: \"10.0.0.1\": must be a valid CIDR".to_owned()),
+            (of_block(json!({"cidr": ""})), "ipBlock.cidr: Required value".to_owned()),
+            (of_block(json!({"except": []})), "ipBlock.cidr: Required value".to_owned()),
+            (of_rule(json!({"from": [{}]})), "from[0]: Required value: must specify a peer".to_owned()),
+            (of_rule(json!({"from": [{"ipBlock": {"cidr": "::/0"}, "podSelector": {}}]})), "from[0]: Forbidden: may not specify both ipBlock and another peer".to_owned()),
+            (of_selector(json!({"matchLabels": {"a b": ""}})), "namespaceSelector.matchLabels: Invalid value: \"a b\": name part must consist of".to_owned()),
+            (of_selector(json!({"matchLabels": {"/a": ""}})), "namespaceSelector.matchLabels: Invalid value: \"/a\": prefix part must be non-empty".to_owned()),
+            (of_selector(json!({"matchLabels": {"A/a": ""}})), "namespaceSelector.matchLabels: Invalid value: \"A/a\": prefix part a lowercase RFC 1123 subdomain".to_owned()),
+            (of_selector(json!({"matchLabels": {"k8s:a": ""}})), "namespaceSelector.matchLabels: Invalid value: \"k8s:a\": name part must consist of".to_owned()),
+            (of_selector(json!({"matchLabels": {long.clone(): ""}})), "namespaceSelector.matchLabels: Invalid value: ".to_owned()),
+            (of_selector(json!({"matchLabels": {"a": "b c"}})), "namespaceSelector.matchLabels.a: Invalid value: \"b c\": a valid label must be".to_owned()),
+            (of_selector(json!({"matchLabels": {"a": long.clone()}})), "namespaceSelector.matchLabels.a: Invalid value: ".to_owned()),
+            (of_expression("In", json!(["a", "-b"])), "namespaceSelector.matchExpressions[0].values[1]: Invalid value: \"-b\": a valid label must be".to_owned()),
+            (of_expression("In", json!([])), "namespaceSelector.matchExpressions[0].values: Required value: must be specified when `operator` is 'In' or 'NotIn'".to_owned()),
+            (of_expression("Exists", json!(["a"])), "namespaceSelector.matchExpressions[0].values: Forbidden: may not be specified when".to_owned()),
+            (of_expression("Is", json!(["a"])), "namespaceSelector.matchExpressions[0].operator: Invalid value: \"Is\": not a valid selector operator".to_owned()),
+            (of_spec(json!({"podSelector": {"matchLabels": {"-": ""}}})), "spec.podSelector.matchLabels: Invalid value: \"-\": name part".to_owned()),
+            (of_spec(json!({"podSelector": {}, "policyTypes": ["ingress"]})), "spec.policyTypes[0]: Unsupported value: \"ingress\": supported values: \"Ingress\", \"Egress\"".to_owned()),
+            (of_spec(json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress", "Ingress"]})), "spec.policyTypes: Invalid value: [\"Ingress\",\"Egress\",\"Ingress\"]: may not specify more than two policyTypes".to_owned()),
+            (policy(json!({"name": "a..b"}), json!({"podSelector": {}})), "metadata.name: Invalid value: \"a..b\": a lowercase RFC 1123 subdomain".to_owned()),
+            (policy(json!({"name": "a", "namespace": "b.c"}), json!({"podSelector": {}})), "metadata.namespace: Invalid value: \"b.c\": must not contain dots".to_owned()),
+            (policy(json!({"name": "a", "labels": {"a": "b c"}}), json!({"podSelector": {}})), "metadata.labels: Invalid value: \"b c\": a valid label".to_owned()),
+        ] {
+            let error = error(&document);
+            assert!(error.starts_with(&expected), "{document}: {error}");
+            assert!(error.len() < 400, "{error}");
+        }
+    }
+
+    #[test]
+    fn what_the_api_server_accepts_is_accepted() {
+        for document in [
+            of_port(json!({"port": 1, "endPort": 65535, "protocol": "SCTP"})),
+            of_port(json!({"port": 80, "endPort": 80})),
+            of_block(json!({"cidr": "10.1.2.3/8", "except": ["10.1.0.0/16", "10.0.0.0/9"]})),
+            of_block(json!({"cidr": "010.0.0.0/8", "except": []})),
+            of_block(json!({"cidr": "::ffff:10.0.0.0/104", "except": ["10.1.0.0/16"]})),
+            of_selector(json!({"matchLabels": {"example.com/A_b.c": ""}})),
+            of_expression("Exists", Value::Null),
+            of_spec(json!({"podSelector": {}, "policyTypes": ["Ingress", "Ingress"]})),
+        ] {
+            assert_eq!(error(&document), "accepted", "{document}");
+        }
+    }
+
+    #[test]
+    fn what_an_earlier_version_imported_is_kept_and_told() {
+        for document in [
+            of_port(json!({"port": 0})),
+            of_port(json!({"port": "80", "protocol": "tcp"})),
+            of_block(json!({"cidr": "10.0.0.1", "except": ["10.0.0.1"]})),
+            of_block(json!({"cidr": "::ffff:10.0.0.0/90"})),
+            of_selector(json!({"matchLabels": {"a b": "c d"}})),
+            policy(json!({"name": "-a"}), json!({"podSelector": {}})),
+        ] {
+            let (stored, refused) = read_stored(&document).unwrap();
+            assert_eq!(stored.document(), &document);
+            let refused = refused.unwrap().to_string();
+            assert!(refused.contains("d value: "), "{refused}");
         }
     }
 }

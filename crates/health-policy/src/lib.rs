@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cidr;
 mod cilium;
 mod compile;
 mod cover;
@@ -26,7 +27,7 @@ mod selector;
 mod trace;
 
 pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
-pub use document::{Policy, parse};
+pub use document::{Documents, Policy, parse};
 pub use error::{Place, PolicyError, Problem};
 pub use peer::{Peer, prefix};
 pub use repository::{ImportOutcome, Repository};

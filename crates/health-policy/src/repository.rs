@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::document::{self, Policy};
+use super::document::{self, Documents, Policy};
 use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
 use super::rule::PolicyName;
@@ -20,6 +20,8 @@ use super::rule::PolicyName;
 pub struct Repository {
     policies: BTreeMap<PolicyName, Arc<Policy>>,
     revision: u64,
+    /// Why policies that are kept could not be imported any more.
+    outdated: Vec<PolicyError>,
 }
 
 /// What an import did, by name.
@@ -32,13 +34,19 @@ pub struct ImportOutcome {
     pub replaced: Vec<PolicyName>,
     /// Policies that were there word for word.
     pub unchanged: Vec<PolicyName>,
+    /// Objects of other kinds, which are no policies.
+    pub skipped: Vec<String>,
 }
 
 impl Repository {
     /// Imports the policies of a text in YAML or JSON: all of them, or on an error none. One of a
     /// name that is there takes its place.
     pub fn import(&mut self, text: &str) -> Result<ImportOutcome, PolicyError> {
-        Ok(self.insert(document::parse(text)?))
+        let Documents { policies, skipped } = document::parse(text)?;
+        Ok(ImportOutcome {
+            skipped,
+            ..self.insert(policies)
+        })
     }
 
     /// Takes policies that were [parsed](super::parse) before. One of a name that is there takes its
@@ -67,6 +75,11 @@ impl Repository {
     /// How often the policies have changed.
     pub const fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// What is wrong with policies that an earlier version imported and this one would refuse. They mean what they meant.
+    pub fn outdated(&self) -> &[PolicyError] {
+        &self.outdated
     }
 
     /// All policies, by name.
@@ -161,7 +174,8 @@ impl TryFrom<StoredRepository> for Repository {
     fn try_from(stored: StoredRepository) -> Result<Self, PolicyError> {
         let mut repository = Self::default();
         for document in &stored.documents {
-            let policy = document::read_stored(document)?;
+            let (policy, refused) = document::read_stored(document)?;
+            repository.outdated.extend(refused);
             repository
                 .policies
                 .insert(policy.name().clone(), Arc::new(policy));

@@ -2,6 +2,7 @@
 
 use health_model::identity::Identity;
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
+use health_model::manifest::{self, check_label_key, check_label_value};
 
 use super::error::{PolicyError, Problem};
 use super::field::Field;
@@ -12,6 +13,8 @@ pub(super) const K8S: &str = "k8s";
 pub(super) const NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// How the keys of the labels of a pod's namespace begin, of source [`K8S`].
 pub(super) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+/// Label of every namespace, which says its name.
+const METADATA_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Source in a key that means labels of every source.
 const ANY_SOURCE: &str = "any";
@@ -33,6 +36,8 @@ struct Key {
     /// `None` is any source.
     source: Option<String>,
     name: String,
+    /// Whether it is the namespace's name, among the labels of the namespace.
+    is_metadata_name: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,13 +71,8 @@ impl Selector {
     }
 
     fn push(&mut self, source: &str, name: &str, test: Test) {
-        self.0.push(Requirement {
-            key: Key {
-                source: Some(source.to_owned()),
-                name: name.to_owned(),
-            },
-            test,
-        });
+        let key = Key::new(Some(source), name.to_owned());
+        self.0.push(Requirement { key, test });
     }
 
     /// Adds what another requires.
@@ -116,10 +116,9 @@ impl Selector {
 
     /// The values that it has for the namespace's name.
     pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
-        let of_namespace = self
-            .0
-            .iter()
-            .filter(|requirement| requirement.key.name == NAMESPACE);
+        let of_namespace = self.0.iter().filter(|requirement| {
+            requirement.key.name == NAMESPACE || requirement.key.is_metadata_name
+        });
         of_namespace.flat_map(|requirement| match &requirement.test {
             Test::In(values) => values.iter().map(String::as_str).collect(),
             _ => Vec::new(),
@@ -149,20 +148,14 @@ impl Selector {
                 }
                 _ => {}
             }
-            Ok(Key {
-                source: source.map(str::to_owned),
-                name: name.to_owned(),
-            })
+            Ok(Key::new(source, name.to_owned()))
         })
     }
 
     /// Reads a selector of Kubernetes, whose keys are those of its labels and begin here with `prefix`.
     pub(super) fn read_k8s(field: &Field<'_>, prefix: &str) -> Result<Self, PolicyError> {
         Self::read_with(field, &|text| {
-            Ok(Key {
-                source: Some(K8S.to_owned()),
-                name: format!("{prefix}{text}"),
-            })
+            Ok(Key::new(Some(K8S), format!("{prefix}{text}")))
         })
     }
 
@@ -174,10 +167,13 @@ impl Selector {
             let key = key(text).map_err(|problem| field.error(problem))?;
             let source = key.source.as_deref().unwrap_or(ANY_SOURCE);
             Label::new(source, &key.name, "").map_err(|error| field.error(error))?;
+            let own_name = key.name.strip_prefix(NAMESPACE_LABELS);
+            field.check(check_label_key(own_name.unwrap_or(&key.name)))?;
             Ok(key)
         };
         let value = |field: &Field<'_>| {
             let text = field.text()?;
+            field.check(check_label_value(text))?;
             if text.len() > LABEL_MAX {
                 let problem = format!("too long for a label: {LABEL_MAX} bytes at most");
                 return Err(field.error(Problem::value(text, problem)));
@@ -196,7 +192,7 @@ impl Selector {
             }
             for (text, field) in labels_fields.iter() {
                 requirements.push(Requirement {
-                    key: read_key(&field, text)?,
+                    key: read_key(&labels, text)?,
                     test: Test::In(vec![value(&field)?]),
                 });
             }
@@ -215,23 +211,25 @@ impl Selector {
             }
             values.sort_unstable();
             let test = match operator.text()? {
+                "In" | "NotIn" if values.is_empty() => {
+                    let detail = "must be specified when `operator` is 'In' or 'NotIn'";
+                    return Err(fields.error_at("values", manifest::Problem::Required(detail)));
+                }
                 "In" => Test::In(values),
                 "NotIn" => Test::NotIn(values),
                 "Exists" | "DoesNotExist" if !values.is_empty() => {
-                    let problem = "an operator that takes no values: leave them out";
-                    return Err(operator.error(Problem::value(operator.text()?, problem)));
+                    let detail =
+                        "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+                    return Err(fields.error_at("values", manifest::Problem::Forbidden(detail)));
                 }
                 "Exists" => Test::Exists,
                 "DoesNotExist" => Test::DoesNotExist,
                 other => {
-                    let problem = "no operator: write In, NotIn, Exists or DoesNotExist";
-                    return Err(operator.error(Problem::value(other, problem)));
+                    let detail =
+                        "not a valid selector operator: write In, NotIn, Exists or DoesNotExist";
+                    return Err(operator.error(manifest::Problem::invalid(other, detail)));
                 }
             };
-            if matches!(&test, Test::In(values) | Test::NotIn(values) if values.is_empty()) {
-                let problem = "In and NotIn need at least one of `values`".to_owned();
-                return Err(expression.error(Problem::Conflict(problem)));
-            }
             requirements.push(Requirement {
                 key: read_key(&key, key.text()?)?,
                 test,
@@ -260,7 +258,24 @@ impl Requirement {
 }
 
 impl Key {
+    fn new(source: Option<&str>, name: String) -> Self {
+        let of_kubernetes = source.is_none_or(|source| source == K8S);
+        let is_metadata_name =
+            of_kubernetes && name.strip_prefix(NAMESPACE_LABELS) == Some(METADATA_NAME);
+        Self {
+            source: source.map(str::to_owned),
+            name,
+            is_metadata_name,
+        }
+    }
+
     fn any_of(&self, labels: &LabelSet, is: impl Fn(&Label) -> bool) -> bool {
+        // Only Kubernetes itself writes this label of a namespace, and its value is the name.
+        if self.is_metadata_name
+            && let Some(namespace) = labels.get(K8S, NAMESPACE)
+        {
+            return is(namespace);
+        }
         match &self.source {
             Some(source) => labels.get(source, &self.name).is_some_and(is),
             None => labels
@@ -329,6 +344,57 @@ mod tests {
     }
 
     #[test]
+    fn every_namespace_has_its_name_among_its_labels() {
+        const BANK: &str = "k8s:io.kubernetes.pod.namespace=bank";
+        const SHOP: &str = "k8s:io.kubernetes.pod.namespace=shop";
+        const OLD: &str = "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=bank";
+        let by_name = |operator: &str, values: &[&str]| {
+            json!({"matchExpressions": [
+                {"key": METADATA_NAME, "operator": operator, "values": values}
+            ]})
+        };
+        for (selector, bank, shop, labelled) in [
+            (
+                json!({"matchLabels": {METADATA_NAME: "bank"}}),
+                true,
+                false,
+                true,
+            ),
+            (by_name("In", &["bank", "x"]), true, false, true),
+            (by_name("NotIn", &["bank"]), false, true, false),
+            (by_name("Exists", &[]), true, true, true),
+            (by_name("DoesNotExist", &[]), false, false, false),
+        ] {
+            let field = Field::root(&selector);
+            let of_kubernetes = Selector::read_k8s(&field, NAMESPACE_LABELS).unwrap();
+            let text = selector.to_string();
+            let cilium = |source: &str| {
+                let key = format!("{source}{NAMESPACE_LABELS}{METADATA_NAME}");
+                let selector: Value =
+                    serde_json::from_str(&text.replace(METADATA_NAME, &key)).unwrap();
+                Selector::read(&Field::root(&selector)).unwrap()
+            };
+            for selector in [of_kubernetes, cilium("k8s:"), cilium("any:"), cilium("")] {
+                let matches = |labels: &[&str]| {
+                    let labels = labels.iter().map(|label| label.parse().unwrap());
+                    selector.matches(&LabelSet::new(labels).unwrap())
+                };
+                assert_eq!(matches(&[BANK]), bank, "{selector:?}");
+                assert_eq!(matches(&[SHOP]), shop, "{selector:?}");
+                // The name counts, whatever a label says; the label counts where no name is known.
+                assert_eq!(matches(&[SHOP, OLD]), shop, "{selector:?}");
+                assert_eq!(matches(&[OLD]), labelled, "{selector:?}");
+                assert!(selector.names_namespace_labels());
+            }
+        }
+        // A label of that name from elsewhere is a label like others.
+        let other = json!({"matchLabels": {
+            "container:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name": "bank"
+        }});
+        assert!(!matches(&other, &[BANK]));
+    }
+
+    #[test]
     fn what_is_no_selector_is_named() {
         let many: serde_json::Map<_, _> = (0..=LABELS_MAX)
             .map(|i| (format!("k{i}"), json!("")))
@@ -341,6 +407,14 @@ mod tests {
                 "matchLabels.a: must be text",
             ),
             (json!({"matchLabels": {"": ""}}), "has no key"),
+            (
+                json!({"matchLabels": {"k8s:a b": ""}}),
+                "matchLabels: Invalid value: \"a b\": name part must consist",
+            ),
+            (
+                json!({"matchLabels": {"k8s:a": "b c"}}),
+                "matchLabels.k8s:a: Invalid value: \"b c\": a valid label must",
+            ),
             (json!({"matchLabels": {":a": ""}}), "has an empty source"),
             (json!({"matchLabels": {"a\n": ""}}), "control character"),
             (
@@ -354,10 +428,16 @@ mod tests {
             ),
             (
                 expression("in", &["a"]),
-                "matchExpressions[0].operator: \"in\" is no operator",
+                "matchExpressions[0].operator: Invalid value: \"in\": not a valid selector operator",
             ),
-            (expression("In", &[]), "need at least one of `values`"),
-            (expression("Exists", &["a"]), "takes no values"),
+            (
+                expression("In", &[]),
+                "matchExpressions[0].values: Required value: must be specified",
+            ),
+            (
+                expression("Exists", &["a"]),
+                "matchExpressions[0].values: Forbidden: may not be specified",
+            ),
             (
                 json!({"matchExpressions": [{"key": "a"}]}),
                 "matchExpressions[0].operator: missing",

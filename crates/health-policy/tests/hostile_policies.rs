@@ -89,7 +89,7 @@ fn bomb() -> String {
 fn read(document: &str, values: usize) -> Result<usize, String> {
     let (read, cost) = counted(|| health_policy::parse(document));
     let limit = values.min(VALUES_MAX) * PER_VALUE + document.len() * PER_BYTE;
-    let result = read.map(|policies| policies.len());
+    let result = read.map(|found| found.policies.len());
     let result = result.map_err(|error| error.to_string());
     assert!(cost <= limit, "{cost} of {limit} bytes: {result:.100?}");
     result

@@ -118,6 +118,7 @@ pub(super) async fn import<S: Source>(
         added: texts(&imported.added),
         replaced: texts(&imported.replaced),
         unchanged: texts(&imported.unchanged),
+        skipped: imported.skipped,
         ..PolicyChange::default()
     };
     answer_when_in_force(&enforcer, change, revision, begun).await

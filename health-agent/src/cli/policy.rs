@@ -24,7 +24,8 @@ Examples:
 
 const IMPORT_EXAMPLES: &str = "\
 All policies of the file are imported, or none. Kinds: CiliumNetworkPolicy,
-CiliumClusterwideNetworkPolicy, NetworkPolicy, List, and a bare JSON list of rules.
+CiliumClusterwideNetworkPolicy, NetworkPolicy, lists of them, and a bare list of rules.
+Objects of other kinds are skipped, and named.
 
 Examples:
   health-agent policy import policies.yaml
@@ -314,6 +315,9 @@ fn change_text(change: &PolicyChange) -> String {
     if text.is_empty() {
         text.push_str("nothing to change\n");
     }
+    for name in &change.skipped {
+        text.push_str(&format!("skipped {name}: no policy\n"));
+    }
     let ms = change.took_ns as f64 / 1e6;
     text.push_str(&match change.is_in_force {
         true => format!("revision {} is in force after {ms:.0} ms\n", change.revision),
@@ -341,6 +345,14 @@ mod tests {
         assert_eq!(
             change_text(&change),
             "added NetworkPolicy a/b\nrevision 3 is in force after 12 ms\n"
+        );
+        let skipping = PolicyChange {
+            skipped: vec!["Service a/b".to_owned()],
+            ..change
+        };
+        assert_eq!(
+            change_text(&skipping).lines().nth(1),
+            Some("skipped Service a/b: no policy")
         );
         let nothing = change_text(&PolicyChange::default());
         assert!(nothing.starts_with("nothing to change\n"), "{nothing}");

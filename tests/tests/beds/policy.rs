@@ -239,6 +239,11 @@ fn what_is_not_supported_is_refused_by_name_and_changes_nothing() -> anyhow::Res
                 "rules": {"http": [{}]}}]}]}]"#,
             "rules",
         ),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\n\
+             spec: {podSelector: {}, ingress: [{ports: [{port: 0}]}]}\n",
+            "Invalid value: 0: must be between 1 and 65535, inclusive",
+        ),
         ("{", "JSON"),
     ] {
         let file = folder.path().join("bad");
@@ -255,6 +260,42 @@ fn what_is_not_supported_is_refused_by_name_and_changes_nothing() -> anyhow::Res
     assert_eq!(node.cli("policy get -o json")?.success()?, before);
     let missing = node.cli("policy delete nobody")?;
     assert_eq!(missing.code, Some(1), "{}", missing.stdout);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_file_of_many_kinds_gives_its_policies_and_names_the_rest() -> anyhow::Result<()> {
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let text = "\
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop}}
+- apiVersion: networking.k8s.io/v1
+  kind: NetworkPolicy
+  metadata: {name: web, namespace: shop}
+  spec: {podSelector: {}}
+---
+- endpointSelector: {matchLabels: {app: web}}
+  ingress: [{}]
+";
+    let imported = import(node, folder.path(), text)?;
+    for line in [
+        "added NetworkPolicy shop/web",
+        "added rules [health-agent:rule=",
+        "skipped Service shop/web: no policy",
+        "skipped Deployment shop/web: no policy",
+    ] {
+        assert!(imported.contains(line), "{imported}");
+    }
+    let again = import(node, folder.path(), text)?;
+    assert_eq!(again.matches("unchanged ").count(), 2, "{again}");
     Ok(())
 }
 

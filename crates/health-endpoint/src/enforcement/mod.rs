@@ -31,7 +31,7 @@ use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{
-    ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
+    Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
 use health_registry::identity::{Identities, IdentityAllocator};
 use health_registry::nodes::Staleness;
@@ -176,6 +176,12 @@ impl Enforcer {
         let settings = options.settings;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
+        for error in repository.outdated() {
+            tracing::warn!(
+                %error,
+                "an earlier version imported this policy, this one would refuse it; it means what it meant"
+            );
+        }
         let is_blank = is_changing_layout || ipcache.entries().next().is_none();
         if is_blank {
             tell_of_former(&mut *ipcache, &former)?;
@@ -226,8 +232,13 @@ impl Enforcer {
     /// done, and the new revision; [`Self::in_force`] waits until endpoints follow it.
     pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
         // Reading megabytes holds nobody else up.
-        let policies = parse(text)?;
-        self.change(|repository| Ok(repository.insert(policies)))
+        let Documents { policies, skipped } = parse(text)?;
+        self.change(|repository| {
+            Ok(ImportOutcome {
+                skipped,
+                ..repository.insert(policies)
+            })
+        })
     }
 
     /// Deletes policies by name. One that is not there is an error, and nothing is deleted.

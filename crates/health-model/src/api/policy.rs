@@ -37,6 +37,9 @@ pub struct PolicyChange {
     pub unchanged: Vec<String>,
     /// Policies that are no more.
     pub deleted: Vec<String>,
+    /// Objects of other kinds that were in the text, and were left out.
+    #[serde(default)]
+    pub skipped: Vec<String>,
     /// How often the policies have changed by now.
     pub revision: u64,
     /// Whether all endpoints that it touches follow.

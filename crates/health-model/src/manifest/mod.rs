@@ -1,10 +1,14 @@
 //! Manifests of Kubernetes: the objects in them, and what is wrong with them.
 
+mod names;
 mod objects;
 mod typed;
 
 use crate::document::DocumentError;
 
+pub use names::{
+    check_dns_label, check_label_key, check_label_value, check_port_name, check_subdomain,
+};
 pub use objects::{NoObject, Object, ObjectKind, ObjectKinds, objects};
 pub use typed::{Typed, typed};
 

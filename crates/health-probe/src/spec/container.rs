@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use health_model::manifest::PORT_OUT_OF_RANGE;
+use health_model::manifest::{PORT_OUT_OF_RANGE, check_port_name};
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::annotation::{self, Annotations};
 use super::error::{Errors, Problem};
-use super::port::{NamedPort, check_name};
+use super::port::NamedPort;
 use super::{ContainerSpec, ProbeType, Role, probe};
 
 /// Why a plain init container has no probes.
@@ -100,7 +100,7 @@ fn ports(container: &k8s::Container, path: &str, errors: &mut Errors) -> Vec<Nam
     for (i, port) in container.ports.iter().flatten().enumerate() {
         let name = port.name.clone().unwrap_or_default();
         let name_path = || format!("{path}.ports[{i}].name");
-        if let (false, Some(detail)) = (name.is_empty(), check_name(&name)) {
+        if let (false, Some(detail)) = (name.is_empty(), check_port_name(&name)) {
             errors.add(name_path(), Problem::invalid(&name, detail));
         } else if !name.is_empty() && ports.iter().any(|known| known.name == name) {
             errors.add(name_path(), Problem::Duplicate(name.clone()));

@@ -62,26 +62,6 @@ impl Port {
     }
 }
 
-/// What is wrong with the name of a port: at most 15 lower-case letters, digits and `-`, a letter among them, and `-`
-/// neither doubled nor at an end.
-pub(super) fn check_name(name: &str) -> Option<&'static str> {
-    const LENGTH_MAX: usize = 15;
-    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    if name.len() > LENGTH_MAX {
-        Some("must be no more than 15 characters")
-    } else if !name.bytes().all(fits) {
-        Some("must contain only lower-case letters, digits and hyphens (-)")
-    } else if !name.bytes().any(|byte| byte.is_ascii_lowercase()) {
-        Some("must contain at least one letter (a-z)")
-    } else if name.contains("--") {
-        Some("must not contain consecutive hyphens")
-    } else if name.starts_with('-') || name.ends_with('-') {
-        Some("must not begin or end with a hyphen")
-    } else {
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,17 +99,6 @@ mod tests {
             (Port::Number(76), 76),
         ] {
             assert_eq!(port.resolve(&ports()), Ok(number), "{port}");
-        }
-    }
-
-    #[test]
-    fn names_of_ports_are_those_of_services() {
-        for good in ["web", "http-2", "a", "123456789012345a"] {
-            let is_long = good.len() > 15;
-            assert_eq!(check_name(good).is_some(), is_long, "{good}");
-        }
-        for bad in ["", "80", "Web", "-web", "web-", "we--b", "we_b", "wéb"] {
-            assert!(check_name(bad).is_some(), "{bad}");
         }
     }
 }

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use health_model::manifest::PORT_OUT_OF_RANGE;
+use health_model::manifest::{PORT_OUT_OF_RANGE, check_port_name};
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::error::{Errors, Problem};
-use super::port::check_name;
 use super::{Handler, HttpGet, Origin, Port, Probe, ProbeType, Tls, expand};
 
 const PERIOD_SECONDS: i32 = 10;
@@ -190,7 +189,7 @@ fn port(port: &IntOrString, path: &str, errors: &mut Errors) -> Port {
             Port::Number(*number)
         }
         IntOrString::String(name) => {
-            if let Some(detail) = check_name(name) {
+            if let Some(detail) = check_port_name(name) {
                 errors.add(path, Problem::invalid(name, detail));
             }
             Port::Name(name.clone())
