@@ -42,7 +42,7 @@ use health_mesh::{Mesh, MeshHandle, MeshOptions};
 use health_model::activity::{self, Activity};
 use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
-use health_net::netlink;
+use health_net::netlink::{self, Handle};
 use health_registry::config::{Config, GcInterval};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
@@ -52,6 +52,7 @@ use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::services::ServedServices;
 use self::state::{AgentSource, Part};
+use self::supervise::Unbound;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Monitor};
 use crate::api::{server, socket};
@@ -136,6 +137,9 @@ struct Agent {
     source: Arc<AgentSource>,
     registry: Box<dyn Registry>,
     own: Node,
+    /// Addresses that the registry gave this node after the start and on which nobody listens yet.
+    unbound: Vec<Unbound>,
+    netlink: Handle,
     endpoints: Manager,
     /// `None` if this agent probes no containers.
     containers: Option<ContainerProbes>,
@@ -167,11 +171,11 @@ impl Agent {
         registry: Box<dyn Registry>,
         source: Arc<AgentSource>,
     ) -> anyhow::Result<Self> {
+        let netlink = netlink::open()?;
         let own = match own {
             Some(own) => own,
-            None => own::wait(&*registry, config, &source).await?,
+            None => own::wait(&*registry, config, &netlink, &source).await?,
         };
-        let netlink = netlink::open()?;
         let uplinks = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
@@ -299,7 +303,7 @@ impl Agent {
             telling: tokio::spawn(source.clone().tell_problems()),
             source,
             routes: tokio::spawn(routes::keep(
-                netlink,
+                netlink.clone(),
                 own.full_name(),
                 registry.watch(),
                 route_reporter,
@@ -311,6 +315,8 @@ impl Agent {
             )),
             registry,
             own,
+            unbound: Vec::new(),
+            netlink,
             endpoints,
             containers,
             services,

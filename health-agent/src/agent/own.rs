@@ -2,10 +2,12 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fmt, fs};
 
 use anyhow::Context as _;
+use health_model::durable;
 use health_net::address::is_for_others;
 use health_net::netlink::{self, Handle};
 use health_net::{link, route};
@@ -13,12 +15,20 @@ use health_registry::config::{Config, RegistrySpec};
 use health_registry::nodes::validate::{Claims, Entry};
 use health_registry::nodes::{self, Node, NodeSet, Registry};
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use super::state::AgentSource;
 
 /// Name of the file in the state folder that says where this node is registered.
 const REGISTERED_FILE: &str = "registered.json";
+/// How long a registry may take to answer before what it said to an earlier agent counts.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a registry may say what cannot be of this node: one that has come up with other addresses tells its cluster
+/// in a moment.
+const CORRECTION_PATIENCE: Duration = Duration::from_secs(30);
+/// Time between two looks at this host's addresses while an entry does not fit them.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
 /// Addresses of nobody (RFC 5737, RFC 3849): the way to them is the way out.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
@@ -89,7 +99,8 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
 
 /// This node's entry. `None` where it may still come; fails where it will not by itself.
 pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<Option<Node>> {
-    let own = find(&registry.watch().borrow(), config);
+    let is_told = !matches!(config.registry, RegistrySpec::Kubernetes(_));
+    let own = find(&registry.watch().borrow(), config).filter(|_| is_told);
     if own.is_none() && matches!(config.registry, RegistrySpec::File(_)) {
         anyhow::bail!(
             "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
@@ -101,31 +112,98 @@ pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<
     Ok(own)
 }
 
-/// Waits for this node's entry, and tells why it has to.
+/// Waits for this node's entry, and tells why it has to. What an earlier agent kept of it counts only where the registry
+/// cannot be asked for a while, and if it fits this host. An entry of the registry's own that does not fit may be
+/// corrected for a while; after that, what is built on it says what is wrong.
 pub(super) async fn wait(
     registry: &dyn Registry,
     config: &Config,
+    netlink: &Handle,
     source: &AgentSource,
 ) -> anyhow::Result<Node> {
     let mut nodes = registry.watch();
+    let begun = Instant::now();
+    let mut unfit_since = None;
     let mut told = None;
     loop {
         let set = nodes.borrow_and_update().clone();
+        let kept_as_of = kept_as_of(&set);
+        let mut waiting = waiting_for(&set, config);
         if let Some(own) = find(&set, config) {
-            source.set_waiting(None);
-            return Ok(own);
+            let misfit = misfit(&own, config, netlink).await?;
+            let is_taken = match (&misfit, kept_as_of) {
+                (None, None) => true,
+                (None, Some(_)) => begun.elapsed() >= ANSWER_PATIENCE,
+                (Some(_), None) => {
+                    let since = unfit_since.get_or_insert_with(Instant::now);
+                    since.elapsed() >= CORRECTION_PATIENCE
+                }
+                (Some(_), Some(_)) => false,
+            };
+            if is_taken {
+                if let Some(as_of) = kept_as_of {
+                    warn!(%as_of, "the registry does not answer: this node's entry is the one that was kept");
+                }
+                source.set_waiting(None);
+                return Ok(own);
+            }
+            if let Some(misfit) = misfit {
+                let whose = if kept_as_of.is_some() {
+                    "kept entry"
+                } else {
+                    "entry"
+                };
+                waiting = format!("{waiting}; the {whose} does not fit: {misfit}");
+            }
         }
-        let waiting = waiting_for(&set, config);
         if told.as_ref() != Some(&waiting) {
             warn!(node = %config.node_name, "{waiting}");
             source.set_waiting(Some(waiting.clone()));
             told = Some(waiting);
         }
-        nodes
-            .changed()
-            .await
-            .context("the node registry ended before it had this node")?;
+        tokio::select! {
+            changed = nodes.changed() => {
+                changed.context("the node registry ended before it had this node")?;
+            }
+            () = sleep(LOOK_PERIOD) => {}
+        }
     }
+}
+
+/// When the own cluster's registry was right for the last time, if it cannot be asked now.
+fn kept_as_of(set: &NodeSet) -> Option<jiff::Timestamp> {
+    let state = set.sources.first()?;
+    state.stale.as_ref().map(|stale| stale.since)
+}
+
+/// Why no agent can be built on this entry here, if that is so.
+async fn misfit(own: &Node, config: &Config, netlink: &Handle) -> anyhow::Result<Option<String>> {
+    if let Some(address) = uncarried(&own.addresses, netlink).await? {
+        return Ok(Some(format!(
+            "no interface has this node's address {address}"
+        )));
+    }
+    let masquerade = config
+        .masquerade
+        .of_node(&own.addresses, &own.pod_cidrs)
+        .err();
+    Ok(masquerade.map(|error| error.to_string()))
+}
+
+/// The first of these addresses that no device has.
+async fn uncarried(
+    addresses: &[IpAddr],
+    netlink: &Handle,
+) -> Result<Option<IpAddr>, health_net::KernelError> {
+    let carrying = link::carrying(netlink, addresses).await?;
+    let is_carried = |address: &IpAddr| {
+        let mut carried = carrying.iter();
+        carried.any(|(_, carried)| carried.contains(address))
+    };
+    Ok(addresses
+        .iter()
+        .copied()
+        .find(|address| !is_carried(address)))
 }
 
 fn waiting_for(set: &NodeSet, config: &Config) -> String {
@@ -185,11 +263,69 @@ impl fmt::Display for HostsOnly {
     }
 }
 
-/// Whether the registry gives this node a pod CIDR, as Kubernetes does some time after it registers a node.
-pub(super) fn has_pod_cidr(set: &NodeSet, own: &Node) -> bool {
+/// What has become of this node's entry since the agent started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OwnChange {
+    /// Nothing that concerns the agent.
+    None,
+    /// It has these addresses too.
+    MoreAddresses(Vec<IpAddr>),
+    /// It has others, all these, and the agent cannot go over to them.
+    OtherAddresses(Vec<IpAddr>),
+    /// It has something to make endpoints from, and had not.
+    PodCidr,
+}
+
+/// Compares this node's entry with what the agent was built on. What nodes register themselves is the agent's own word,
+/// and what a registry said before it went away is no news.
+pub(super) fn change(
+    set: &NodeSet,
+    registry: &RegistrySpec,
+    own: &Node,
+    has_services: bool,
+) -> OwnChange {
+    if registry.is_written_by_nodes() || kept_as_of(set).is_some() {
+        return OwnChange::None;
+    }
     let is_own = |node: &&Node| node.name == own.name && node.cluster == own.cluster;
-    let now = set.nodes.iter().find(is_own);
-    now.is_some_and(|now| !now.pod_cidrs.is_empty())
+    let Some(now) = set.nodes.iter().find(is_own) else {
+        return OwnChange::None;
+    };
+    if own.pod_cidrs.is_empty() && !now.pod_cidrs.is_empty() {
+        return OwnChange::PodCidr;
+    }
+    // Flows are masqueraded as the first address of their family, those of services even where no flag says so.
+    let is_as_masqueraded = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6]
+        .into_iter()
+        .all(|is_of_family| {
+            let first = |node: &Node| node.addresses.iter().copied().find(is_of_family);
+            match (first(own), first(now)) {
+                (None, Some(_)) => !has_services,
+                (before, now) => before == now,
+            }
+        });
+    let is_there = |address: &IpAddr| now.addresses.contains(address);
+    if !is_as_masqueraded || !own.addresses.iter().all(is_there) {
+        return OwnChange::OtherAddresses(now.addresses.clone());
+    }
+    let more: Vec<_> = now
+        .addresses
+        .iter()
+        .copied()
+        .filter(|address| !own.addresses.contains(address))
+        .collect();
+    match more.is_empty() {
+        true => OwnChange::None,
+        false => OwnChange::MoreAddresses(more),
+    }
+}
+
+/// Whether a device of this host has each of these addresses.
+pub(super) async fn is_here(
+    addresses: &[IpAddr],
+    netlink: &Handle,
+) -> Result<bool, health_net::KernelError> {
+    Ok(uncarried(addresses, netlink).await?.is_none())
 }
 
 /// The node with what is known of its health endpoint now.
@@ -201,11 +337,52 @@ pub(super) fn with_health_addresses(own: &Node, addresses: &[IpAddr]) -> Node {
 }
 
 /// Where this node is registered.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RegistrationNote {
     registry: RegistrySpec,
     cluster: String,
     node: String,
+    /// Whether the registry has answered an agent, so that the node may be in it. Earlier versions do not say.
+    #[serde(default = "yes")]
+    is_reached: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl RegistrationNote {
+    fn of(config: &Config, is_reached: bool) -> Self {
+        Self {
+            registry: config.registry.clone(),
+            cluster: config.cluster_name.clone(),
+            node: config.node_name.clone(),
+            is_reached,
+        }
+    }
+
+    fn path(state_dir: &Path) -> PathBuf {
+        state_dir.join(REGISTERED_FILE)
+    }
+
+    /// The note of an earlier agent, if there is one.
+    fn read(state_dir: &Path) -> anyhow::Result<Option<Self>> {
+        let path = Self::path(state_dir);
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            json => json.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let note = serde_json::from_slice(&json)
+            .with_context(|| format!("{} is damaged; delete it", path.display()))?;
+        Ok(Some(note))
+    }
+
+    fn write(&self, state_dir: &Path) -> anyhow::Result<()> {
+        let path = Self::path(state_dir);
+        let json =
+            serde_json::to_vec(self).context("cannot write where this node is registered")?;
+        durable::write(&path, &json).with_context(|| format!("cannot write {}", path.display()))
+    }
 }
 
 /// Notes that this node is going to be registered, for [`forget`].
@@ -213,38 +390,122 @@ pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
     if !config.registry.is_written_by_nodes() {
         return Ok(());
     }
-    let registered = RegistrationNote {
-        registry: config.registry.clone(),
-        cluster: config.cluster_name.clone(),
-        node: config.node_name.clone(),
-    };
-    let path = config.location.state_dir.join(REGISTERED_FILE);
-    let json =
-        serde_json::to_vec(&registered).context("cannot write where this node is registered")?;
-    fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))
+    let state_dir = &config.location.state_dir;
+    let reached = RegistrationNote::of(config, true);
+    // A damaged note says nothing of another registry.
+    let known = RegistrationNote::read(state_dir).unwrap_or_default();
+    let is_reached = known.is_some_and(|known| known == reached);
+    RegistrationNote::of(config, is_reached).write(state_dir)
+}
+
+/// Notes, once the registry answers, that this node may be in it. Returns whether there is no more to note.
+pub(super) fn note_reached(config: &Config, set: &NodeSet) -> anyhow::Result<bool> {
+    if !config.registry.is_written_by_nodes() {
+        return Ok(true);
+    }
+    if kept_as_of(set).is_some() {
+        return Ok(false);
+    }
+    RegistrationNote::of(config, true).write(&config.location.state_dir)?;
+    Ok(true)
 }
 
 /// Deletes this node's record, if an earlier agent registered it; what was removed. After a failure
 /// the next try knows of it.
 pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
-    let path = state_dir.join(REGISTERED_FILE);
-    let json = match fs::read(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        json => json.with_context(|| format!("cannot read {}", path.display()))?,
+    let path = RegistrationNote::path(state_dir);
+    let Some(registered) = RegistrationNote::read(state_dir)? else {
+        return Ok(Vec::new());
     };
-    let registered: RegistrationNote = serde_json::from_slice(&json)
-        .with_context(|| format!("{} is damaged; delete it", path.display()))?;
     let mut removed = Vec::new();
     let name = format!("{}/{}", registered.cluster, registered.node);
     match nodes::deregister(&registered.registry, &registered.cluster, &registered.node).await {
         Ok(true) => removed.push(format!("record of {name} in {}", registered.registry)),
         Ok(false) => {}
+        // Nobody has written one.
+        Err(_) if !registered.is_reached => {}
         Err(reason) => anyhow::bail!(
-            "the record of {name} stays in {}; repeat when it is back: {reason}",
-            registered.registry
+            "the record of {name} stays in {}; repeat when it is back, or remove {} to leave the record there: {reason}",
+            registered.registry,
+            path.display()
         ),
     }
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     removed.push(format!("file {}", path.display()));
     Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use health_registry::nodes::{LastHeard, SourceState, Staleness};
+
+    use super::*;
+
+    fn node(addresses: &[&str], pod_cidrs: &[&str]) -> Node {
+        Node {
+            name: "n1".to_owned(),
+            cluster: "default".to_owned(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            secondary_addresses: Vec::new(),
+            pod_cidrs: pod_cidrs.iter().map(|text| text.parse().unwrap()).collect(),
+            health_addresses: Vec::new(),
+        }
+    }
+
+    fn set(nodes: Vec<Node>, is_stale: bool) -> NodeSet {
+        let heard = LastHeard::now();
+        NodeSet {
+            nodes,
+            sources: vec![SourceState {
+                registry: String::new(),
+                cluster: "default".to_owned(),
+                stale: is_stale.then(|| Staleness {
+                    since: heard.time(),
+                    reason: "away".to_owned(),
+                }),
+                heard,
+                rejected: Vec::new(),
+            }],
+        }
+    }
+
+    #[test]
+    fn changes_of_this_nodes_entry_are_told_apart() {
+        let own = node(&["10.0.0.1"], &["10.1.0.0/24"]);
+        let ips = |texts: &[&str]| node(texts, &[]).addresses;
+        let more = |texts: &[&str]| OwnChange::MoreAddresses(ips(texts));
+        let other = |texts: &[&str]| OwnChange::OtherAddresses(ips(texts));
+        for (addresses, expected) in [
+            (&["10.0.0.1"][..], OwnChange::None),
+            (&["10.0.0.1", "fd00::1"], more(&["fd00::1"])),
+            (&["fd00::1", "10.0.0.1"], more(&["fd00::1"])),
+            (&["10.0.0.1", "10.0.0.2"], more(&["10.0.0.2"])),
+            (&["10.0.0.2", "10.0.0.1"], other(&["10.0.0.2", "10.0.0.1"])),
+            (&["10.0.0.2"], other(&["10.0.0.2"])),
+            (&["fd00::1"], other(&["fd00::1"])),
+        ] {
+            let now = node(addresses, &["10.1.0.0/24"]);
+            let fresh = set(vec![now.clone()], false);
+            for registry in ["kubernetes", "file:/nodes.yaml"] {
+                let registry = registry.parse().unwrap();
+                let found = |set: &NodeSet| change(set, &registry, &own, false);
+                assert_eq!(found(&fresh), expected, "{addresses:?}");
+                assert_eq!(found(&set(vec![now.clone()], true)), OwnChange::None);
+                assert_eq!(found(&set(Vec::new(), false)), OwnChange::None);
+            }
+            // That is what the agent said itself, or somebody else in its name.
+            let etcd = "etcd:http://192.0.2.1:2379".parse().unwrap();
+            assert_eq!(change(&fresh, &etcd, &own, false), OwnChange::None);
+        }
+        let kubernetes = "kubernetes".parse().unwrap();
+        let dual = set(
+            vec![node(&["10.0.0.1", "fd00::1"], &["10.1.0.0/24"])],
+            false,
+        );
+        let serving = change(&dual, &kubernetes, &own, true);
+        assert_eq!(serving, other(&["10.0.0.1", "fd00::1"]));
+        let bare = node(&["10.0.0.1"], &[]);
+        let now = set(vec![own], false);
+        assert_eq!(change(&now, &kubernetes, &bare, false), OwnChange::PodCidr);
+    }
 }

@@ -107,6 +107,11 @@ impl AgentSource {
         }
     }
 
+    /// The settings in force.
+    pub(super) fn settings(&self) -> &Config {
+        &self.config
+    }
+
     /// How the agent itself does, check by check.
     pub(super) fn liveness(&self) -> Liveness {
         let now = Timestamp::now();

@@ -1,18 +1,24 @@
 //! Watches over a started agent until it ends, and stops it in order.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
+use health_mesh::hello;
 use health_net::changes::Changes;
+use health_registry::nodes::NodeSet;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+use super::own::OwnChange;
 use super::services::ServedServices;
 use super::watch::{self, Backoff, News};
 use super::{Agent, own};
 
 /// Longest wait for requests that are under way when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a registered address may be off the host before another one counts: leases are renewed.
+const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why an agent ends.
 enum End {
@@ -20,6 +26,24 @@ enum End {
     Signal,
     /// There is something to make a health endpoint from, and was not when it started.
     PodCidr,
+    /// The node has these addresses, and not those that the agent was built on.
+    OtherAddresses(Vec<IpAddr>),
+}
+
+/// An address of this node on which nobody listens yet.
+pub(super) struct Unbound {
+    address: IpAddr,
+    /// Whether the log says why.
+    is_told: bool,
+}
+
+impl From<IpAddr> for Unbound {
+    fn from(address: IpAddr) -> Self {
+        Self {
+            address,
+            is_told: false,
+        }
+    }
 }
 
 impl Agent {
@@ -31,6 +55,12 @@ impl Agent {
             Ok(End::PodCidr) => Err(anyhow::anyhow!(
                 "{} has a pod CIDR by now: start the agent again, so that it has endpoints",
                 self.own.full_name()
+            )),
+            Ok(End::OtherAddresses(now)) => Err(anyhow::anyhow!(
+                "{} has the addresses {} instead of {}: start the agent again, so that it uses them",
+                self.own.full_name(),
+                list(&now),
+                list(&self.own.addresses)
             )),
             Err(error) => {
                 warn!(%error, "cannot wait for signals");
@@ -83,13 +113,28 @@ impl Agent {
         let mut nodes = self.registry.watch();
         // It may have changed since this agent began to start.
         nodes.mark_changed();
+        let mut is_reached = false;
+        let mut gone_since: Option<Instant> = None;
+        // Addresses that the registry says, while this host does not have them.
+        let mut moving_to: Option<Vec<IpAddr>> = None;
         loop {
             tokio::select! {
                 _ = terminate.recv() => return Ok(End::Signal),
                 _ = interrupt.recv() => return Ok(End::Signal),
-                Ok(()) = nodes.changed(), if self.own.pod_cidrs.is_empty() => {
-                    if own::has_pod_cidr(&nodes.borrow_and_update(), &self.own) {
-                        return Ok(End::PodCidr);
+                Ok(()) = nodes.changed() => {
+                    let set = nodes.borrow_and_update().clone();
+                    is_reached = is_reached || self.note_reached(&set);
+                    match self.change(&set) {
+                        OwnChange::None => moving_to = None,
+                        OwnChange::PodCidr => return Ok(End::PodCidr),
+                        OwnChange::OtherAddresses(now) => moving_to = Some(now),
+                        OwnChange::MoreAddresses(more) => {
+                            moving_to = None;
+                            self.add_addresses(more);
+                        }
+                    }
+                    if self.is_at(moving_to.as_deref()).await {
+                        return Ok(End::OtherAddresses(moving_to.unwrap_or_default()));
                     }
                 }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
@@ -99,6 +144,13 @@ impl Agent {
                     }
                 }
                 _ = ticks.tick() => {
+                    self.listen_on_unbound();
+                    if self.is_at(moving_to.as_deref()).await {
+                        return Ok(End::OtherAddresses(moving_to.unwrap_or_default()));
+                    }
+                    if let Some(now) = self.moved_uplinks(&mut gone_since).await {
+                        return Ok(End::OtherAddresses(now));
+                    }
                     let is_due = backoff.is_due();
                     let has_repaired = self.look(is_due, &mut backoff).await;
                     news.pace(has_repaired);
@@ -108,6 +160,80 @@ impl Agent {
                     news.pace(has_repaired);
                 }
             }
+        }
+    }
+
+    /// Takes up addresses that the registry has given this node besides.
+    fn add_addresses(&mut self, more: Vec<IpAddr>) {
+        info!(addresses = ?more, "this node has more addresses");
+        self.node.add_addresses(&more);
+        self.own.addresses.extend(&more);
+        self.unbound.extend(more.into_iter().map(Unbound::from));
+        self.listen_on_unbound();
+    }
+
+    /// Returns whether that is done.
+    fn note_reached(&self, set: &NodeSet) -> bool {
+        let noted = own::note_reached(self.source.settings(), set);
+        noted.unwrap_or_else(|error| {
+            warn!("{error:#}; a cleanup may leave the record of this node");
+            true
+        })
+    }
+
+    /// The addresses of the uplinks, where this node has registered those and has had others for a while.
+    async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
+        let config = self.source.settings();
+        let registers_uplinks =
+            config.registry.is_written_by_nodes() && config.node_addresses.is_empty();
+        if !registers_uplinks || self.is_at(Some(&self.own.addresses)).await {
+            *gone_since = None;
+            return None;
+        }
+        let since = gone_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < MOVE_PATIENCE {
+            return None;
+        }
+        let now = own::from_settings(config).await.ok().flatten()?.addresses;
+        (now != self.own.addresses).then_some(now)
+    }
+
+    fn change(&self, set: &NodeSet) -> OwnChange {
+        let config = self.source.settings();
+        let has_services = config.services.has_services();
+        own::change(set, &config.registry, &self.own, has_services)
+    }
+
+    /// Answers on the addresses that came after the start, as soon as this host has them.
+    fn listen_on_unbound(&mut self) {
+        let port = self.source.settings().health_port;
+        let responder = &self.host_responder;
+        self.unbound.retain_mut(|Unbound { address, is_told }| {
+            let address = *address;
+            let bound = hello::bind(&[address], port).map_err(anyhow::Error::from);
+            match bound.and_then(|listeners| Ok(responder.add(listeners)?)) {
+                Ok(()) => {
+                    info!(%address, "GET /hello is answered on a new address");
+                    false
+                }
+                Err(error) => {
+                    if !std::mem::replace(is_told, true) {
+                        warn!(%address, "{error:#}; it is tried again");
+                    }
+                    true
+                }
+            }
+        });
+    }
+
+    /// Whether this host has come to the addresses that the registry says instead of those that the agent was built on.
+    /// While it has not, the agent serves as it is.
+    async fn is_at(&self, addresses: Option<&[IpAddr]>) -> bool {
+        match addresses {
+            Some(addresses) => own::is_here(addresses, &self.netlink)
+                .await
+                .unwrap_or(false),
+            None => false,
         }
     }
 
@@ -148,6 +274,11 @@ impl Agent {
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
     }
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    texts.join(", ")
 }
 
 /// As [`ServedServices::flags`]; without services it never changes.

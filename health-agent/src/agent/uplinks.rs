@@ -34,6 +34,15 @@ struct NodeAddress {
     devices: Vec<String>,
 }
 
+impl From<IpAddr> for NodeAddress {
+    fn from(address: IpAddr) -> Self {
+        Self {
+            address,
+            devices: Vec::new(),
+        }
+    }
+}
+
 /// What there is at the moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UplinkSurvey {
@@ -73,10 +82,7 @@ impl Uplinks {
                 config.registry
             );
         }
-        let addresses = own.addresses.iter().map(|&address| NodeAddress {
-            address,
-            devices: Vec::new(),
-        });
+        let addresses = own.addresses.iter().copied().map(NodeAddress::from);
         let mut uplinks = Self {
             netlink: netlink.clone(),
             asked: config.devices.clone(),
@@ -90,6 +96,12 @@ impl Uplinks {
             ..uplinks.look().await?
         };
         Ok((uplinks, found))
+    }
+
+    /// The node has these addresses, too.
+    pub(super) fn add_addresses(&mut self, addresses: &[IpAddr]) {
+        self.addresses
+            .extend(addresses.iter().copied().map(NodeAddress::from));
     }
 
     /// Looks what there is now. Costs a dump of all addresses, and a question for each uplink.

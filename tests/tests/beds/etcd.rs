@@ -332,3 +332,70 @@ fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
         Ok((!names.contains(&leaving.full_name())).then_some(()))
     })
 }
+
+#[test]
+#[ignore = "needs root"]
+fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(1)
+        .registry(flags)
+        .without_agents()
+        .start()?;
+    let node = bed.node(1);
+    let end = || -> anyhow::Result<tests::process::RunOutput> {
+        node.kill_agent(Signal::SIGTERM)?;
+        node.cli("cleanup")
+    };
+    node.take_over(None)?;
+    end()?.success()?;
+
+    // One that answered may have the record; what to do without it is said.
+    let mut etcd = Etcd::start(&bed, SERVER, "")?;
+    node.take_over(None)?;
+    wait_for("the registration", PATIENCE, || {
+        let keys = etcd.keys(&format!("{PREFIX}presence/{}", node.name()))?;
+        Ok((keys.len() == 1).then_some(()))
+    })?;
+    etcd.kill()?;
+    let refused = end()?;
+    assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+    let note = "registered.json to leave the record there";
+    assert!(refused.stderr.contains(note), "{}", refused.stderr);
+    // Not even a start that never reaches it forgets that it once did.
+    node.take_over(None)?;
+    assert_eq!(end()?.code, Some(1));
+    etcd.restart()?;
+    let removed = node.cli("cleanup")?.success()?;
+    assert!(removed.contains("record of default/"), "{removed}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_whose_uplink_gets_another_address_ends_once_and_registers_that() -> anyhow::Result<()> {
+    const OTHER: &str = "172.30.0.77";
+    let bed = Bed::builder()
+        .nodes(1)
+        .registry(|index| {
+            format!(
+                "--registry etcd:http://{SERVER}:2379 --device eth0 --pod-cidr 10.244.{index}.0/24"
+            )
+        })
+        .without_agents()
+        .start()?;
+    let node = bed.node(1);
+    let etcd = Etcd::start(&bed, SERVER, "")?;
+    node.take_over(None)?;
+    node.exec(&format!("ip addr del {}/24 dev eth0", node.ipv4()))?;
+    node.exec(&format!("ip addr add {OTHER}/24 dev eth0"))?;
+    let ended = format!("has the addresses {OTHER} instead of {}", node.ipv4());
+    wait_for("the agent to end", PATIENCE, || {
+        let is_told = !node.logged(&[&ended])?.is_empty();
+        Ok((is_told && node.check_agent().is_err()).then_some(()))
+    })?;
+    node.take_over(None)?;
+    wait_for("the other address to be registered", PATIENCE, || {
+        let record = etcd.ctl(&format!("get {PREFIX}nodes/{}", node.name()))?;
+        Ok(record.stdout.contains(OTHER).then_some(()))
+    })
+}

@@ -32,6 +32,7 @@ mod mesh_key;
 mod metrics;
 mod monitor;
 mod netem;
+mod own_entry;
 mod path_mtu;
 mod policy;
 mod policy_frames;

@@ -80,6 +80,11 @@ impl ResponderState {
         std::mem::replace(&mut *self.acceptors(), acceptors)
     }
 
+    /// Puts others beside them.
+    pub(super) fn add(&self, acceptors: Vec<Acceptor>) {
+        self.acceptors().extend(acceptors);
+    }
+
     fn acceptors(&self) -> MutexGuard<'_, Vec<Acceptor>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

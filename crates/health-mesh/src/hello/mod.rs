@@ -144,6 +144,20 @@ impl Responder {
 
     /// Goes over to other listeners; connections of the old ones are served to their end.
     pub fn replace(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
+        let acceptors = self.accept(listeners)?;
+        for old in self.acceptors.replace(acceptors) {
+            old.task.abort();
+        }
+        Ok(())
+    }
+
+    /// Answers on these listeners, too.
+    pub fn add(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
+        self.acceptors.add(self.accept(listeners)?);
+        Ok(())
+    }
+
+    fn accept(&self, listeners: Vec<TcpListener>) -> io::Result<Vec<Acceptor>> {
         let listeners = listeners
             .into_iter()
             .map(|listener| {
@@ -151,14 +165,8 @@ impl Responder {
                 tokio::net::TcpListener::from_std(listener)
             })
             .collect::<io::Result<Vec<_>>>()?;
-        let acceptors = listeners
-            .into_iter()
-            .map(|listener| Acceptor::start(listener, self.shared.clone()))
-            .collect();
-        for old in self.acceptors.replace(acceptors) {
-            old.task.abort();
-        }
-        Ok(())
+        let start = |listener| Acceptor::start(listener, self.shared.clone());
+        Ok(listeners.into_iter().map(start).collect())
     }
 
     /// Closes the listeners and waits until the open exchanges have ended.

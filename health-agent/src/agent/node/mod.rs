@@ -115,6 +115,11 @@ impl NodeDatapath {
         &self.spec.uplinks
     }
 
+    /// The node has these addresses, too: the devices that carry them are uplinks.
+    pub(super) fn add_addresses(&mut self, addresses: &[IpAddr]) {
+        self.uplinks.add_addresses(addresses);
+    }
+
     /// Looks which uplinks there are. What follows from that is done with the repairs, which need no
     /// uplink that is missing.
     pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {

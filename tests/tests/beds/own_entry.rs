@@ -1,0 +1,187 @@
+//! This node's own entry: an agent takes it from the registry, not from what an earlier one kept, and follows it.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use tests::apiserver::{ApiServer, node};
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+const KUBECONFIG: &str = "/run/health-agent/kubeconfig";
+const V4: &str = "172.30.0.1";
+const OTHER_V4: &str = "172.30.0.77";
+const V6: &str = "fd00:30::1";
+const PODS4: &str = "10.244.1.0/24";
+const PODS6: &str = "fd00:10:244:1::/64";
+
+struct Stand {
+    server: ApiServer,
+    bed: Bed,
+}
+
+impl Stand {
+    /// One node, without an agent yet, whose cluster says these addresses and pod CIDRs of it.
+    fn start(addresses: &[&str], pod_cidrs: &[&str]) -> anyhow::Result<Self> {
+        let bed = Bed::builder()
+            .nodes(1)
+            .ipv6(true)
+            .registry(|_| format!("--registry kubernetes:{KUBECONFIG}"))
+            .without_agents()
+            .start()?;
+        let server = ApiServer::start_on(bed.node(1))?;
+        server.write_kubeconfig(Path::new(KUBECONFIG))?;
+        let stand = Self { server, bed };
+        stand.say(addresses, pod_cidrs);
+        Ok(stand)
+    }
+
+    fn say(&self, addresses: &[&str], pod_cidrs: &[&str]) {
+        self.server
+            .put(node(self.node().name(), addresses, pod_cidrs));
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// Starts an agent that is up for good, kept what it knows, and was killed.
+    fn keep(&self) -> anyhow::Result<()> {
+        self.node().take_over(None)?;
+        self.node().wait_kept(self.bed.nodes())?;
+        self.node().kill_agent(Signal::SIGKILL)
+    }
+
+    /// The host goes over to another IPv4 address.
+    fn move_host(&self) -> anyhow::Result<()> {
+        // In this order: with the first address of a network the kernel takes the others.
+        self.node().exec(&format!("ip addr del {V4}/24 dev eth0"))?;
+        self.node()
+            .exec(&format!("ip addr add {OTHER_V4}/24 dev eth0"))
+            .map(drop)
+    }
+
+    fn answers(&self, address: &str) -> anyhow::Result<bool> {
+        Ok(self.node().hello(address.parse()?).is_ok())
+    }
+
+    fn wait_logged(&self, words: &[&str]) -> anyhow::Result<()> {
+        wait_for(&format!("{words:?} in the log"), PATIENCE, || {
+            Ok((!self.node().logged(words)?.is_empty()).then_some(()))
+        })
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_node_that_comes_back_with_another_address_starts_by_the_word_of_its_cluster()
+-> anyhow::Result<()> {
+    let stand = Stand::start(&[V4], &[PODS4])?;
+    stand.keep()?;
+    stand.move_host()?;
+    stand.say(&[OTHER_V4], &[PODS4]);
+    stand.node().take_over(None)?;
+    assert!(stand.answers(OTHER_V4)?);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_node_that_gained_ipv6_and_pod_cidrs_has_both_at_its_next_start() -> anyhow::Result<()> {
+    let stand = Stand::start(&[V4], &[])?;
+    stand.keep()?;
+    stand.say(&[V4, V6], &[PODS4, PODS6]);
+    // Without the new address the flags are refused, without the pod CIDR there is no endpoint.
+    let flags = "--native-routing-cidr 10.0.0.0/8 --native-routing-cidr fd00::/8";
+    stand.node().take_over_with(flags)?;
+    assert!(stand.answers(V6)?);
+    wait_for("a health endpoint of both versions", PATIENCE, || {
+        let addresses = stand.node().health_addresses()?;
+        Ok((addresses.len() == 2).then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() -> anyhow::Result<()>
+{
+    let mut stand = Stand::start(&[V4], &[PODS4])?;
+    stand.keep()?;
+    stand.server.stop();
+    stand.node().take_over(None)?;
+    assert!(stand.answers(V4)?);
+    ensure!(stand.node().stale_registry()?.is_some(), "it is not told");
+    stand.node().kill_agent(Signal::SIGKILL)?;
+
+    stand.move_host()?;
+    stand.node().start_agent()?;
+    let misfit = format!("the kept entry does not fit: no interface has this node's address {V4}");
+    stand.wait_logged(&["waiting for node", &misfit])?;
+    stand.node().check_agent()?;
+    stand.server.resume()?;
+    // The cluster, too, takes a moment to learn where its node is.
+    stand.wait_logged(&["; the entry does not fit"])?;
+    stand.say(&[OTHER_V4], &[PODS4]);
+    wait_for("the agent to be up", PATIENCE, || {
+        stand.node().check_agent()?;
+        Ok(stand.answers(OTHER_V4)?.then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_running_agent_listens_on_a_new_own_address_and_ends_once_when_it_moves() -> anyhow::Result<()>
+{
+    let stand = Stand::start(&[V4], &[PODS4])?;
+    stand.node().take_over(None)?;
+    let pid = stand.node().agent_pid()?;
+    assert!(!stand.answers(V6)?);
+    stand.say(&[V4, V6], &[PODS4]);
+    wait_for("an answer on the new address", PATIENCE, || {
+        Ok(stand.answers(V6)?.then_some(()))
+    })?;
+    // An address that the host does not have ends nothing.
+    stand.say(&[OTHER_V4, V6], &[PODS4]);
+    stand.say(&[OTHER_V4], &[PODS4]);
+    let seen = stand.node();
+    wait_for("the agent to hear of it", PATIENCE, || {
+        let listed = seen.listing("node list")?;
+        Ok(listed.to_string().contains(OTHER_V4).then_some(()))
+    })?;
+    assert_eq!(stand.node().agent_pid()?, pid);
+    assert!(stand.answers(V4)?);
+    stand.move_host()?;
+    let ended = format!("the addresses {OTHER_V4} instead of {V4}, {V6}: start the agent again");
+    stand.wait_logged(&[&ended])?;
+    wait_for("the agent to end", PATIENCE, || {
+        Ok(stand.node().check_agent().is_err().then_some(()))
+    })?;
+    stand.node().take_over(None)?;
+    assert!(stand.answers(OTHER_V4)?);
+    let ends = stand.node().logged(&["start the agent again"])?;
+    assert_eq!(ends.len(), 1, "{ends:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn addresses_of_a_file_are_followed_too() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(1)
+        .ipv6(true)
+        .without_agents()
+        .start()?;
+    let node = bed.node(1);
+    let write = |addresses: &str| {
+        let name = node.name();
+        bed.write_nodes_file(&format!(
+            "nodes: [{{name: {name}, addresses: [{addresses}], podCIDRs: [{PODS4}]}}]"
+        ))
+    };
+    write(V4)?;
+    node.take_over(None)?;
+    write(&format!("{V4}, \"{V6}\""))?;
+    wait_for("an answer on the new address", PATIENCE, || {
+        Ok(node.hello(V6.parse()?).is_ok().then_some(()))
+    })?;
+    node.check_agent().context("it followed without a restart")
+}
