@@ -21,7 +21,7 @@ use health_datapath::{Datapath, MapSizes};
 use health_model::settings::Location;
 use health_net::clock::coarse_now_secs;
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tests::process::run;
 use tests::testrun::Bpffs;
 use tests::{Bed, Node, PATIENCE};
@@ -472,6 +472,47 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     maps.load(sizes)?.attach(&[])?;
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 2);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn listings_show_the_map_that_programs_use_after_a_move_was_cut_short() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    node.kill_agent(Signal::SIGKILL)?;
+    // As a start leaves it that is killed once it has made the new map.
+    let name = layout::CT_ANY4.name;
+    let (pin, former) = (node.pins().join(name), format!("{name}_former"));
+    std::fs::rename(&pin, node.pins().join(&former))?;
+    let mut bpftool = Command::new("bpftool");
+    bpftool.args(["map", "create"]).arg(&pin);
+    bpftool.args(["type", "hash", "key", "16", "value", "64"]);
+    run(bpftool.args(["entries", "1024", "name", name]))?.success()?;
+
+    let flows = node.cli("bpf ct list --proto icmp")?.success()?;
+    assert!(flows.contains("ICMP OUT"), "{flows}");
+    assert_ne!(node.listing(&format!("bpf map dump {name}"))?, json!([]));
+    let maps = node.listing("bpf map list")?;
+    let maps = maps.as_array().context("no maps")?;
+    let in_use = |name: &str| {
+        let map = maps.iter().find(|map| map["name"] == name);
+        map.map(|map| map["in-use"].clone())
+    };
+    assert_eq!(in_use(name), Some(false.into()));
+    assert_eq!(in_use(&former), Some(true.into()));
+    assert_eq!(in_use(layout::CT4.name), Some(true.into()));
+    let table = node.cli("bpf map list")?.success()?;
+    assert!(table.contains(&format!("{name} (not in use)")), "{table}");
+
+    node.start_agent()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let table = node.cli("bpf map list")?.success()?;
+    assert!(
+        !table.contains("not in use") && !table.contains("_former"),
+        "{table}"
+    );
     Ok(())
 }
 

@@ -93,7 +93,7 @@ struct Flush {
 
 impl Flush {
     fn of(pinned: &Pinned, layout: &MapLayout) -> Result<Self, DumpError> {
-        let map = OpenMap::open_as(&pinned.dir, layout)?;
+        let map = pinned.open_as(layout)?;
         Ok(Self { map, deleted: 0 })
     }
 

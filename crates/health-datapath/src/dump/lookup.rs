@@ -13,7 +13,7 @@ use health_common::policy::{ANY_IDENTITY, PREFIX_PORT, PolicyEntry, PolicyKey};
 use health_common::service::socket::{SocketFlow, SocketKey};
 use ipnet::IpNet;
 
-use super::{DumpError, OpenMap, Pinned};
+use super::{DumpError, Pinned};
 use crate::aya_io::map_io;
 use crate::ipcache;
 use crate::layout::{self, MapLayout, PROGRAM_PINS};
@@ -111,7 +111,7 @@ impl Pinned {
 
     /// A descriptor of its own for one of our maps.
     pub(super) fn map_data(&self, layout: &MapLayout) -> Result<MapData, DumpError> {
-        let open = OpenMap::open_as(&self.dir, layout)?;
+        let open = self.open_as(layout)?;
         let copy = || -> io::Result<MapData> {
             MapData::from_fd(open.fd().as_fd().try_clone_to_owned()?).map_err(map_io)
         };

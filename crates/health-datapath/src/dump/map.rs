@@ -153,8 +153,8 @@ impl OpenMap {
     }
 
     /// Opens a pin of one of our own maps. Fails when another version made it.
-    pub(super) fn open_as(dir: &Path, layout: &MapLayout) -> Result<Self, DumpError> {
-        let map = Self::open(&dir.join(layout.name))?;
+    pub(super) fn open_as(pin: &Path, layout: &MapLayout) -> Result<Self, DumpError> {
+        let map = Self::open(pin)?;
         if (map.info.key_size, map.info.value_size) != (layout.key_size, layout.value_size) {
             return Err(DumpError::OtherLayout(map.pin));
         }

@@ -2,6 +2,7 @@
 
 mod flow;
 mod flush;
+mod in_use;
 mod lookup;
 mod map;
 mod objects;
@@ -224,7 +225,7 @@ impl Pinned {
 
     /// Round-trip times, for several threads.
     pub fn rtt_rows(&self) -> Result<RttRows, DumpError> {
-        RttRows::new(OpenMap::open_as(&self.dir, &layout::RTT)?)
+        RttRows::new(self.open_as(&layout::RTT)?)
     }
 
     /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
@@ -358,9 +359,12 @@ impl Pinned {
         self.rows(&layout::METRICS, MetricRow::sum)?.collect()
     }
 
-    /// One of the maps, by name.
+    /// One of the maps, by name: the one that programs use, where there are several.
     pub fn map(&self, name: &str) -> Result<OpenMap, DumpError> {
-        let pin = self.dir.join(name);
+        let pin = match layout::MAPS.iter().find(|map| map.name == name) {
+            Some(map) => self.pin_of(map)?,
+            None => self.dir.join(name),
+        };
         if name.is_empty() || name.contains('/') || !pin.is_file() {
             let known: Vec<String> = files(&self.dir)?
                 .into_iter()
@@ -381,7 +385,11 @@ impl Pinned {
     }
 
     fn rows<T>(&self, layout: &MapLayout, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
-        OpenMap::open_as(&self.dir, layout)?.rows(decode)
+        self.open_as(layout)?.rows(decode)
+    }
+
+    fn open_as(&self, layout: &MapLayout) -> Result<OpenMap, DumpError> {
+        OpenMap::open_as(&self.pin_of(layout)?, layout)
     }
 }
 

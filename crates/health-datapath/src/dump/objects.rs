@@ -1,16 +1,13 @@
 //! What is pinned: maps and programs.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
 use aya::programs::ProgramInfo;
-use aya::programs::links::{FdLink, PinnedLink};
 
 use super::map::OpenMap;
 use super::{DumpError, Pinned, files};
-use crate::attach::Clsact;
-use crate::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
+use crate::layout::{PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
 use crate::link_pin;
 
 /// One pinned map.
@@ -34,6 +31,8 @@ pub struct MapInfo {
     pub memory_bytes: u64,
     /// Where it is pinned.
     pub pin: PathBuf,
+    /// Whether programs use it. False for a map of another size that programs did not get to, or have left.
+    pub is_in_use: bool,
 }
 
 /// One pinned program.
@@ -60,6 +59,7 @@ pub struct ProgInfo {
 impl Pinned {
     /// All pinned maps, by name.
     pub fn maps(&self) -> Result<Vec<MapInfo>, DumpError> {
+        let unused = self.unused_maps()?;
         let mut maps = Vec::new();
         for (name, pin) in files(&self.dir)? {
             let map = OpenMap::open(&pin)?;
@@ -74,6 +74,7 @@ impl Pinned {
                 None
             };
             maps.push(MapInfo {
+                is_in_use: !unused.contains(&name),
                 name,
                 id: info.id,
                 kind: kind.name().to_owned(),
@@ -90,29 +91,7 @@ impl Pinned {
 
     /// All pinned programs, by name.
     pub fn programs(&self) -> Result<Vec<ProgInfo>, DumpError> {
-        let mut attached: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-        for (name, pin) in files(&self.dir.join(LINK_PINS))? {
-            let link = PinnedLink::from_pin(&pin).map(FdLink::from);
-            let program = link
-                .and_then(|link| link.info())
-                .map_err(|error| DumpError::Kernel {
-                    what: "open",
-                    path: pin.clone(),
-                    source: io::Error::other(error),
-                })?;
-            attached
-                .entry(program.program_id())
-                .or_default()
-                .push(hook_of(&name));
-        }
-        let filters = Clsact::of(&self.dir).attached();
-        for (program, place) in filters.map_err(|source| DumpError::Kernel {
-            what: "list the filters of the programs in",
-            path: self.dir.clone(),
-            source,
-        })? {
-            attached.entry(program).or_default().push(place);
-        }
+        let mut attached = self.attachments()?;
         let mut programs = Vec::new();
         for (name, pin) in files(&self.dir.join(PROGRAM_PINS))? {
             let failed = |error| DumpError::Kernel {
@@ -137,7 +116,7 @@ impl Pinned {
 }
 
 /// `to_netdev_eth0` -> `eth0/egress`.
-fn hook_of(pin_name: &str) -> String {
+pub(super) fn hook_of(pin_name: &str) -> String {
     match link_pin::parse(pin_name) {
         Some((XDP_NETDEV, device)) => format!("{device}/xdp"),
         Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),

@@ -281,6 +281,7 @@ struct MapRow {
     entries: Option<u64>,
     memory_bytes: u64,
     pin: PathBuf,
+    in_use: bool,
 }
 
 impl From<MapInfo> for MapRow {
@@ -295,6 +296,7 @@ impl From<MapInfo> for MapRow {
             entries: info.entries,
             memory_bytes: info.memory_bytes,
             pin: info.pin,
+            in_use: info.is_in_use,
         }
     }
 }
@@ -302,7 +304,10 @@ impl From<MapInfo> for MapRow {
 fn maps_table(rows: &[MapRow]) -> String {
     let rows = rows.iter().map(|row| {
         [
-            row.name.clone(),
+            match row.in_use {
+                true => row.name.clone(),
+                false => format!("{} (not in use)", row.name),
+            },
             row.id.to_string(),
             row.kind.clone(),
             row.key_bytes.to_string(),
@@ -344,6 +349,7 @@ mod tests {
             entries: None,
             memory_bytes: 344,
             pin: "/sys/fs/bpf/health/default/HEALTH_CONFIG".into(),
+            is_in_use: true,
         };
         assert_eq!(
             maps_table(&[info.into()]),
