@@ -5,7 +5,8 @@
 //! that exists throughout the walk is therefore read exactly once, and no key is read twice. Arrays are
 //! read by index. LPM tries, and kinds without batches, are read key by key: if the key just read is
 //! deleted, the kernel restarts from the beginning, and entries may be read more than once, but none is
-//! missed.
+//! missed. A walk that meets many times as many keys as the map has room for ends with an error: keys are
+//! deleted faster than it reads.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,6 +19,8 @@ const ENOTSUPP: i32 = 524;
 const MAX_ENTRIES: usize = 1_024;
 /// Keys and values that are asked for at once take no more than this, bytes, unless one hash bucket does.
 const MAX_BYTES: usize = 256 << 10;
+/// Keys that a walk key by key meets, at most: this many times the map's capacity.
+const KEYS_FACTOR: u64 = 16;
 /// Shortest cursor that the kernel writes: the number of a hash bucket.
 const MIN_CURSOR: usize = 4;
 
@@ -126,6 +129,8 @@ pub(super) struct Walk {
     cursor: Vec<u8>,
     /// For what the next call leaves.
     next: Vec<u8>,
+    /// Keys that a walk key by key may still meet; `None` until it begins.
+    keys_left: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +152,7 @@ impl Walk {
             place: Place::Start,
             next: cursor.clone(),
             cursor,
+            keys_left: None,
         }
     }
 
@@ -195,12 +201,21 @@ impl Walk {
         batch.make_room(self.size, self.room);
         batch.origin = Origin::Keys;
         let EntrySize { key, value } = self.size;
+        let mut keys_left = match self.keys_left {
+            Some(left) => left,
+            None => u64::from(sys::map_info(map)?.max_entries) * KEYS_FACTOR,
+        };
         while batch.count < self.room {
             let after = (self.place == Place::AfterKey).then_some(&self.cursor[..key]);
             if !sys::next_key(map, after, &mut self.next)? {
                 self.place = Place::End;
                 break;
             }
+            let Some(left) = keys_left.checked_sub(1) else {
+                let text = "keys are deleted faster than the map is read";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            };
+            keys_left = left;
             self.place = Place::AfterKey;
             std::mem::swap(&mut self.cursor, &mut self.next);
             let slot = &mut batch.values[batch.count * value..][..value];
@@ -210,6 +225,7 @@ impl Walk {
                 batch.count += 1;
             }
         }
+        self.keys_left = Some(keys_left);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! `health-agent path-mtu`: how large packets to other nodes may be.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use health_model::api::{LargerPackets, NodeList, PathMtuEntry, PathMtuStatus};
@@ -12,6 +12,9 @@ use crate::api::client::Client;
 
 /// Pause before the agent is asked again for what it did not know yet.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long it is asked while no path comes to its end. One takes up to half a minute at the
+/// default time-out.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 const EXAMPLES: &str = "\
 Packets are echo requests that must not be fragmented: a small one, one as large as the device or
@@ -46,7 +49,18 @@ impl PathMtuArgs {
             path += &format!("?node={}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
         }
         let mut paths: Vec<PathMtuEntry> = client.put(&path).await?;
-        while paths.iter().any(|path| path.probing) {
+        let mut last = (0, Instant::now());
+        loop {
+            let probing = paths.iter().filter(|path| path.probing).count();
+            if probing != last.0 {
+                last = (probing, Instant::now());
+            } else if probing > 0 && last.1.elapsed() >= PATIENCE {
+                eprintln!("warning: {probing} paths are still being probed");
+                break;
+            }
+            if probing == 0 {
+                break;
+            }
             tokio::time::sleep(PAUSE).await;
             paths = client.get(&path).await?;
         }

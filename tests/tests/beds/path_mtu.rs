@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use health_model::api::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
-use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_router, ip, sysctl};
+use tests::bed::{FABRIC, Node, ROUTER, ROUTER4, ROUTER6, add_router, ip, sysctl};
 use tests::http::{METRICS_PORT, get};
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
@@ -72,6 +72,49 @@ fn lost(node: &Node) -> anyhow::Result<u64> {
     let rows = node.listing("bpf rtt list")?;
     let rows = rows.as_array().context("no rows")?;
     Ok(rows.iter().filter_map(|row| row["lost"].as_u64()).sum())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_told_soon() -> anyhow::Result<()>
+{
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .agent_args("--path-mtu-interval off")
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (prober, other) = (bed.node(1), bed.node(2));
+    // What the other end of a veth does not take, its own end drops: the kernel says so with ENOBUFS.
+    let name = prober.name();
+    ip(FABRIC, &format!("link set {name} mtu 1400"))?;
+    let dropped = || -> anyhow::Result<u64> {
+        let shown = prober.exec("ip -s -j link show eth0")?;
+        let links: serde_json::Value = serde_json::from_str(&shown)?;
+        let dropped = links[0]["stats64"]["tx"]["dropped"].as_u64();
+        dropped.with_context(|| format!("no counter: {shown}"))
+    };
+    let before = dropped()?;
+    let found = probe(prober, other.name())?;
+    for path in paths_to(&found, other)? {
+        // A veth takes a VLAN tag besides, the bridge on the way back may not.
+        assert!((1400..=1404).contains(&path.mtu), "{path:?}");
+        assert_eq!(path.local_mtu, 1500, "{path:?}");
+        assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
+    }
+    let said = diagnosis(other, prober)?.context("no diagnosis")?;
+    assert_eq!(said.cause, "path-mtu");
+    // Both searches together: each of the sizes that fail is tried so many times, and no more.
+    let dropped = sent()? - before;
+    ensure!(
+        (1..2_000).contains(&dropped),
+        "{dropped} packets were dropped"
+    );
+    ip(FABRIC, &format!("link set {name} mtu 1500"))?;
+    for path in paths_to(&probe(prober, "")?, other)? {
+        assert_eq!(path.mtu, 1500, "{path:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -169,6 +169,36 @@ fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
+fn echo_requests_that_this_host_drops_itself_are_lost() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--probe http=off")
+        .probing(500, 400)
+        .start()?;
+    let (node, other) = (bed.node(1), bed.node(2));
+    // Empty where the host of the other node answers.
+    let wait_icmp = |what: &str, is: fn(&str) -> bool| {
+        wait_for(what, PATIENCE, || {
+            let status = node.status()?;
+            let of_other = status.nodes.iter().find(|n| n.name == other.full_name());
+            let host = of_other.and_then(|node| node.host.paths().next());
+            let icmp = host.and_then(|host| host.icmp.as_ref());
+            let told = icmp.map(|icmp| icmp.status.as_str());
+            Ok(told.is_some_and(is).then_some(()))
+        })
+    };
+    wait_icmp("an answer", str::is_empty)?;
+    // A queue without room: the kernel says ENOBUFS of each packet, as of one for which there is no room at the moment.
+    node.exec("tc qdisc add dev eth0 root pfifo limit 0")?;
+    wait_icmp("the loss to be told", |told| {
+        told.contains("No buffer space")
+    })?;
+    node.exec("tc qdisc del dev eth0 root")?;
+    wait_icmp("an answer again", str::is_empty)
+}
+
+#[test]
+#[ignore = "needs root"]
 fn connections_leave_nothing_behind() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)

@@ -11,6 +11,9 @@ use crate::target::{Protocol, TargetId};
 
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
+/// Times in a row that a target's probe is tried again. After that it has failed: the kernel says `ENOBUFS` of packets
+/// that this host's device or traffic control drops, too, and that may go on for ever.
+const DEFERRALS: u8 = 20;
 
 impl Engine {
     pub(super) fn begin_icmp(&mut self, id: TargetId, late: Duration) {
@@ -38,6 +41,7 @@ impl Engine {
         for event in events.drain(..) {
             match event {
                 IcmpEvent::Answered { probe, rtt } => {
+                    self.deferrals.remove(probe.id);
                     let (rtt, source) = self.accounts.answered(&probe, rtt);
                     let answer = Answer {
                         rtt,
@@ -51,23 +55,32 @@ impl Engine {
                     }
                     self.note_remote(&probe);
                 }
-                IcmpEvent::Failed { probe, failure } => {
-                    if failure.is_unsent() {
-                        self.shared.sending().unsent(Protocol::Icmp, &failure);
-                    }
-                    self.lost(&probe, &failure);
-                    self.failed(probe.id, probe.sent, failure);
-                }
-                IcmpEvent::Deferred { id, errno } => {
+                IcmpEvent::Failed { probe, failure } => self.icmp_failed(&probe, failure),
+                IcmpEvent::Deferred { probe, errno } => {
                     let failure = Failure::Os(errno);
+                    let deferrals = self.deferrals.get(probe.id).copied().unwrap_or_default();
+                    if deferrals >= DEFERRALS {
+                        self.icmp_failed(&probe, failure);
+                        continue;
+                    }
+                    self.deferrals.insert(probe.id, deferrals + 1);
                     self.shared.sending().unsent(Protocol::Icmp, &failure);
                     let at = self.now() + DEFERRED_RETRY;
-                    self.confirmation.withdrawn(id, at);
-                    self.schedule.pull_in(id, at);
+                    self.confirmation.withdrawn(probe.id, at);
+                    self.schedule.pull_in(probe.id, at);
                 }
             }
         }
         self.icmp_events = events;
+    }
+
+    fn icmp_failed(&mut self, probe: &Probe, failure: Failure) {
+        self.deferrals.remove(probe.id);
+        if failure.is_unsent() {
+            self.shared.sending().unsent(Protocol::Icmp, &failure);
+        }
+        self.lost(probe, &failure);
+        self.failed(probe.id, probe.sent, failure);
     }
 
     /// Counts a lost probe, and where it was lost if that was in this host.

@@ -16,6 +16,7 @@ use health_common::arrivals::Prober;
 use health_datapath::rtt_store::RttStore;
 use health_model::pace::Budget;
 use health_registry::nodes::NodeSet;
+use slotmap::SparseSecondaryMap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
@@ -68,6 +69,8 @@ pub(super) struct Engine {
     confirmation: Confirmation,
     budget: Budget,
     relief: Relief,
+    /// How often in a row the echo probe of a target could not be sent for want of room. Few have any.
+    deferrals: SparseSecondaryMap<TargetId, u8>,
     /// The nodes that `targets` was made of.
     set: Arc<NodeSet>,
     targets: Targets,
@@ -132,6 +135,7 @@ impl Engine {
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
             relief: Relief::new(options.passive_relief),
+            deferrals: SparseSecondaryMap::new(),
             learned: LearnedAddresses::load(&options.state_dir),
             accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
             options,

@@ -127,6 +127,7 @@ impl Engine {
             self.schedule.remove(*id);
             self.confirmation.remove(*id);
             self.relief.forget(*id);
+            self.deferrals.remove(*id);
             if let Some(sweep) = &mut self.sweep {
                 sweep.remove(*id);
             }

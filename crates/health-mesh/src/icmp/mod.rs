@@ -60,7 +60,7 @@ pub(super) enum IcmpEvent {
     /// It failed.
     Failed { probe: Probe, failure: Failure },
     /// It could not be sent for want of room; nothing is known of the target.
-    Deferred { id: TargetId, errno: Errno },
+    Deferred { probe: Probe, errno: Errno },
 }
 
 /// The echo prober. Events come in the order in which things are learned.
@@ -125,7 +125,7 @@ impl IcmpProber {
             }),
             // All numbers are in use.
             None => events.push(IcmpEvent::Deferred {
-                id: probe.id,
+                probe,
                 errno: Errno::ENOBUFS,
             }),
         }
@@ -220,10 +220,9 @@ impl FamilyProber {
                         continue;
                     };
                     events.push(match errno {
-                        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => IcmpEvent::Deferred {
-                            id: probe.id,
-                            errno,
-                        },
+                        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
+                            IcmpEvent::Deferred { probe, errno }
+                        }
                         _ => IcmpEvent::Failed {
                             probe,
                             failure: Failure::Os(errno),

@@ -22,6 +22,8 @@ use super::wire::{self, Family, Mark, Message, REQUEST_LEN};
 /// Packets for one system call. More would make the send time of the last ones in the batch, which
 /// is taken once for all, too wrong.
 const BATCH: usize = 16;
+/// Batches that are received at a time, at most.
+const DRAIN_BATCHES: usize = 4096;
 
 /// Room for replies that come while the agent does not run, bytes: some 5000 of them at the 768
 /// bytes that the kernel accounts for a small packet.
@@ -124,8 +126,7 @@ impl IcmpSocket {
         .map(drop)
     }
 
-    /// Waits until something has come since the last wait. [`Self::drain`] must follow: what is
-    /// left in the socket does not end the next wait.
+    /// Waits until something has come since the last wait. [`Self::drain`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.socket
             .readable()
@@ -133,15 +134,17 @@ impl IcmpSocket {
             .map(|mut guard| guard.clear_ready())
     }
 
-    /// Receives all that is there and hands over what concerns this agent's probes.
+    /// Receives what is there and hands over what concerns this agent's probes. Of a flood it takes a part, and leaves the
+    /// rest to the time after the next packet: it must not keep the agent from all else.
     pub(super) fn drain(&self, mut handle: impl FnMut(ReceivedMessage)) -> io::Result<()> {
-        loop {
+        for _ in 0..DRAIN_BATCHES {
             match self.receive(&mut handle) {
                 Ok(BATCH) | Err(Errno::EINTR) => {}
                 Ok(_) | Err(Errno::EAGAIN) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
         }
+        Ok(())
     }
 
     /// Receives one batch and returns how many packets there were in it.

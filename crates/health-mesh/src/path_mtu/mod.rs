@@ -44,6 +44,9 @@ const USUAL_PROBES: u32 = 2;
 const SEARCHES: u32 = 3;
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
+/// Times that one is tried again. After that it counts as lost: the kernel says `ENOBUFS` of a packet that the device
+/// drops, too, as a veth does whose other end takes only smaller ones.
+const DEFERRALS: u32 = 10;
 
 /// The MTU of a path as it was seen last.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +146,8 @@ struct OngoingSearch {
     search: Search,
     /// Sequence number and time of sending of the probe that waits for its answer.
     waits: Option<(u16, Duration)>,
+    /// How often the probe that is to be sent found no room.
+    deferrals: u32,
 }
 
 /// Somebody who asked for looks at paths.
@@ -428,6 +433,7 @@ impl PathMtuProber {
             way,
             search: Search::new(limits, path.reduced, self.options.timeout),
             waits: None,
+            deferrals: 0,
         });
         self.set_due(id, Some(now));
         None
@@ -457,13 +463,24 @@ impl PathMtuProber {
                     budget.take(now);
                     self.share.take(now);
                     searching.waits = Some((sequence, now));
+                    searching.deferrals = 0;
                     self.sent.insert(sequence, id);
                     self.set_due(id, Some(now + patience));
                     return None;
                 }
                 Err(Errno::EMSGSIZE) => searching.search.note(Outcome::Refused, now),
                 Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM | Errno::EINTR) => {
-                    self.set_due(id, Some(now + DEFERRED_RETRY));
+                    // It may have used the device.
+                    budget.take(now);
+                    self.share.take(now);
+                    if searching.deferrals < DEFERRALS {
+                        searching.deferrals += 1;
+                        self.set_due(id, Some(now + DEFERRED_RETRY));
+                        return None;
+                    }
+                    searching.deferrals = 0;
+                    searching.search.note(Outcome::Lost, now);
+                    self.set_due(id, Some(now));
                     return None;
                 }
                 // As regular probes, which tell of it.

@@ -15,11 +15,20 @@ const QUESTION_PERIOD: Duration = Duration::from_secs(3);
 /// A store that was silent for so long, with questions, is gone.
 const LONGEST_SILENCE: Duration = Duration::from_secs(7);
 
+/// Listings that follow each other at once because the history is gone, and the pause before each further one: a store
+/// that loses its history all the time, or says so, is not to be read without end.
+const RELISTINGS: u32 = 3;
+const RELIST_PAUSE: Duration = Duration::from_millis(2500);
+/// A watch that lasts for so long ends such a row.
+const LASTING: Duration = Duration::from_secs(10);
+
 /// How far a store's keys are known, which outlives a connection.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     /// `None` where all has to be listed.
     position: Option<Position>,
+    /// How often in a row the history was gone.
+    gone: u32,
     /// When the store was heard last.
     pub(crate) heard: LastHeard,
 }
@@ -29,7 +38,27 @@ impl Default for Cursor {
     fn default() -> Self {
         Self {
             position: None,
+            gone: 0,
             heard: LastHeard::now(),
+        }
+    }
+}
+
+impl Cursor {
+    /// The history is gone behind the position, of which a watch lasted so long.
+    fn lose(&mut self, lasted: Duration) {
+        if lasted >= LASTING {
+            self.gone = 0;
+        }
+        self.gone = self.gone.saturating_add(1);
+        self.position = None;
+    }
+
+    /// How long to wait before all is listed.
+    fn pause(&self) -> Duration {
+        match self.gone > RELISTINGS {
+            true => RELIST_PAUSE,
+            false => Duration::ZERO,
         }
     }
 }
@@ -37,6 +66,7 @@ impl Default for Cursor {
 /// A watch of all keys.
 pub(crate) struct Feed {
     stream: Box<WatchStream>,
+    begun: Instant,
     heard: Instant,
     question_at: Instant,
 }
@@ -99,6 +129,7 @@ impl Feed {
             let watch = match &cursor.position {
                 Some(position) => store.resume(position).await?,
                 None => {
+                    tokio::time::sleep(cursor.pause()).await;
                     let (pairs, position) = store.list().await?;
                     let watch = store.watch(&position).await?;
                     begun = FeedStart::Listed(pairs);
@@ -111,6 +142,7 @@ impl Feed {
                     let now = Instant::now();
                     let feed = Self {
                         stream,
+                        begun: now,
                         heard: now,
                         question_at: now + QUESTION_PERIOD,
                     };
@@ -119,7 +151,7 @@ impl Feed {
                 }
                 Watch::HistoryGone(reason) => {
                     info!(reason, "listing the keys again");
-                    cursor.position = None;
+                    cursor.lose(Duration::ZERO);
                 }
             }
         }
@@ -150,7 +182,7 @@ impl Feed {
                     };
                     match store::read(&response, position) {
                         WatchMessage::HistoryGone(reason) => {
-                            cursor.position = None;
+                            cursor.lose(self.begun.elapsed());
                             return Err(FeedEnd::HistoryGone(reason));
                         }
                         WatchMessage::Changes(changes) if changes.is_empty() => {}
@@ -169,5 +201,24 @@ impl Feed {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listings_slow_down_while_the_history_is_gone_each_time() {
+        let mut cursor = Cursor::default();
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            cursor.lose(LASTING / 2);
+            pauses.push(cursor.pause());
+        }
+        let (none, long) = (Duration::ZERO, RELIST_PAUSE);
+        assert_eq!(pauses, [none, none, none, long, long]);
+        cursor.lose(LASTING);
+        assert_eq!(cursor.pause(), none);
     }
 }
