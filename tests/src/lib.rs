@@ -24,6 +24,7 @@ pub mod policy;
 pub mod probed;
 pub mod process;
 pub mod processes;
+pub mod readme;
 pub mod relay;
 pub mod served;
 pub mod snapshot;

@@ -12,6 +12,7 @@ mod fuzz;
 mod packages;
 mod privilege;
 mod process;
+mod readme;
 mod run;
 mod setup;
 mod test;
@@ -49,6 +50,8 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
+    /// Write the samples of output and the figures of README.md, from runs on this machine
+    Docs,
     /// Compile the crates with eBPF and system calls in them for aarch64, and run nothing
     CheckAarch64,
     /// Check that each crate uses only those that docs/architecture.md puts above it
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::fuzz(&workspace, &args).map(success),
         Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
+        Command::Docs => readme::write(&workspace).map(success),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),
     });

@@ -45,6 +45,7 @@ mod probe_kubernetes;
 mod probe_servers;
 mod probe_try;
 mod probing;
+mod readme;
 mod registry;
 mod repair;
 mod residue;

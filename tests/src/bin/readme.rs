@@ -1,0 +1,40 @@
+//! Writes the samples and figures of README.md from runs on this machine.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser;
+use tests::process::tell;
+use tests::readme::{map_figures, program_figure, samples, with_figures, with_samples};
+
+#[derive(Parser)]
+#[command(name = "readme", about = "The samples and figures of README.md")]
+struct Cli {
+    /// The file to write
+    readme: PathBuf,
+    /// The program as it is released; without it, its figure stays
+    program: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match write(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(format_args!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write(cli: &Cli) -> anyhow::Result<()> {
+    let path = cli.readme.display();
+    let read = std::fs::read_to_string(&cli.readme);
+    let mut text = read.with_context(|| format!("cannot read {path}"))?;
+    if let Some(program) = &cli.program {
+        text = with_figures(&text, &program_figure(program)?)?;
+    }
+    text = with_figures(&text, &map_figures()?)?;
+    text = with_samples(&text, &samples()?)?;
+    std::fs::write(&cli.readme, text).with_context(|| format!("cannot write {path}"))
+}

@@ -1,0 +1,22 @@
+//! The README shows what a run shows, and its figures are about those of a run.
+
+use tests::readme::{
+    PROGRAM_LIMIT_MB, check_figures, check_samples, map_figures, samples, written_figure,
+};
+
+const README: &str = include_str!("../../../README.md");
+
+#[test]
+#[ignore = "needs root"]
+fn samples_in_the_readme_have_the_form_of_a_run() -> anyhow::Result<()> {
+    check_samples(README, &samples()?)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn figures_in_the_readme_are_about_those_of_a_run() -> anyhow::Result<()> {
+    check_figures(README, &map_figures()?)?;
+    let program = written_figure(README, "program")?;
+    assert!(program <= PROGRAM_LIMIT_MB, "{program}");
+    Ok(())
+}
