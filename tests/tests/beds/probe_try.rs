@@ -192,3 +192,54 @@ fn what_cannot_be_tried_is_told_by_pod_container_and_field() -> anyhow::Result<(
     }
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root"]
+fn templates_of_pods_are_tried_and_objects_of_other_kinds_are_named() -> anyhow::Result<()> {
+    let server = TcpListener::bind("127.0.0.1:0")?;
+    let port = server.local_addr()?.port();
+    let text = format!(
+        r#"apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web, namespace: shop}}
+spec:
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec: {{containers: [{{name: app, readinessProbe: {{tcpSocket: {{port: {port}}}, timeoutSeconds: 60}}}}]}}
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: batch/v1
+  kind: CronJob
+  metadata: {{name: report, namespace: shop}}
+  spec:
+    jobTemplate:
+      spec:
+        template:
+          spec: {{containers: [{{name: app, livenessProbe: {{tcpSocket: {{port: {port}}}, timeoutSeconds: 60}}}}]}}
+"#
+    );
+    let output = try_probes(&text, &["-o", "json"])?;
+    let said = String::from_utf8(output.stderr)?;
+    assert_eq!(said, "warning: skipped Service shop/web: it has no pods\n");
+    let tried: Value = serde_json::from_slice(&output.stdout)?;
+    let rows = tried.as_array().context("rows")?;
+    let told: Vec<_> = rows
+        .iter()
+        .map(|row| json!([row["pod"], row["type"]]))
+        .collect();
+    assert_eq!(
+        json!(told),
+        json!([["shop/web", "readiness"], ["shop/report", "liveness"]])
+    );
+    let words = ["--pod", "web", "--address", "127.0.0.1"];
+    let output = try_probes(&text, &words)?;
+    let shown = String::from_utf8(output.stdout)?;
+    assert_eq!(output.status.code(), Some(0), "{shown}");
+    Ok(())
+}

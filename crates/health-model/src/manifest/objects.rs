@@ -50,6 +50,8 @@ pub struct NoObject {
     /// Whether it is a sound object of a kind or version that nobody looks for. All else may be one of the kinds with a
     /// slip of the pen.
     pub is_other_kind: bool,
+    /// Of such an object: its kind and name, such as `Service shop/web`.
+    pub name: Option<String>,
 }
 
 /// What a text in YAML, which may hold several documents, or JSON has of some kinds, in its order: objects of their own,
@@ -84,14 +86,22 @@ impl Found<'_> {
             path: path.to_owned(),
             problem,
             is_other_kind: false,
+            name: None,
         }));
     }
 
-    fn add_other(&mut self, path: &str, value: &str, supported: &'static [&'static str]) {
+    fn add_other(
+        &mut self,
+        path: &str,
+        value: &str,
+        supported: &'static [&'static str],
+        name: Option<String>,
+    ) {
         self.list.push(Err(NoObject {
             path: path.to_owned(),
             problem: Problem::not_supported(value, supported),
             is_other_kind: true,
+            name,
         }));
     }
 
@@ -134,7 +144,8 @@ impl Found<'_> {
         };
         let known = self.kinds.kinds.iter();
         let Some(kind) = known.copied().find(|known| known.name == kind) else {
-            return self.add_other(&path, kind, names);
+            let name = Some(format!("{kind} {}", name_of(&value)));
+            return self.add_other(&path, kind, names, name);
         };
         if self.is_of(&value, prefix, kind.versions) {
             self.list.push(Ok(Object {
@@ -149,10 +160,20 @@ impl Found<'_> {
         let path = format!("{prefix}apiVersion");
         match object.get("apiVersion") {
             Some(Value::String(version)) if versions.contains(&version.as_str()) => return true,
-            Some(Value::String(version)) => self.add_other(&path, version, versions),
+            Some(Value::String(version)) => self.add_other(&path, version, versions, None),
             _ => self.add(&path, Problem::Required("")),
         }
         false
+    }
+}
+
+/// `NAMESPACE/NAME` of an object, or its name where it has no namespace.
+fn name_of(object: &Value) -> String {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let name = text("/metadata/name").unwrap_or("without a name");
+    match text("/metadata/namespace") {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
     }
 }
 
@@ -186,9 +207,11 @@ mod tests {
                 path,
                 problem,
                 is_other_kind,
+                name,
             }) => {
                 let mark = if is_other_kind { "other" } else { "wrong" };
-                format!("{mark} {path}: {problem}")
+                let name = name.map(|name| format!("({name}) ")).unwrap_or_default();
+                format!("{mark} {name}{path}: {problem}")
             }
         };
         objects(text, &KINDS).into_iter().map(shown).collect()
@@ -229,7 +252,7 @@ items: [{}, {kind: High}]
     fn what_is_no_object_is_told_in_its_place_and_the_others_are_there() {
         let yaml = "\
 ---
-{apiVersion: apps/v1, kind: Deployment}
+{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop}}
 ---
 {apiVersion: v1, kind: Low}
 ---
@@ -250,13 +273,13 @@ items: 7
         assert_eq!(
             found(yaml),
             [
-                r#"other kind: Unsupported value: "Deployment": supported values: "Low", "High", "LowList", "HighList", "List""#,
+                r#"other (Deployment shop/web) kind: Unsupported value: "Deployment": supported values: "Low", "High", "LowList", "HighList", "List""#,
                 "Low",
                 r#"other apiVersion: Unsupported value: "v1": supported values: "up.io/v1""#,
                 "wrong apiVersion: Required value",
                 "wrong kind: Required value",
                 "wrong : Invalid value: must be an object",
-                r#"other items[0].kind: Unsupported value: "LowList": supported values: "Low", "High""#,
+                r#"other (LowList without a name) items[0].kind: Unsupported value: "LowList": supported values: "Low", "High""#,
                 "wrong items[1]: Invalid value: must be an object",
                 "wrong items: Invalid value: must be a list",
             ]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use health_model::api::PodProblem;
 use health_model::folder::{self, Contents, Files};
 use tokio::sync::watch;
+use tracing::info;
 
 use super::{Keeper, PodSet, SourcedPod};
 use crate::spec::{self, Manifest};
@@ -73,8 +74,13 @@ impl Contents for FilePods {
             pods,
             mut statuses,
             errors,
+            skipped,
             ..
         } = spec::read(text);
+        if !skipped.is_empty() {
+            let skipped = skipped.join(", ");
+            info!(file = %path.display(), skipped, "objects that are no pods");
+        }
         let source: Arc<str> = Arc::from(path.display().to_string());
         let before = std::mem::take(&mut self.0);
         self.0 = pods

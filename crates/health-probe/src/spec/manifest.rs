@@ -3,25 +3,67 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use health_model::manifest::{Object, ObjectKind, ObjectKinds, objects, typed};
+use health_model::manifest::{NoObject, Object, ObjectKind, ObjectKinds, objects, typed};
 use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::{Problem, SpecError};
 use super::{PodSpec, ProbeType, object};
 use crate::worker::PodStatus;
 
-/// What holds pods.
+/// What holds pods, or templates of pods.
 const KINDS: ObjectKinds = ObjectKinds {
-    kinds: &[ObjectKind {
-        name: "Pod",
-        list: "PodList",
-        versions: &["v1"],
-    }],
-    names: &["Pod", "PodList", "List"],
-    item_names: &["Pod"],
+    kinds: &[
+        POD,
+        kind("Deployment", "DeploymentList", &["apps/v1"]),
+        kind("DaemonSet", "DaemonSetList", &["apps/v1"]),
+        kind("StatefulSet", "StatefulSetList", &["apps/v1"]),
+        kind("ReplicaSet", "ReplicaSetList", &["apps/v1"]),
+        kind(
+            "ReplicationController",
+            "ReplicationControllerList",
+            &["v1"],
+        ),
+        kind("Job", "JobList", &["batch/v1"]),
+        CRON_JOB,
+    ],
+    names: &[
+        "Pod",
+        "Deployment",
+        "DaemonSet",
+        "StatefulSet",
+        "ReplicaSet",
+        "ReplicationController",
+        "Job",
+        "CronJob",
+        "List",
+    ],
+    item_names: &[
+        "Pod",
+        "Deployment",
+        "DaemonSet",
+        "StatefulSet",
+        "ReplicaSet",
+        "ReplicationController",
+        "Job",
+        "CronJob",
+    ],
     noun: "pod",
 };
+const POD: ObjectKind = kind("Pod", "PodList", &["v1"]);
+const CRON_JOB: ObjectKind = kind("CronJob", "CronJobList", &["batch/v1"]);
+
+const fn kind(
+    name: &'static str,
+    list: &'static str,
+    versions: &'static [&'static str; 1],
+) -> ObjectKind {
+    ObjectKind {
+        name,
+        list,
+        versions,
+    }
+}
 
 /// The fields of probes, by the field that holds them; `""` is the probe itself.
 const FIELDS: [(&str, &[&str]); 5] = [
@@ -58,21 +100,71 @@ pub struct Manifest {
     pub statuses: BTreeMap<Arc<str>, PodStatus>,
     /// All that is wrong.
     pub errors: Vec<SpecError>,
+    /// Kind and name of the objects of other kinds, where the text has pods besides.
+    pub skipped: Vec<String>,
     /// Those of the pods.
     uids: BTreeSet<Arc<str>>,
 }
 
-/// Reads the pods of a text in YAML, which may hold several documents, or JSON: objects of kind `Pod`, `PodList` or
-/// `List`. Fields of probes that do not exist are errors; other fields are not looked at.
+/// Reads the pods of a text in YAML, which may hold several documents, or JSON: objects of kind `Pod`, those with a template
+/// of pods, and lists. A template becomes one pod with the name of its object. Fields of probes that do not exist are
+/// errors; other fields are not looked at.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
+    let mut others = Vec::new();
     for found in objects(text, &KINDS) {
         match found {
             Ok(object) => manifest.read_object(object),
+            Err(NoObject {
+                path,
+                problem,
+                name: Some(name),
+                ..
+            }) => others.push((name, path, problem)),
             Err(other) => manifest.add_error(other.path, other.problem),
         }
     }
+    let has_pods = !manifest.pods.is_empty() || !manifest.errors.is_empty();
+    for (name, path, problem) in others {
+        match has_pods {
+            true => manifest.skipped.push(name),
+            // Nothing of it is of use: that is worth more than a hint.
+            false => manifest.add_error(path, problem),
+        }
+    }
     manifest
+}
+
+/// Where objects of a kind have their template of pods; nothing for pods.
+fn template_path(kind: ObjectKind) -> &'static str {
+    match kind {
+        POD => "",
+        CRON_JOB => "spec.jobTemplate.spec.template",
+        _ => "spec.template",
+    }
+}
+
+/// The pod of an object's template at a path: with the object's name and namespace. `None` if it has no template.
+fn templated(object: &mut Value, path: &str) -> Option<Value> {
+    let pointer = format!("/{}", path.replace('.', "/"));
+    let mut pod = object.pointer_mut(&pointer)?.take();
+    let fields = pod.as_object_mut()?;
+    let metadata = fields.entry("metadata").or_insert_with(|| json!({}));
+    if metadata.is_null() {
+        *metadata = json!({});
+    }
+    if let Some(metadata) = metadata.as_object_mut() {
+        for field in ["name", "namespace", "uid"] {
+            metadata.remove(field);
+        }
+        for field in ["name", "namespace"] {
+            if let Some(value) = object["metadata"].get(field) {
+                metadata.insert(field.to_owned(), value.clone());
+            }
+        }
+    }
+    fields.remove("status");
+    Some(pod)
 }
 
 impl Manifest {
@@ -86,11 +178,28 @@ impl Manifest {
     }
 
     fn read_object(&mut self, object: Object) {
-        let prefix = object.prefix;
-        match read_pod(object.value) {
+        let Object {
+            kind,
+            mut prefix,
+            mut value,
+        } = object;
+        let path = template_path(kind);
+        if !path.is_empty() {
+            let Some(pod) = templated(&mut value, path) else {
+                return self.add_error(format!("{prefix}{path}"), Problem::Required(""));
+            };
+            value = pod;
+        }
+        let own_prefix = prefix.clone();
+        if !path.is_empty() {
+            prefix.push_str(path);
+            prefix.push('.');
+        }
+        match read_pod(value) {
             Ok((pod, _)) if self.uids.contains(&pod.uid) => {
                 let uid = Problem::Duplicate(pod.uid.to_string());
-                self.add_error(format!("{prefix}metadata.uid"), uid);
+                let field = if kind == POD { "uid" } else { "name" };
+                self.add_error(format!("{own_prefix}metadata.{field}"), uid);
             }
             Ok((pod, status)) => {
                 self.uids.insert(pod.uid.clone());
@@ -102,7 +211,13 @@ impl Manifest {
             Err(errors) => self
                 .errors
                 .extend(errors.into_iter().map(|error| SpecError {
-                    path: format!("{prefix}{}", error.path),
+                    path: match &*error.path {
+                        // These are the object's own.
+                        "metadata.name" | "metadata.namespace" => {
+                            format!("{own_prefix}{}", error.path)
+                        }
+                        path => format!("{prefix}{path}"),
+                    },
                     ..error
                 })),
         }

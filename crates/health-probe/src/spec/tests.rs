@@ -421,7 +421,7 @@ items:
     - name: setup
       readinessProbe: {tcpSocket: {port: 80}}
     - {name: other, restartPolicy: Never}
-- {apiVersion: apps/v1, kind: Deployment}
+- {apiVersion: apps/v1beta1, kind: Deployment}
 - {kind: Pod}
 - nothing
 "#;
@@ -462,7 +462,8 @@ items:
         "pod shop/bad: items[1].spec.restartPolicy: Unsupported value: \"Sometimes\": supported \
          values: \"Always\", \"OnFailure\", \"Never\""
             .to_owned(),
-        "items[2].kind: Unsupported value: \"Deployment\": supported values: \"Pod\"".to_owned(),
+        "items[2].apiVersion: Unsupported value: \"apps/v1beta1\": supported values: \"apps/v1\""
+            .to_owned(),
         "items[3].apiVersion: Required value".to_owned(),
         "items[4]: Invalid value: must be an object".to_owned(),
     ];
@@ -516,9 +517,119 @@ fn texts_of_every_wrong_kind_are_refused() {
         );
     }
     let other = "kind: Service\napiVersion: v1";
-    let told =
-        "kind: Unsupported value: \"Service\": supported values: \"Pod\", \"PodList\", \"List\"";
+    let told = "kind: Unsupported value: \"Service\": supported values: \"Pod\", \"Deployment\", \
+                \"DaemonSet\", \"StatefulSet\", \"ReplicaSet\", \"ReplicationController\", \"Job\", \
+                \"CronJob\", \"List\"";
     assert_eq!(errors(other), [told]);
+}
+
+#[test]
+fn templates_of_pods_are_pods_with_the_names_of_their_objects() {
+    let template = json!({
+        "metadata": {
+            "name": "not-its-name", "labels": {"app": "web"},
+            "annotations": {"probe.health-agent.io/app.liveness.period": "50ms"},
+        },
+        "spec": {"containers": [{"name": "app", "livenessProbe": {"tcpSocket": {"port": 80}}}]},
+    });
+    let object = |kind: &str, version: &str, spec: Value| {
+        let metadata = json!({"name": kind.to_lowercase(), "namespace": "shop", "uid": "u-1"});
+        json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let with_template = json!({"template": template});
+    let objects = [
+        object("Deployment", "apps/v1", with_template.clone()),
+        object("DaemonSet", "apps/v1", with_template.clone()),
+        object("StatefulSet", "apps/v1", with_template.clone()),
+        object("ReplicaSet", "apps/v1", with_template.clone()),
+        object("ReplicationController", "v1", with_template.clone()),
+        object("Job", "batch/v1", with_template.clone()),
+        object(
+            "CronJob",
+            "batch/v1",
+            json!({"jobTemplate": {"spec": with_template}}),
+        ),
+    ];
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    let documents = objects.iter().map(ToString::to_string);
+    let documents = documents.collect::<Vec<_>>().join("\n---\n");
+    for text in [list.to_string(), format!("---\n{documents}")] {
+        let manifest = read(&text);
+        assert_eq!(manifest.errors, []);
+        assert_eq!(manifest.pods.len(), objects.len());
+        for (pod, object) in manifest.pods.iter().zip(&objects) {
+            let name = object["kind"].as_str().unwrap().to_lowercase();
+            assert_eq!((&*pod.namespace, &pod.name), ("shop", &name));
+            assert_eq!(*pod.uid, format!("shop/{name}"));
+            let probe = pod.containers[0].liveness.as_ref().unwrap();
+            assert_eq!(probe.period, Duration::from_millis(50));
+        }
+        assert!(manifest.statuses.is_empty());
+    }
+    // The API leaves kind and version out of a list of one kind.
+    let mut bare = objects[0].clone();
+    for field in ["kind", "apiVersion"] {
+        bare.as_object_mut().unwrap().remove(field);
+    }
+    let list = json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "items": [bare]});
+    assert_eq!(read(&list.to_string()).pods.len(), 1);
+}
+
+#[test]
+fn what_is_wrong_with_a_template_is_told_in_its_place() {
+    let deployment = |rest: &str| format!("kind: Deployment\napiVersion: apps/v1\n{rest}");
+    for (text, expected) in [
+        (deployment(""), "spec.template: Required value"),
+        (deployment("spec: {template: 7}"), "spec.template: Required value"),
+        (
+            deployment("spec: {template: {spec: {containers: [{name: a}]}}}"),
+            "metadata.name: Required value",
+        ),
+        (
+            deployment("metadata: {name: a}\nspec: {template: {metadata: , spec: {}}}"),
+            "spec.template.spec.containers: Required value",
+        ),
+        (
+            "kind: CronJob\napiVersion: batch/v1\nmetadata: {name: a}\nspec: {jobTemplate: {spec: {template: \
+             {spec: {containers: [{name: a, livenessProbe: {exec: {}}}]}}}}}"
+                .to_owned(),
+            "spec.jobTemplate.spec.template.spec.containers[0].livenessProbe.exec.command: Required value",
+        ),
+    ] {
+        assert_eq!(errors(&text), [expected], "{text}");
+    }
+    let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: a}\nspec: {containers: [{name: a}]}";
+    let twice =
+        deployment("metadata: {name: a}\nspec: {template: {spec: {containers: [{name: a}]}}}");
+    let manifest = read(&format!("{pod}\n---\n{twice}"));
+    let told: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["metadata.name: Duplicate value: \"default/a\""]);
+}
+
+#[test]
+fn objects_of_other_kinds_are_skipped_by_name_beside_pods() {
+    let text = "\
+kind: Service
+apiVersion: v1
+metadata: {name: web, namespace: shop}
+---
+kind: Pod
+apiVersion: v1
+metadata: {name: a}
+spec: {containers: [{name: a}]}
+---
+kind: List
+items: [{kind: Rollout, apiVersion: argoproj.io/v1, metadata: {name: web}}, {kind: ConfigMap}]
+";
+    let manifest = read(text);
+    assert_eq!(manifest.errors, []);
+    assert_eq!(manifest.pods.len(), 1);
+    let skipped = [
+        "Service shop/web",
+        "Rollout web",
+        "ConfigMap without a name",
+    ];
+    assert_eq!(manifest.skipped, skipped);
 }
 
 #[test]

@@ -23,13 +23,14 @@ use serde::Serialize;
 
 use crate::agent::containers::CERTIFICATES;
 use crate::cli::exit::UNREACHABLE;
-use crate::cli::output::{OutputArgs, table};
+use crate::cli::output::{OutputArgs, printable, table};
 
 const EXAMPLES: &str = "\
 Exit codes: 0 if all probes succeed, 3 if one does not, 1 if the manifest cannot be used.
 
 Examples:
   kubectl get pod web -o yaml | health-agent probe try -
+  health-agent probe try deployment.yaml --address 10.244.1.7
   health-agent probe try pod.yaml --address 10.244.1.7 --container app
   health-agent probe try pod.yaml --pid 4711 -o json | jq -r '.[].event.message'";
 
@@ -37,7 +38,8 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct TryArgs {
-    /// Manifest with pods, in YAML or JSON; - is stdin
+    /// Manifest with pods, or with templates of pods (Deployments, DaemonSets, StatefulSets, Jobs, CronJobs), in YAML or
+    /// JSON; - is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Only the pod of this name, as NAME or NAMESPACE/NAME
@@ -88,6 +90,9 @@ impl TryArgs {
         if !manifest.errors.is_empty() {
             let errors: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
             bail!("{from} cannot be used: {}", errors.join("; "));
+        }
+        for other in &manifest.skipped {
+            eprintln!("warning: skipped {}: it has no pods", printable(other));
         }
         let is_wanted = |pod: &PodSpec| {
             let pod = format!("{}/{}", pod.namespace, pod.name);

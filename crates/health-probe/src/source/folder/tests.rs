@@ -158,3 +158,20 @@ async fn what_is_no_file_or_no_folder_is_named_and_holds_up_nothing() {
         .await;
     assert_eq!(set.pods.len(), 1, "its last pods stay");
 }
+
+#[tokio::test]
+async fn templates_are_pods_and_other_kinds_beside_them_are_no_problem() {
+    let mut watched = Watched::new();
+    watched.until_pods(&[]).await;
+    let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  template: {spec: {containers: [{name: app, livenessProbe: {tcpSocket: {port: 80}}}]}}\n";
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
+    watched.write("web.yaml", &format!("{service}---\n{deployment}"));
+    let set = watched.until_pods(&["web"]).await;
+    assert_eq!(set.problems, []);
+    assert_eq!(&*set.pods[0].spec.uid, "shop/web");
+    // Alone, it is one: nothing in the file is of use.
+    watched.write("service.yaml", service);
+    let set = watched.until(|set| !set.problems.is_empty()).await;
+    assert!(set.problems[0].subject.ends_with("service.yaml"), "{set:?}");
+    assert_eq!(set.pods.len(), 1);
+}
