@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use health_model::api::PodProblem;
-use health_probe::source::{Keeper, ObjectPod, PodSet};
+use health_probe::source::{ObjectPod, PodSet};
 use health_registry::config::{ApiAccess, Config};
 use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_pods};
 use tokio::sync::watch;
@@ -55,11 +55,8 @@ fn pod_set(table: &ObjectTable<ObjectPod>) -> PodSet {
         ),
     });
     let read = || table.objects.values();
-    let mut pods: Vec<_> = read().filter_map(|pod| pod.pod()).cloned().collect();
-    // Anybody can write an object that claims to mirror another one: that takes no place from that one.
-    pods.sort_by_key(|pod| pod.keeper == Keeper::Kubelet { is_mirror: true });
     PodSet {
-        pods,
+        pods: read().filter_map(|pod| pod.pod()).cloned().collect(),
         problems: outage
             .into_iter()
             .chain(read().flat_map(|pod| pod.problems()))

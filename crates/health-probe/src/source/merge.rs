@@ -65,9 +65,10 @@ pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
         for pod in &set.pods {
             let spec = &pod.spec;
             let name = (spec.namespace.clone(), spec.name.clone());
-            let named = names.get(&name).copied().filter(|&i| {
-                i < earlier && !(has_own_uid(&merged.pods[i].spec) && has_own_uid(spec))
-            });
+            let named = names
+                .get(&name)
+                .copied()
+                .filter(|&i| i < earlier && may_be_one(&merged.pods[i].spec, spec));
             match uids.get(&spec.uid).copied().or(named) {
                 None => {
                     let index = merged.pods.len();
@@ -120,9 +121,12 @@ fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     })
 }
 
-/// Whether its source gave it a UID.
-fn has_own_uid(spec: &PodSpec) -> bool {
-    *spec.uid != format!("{}/{}", spec.namespace, spec.name)
+/// Whether two pods of one name may be the same: no source gave them different UIDs.
+fn may_be_one(one: &PodSpec, other: &PodSpec) -> bool {
+    match (one.known_uid(), other.known_uid()) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    }
 }
 
 /// Waits until a source changes. A source that has ended says nothing more.
@@ -163,8 +167,13 @@ mod tests {
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}{uid}}}\nspec: {{containers: [{{name: c}}]}}"
         );
+        let mut spec = spec::read(&text).pods.remove(0);
+        if keeper == MIRROR {
+            let uid = spec.uid.clone();
+            spec.mirror(&uid);
+        }
         SourcedPod {
-            spec: Arc::new(spec::read(&text).pods.remove(0)),
+            spec: Arc::new(spec),
             status: None,
             source: Arc::from(source),
             keeper,
@@ -230,10 +239,31 @@ mod tests {
             ..PodStatus::default()
         });
         let merged = merge(&[folder, set(&[claims])]);
-        assert_eq!(shown(&merged), [("a", "a.yaml")]);
+        // A pod of its own, beside it.
+        assert_eq!(shown(&merged), [("a", "a.yaml"), ("evil", "kubernetes")]);
         assert_eq!(merged.pods[0].keeper, Keeper::Agent);
         assert_eq!(merged.pods[0].status, None);
-        assert_eq!(merged.problems.len(), 1);
+        assert_ne!(merged.pods[0].spec.uid, merged.pods[1].spec.uid);
+    }
+
+    #[test]
+    fn of_mirrors_that_claim_one_uid_none_takes_the_place_of_another() {
+        let mirror = |name| pod("kubernetes", name, Some("u"), MIRROR);
+        for names in [["evil", "static-n1"], ["static-n1", "evil"]] {
+            let merged = merge(&[set(&names.map(mirror))]);
+            assert_eq!(shown(&merged), names.map(|name| (name, "kubernetes")));
+            assert_ne!(merged.pods[0].spec.uid, merged.pods[1].spec.uid);
+        }
+        // The folder's own stays with the mirror of its name, whatever others claim.
+        let folder = set(&[pod("a.yaml", "static-n1", Some("u"), Keeper::Agent)]);
+        let merged = merge(&[folder, set(&["evil", "static-n1"].map(mirror))]);
+        assert_eq!(
+            shown(&merged),
+            [("static-n1", "a.yaml"), ("evil", "kubernetes")]
+        );
+        assert_eq!(merged.pods[0].keeper, MIRROR);
+        assert_eq!(merged.pods[1].keeper, MIRROR);
+        assert_eq!(merged.problems, []);
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::spec;
 
 /// What [`SourcedPod::source`] says of them.
 const SOURCE: &str = "kubernetes";
-/// The annotation by which a kubelet tells that an object only shows a pod of its own folder of manifests: with that
-/// pod's UID, which the runtime has too.
+/// The annotation by which a kubelet says that an object only shows a pod of its own folder of manifests: with that
+/// pod's UID, which the runtime has too. Others can write it as well.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What was read of an object.
@@ -29,7 +29,7 @@ pub struct ObjectPod {
 impl ObjectPod {
     /// Reads an object of kind `Pod`, `before` being what was read of the one of this name before. Of an object with an
     /// error, what is probed stays as it was; how its containers do is followed.
-    pub fn read(mut object: Value, before: Option<&Self>) -> Self {
+    pub fn read(object: Value, before: Option<&Self>) -> Self {
         let text = |pointer: &str| {
             let found = object.pointer(pointer).and_then(Value::as_str);
             found.unwrap_or_default().to_owned()
@@ -41,12 +41,14 @@ impl ObjectPod {
         let keeper = Keeper::Kubelet {
             is_mirror: mirrored.is_some(),
         };
-        if let Some(uid) = mirrored {
-            object["metadata"]["uid"] = uid.into();
-        }
         let status = spec::read_status(&object).unwrap_or_default();
         let (spec, errors) = match spec::read_pod(object) {
-            Ok((spec, _)) => (Some(Arc::new(spec)), Vec::new()),
+            Ok((mut spec, _)) => {
+                if let Some(uid) = mirrored {
+                    spec.mirror(&uid);
+                }
+                (Some(Arc::new(spec)), Vec::new())
+            }
             Err(errors) => {
                 let before = before.filter(|before| before.uid == uid);
                 let before = before.and_then(|before| before.pod.as_ref());
@@ -132,7 +134,9 @@ mod tests {
         object["status"]["phase"] = "Failed".into();
         let read = ObjectPod::read(object, None);
         let pod = read.pod().unwrap();
-        assert_eq!(&*pod.spec.uid, "0123");
+        assert_eq!(pod.spec.known_uid(), Some("0123"));
+        assert_eq!(pod.spec.shown_uid(), "0123");
+        assert_eq!(&*pod.spec.uid, "0123@shop/web");
         assert_eq!(pod.keeper, Keeper::Kubelet { is_mirror: true });
         assert_eq!(pod.status.as_ref().unwrap().phase, Phase::Failed);
     }

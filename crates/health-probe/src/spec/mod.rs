@@ -36,8 +36,11 @@ pub use target::{Target, TargetAction, TargetError};
 /// A pod, as far as its probes need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSpec {
-    /// What tells it from all other pods: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without.
+    /// What tells it from all other pods: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without. Of a
+    /// mirror, see [`mirror`](Self::mirror).
     pub uid: Arc<str>,
+    /// Of an object that mirrors a static pod: the UID that it claims for that pod.
+    pub mirrored_uid: Option<Arc<str>>,
     /// Its namespace; `default` if the manifest has none.
     pub namespace: String,
     /// Its name.
@@ -53,6 +56,25 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
+    /// Makes it the mirror of the static pod with this UID. Anybody who may write pods can claim a UID, and only for a pod
+    /// of the same name: so the name is part of what tells it from others.
+    pub(crate) fn mirror(&mut self, uid: &str) {
+        self.uid = Arc::from(format!("{uid}@{}/{}", self.namespace, self.name));
+        self.mirrored_uid = Some(Arc::from(uid));
+    }
+
+    /// The UID that the runtime knows it by; `None` for a manifest without.
+    pub fn known_uid(&self) -> Option<&str> {
+        let has_uid = *self.uid != format!("{}/{}", self.namespace, self.name);
+        let own = has_uid.then_some(&self.uid);
+        self.mirrored_uid.as_ref().or(own).map(|uid| &**uid)
+    }
+
+    /// What a listing shows as its UID. Two pods of different names may have the same.
+    pub fn shown_uid(&self) -> &str {
+        self.known_uid().unwrap_or(&self.uid)
+    }
+
     /// The container of this name.
     pub fn container(&self, name: &str) -> Option<&ContainerSpec> {
         let mut containers = self.containers.iter();

@@ -63,6 +63,7 @@ fn read(pod: &k8s::Pod, errors: &mut Errors) -> PodSpec {
     annotations.refuse_rest(is_container, errors);
     PodSpec {
         uid: Arc::from(uid.unwrap_or(full_name)),
+        mirrored_uid: None,
         ips: addresses(pod, errors),
         restart_policy: restart_policy(spec, errors),
         termination_grace: termination_grace(spec, errors),

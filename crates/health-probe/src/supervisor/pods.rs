@@ -73,7 +73,7 @@ impl TrackedPod {
         let status = self.status.as_ref();
         ProbedPod {
             pod: format!("{}/{}", spec.namespace, spec.name),
-            uid: spec.uid.to_string(),
+            uid: spec.shown_uid().to_owned(),
             source: self.sourced.source.to_string(),
             phase: status.map(|status| phase(status.phase).to_owned()),
             ready: self.ready().unwrap_or(self.was_ready),

@@ -196,7 +196,7 @@ pub(super) fn observed_pod<'a>(
     spec: &PodSpec,
 ) -> Option<&'a RuntimePod> {
     let is_named = |pod: &&RuntimePod| pod.namespace == spec.namespace && pod.name == spec.name;
-    let has_own_uid = *spec.uid != format!("{}/{}", spec.namespace, spec.name);
+    let uid = spec.known_uid();
     let mut pods = observation.pods.iter().filter(is_named);
-    pods.find(|pod| !has_own_uid || *pod.uid == *spec.uid)
+    pods.find(|pod| uid.is_none_or(|uid| *pod.uid == *uid))
 }

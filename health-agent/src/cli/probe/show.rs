@@ -56,7 +56,7 @@ impl GetArgs {
         let mut pod = find(&self.pod, pods)?;
         let path = self.selection.path(Some(&pod.pod), false);
         let mut probes: Vec<ContainerProbe> = client.get(&path).await?;
-        probes.retain(|probe| probe.pod_uid == pod.uid);
+        probes.retain(|probe| (&probe.pod, &probe.pod_uid) == (&pod.pod, &pod.uid));
         let mut events: Vec<ContainerEvent> = client.get("/v1/pods/events").await?;
         events.retain(|event| event.pod == pod.pod);
         if let Some(wanted) = &self.selection.container {
