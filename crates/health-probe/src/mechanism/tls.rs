@@ -1,4 +1,9 @@
-//! TLS for probes by HTTPS and gRPC. As with the kubelet, certificates are not verified unless the settings ask for it.
+//! TLS for probes by HTTPS and gRPC. As with the kubelet, certificates are not verified unless the settings ask for it. A
+//! probe that verifies nothing accepts what Go does: also the key exchange [`group`] and the suites of [`cbc`], and any
+//! signature.
+
+mod cbc;
+mod group;
 
 use std::fmt;
 use std::io;
@@ -7,8 +12,8 @@ use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
-use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WantsClientCert};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -125,12 +130,9 @@ impl Default for TlsClient {
 impl TlsClient {
     /// Fails if certificates or keys are not what they should be.
     pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
-        let builder = builder();
         let builder = match &settings.authorities {
-            None => builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Unverified(provider()))),
-            Some(pem) => builder.with_root_certificates(authorities(pem)?),
+            None => unverified_builder(),
+            Some(pem) => builder(provider()).with_root_certificates(authorities(pem)?),
         };
         let config = match &settings.identity {
             None => builder.with_no_client_auth(),
@@ -194,17 +196,32 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-fn builder() -> Builder {
-    ClientConfig::builder_with_provider(provider())
+/// With all that Go's clients accept.
+fn lenient_provider() -> Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
+        let mut provider = ring::default_provider();
+        let suites = cbc::suites(&provider);
+        provider.cipher_suites.extend(suites);
+        provider.kx_groups.push(&group::P521);
+        Arc::new(provider)
+    });
+    PROVIDER.clone()
+}
+
+fn builder(provider: Arc<CryptoProvider>) -> Builder {
+    ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring has suites for TLS 1.2 and 1.3")
 }
 
-fn unverified() -> ClientConfig {
-    builder()
+fn unverified_builder() -> rustls::ConfigBuilder<ClientConfig, WantsClientCert> {
+    builder(lenient_provider())
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Unverified(provider())))
-        .with_no_client_auth()
+        .with_custom_certificate_verifier(Arc::new(Unverified))
+}
+
+fn unverified() -> ClientConfig {
+    unverified_builder().with_no_client_auth()
 }
 
 fn authorities(pem: &[u8]) -> Result<RootCertStore, TlsError> {
@@ -219,9 +236,9 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// Takes any certificate, also one that cannot be read.
+/// Takes any certificate, also one that cannot be read, and any signature.
 #[derive(Debug)]
-struct Unverified(Arc<CryptoProvider>);
+struct Unverified;
 
 impl ServerCertVerifier for Unverified {
     fn verify_server_cert(
@@ -254,7 +271,21 @@ impl ServerCertVerifier for Unverified {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        // In the order of Go. What is not offered here, a server does not sign with.
+        vec![
+            SignatureScheme::RSA_PSS_SHA256,
+            SignatureScheme::ECDSA_NISTP256_SHA256,
+            SignatureScheme::ED25519,
+            SignatureScheme::RSA_PSS_SHA384,
+            SignatureScheme::RSA_PSS_SHA512,
+            SignatureScheme::RSA_PKCS1_SHA256,
+            SignatureScheme::RSA_PKCS1_SHA384,
+            SignatureScheme::RSA_PKCS1_SHA512,
+            SignatureScheme::ECDSA_NISTP384_SHA384,
+            SignatureScheme::ECDSA_NISTP521_SHA512,
+            SignatureScheme::RSA_PKCS1_SHA1,
+            SignatureScheme::ECDSA_SHA1_Legacy,
+        ]
     }
 }
 

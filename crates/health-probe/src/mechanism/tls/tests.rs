@@ -12,6 +12,8 @@ use super::super::testing::{Server, patience, target};
 use super::*;
 use crate::{Outcome, RawResult};
 
+mod openssl;
+
 /// An authority, and a certificate that it gave for a name.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
