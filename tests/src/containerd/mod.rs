@@ -238,6 +238,11 @@ impl Containerd {
         kill(self.server.pid(), Signal::SIGSTOP).context("cannot stop containerd")
     }
 
+    /// Has the server go on that hangs.
+    pub fn go_on(&self) -> anyhow::Result<()> {
+        kill(self.server.pid(), Signal::SIGCONT).context("cannot have containerd go on")
+    }
+
     /// Kills a container.
     pub fn stop(&self, container: &Container) -> anyhow::Result<()> {
         let request = StopRequest {

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use health_probe::mechanism::exec::cri::{self, CriExec};
@@ -368,4 +369,30 @@ fn a_process_of_the_host_can_be_joined() -> anyhow::Result<()> {
     assert_eq!(ended, outcome(RawResult::Success, "exit code 0"));
     run("sleep 777778", SHORT);
     wait_gone("777778")
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_time_of_a_command_counts_from_its_start() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(6);
+    /// How long its start takes, at least, and how long it runs: more than the timeout, taken together.
+    const STALL: Duration = Duration::from_secs(4);
+    const SCRIPT: &str = "sleep 3";
+    let mut stand = Stand::start()?;
+    let container = stand.container("late-start")?;
+    stand.containerd.hang()?;
+    let outcome = thread::scope(|scope| {
+        let containerd = &stand.containerd;
+        let going_on = scope.spawn(|| {
+            thread::sleep(STALL);
+            containerd.go_on()
+        });
+        let begun = Instant::now();
+        let outcome = stand.cri(&container, SCRIPT, TIMEOUT);
+        assert!(begun.elapsed() > TIMEOUT, "{outcome:?}");
+        going_on.join().expect("no panic")?;
+        anyhow::Ok(outcome)
+    })?;
+    assert_eq!(outcome, self::outcome(RawResult::Success, "exit code 0"));
+    Ok(())
 }

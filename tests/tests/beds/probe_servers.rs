@@ -113,6 +113,7 @@ fn target(host: &str, port: u16) -> Target {
     Target {
         host,
         port,
+        asker: "test".into(),
         netns: None,
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use health_net::netns::{NetNs, NetNsError};
@@ -10,23 +11,18 @@ use health_net::tcp::{acknowledge_by_first_write, forget_after_fin};
 use nix::errno::Errno;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
+use super::lookup::LOOKUPS;
 use super::{Deadline, Host, Target, failure, own_error};
 use crate::Outcome;
 
-/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after
-/// the probe has.
-const LOOKUPS: usize = 16;
 /// Most addresses of a name that are tried.
 const ADDRESSES: usize = 8;
 /// Most of a handshake of TLS, bytes.
 pub(super) const HANDSHAKE_MAX: usize = 64 * 1024;
 /// Most that is read without a pause, bytes. A server that never stops must not hold up the probes of others.
 const READ_AT_ONCE: usize = 8 * 1024;
-
-static LOOKUP: Semaphore = Semaphore::const_new(LOOKUPS);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -110,17 +106,18 @@ pub(super) async fn connect(
     let name = match &target.host {
         Host::Ip(ip) => {
             let address = SocketAddr::new(*ip, target.port);
-            return attempt(address, netns, usage, deadline.at()).await;
+            return attempt(address, netns, usage, deadline, deadline.at()).await;
         }
         Host::Name(name) => name,
     };
-    let addresses = resolve(name, target.port, deadline).await?;
+    let addresses = resolve(name, target.port, &target.asker, deadline).await?;
     let mut left = addresses.len() as u32;
     let mut last = ConnectError::TimedOut;
     for address in addresses {
         // A silent one leaves time for the others.
         let share = deadline.at().saturating_duration_since(Instant::now()) / left;
-        match attempt(address, netns, usage, Instant::now() + share).await {
+        let until = Instant::now() + share;
+        match attempt(address, netns, usage, deadline, until).await {
             Ok(connection) => return Ok(connection),
             Err(error) => last = error,
         }
@@ -132,16 +129,16 @@ pub(super) async fn connect(
 async fn resolve(
     name: &str,
     port: u16,
+    asker: &Arc<str>,
     deadline: Deadline,
 ) -> Result<Vec<SocketAddr>, ConnectError> {
-    let permit = deadline
-        .bound(LOOKUP.acquire())
+    let place = deadline
+        .bound(LOOKUPS.place(asker))
         .await
-        .and_then(Result::ok)
         .ok_or(ConnectError::LookupsBusy)?;
     let owned = name.to_owned();
     let lookup = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
+        let _place = place;
         let addresses = (owned.as_str(), port).to_socket_addrs()?;
         Ok(addresses.take(ADDRESSES).collect::<Vec<_>>())
     });
@@ -162,6 +159,7 @@ async fn attempt(
     address: SocketAddr,
     netns: Option<&NetNs>,
     usage: Usage,
+    deadline: Deadline,
     until: Instant,
 ) -> Result<Connection, ConnectError> {
     let open = || match address {
@@ -177,10 +175,10 @@ async fn attempt(
     if usage.writes_first {
         acknowledge_by_first_write(&socket).map_err(ConnectError::Socket)?;
     }
-    let connected = timeout_at(until, socket.connect(address));
+    let connected = deadline.bound_until(until, socket.connect(address));
     let stream = connected
         .await
-        .map_err(|_| ConnectError::TimedOut)?
+        .ok_or(ConnectError::TimedOut)?
         .map_err(ConnectError::new)?;
     Connection::new(stream, usage).map_err(ConnectError::new)
 }

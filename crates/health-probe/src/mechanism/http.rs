@@ -154,6 +154,7 @@ async fn send(
         host: url.host.clone(),
         port: url.port,
         netns: probe.target.netns.clone(),
+        asker: probe.target.asker.clone(),
     };
     let usage = Usage {
         ending: Ending::Reset,

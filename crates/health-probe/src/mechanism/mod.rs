@@ -4,10 +4,12 @@
 //! this side, such as too few file descriptors, says nothing about the target: it is an error, never a failure.
 
 mod connect;
+mod deadline;
 mod dialogue;
 pub mod exec;
 pub mod grpc;
 pub mod http;
+mod lookup;
 pub mod tcp;
 #[cfg(test)]
 mod testing;
@@ -20,11 +22,11 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use health_model::address::parse_ip;
 use health_net::netns::NetNs;
-use tokio::time::{Instant, timeout_at};
+
+pub use deadline::Deadline;
 
 use crate::{Outcome, RawResult};
 
@@ -34,38 +36,6 @@ pub const USER_AGENT: &str = "kube-probe/1.35";
 
 /// Most of a body, or of a command's output, that is read, bytes.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;
-
-/// Until when a probe may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline {
-    at: Instant,
-    timeout: Duration,
-}
-
-impl Deadline {
-    /// This long from now on.
-    pub fn after(timeout: Duration) -> Self {
-        Self {
-            at: Instant::now() + timeout,
-            timeout,
-        }
-    }
-
-    /// When it is.
-    pub fn at(self) -> Instant {
-        self.at
-    }
-
-    /// How long a probe may take from its start.
-    pub fn timeout(self) -> Duration {
-        self.timeout
-    }
-
-    /// What `work` comes to; `None` if it takes too long.
-    async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
-        timeout_at(self.at, work).await.ok()
-    }
-}
 
 /// A target's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +77,8 @@ pub struct Target {
     pub port: u16,
     /// The network namespace to connect in; `None` for the agent's own. Names are resolved in the agent's.
     pub netns: Option<Arc<NetNs>>,
+    /// Who asks: the namespace of the pod. Look-ups of names are shared among those who do.
+    pub asker: Arc<str>,
 }
 
 impl fmt::Display for Target {

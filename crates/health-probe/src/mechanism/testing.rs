@@ -53,6 +53,7 @@ pub(super) fn target(address: SocketAddr) -> Target {
         host: Host::Ip(address.ip()),
         port: address.port(),
         netns: None::<std::sync::Arc<NetNs>>,
+        asker: "test".into(),
     }
 }
 

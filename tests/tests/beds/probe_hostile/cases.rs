@@ -156,6 +156,7 @@ impl Case {
         let target = Target {
             host: Host::Ip(Ipv4Addr::LOCALHOST.into()),
             port: self.port(hostile),
+            asker: "test".into(),
             netns: None,
         };
         let tls = TlsClient::default();

@@ -58,7 +58,8 @@ const LARGE: Amount = Amount {
 /// What a probe came to.
 struct Sample {
     case: usize,
-    /// How long after its deadline it ended; none if that was before.
+    /// How long after its deadline it ended, without the time that this thread waited for a processor; none if that was
+    /// before.
     late: Option<Duration>,
     is_timeout: bool,
     /// Where it is not as expected.
@@ -87,7 +88,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
                 let outcome = case.probe(&hostile, deadline).await;
                 samples.push(Sample {
                     case: index,
-                    late: Instant::now().checked_duration_since(deadline.at()),
+                    late: Instant::now().checked_duration_since(deadline.made_up()),
                     is_timeout: is_timeout(&outcome),
                     odd: (!case.expects(&outcome, false)).then_some(outcome),
                 });

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 
 use super::tree::Search;
+use super::wait::{Command, Start, Waited, wait};
 use super::{judge, timed_out};
 use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
@@ -93,9 +94,9 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     };
     probe.is_unstarted.store(false, Ordering::Relaxed);
     let alone = Arc::new(alone);
-    let search = probe.pid.map(|pid| Search::new(pid, &probe.command));
-    // The runtime counts in seconds. It only has to end what this side did not.
-    let seconds = deadline.timeout().as_secs() + 2;
+    let mut search = Searched(probe.pid.map(|pid| Search::new(pid, &probe.command)));
+    // The runtime counts in seconds, from the command's start. It only has to end what this side did not.
+    let seconds = deadline.timeout().as_secs().saturating_mul(2) + 2;
     let request = ExecSyncRequest {
         container_id: probe.container_id.clone(),
         cmd: probe.command.clone(),
@@ -108,10 +109,12 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
         let _held = held;
         runtime.unary("ExecSync", request).await
     });
-    let answer = match deadline.bound(&mut call).await {
-        Some(Ok(answer)) => answer,
-        Some(Err(panicked)) => return own_error(panicked.to_string()),
-        None => return late(probe, search, call, alone, deadline).await,
+    let answer = match wait(deadline, &mut call, &mut search).await {
+        Waited::Ended(Ok(answer)) => answer,
+        Waited::Ended(Err(panicked)) => return own_error(panicked.to_string()),
+        Waited::TooLong | Waited::NotStarted => {
+            return late(probe, search.0, call, alone, deadline).await;
+        }
     };
     match answer {
         Ok(answer) => {
@@ -128,6 +131,28 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
             status.code(),
             status.message()
         )),
+    }
+}
+
+/// The processes of a command, if they can be found.
+struct Searched(Option<Search>);
+
+impl Command for Searched {
+    async fn start(&mut self) -> Start {
+        let Some(mut search) = self.0.take() else {
+            return Start::Unknown;
+        };
+        let looked = spawn_blocking(move || {
+            let start = search.start();
+            (search, start)
+        });
+        match looked.await {
+            Ok((search, start)) => {
+                self.0 = Some(search);
+                start
+            }
+            Err(_) => Start::Unknown,
+        }
     }
 }
 

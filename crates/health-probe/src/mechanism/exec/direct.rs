@@ -11,6 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
 use super::group::{Group, GroupError};
+use super::wait::{self, Start, Waited, wait};
 use super::{OUTPUT_LIMIT, judge, timed_out};
 use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
@@ -116,20 +117,22 @@ impl Run {
             return own_error("the helper has no pipes");
         };
         let mut output = Output::of(stdout);
-        let reported = tokio::select! {
-            reported = deadline.bound(read_report(stderr)) => reported,
-            never = output.read() => match never {},
+        let reported = async {
+            tokio::select! {
+                reported = read_report(stderr) => reported,
+                never = output.read() => match never {},
+            }
         };
-        let Some(report) = reported else {
+        let report = match wait(deadline, reported, &mut InGroup(&self.group)).await {
+            Waited::Ended(report) => report,
+            Waited::TooLong => return timed_out(&probe.command, deadline.timeout()),
             // Where this host has not even got to start it, nothing is known of the container.
-            return if self.group.is_populated() {
-                timed_out(&probe.command, deadline.timeout())
-            } else {
-                own_error(format!(
+            Waited::NotStarted => {
+                return own_error(format!(
                     "the command was not started within {:?}",
                     deadline.timeout()
-                ))
-            };
+                ));
+            }
         };
         // What it left running in the background ends with it, and with that the output.
         if self.group.is_populated() {
@@ -167,6 +170,15 @@ impl Drop for Run {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(clean_up(group, child));
         }
+    }
+}
+
+/// The command that runs in a group.
+struct InGroup<'a>(&'a Group);
+
+impl wait::Command for InGroup<'_> {
+    async fn start(&mut self) -> Start {
+        self.0.start()
     }
 }
 

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::tree::start_of;
+use super::wait::Start;
+
 /// What names of runs begin with.
 const PREFIX: &str = "health-probe-";
 /// Between two looks whether all processes of a group are gone: first, and at most.
@@ -85,6 +88,17 @@ impl Group {
     pub(super) fn is_populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+    }
+
+    /// When the first of its processes was started.
+    pub(super) fn start(&self) -> Start {
+        let procs = fs::read_to_string(self.procs()).unwrap_or_default();
+        let pids = procs.lines().filter_map(|pid| pid.parse().ok());
+        match start_of(pids) {
+            // They are further down, or cannot be seen from here.
+            Start::NotNow if self.is_populated() => Start::Unknown,
+            start => start,
+        }
     }
 
     /// Kills all processes in it, and those that they start meanwhile.

@@ -7,6 +7,7 @@ pub mod cri;
 pub mod direct;
 mod group;
 mod tree;
+mod wait;
 
 use super::{OUTPUT_LIMIT, failure, success};
 use crate::Outcome;

@@ -14,6 +14,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
+use super::wait::Start;
+
 /// What a command of a runtime is known by.
 #[derive(Debug)]
 pub(super) struct Search {
@@ -32,6 +34,8 @@ struct Ties {
     processes: HashSet<i32>,
     sessions: HashSet<i32>,
     pipes: HashSet<PathBuf>,
+    /// The first process that was found, and when it was started.
+    first: Option<(i32, u64)>,
 }
 
 /// A process of the container.
@@ -62,6 +66,19 @@ impl Search {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         found.len()
+    }
+
+    /// When the command began. Reads much of `/proc`: blocks.
+    pub(super) fn start(&mut self) -> Start {
+        // Among the processes of the host, those of the command cannot be told.
+        if pid_namespace(self.container as i32) == fs::read_link("/proc/self/ns/pid").ok() {
+            return Start::Unknown;
+        }
+        let is_there = !self.find().is_empty();
+        match self.ties.first {
+            Some((pid, started)) if is_there && !is_being_started(pid) => Start::Ago(ago(started)),
+            _ => Start::NotNow,
+        }
     }
 
     /// The command's processes that live, as far as they are tied to it or to those found before.
@@ -129,6 +146,7 @@ impl Ties {
     fn add(&mut self, process: &Process) {
         if self.processes.is_empty() {
             self.sessions.insert(process.session);
+            self.first = Some((process.pid, process.started));
         }
         // The runtime gives each command a session of its own.
         if process.session == process.pid {
@@ -182,11 +200,39 @@ fn pipes(pid: i32) -> impl Iterator<Item = PathBuf> {
     files.filter(|file| file.as_os_str().as_bytes().starts_with(b"pipe:"))
 }
 
+/// Whether a process is still that of the runtime, which becomes the command's.
+fn is_being_started(pid: i32) -> bool {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.starts_with(b"runc:")
+}
+
+/// When the first of these processes was started.
+pub(super) fn start_of(pids: impl Iterator<Item = i32>) -> Start {
+    let started = pids.filter_map(Process::read).map(|one| one.started).min();
+    started.map_or(Start::NotNow, |started| Start::Ago(ago(started)))
+}
+
+/// How long ago, at least, something was that the kernel tells in ticks since boot.
+fn ago(ticks: u64) -> Duration {
+    let (since_boot, rate) = (since_boot(), ticks_per_second());
+    // It was at some time within that tick.
+    let at = u128::from(ticks + 1) * 1_000_000_000 / u128::from(rate);
+    since_boot.saturating_sub(Duration::from_nanos(at as u64))
+}
+
 /// In ticks since boot, as the kernel tells when a process was started.
 fn now() -> u64 {
-    let Ok(Some(rate)) = sysconf(SysconfVar::CLK_TCK) else {
-        return 0;
-    };
-    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
-    (since_boot.as_millis() * rate as u128 / 1000) as u64
+    (since_boot().as_millis() * u128::from(ticks_per_second()) / 1000) as u64
+}
+
+fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+fn ticks_per_second() -> u64 {
+    /// That of all architectures with Linux that this runs on.
+    const USUAL: u64 = 100;
+    let rate = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+    let rate = rate.and_then(|rate| u64::try_from(rate).ok());
+    rate.filter(|rate| *rate > 0).unwrap_or(USUAL)
 }

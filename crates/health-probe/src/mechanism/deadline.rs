@@ -1,0 +1,244 @@
+//! Until when a probe may take. A late prober is not a late target: what has come when the deadline is seen counts, and
+//! time in which this thread waited for a processor does not.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::future::poll_fn;
+use std::os::unix::fs::FileExt as _;
+use std::pin::pin;
+use std::task::Poll;
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout_at};
+
+/// How often what a probe waits for is looked at once more when the deadline has passed. A turn of the runtime asks the
+/// kernel first and looks at the clock last, so it may see the deadline before an answer that came earlier; and an answer
+/// of the container runtime passes through a few tasks.
+const LAST_LOOKS: u32 = 8;
+/// Less lost time than this is not made up for.
+const LOST_MIN: Duration = Duration::from_millis(1);
+/// Most of the lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
+const LOST_MAX: u32 = 3;
+/// A reading of the lost time serves all probes that begin within so long.
+const READING_MAX: Duration = Duration::from_millis(1);
+
+/// Until when a probe may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Instant,
+    timeout: Duration,
+    watch: Option<Watch>,
+}
+
+impl Deadline {
+    /// This long from now on.
+    pub fn after(timeout: Duration) -> Self {
+        Self {
+            at: Instant::now() + timeout,
+            timeout,
+            watch: Watch::begin(),
+        }
+    }
+
+    /// The same, of a thread whose waiting nobody looks at: for tests on paused time.
+    #[cfg(test)]
+    pub(super) fn unwatched(self) -> Self {
+        Self {
+            watch: None,
+            ..self
+        }
+    }
+
+    /// When it is, if this thread never waited for a processor.
+    pub fn at(self) -> Instant {
+        self.at
+    }
+
+    /// When it is, with the time added in which this thread waited for a processor since the probe began.
+    pub fn made_up(self) -> Instant {
+        self.at + self.lost()
+    }
+
+    /// How long a probe may take from its start.
+    pub fn timeout(self) -> Duration {
+        self.timeout
+    }
+
+    fn lost(self) -> Duration {
+        let lost = self.watch.map_or(Duration::ZERO, Watch::lost);
+        lost.min(self.timeout.saturating_mul(LOST_MAX))
+    }
+
+    /// What `work` comes to; `None` if it takes too long.
+    pub(super) async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        self.bound_until(self.at, work).await
+    }
+
+    /// The same, with another end.
+    pub(super) async fn bound_until<T>(
+        self,
+        until: Instant,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = pin!(work);
+        let mut lost = Duration::ZERO;
+        loop {
+            if let Ok(done) = timeout_at(until + lost, &mut work).await {
+                return Some(done);
+            }
+            for _ in 0..LAST_LOOKS {
+                yield_now().await;
+                let look = poll_fn(|context| match work.as_mut().poll(context) {
+                    Poll::Ready(done) => Poll::Ready(Some(done)),
+                    Poll::Pending => Poll::Ready(None),
+                });
+                if let Some(done) = look.await {
+                    return Some(done);
+                }
+            }
+            let all = self.lost();
+            if all < lost + LOST_MIN {
+                return None;
+            }
+            lost = all;
+        }
+    }
+}
+
+/// What a thread had waited for a processor at some time.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    thread: ThreadId,
+    waited: Duration,
+}
+
+impl Watch {
+    /// As of now; `None` where the kernel does not count it.
+    fn begin() -> Option<Self> {
+        Some(Self {
+            thread: thread::current().id(),
+            waited: waited(READING_MAX)?,
+        })
+    }
+
+    /// How long this thread has waited since; nothing is known of another one.
+    fn lost(self) -> Duration {
+        if thread::current().id() != self.thread {
+            return Duration::ZERO;
+        }
+        let now = waited(Duration::ZERO).unwrap_or(self.waited);
+        now.saturating_sub(self.waited)
+    }
+}
+
+/// How long this thread has waited for a processor since it began; a reading may be as old as `age`.
+fn waited(age: Duration) -> Option<Duration> {
+    thread_local! {
+        static READER: RefCell<Option<Reader>> = RefCell::new(Reader::open());
+    }
+    READER.with_borrow_mut(|reader| reader.as_mut()?.waited(age))
+}
+
+/// The kernel's account of a thread.
+struct Reader {
+    file: File,
+    last: Option<(std::time::Instant, Duration)>,
+}
+
+impl Reader {
+    /// Of this thread.
+    fn open() -> Option<Self> {
+        let file = File::open("/proc/thread-self/schedstat").ok()?;
+        Some(Self { file, last: None })
+    }
+
+    fn waited(&mut self, age: Duration) -> Option<Duration> {
+        if let Some((at, waited)) = self.last
+            && at.elapsed() < age
+        {
+            return Some(waited);
+        }
+        let mut text = [0; 64];
+        let len = self.file.read_at(&mut text, 0).ok()?;
+        // Time on a processor, time spent waiting for one, both in ns, and how often it got one.
+        let text = std::str::from_utf8(&text[..len]).ok()?;
+        let waited = text.split_whitespace().nth(1)?.parse().ok()?;
+        let waited = Duration::from_nanos(waited);
+        self.last = Some((std::time::Instant::now(), waited));
+        Some(waited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_come_when_the_deadline_is_seen_counts() {
+        let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
+        // It came in time, and takes a few tasks until it is here.
+        let answer = async {
+            sleep_until(deadline.at()).await;
+            for _ in 0..3 {
+                tokio::spawn(yield_now()).await.unwrap();
+            }
+            7
+        };
+        assert_eq!(deadline.bound(answer).await, Some(7));
+        let never = std::future::pending::<()>();
+        assert_eq!(deadline.bound(never).await, None);
+        assert_eq!(Instant::now(), deadline.at());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_later_does_not_count() {
+        let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
+        let late = sleep_until(deadline.at() + Duration::from_millis(1));
+        assert_eq!(deadline.bound(late).await, None);
+    }
+
+    #[test]
+    fn time_without_a_processor_is_known_and_made_up_for() {
+        // Two threads that never rest share a processor.
+        let this = Pid::from_raw(0);
+        let all = sched_getaffinity(this).unwrap();
+        let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu).unwrap());
+        let mut one = CpuSet::new();
+        one.set(first.unwrap()).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let busy = scope.spawn(|| {
+                sched_setaffinity(this, &one).unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let probing = scope.spawn(|| {
+                sched_setaffinity(this, &one).unwrap();
+                let deadline = Deadline::after(Duration::from_secs(1));
+                while deadline.lost() < Duration::from_millis(50) {}
+                assert!(deadline.made_up() >= deadline.at() + Duration::from_millis(50));
+                // Of another thread nothing is known.
+                let elsewhere = scope.spawn(move || deadline.lost());
+                assert_eq!(elsewhere.join().unwrap(), Duration::ZERO);
+                // What is made up for has an end.
+                let short = Deadline {
+                    timeout: Duration::from_millis(1),
+                    ..deadline
+                };
+                assert_eq!(short.lost(), Duration::from_millis(3));
+            });
+            probing.join().unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            busy.join().unwrap();
+        });
+    }
+}

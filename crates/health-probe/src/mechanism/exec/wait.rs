@@ -1,0 +1,154 @@
+//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes begin to count when
+//! the command runs: on a busy machine the start may take longer than the command.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::mechanism::Deadline;
+
+/// How long the start of a command may take beyond its timeout: as long as the timeout, within these.
+const START_MIN: Duration = Duration::from_secs(1);
+const START_MAX: Duration = Duration::from_secs(10);
+/// Between two looks for a command that has not begun.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// When a command began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// It cannot be told: its time counts from when it was asked for.
+    Unknown,
+    /// It has not begun, or has ended.
+    NotNow,
+    /// So long ago.
+    Ago(Duration),
+}
+
+/// A command that was asked for.
+pub(super) trait Command {
+    /// When it began.
+    fn start(&mut self) -> impl Future<Output = Start> + Send;
+}
+
+/// What came of waiting for a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited<T> {
+    /// It ended with this.
+    Ended(T),
+    /// It ran for too long.
+    TooLong,
+    /// Nobody started it.
+    NotStarted,
+}
+
+/// Waits for a command's `end`, for as long as it may take from its start.
+pub(super) async fn wait<T>(
+    deadline: Deadline,
+    end: impl Future<Output = T>,
+    command: &mut impl Command,
+) -> Waited<T> {
+    let timeout = deadline.timeout();
+    let mut end = pin!(end);
+    let mut until = deadline.at();
+    let asked = until - timeout;
+    let patience = until + timeout.clamp(START_MIN, START_MAX);
+    loop {
+        if let Some(ended) = deadline.bound_until(until, &mut end).await {
+            return Waited::Ended(ended);
+        }
+        let start = command.start().await;
+        let now = Instant::now();
+        until = match start {
+            Start::Unknown => return Waited::TooLong,
+            Start::Ago(age) => {
+                let began = now.checked_sub(age).unwrap_or(asked).max(asked);
+                // Its process is there before its runtime has started it, which cannot be seen. What that takes is taken to
+                // be no more than what led to the process.
+                let rest = began.saturating_duration_since(asked).min(timeout);
+                began + rest + timeout
+            }
+            Start::NotNow if now < patience => (now + PAUSE).min(patience),
+            Start::NotNow => return Waited::NotStarted,
+        };
+        if until <= now {
+            return Waited::TooLong;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{sleep, sleep_until};
+
+    use super::*;
+
+    /// One that begins some time after it was asked for, and its process half of that before.
+    struct Begins {
+        asked: Instant,
+        after: Option<Duration>,
+    }
+
+    impl Command for Begins {
+        async fn start(&mut self) -> Start {
+            let process = self.after.map(|after| self.asked + after);
+            match process.and_then(|began| Instant::now().checked_duration_since(began)) {
+                Some(age) => Start::Ago(age),
+                None => Start::NotNow,
+            }
+        }
+    }
+
+    /// What comes of a command whose process is there after `after`, and that ends `took` after it was asked for.
+    async fn waited(after: Option<u64>, took: Option<u64>) -> (Waited<()>, u128) {
+        let asked = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
+        let end = async {
+            match took {
+                Some(took) => sleep_until(asked + Duration::from_millis(took)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let after = after.map(Duration::from_millis);
+        let mut command = Begins { asked, after };
+        let waited = wait(deadline, end, &mut command).await;
+        (waited, asked.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commands_time_counts_from_its_start() {
+        assert_eq!(waited(Some(0), Some(999)).await, (Waited::Ended(()), 999));
+        assert_eq!(waited(Some(0), Some(1001)).await, (Waited::TooLong, 1000));
+        // Its start took 600 ms until there was a process, and may have taken as long from there.
+        assert_eq!(
+            waited(Some(600), Some(2100)).await,
+            (Waited::Ended(()), 2100)
+        );
+        assert_eq!(waited(Some(600), None).await, (Waited::TooLong, 2200));
+        // Even more than its timeout.
+        assert_eq!(
+            waited(Some(1500), Some(2400)).await,
+            (Waited::Ended(()), 2400)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_begin_is_given_up() {
+        assert_eq!(waited(None, None).await, (Waited::NotStarted, 2000));
+        // It ended, and its end comes late.
+        assert_eq!(waited(None, Some(1900)).await, (Waited::Ended(()), 1900));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_start_cannot_be_seen_the_time_counts_from_the_request() {
+        struct Hidden;
+        impl Command for Hidden {
+            async fn start(&mut self) -> Start {
+                Start::Unknown
+            }
+        }
+        let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
+        let end = sleep(Duration::from_millis(1001));
+        assert_eq!(wait(deadline, end, &mut Hidden).await, Waited::TooLong);
+    }
+}

@@ -1,0 +1,108 @@
+//! Places for look-ups of names, shared among those who ask.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after
+/// the probe has.
+const MOST: usize = 16;
+
+/// Those of this process.
+pub(super) static LOOKUPS: LazyLock<Lookups> = LazyLock::new(Lookups::default);
+
+/// Who looks names up. An asker gets another place only while it holds fewer than are free: one whose names do not resolve
+/// leaves half of the places to others.
+#[derive(Debug, Default)]
+pub(super) struct Lookups {
+    held: Mutex<HashMap<Arc<str>, usize>>,
+    ended: Notify,
+}
+
+/// A place. It ends with its value.
+#[derive(Debug)]
+pub(super) struct Place {
+    lookups: &'static Lookups,
+    asker: Arc<str>,
+}
+
+impl Lookups {
+    /// Waits for a place.
+    pub(super) async fn place(&'static self, asker: &Arc<str>) -> Place {
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            // From here on, no end is missed.
+            ended.as_mut().enable();
+            if let Some(place) = self.try_place(asker) {
+                return place;
+            }
+            ended.await;
+        }
+    }
+
+    fn try_place(&'static self, asker: &Arc<str>) -> Option<Place> {
+        let mut held = self.held();
+        let own = held.get(asker).copied().unwrap_or_default();
+        let free = MOST.saturating_sub(held.values().sum());
+        if own >= free {
+            return None;
+        }
+        held.insert(asker.clone(), own + 1);
+        Some(Place {
+            lookups: self,
+            asker: asker.clone(),
+        })
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Arc<str>, usize>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        {
+            let mut held = self.lookups.held();
+            match held.get_mut(&self.asker) {
+                Some(own) if *own > 1 => *own -= 1,
+                _ => {
+                    held.remove(&self.asker);
+                }
+            }
+        }
+        self.lookups.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_asker_leaves_places_to_others_and_waits_for_its_own() {
+        let lookups: &'static Lookups = Box::leak(Box::default());
+        let (slow, other) = (Arc::from("slow"), Arc::from("other"));
+        let places = || std::iter::from_fn(|| lookups.try_place(&slow));
+        let mut held: Vec<_> = places().collect();
+        assert_eq!(held.len(), MOST / 2);
+        let others: Vec<_> = std::iter::from_fn(|| lookups.try_place(&other)).collect();
+        assert_eq!(others.len(), MOST / 4);
+        let minute = Duration::from_secs(60);
+        assert!(timeout(minute, lookups.place(&slow)).await.is_err());
+        let waiting = tokio::spawn({
+            let slow = slow.clone();
+            async move { lookups.place(&slow).await }
+        });
+        tokio::task::yield_now().await;
+        drop(others);
+        held.clear();
+        drop(timeout(minute, waiting).await.unwrap().unwrap());
+        assert!(lookups.held().is_empty());
+    }
+}
