@@ -8,6 +8,7 @@ mod detection;
 mod echo;
 mod endpoint;
 mod endpoints;
+mod files;
 mod iperf;
 mod lookups;
 mod mesh;
@@ -25,7 +26,10 @@ mod told;
 mod usage;
 pub mod verifier;
 
-pub use report::{Figure, MIB, Machine, Report, Target};
+pub use files::raise_open_files_limit;
+
+use report::Findings;
+pub use report::{Figure, MIB, Machine, Report, Target, Unmeasured};
 
 /// A benchmark by its name.
 #[derive(Clone, Copy, Debug)]

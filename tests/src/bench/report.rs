@@ -2,7 +2,7 @@
 
 use std::{fmt, fs, thread};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use crate::process::tell;
@@ -103,11 +103,71 @@ impl Machine {
     }
 }
 
+/// Something that could not be measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unmeasured {
+    /// What.
+    pub name: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What a benchmark found so far.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    pub(super) figures: Vec<Figure>,
+    unmeasured: Vec<Unmeasured>,
+}
+
+impl Findings {
+    /// Prints a figure and keeps it.
+    pub(super) fn add(&mut self, figure: Figure) {
+        figure.tell();
+        self.figures.push(figure);
+    }
+
+    /// What was measured, if it was; else says that it could not be, and that goes into the report.
+    pub(super) fn measured<T>(&mut self, name: &str, found: anyhow::Result<T>) -> Option<T> {
+        match found {
+            Ok(found) => Some(found),
+            Err(error) => {
+                let unmeasured = Unmeasured {
+                    name: name.to_owned(),
+                    why: format!("{error:#}"),
+                };
+                tell(format_args!("  {unmeasured}"));
+                self.unmeasured.push(unmeasured);
+                None
+            }
+        }
+    }
+
+    /// The report on this machine. Fails if nothing could be measured.
+    pub(super) fn report(self, rounds: u32) -> anyhow::Result<Report> {
+        if let ([], [first, ..]) = (&self.figures[..], &self.unmeasured[..]) {
+            bail!("nothing could be measured; {first}");
+        }
+        Ok(Report {
+            unmeasured: self.unmeasured,
+            ..Report::new(self.figures, rounds)?
+        })
+    }
+}
+
+impl fmt::Display for Unmeasured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: not measured: {}", self.name, self.why)
+    }
+}
+
 /// What a benchmark found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Its figures.
     pub figures: Vec<Figure>,
+    /// What it could not measure.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unmeasured: Vec<Unmeasured>,
     /// How often each was measured.
     pub rounds: u32,
     /// Where.
@@ -128,6 +188,7 @@ impl Report {
     pub fn new(figures: Vec<Figure>, rounds: u32) -> anyhow::Result<Self> {
         Ok(Self {
             figures,
+            unmeasured: Vec::new(),
             rounds,
             machine: Machine::here()?,
             last_ratio: None,
@@ -151,6 +212,9 @@ impl fmt::Display for Report {
                 line += &format!("{cell:width$}   ");
             }
             writeln!(f, "{}", line.trim_end())?;
+        }
+        for unmeasured in &self.unmeasured {
+            writeln!(f, "{unmeasured}")?;
         }
         let Machine { cpu, cpus, kernel } = &self.machine;
         writeln!(f, "machine: {cpu}, {cpus} CPUs, Linux {kernel}")?;
@@ -232,9 +296,37 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_measured_is_in_the_report_and_the_rest_goes_on() {
+        let mut findings = Findings::default();
+        let failed = Err::<f64, _>(anyhow::anyhow!("too busy"));
+        assert_eq!(findings.measured("echo", failed), None);
+        assert_eq!(findings.measured("reply", Ok(7.0)), Some(7.0));
+        findings.add(figure(7.0, None, None));
+        let report = findings.report(1).unwrap();
+        assert_eq!(report.figures.len(), 1);
+        assert_eq!(
+            report.unmeasured[0].to_string(),
+            "echo: not measured: too busy"
+        );
+
+        let mut nothing = Findings::default();
+        let failed = Err::<(), _>(anyhow::anyhow!("too busy"));
+        nothing.measured("echo", failed);
+        let error = nothing.report(1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "nothing could be measured; echo: not measured: too busy"
+        );
+    }
+
+    #[test]
     fn a_row_a_figure_then_machine_and_rounds() {
         let report = Report {
             figures: vec![figure(7.4, Some(10.0), Some(Target::RatioAtMost(0.78)))],
+            unmeasured: vec![Unmeasured {
+                name: "reply".to_owned(),
+                why: "nobody answers".to_owned(),
+            }],
             rounds: 5,
             machine: Machine {
                 cpu: "A CPU".to_owned(),
@@ -247,6 +339,7 @@ mod tests {
             report.to_string(),
             "FIGURE   OURS      OTHER      RATIO   TARGET\n\
              echo     7.40 us   10.00 us   0.74    ratio <= 0.78   ok\n\
+             reply: not measured: nobody answers\n\
              machine: A CPU, 2 CPUs, Linux 6.18.5\n\
              rounds: 5\n\
              ratio 0.74\n"

@@ -1,10 +1,10 @@
-//! Runs a benchmark by its name. Exits 0 when it measured, whatever it found.
+//! Runs a benchmark by its name. Exits 0 when it measured, whatever it found; what it could not measure it says in the report.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use tests::bench::{ALL, Options};
+use tests::bench::{ALL, Options, raise_open_files_limit};
 
 #[derive(Parser)]
 #[command(name = "bench", about = "Benchmarks of health-agent")]
@@ -68,6 +68,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             let names: Vec<&str> = ALL.iter().map(|benchmark| benchmark.name).collect();
             format!("no benchmark {name}; there are: {}", names.join(", "))
         })?;
+    raise_open_files_limit()?;
     let report = (benchmark.run)(&Options {
         peers: cli.peers.clone(),
         kinds: cli.fault.clone(),

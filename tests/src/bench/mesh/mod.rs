@@ -16,7 +16,7 @@ use super::bare::Bare;
 use super::cluster::{Cluster, DeadPeers};
 use super::requests::{Asker, get, quantile};
 use super::usage::ResidentMemory;
-use super::{Figure, MIB, Options, Report, Target};
+use super::{Figure, Findings, MIB, Options, Report, Target};
 use crate::process::tell;
 
 /// Numbers of peers.
@@ -59,19 +59,22 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         [] => &SIZES,
         some => some,
     };
-    let mut figures = Vec::new();
+    let mut findings = Findings::default();
     let mut smaller = None;
     for &peers in sizes {
-        let scale = Scale::measure(peers)?;
-        let found = scale.figures(smaller.as_ref())?;
-        found.iter().for_each(Figure::tell);
-        figures.extend(found);
-        smaller = Some(scale);
+        let found = Scale::measure(peers).and_then(|scale| {
+            let figures = scale.figures(smaller.as_ref())?;
+            Ok((scale, figures))
+        });
+        if let Some((scale, figures)) = findings.measured(&format!("{peers} peers"), found) {
+            figures.into_iter().for_each(|figure| findings.add(figure));
+            smaller = Some(scale);
+        }
     }
     if let Some(peers) = sizes.iter().copied().filter(|&size| size <= RATED).max() {
-        figures.extend(side_by_side(peers)?);
+        side_by_side(peers, &mut findings);
     }
-    Report::new(figures, 1)
+    findings.report(1)
 }
 
 /// What one agent costs that probes so many peers, three of ten of them dead.
@@ -222,8 +225,7 @@ fn probing_time(peers: u32) -> Duration {
 }
 
 /// CPU time a probe of the agent and of another prober, at the same peers, all alive.
-fn side_by_side(peers: u32) -> anyhow::Result<Vec<Figure>> {
-    let mut figures = Vec::new();
+fn side_by_side(peers: u32, findings: &mut Findings) {
     for (probes, other, limit) in [
         (Probes::Icmp, "fping", FPING_RATIO),
         (Probes::Http, "prometheus-blackbox-exporter", BLACKBOX_RATIO),
@@ -233,34 +235,50 @@ fn side_by_side(peers: u32) -> anyhow::Result<Vec<Figure>> {
             tell(format_args!(
                 "{peers} peers: {other}, round {round} of {ROUNDS}"
             ));
-            let cluster = Cluster::new(peers, DeadPeers::None, &probes.flags())?;
-            others.push(match probes {
-                Probes::Http => {
-                    let rate = cluster.peers_addresses().len() as f64 / INTERVAL.as_secs_f64();
-                    rivals::blackbox(&cluster, rate, WINDOW)?
-                }
-                _ => rivals::fping(&cluster, INTERVAL, WINDOW)?,
-            });
-            ours.push(agent_alone(&cluster)?);
+            let name =
+                format!("{peers} peers: CPU a probe by {probes:?} beside {other}, round {round}");
+            let costs = findings.measured(&name, compare(peers, probes));
+            if let Some((own, others_cost)) = costs {
+                ours.push(own);
+                others.push(others_cost);
+            }
         }
-        figures.push(Figure {
+        let [Some(total), Some(own)] = [Cost::micros_a_probe, Cost::own_micros_a_probe]
+            .map(|figure| Some((median(&ours, figure)?, median(&others, figure)?)))
+        else {
+            continue;
+        };
+        let rounds = ours.len();
+        findings.add(Figure {
             name: format!(
-                "{peers} peers: CPU a probe by {probes:?} alone, both sides, median of {ROUNDS} (other: {other})"
+                "{peers} peers: CPU a probe by {probes:?} alone, both sides, median of {rounds} (other: {other})"
             ),
             unit: "us",
-            ours: median(&ours, Cost::micros_a_probe),
-            other: Some(median(&others, Cost::micros_a_probe)),
+            ours: total.0,
+            other: Some(total.1),
             target: Some(Target::RatioAtMost(limit)),
         });
-        figures.push(Figure {
+        findings.add(Figure {
             name: format!("{peers} peers: the prober's own part of it"),
             unit: "us",
-            ours: median(&ours, Cost::own_micros_a_probe),
-            other: Some(median(&others, Cost::own_micros_a_probe)),
+            ours: own.0,
+            other: Some(own.1),
             target: None,
         });
     }
-    Ok(figures)
+}
+
+/// What the agent costs, and another prober of the same kind.
+fn compare(peers: u32, probes: Probes) -> anyhow::Result<(Cost, Cost)> {
+    let cluster = Cluster::new(peers, DeadPeers::None, &probes.flags())?;
+    let other = match probes {
+        Probes::Http => {
+            let rate = cluster.peers_addresses().len() as f64 / INTERVAL.as_secs_f64();
+            rivals::blackbox(&cluster, rate, WINDOW)?
+        }
+        _ => rivals::fping(&cluster, INTERVAL, WINDOW)?,
+    };
+    Ok((agent_alone(&cluster)?, other))
 }
 
 /// An agent's cost while it does nothing but to probe peers that all answer.
@@ -273,7 +291,7 @@ fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     let answered = report.matches("\"status\":\"\"").count();
     ensure!(
         answered == count_results(&report),
-        "of {} targets {answered} answer, and all should",
+        "of {} targets {answered} answer, and all should: the machine is too busy, or too slow for {PROBE_RATE} probes a second",
         count_results(&report)
     );
     Ok(cost)
@@ -284,10 +302,11 @@ fn count_results(report: &str) -> usize {
     report.matches("\"lastProbed\":").count()
 }
 
-fn median(costs: &[Cost], figure: impl Fn(&Cost) -> f64) -> f64 {
+/// `None` of nothing.
+fn median(costs: &[Cost], figure: fn(&Cost) -> f64) -> Option<f64> {
     let mut values: Vec<f64> = costs.iter().map(figure).collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied()
 }
 
 /// What an agent is to probe by.

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use self::exporter::Exporter;
 use self::targets::Targets;
 use super::usage::{ResidentMemory, cpu_time};
-use super::{Figure, MIB, Options, Report, Target};
+use super::{Figure, Findings, MIB, Options, Report, Target};
 use crate::bed::ip;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
@@ -80,35 +80,32 @@ impl Mechanism {
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let wanted =
         |part: &str| options.parts.is_empty() || options.parts.iter().any(|one| one == part);
-    let mut figures = Vec::new();
-    if wanted("many") {
-        many(
-            "10,000 at 1 s",
-            10_000,
-            Duration::from_secs(1),
-            &mut figures,
-        )?;
-    }
-    if wanted("fast") {
-        many(
-            "1,000 at 50 ms",
-            1000,
-            Duration::from_millis(50),
-            &mut figures,
-        )?;
+    let parts = ["many", "fast", "exporter"];
+    ensure!(
+        parts.into_iter().any(wanted),
+        "there are the parts {}",
+        parts.join(", ")
+    );
+    let mut findings = Findings::default();
+    for (part, name, count, period) in [
+        ("many", "10,000 at 1 s", 10_000, Duration::from_secs(1)),
+        ("fast", "1,000 at 50 ms", 1000, Duration::from_millis(50)),
+    ] {
+        if wanted(part) {
+            let found = many(name, count, period, &mut findings);
+            findings.measured(name, found);
+        }
     }
     if wanted("exporter") {
         for mechanism in Mechanism::ALL {
-            let figure = beside_exporter(mechanism)?;
-            figure.tell();
-            figures.push(figure);
+            let name = format!("CPU a probe by {}", mechanism.name());
+            let found = beside_exporter(mechanism);
+            if let Some(figure) = findings.measured(&name, found) {
+                findings.add(figure);
+            }
         }
     }
-    ensure!(
-        !figures.is_empty(),
-        "there are the parts many, fast and exporter"
-    );
-    Report::new(figures, 1)
+    findings.report(1)
 }
 
 /// An agent on the first node, and what it probes on the second.
@@ -251,7 +248,7 @@ fn pod(i: u32, period: Duration, mechanism: Mechanism) -> Value {
 }
 
 /// Very many probes.
-fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> anyhow::Result<()> {
+fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> anyhow::Result<()> {
     let stand = Stand::new()?;
     stand.probe(count, period, &Mechanism::ALL)?;
     let pid = stand.prober().agent_pid()?;
@@ -270,7 +267,8 @@ fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> 
         .prober()
         .kill_agent(nix::sys::signal::Signal::SIGTERM)?;
     let per_second = f64::from(count) / period.as_secs_f64();
-    let floor = floor::cost(stand.prober(), count, per_second, WINDOW)?;
+    let floor = floor::cost(stand.prober(), count, per_second, WINDOW);
+    let floor = findings.measured(&format!("{name}: bare system calls"), floor);
     let (sent, others) = (between.successful(), between.others());
     let wanted = f64::from(count) * WINDOW.as_secs_f64() / period.as_secs_f64();
     let row = |what: &str, unit, ours, other, target| Figure {
@@ -307,7 +305,7 @@ fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> 
             "CPU a probe (other: bare system calls)",
             "us",
             used * 1e6 / (sent + others),
-            Some(floor),
+            floor,
             Some(Target::RatioAtMost(FLOOR_RATIO)),
         ),
         row(
@@ -332,10 +330,7 @@ fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> 
             Some(Target::Equal),
         ),
     ];
-    for row in rows {
-        row.tell();
-        figures.push(row);
-    }
+    rows.into_iter().for_each(|row| findings.add(row));
     Ok(())
 }
 

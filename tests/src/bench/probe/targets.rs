@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -14,6 +15,8 @@ use super::Mechanism;
 use crate::Node;
 
 const BACKLOG: i32 = 4096;
+/// Until the next attempt to accept after one that failed.
+const REST: Duration = Duration::from_millis(10);
 const HTTP_ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
 /// What a client of HTTP/2 begins with (RFC 9113, 3.4).
 const PREFACE: usize = 24;
@@ -93,6 +96,8 @@ async fn serve(mechanism: Mechanism, listener: TcpListener) {
     };
     loop {
         let Ok((stream, _)) = listener.accept().await else {
+            // There may be no descriptor left: one comes back when a connection ends.
+            tokio::time::sleep(REST).await;
             continue;
         };
         tokio::spawn(async move {
