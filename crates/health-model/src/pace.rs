@@ -20,10 +20,15 @@ pub struct Budget {
 impl Budget {
     /// A full bucket for so many probes a second.
     pub fn new(rate: u32) -> Self {
+        Self::with_advance(rate, ADVANCE)
+    }
+
+    /// The same, of which what falls due within `advance` may go out together.
+    pub fn with_advance(rate: u32, advance: Duration) -> Self {
         let period = Duration::from_secs(1) / rate.max(1);
         Self {
             period,
-            advance: ADVANCE.max(period),
+            advance: advance.max(period),
             used_until: Duration::ZERO,
         }
     }

@@ -98,6 +98,7 @@ pub(super) fn start(
         limits: Limits {
             per_second: settings.container_probe_rate,
             concurrent: usize::try_from(settings.container_probe_concurrency).unwrap_or(usize::MAX),
+            pod_per_second: settings.container_probe_pod_rate,
         },
         certificates: state_dir.join(CERTIFICATES),
         state_file: state_dir.join(STATE_FILE),

@@ -281,6 +281,7 @@ mod tests {
             period_ns: 10_000_000_000,
             timeout_ns: 1_000_000_000,
             next: None,
+            overdue_ns: None,
             last_run: Some(ProbeRun {
                 at: Timestamp::UNIX_EPOCH,
                 counted: "successful".into(),

@@ -55,6 +55,7 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
         probes,
         failing,
         errored,
+        overdue,
         problems,
         ..
     } = &sample.summary;
@@ -75,6 +76,11 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
             "errored_container_probes",
             "Probes of containers whose last run found nothing out, or was not sent in time",
             *errored,
+        ),
+        (
+            "overdue_container_probes",
+            "Probes of containers of which no run has found anything out for three periods",
+            *overdue,
         ),
         (
             "pod_problems",
@@ -127,7 +133,7 @@ fn of_container<'a>(pod: &'a PodSpec, container: &'a str) -> [Label<'a>; 4] {
     [
         ("namespace", &pod.namespace),
         ("pod", &pod.name),
-        ("pod_uid", &pod.uid),
+        ("pod_uid", pod.shown_uid()),
         ("container", container),
     ]
 }

@@ -71,6 +71,7 @@ pub(super) fn containers() -> Sample {
             probes: 30,
             failing: 1,
             errored: 2,
+            overdue: 3,
             problems: vec![PodProblem {
                 subject: "pods/db.yaml".into(),
                 problem: "no object".into(),

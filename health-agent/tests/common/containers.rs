@@ -64,6 +64,7 @@ pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSe
         limits: Limits {
             per_second: 1000,
             concurrent: 10,
+            pod_per_second: 1000,
         },
         certificates: state_dir.join("certificates"),
         state_file: state_dir.join("probes.json"),

@@ -43,6 +43,7 @@ mod probe_containers;
 mod probe_hostile;
 mod probe_kubernetes;
 mod probe_servers;
+mod probe_shares;
 mod probe_try;
 mod probing;
 mod readme;

@@ -43,23 +43,31 @@ pub struct ContainerProbe {
     pub timeout_ns: u64,
     /// When the next run is due.
     pub next: Option<Timestamp>,
+    /// How long no run has found anything out, ns, if that is more than three periods: the result may not hold any more.
+    pub overdue_ns: Option<u64>,
     /// The last run.
     pub last_run: Option<ProbeRun>,
 }
 
-/// What tells a probe from all others of an agent: the pod's UID, container and type.
-pub type ContainerProbeKey = (String, String, String);
+/// What tells a probe from all others of an agent: the pod's name and UID, container and type.
+pub type ContainerProbeKey = (String, String, String, String);
 
 impl ContainerProbe {
     /// What tells it from all others.
     pub fn key(&self) -> ContainerProbeKey {
         let Self {
+            pod,
             pod_uid,
             container,
             kind,
             ..
         } = self;
-        (pod_uid.clone(), container.clone(), kind.clone())
+        (
+            pod.clone(),
+            pod_uid.clone(),
+            container.clone(),
+            kind.clone(),
+        )
     }
 
     /// Whether both are the same but for what each run changes: times, and counts beyond the threshold.
@@ -68,6 +76,7 @@ impl ContainerProbe {
             run: one.run.min(one.threshold),
             in_flight: false,
             next: None,
+            overdue_ns: one.overdue_ns.map(|_| 0),
             last_run: one.last_run.as_ref().map(|run| ProbeRun {
                 at: Timestamp::UNIX_EPOCH,
                 message: match run.counted.as_str() {
@@ -250,6 +259,8 @@ pub struct ContainerProbeSummary {
     pub failing: u64,
     /// Those whose last run erred, or was not sent in time.
     pub errored: u64,
+    /// Those whose last three periods passed without a run that found something out.
+    pub overdue: u64,
     /// Runs that are over, by what they came to.
     pub runs: BTreeMap<String, u64>,
     /// How late runs began.

@@ -64,6 +64,7 @@ fn start() -> (Prober, mpsc::UnboundedReceiver<News>) {
             limits: Limits {
                 per_second: 10_000,
                 concurrent: 100,
+                pod_per_second: 1000,
             },
             agent_start: Timestamp::now(),
             snapshot: None,

@@ -1,16 +1,23 @@
 //! What happened to containers: kept, counted, and told in the log.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use health_model::api::ContainerEvent;
+use health_model::pace::Budget;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
 use crate::spec::PodSpec;
 
-/// Most events that are kept.
+/// Most events that are kept. Those of the namespace that has most go first, and of its pods those of the one that has
+/// most: whoever makes many takes no room from others.
 const KEPT: usize = 1000;
+/// Lines in the log for one pod: so many a second, and what it did not use of the last minute.
+const LINES_PER_SECOND: u32 = 1;
+const LINES_ADVANCE: Duration = Duration::from_secs(60);
 
 /// Whether an event is bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +41,46 @@ impl Level {
 type Key = (Arc<str>, Arc<str>, &'static str, String);
 
 /// The last events. One that happens again is counted, and is the newest then.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct EventLog {
+    began: Instant,
     number: u64,
-    events: BTreeMap<u64, (Key, ContainerEvent)>,
+    events: BTreeMap<u64, Kept>,
     known: HashMap<Key, u64>,
+    namespaces: HashMap<String, Namespace>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    key: Key,
+    namespace: String,
+    event: ContainerEvent,
+}
+
+/// What is kept of a namespace.
+#[derive(Debug, Default)]
+struct Namespace {
+    count: usize,
+    pods: HashMap<Arc<str>, OfPod>,
+}
+
+/// The numbers of a pod's events, and its lines in the log.
+#[derive(Debug)]
+struct OfPod {
+    numbers: BTreeSet<u64>,
+    lines: Budget,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            number: 0,
+            events: BTreeMap::new(),
+            known: HashMap::new(),
+            namespaces: HashMap::new(),
+        }
+    }
 }
 
 impl EventLog {
@@ -55,9 +97,19 @@ impl EventLog {
         self.number += 1;
         let number = self.number;
         let key = (pod.uid.clone(), container.clone(), reason, message);
-        let before = self.known.get(&key).and_then(|old| self.events.remove(old));
+        let before = self.known.get(&key).copied();
+        let before = before.and_then(|old| self.remove(old, false));
+        let since = self.began.elapsed();
+        let namespace = self.namespaces.entry(pod.namespace.clone()).or_default();
+        namespace.count += 1;
+        let of_pod = namespace.pods.entry(pod.uid.clone());
+        let of_pod = of_pod.or_insert_with(|| OfPod {
+            numbers: BTreeSet::new(),
+            lines: Budget::with_advance(LINES_PER_SECOND, LINES_ADVANCE),
+        });
+        of_pod.numbers.insert(number);
         let event = match before {
-            Some((_, event)) => ContainerEvent {
+            Some(event) => ContainerEvent {
                 number,
                 last: now,
                 count: event.count + 1,
@@ -75,23 +127,65 @@ impl EventLog {
                     container: container.to_string(),
                     message: key.3.clone(),
                 };
-                tell(&event, level);
+                if of_pod.lines.allows(since) {
+                    of_pod.lines.take(since);
+                    tell(&event, level);
+                }
                 event
             }
         };
         self.known.insert(key.clone(), number);
-        self.events.insert(number, (key, event));
+        let kept = Kept {
+            key,
+            namespace: pod.namespace.clone(),
+            event,
+        };
+        self.events.insert(number, kept);
         if self.events.len() > KEPT
-            && let Some((_, (key, _))) = self.events.pop_first()
+            && let Some(first) = self.first_of_largest()
         {
-            self.known.remove(&key);
+            self.remove(first, true);
         }
+    }
+
+    /// The oldest event of the pod with most events in the namespace with most events; of several, the oldest.
+    fn first_of_largest(&self) -> Option<u64> {
+        let first = |pod: &OfPod| pod.numbers.first().copied();
+        let largest = self.namespaces.values().max_by_key(|one| {
+            let oldest = one.pods.values().filter_map(first).min();
+            (one.count, Reverse(oldest))
+        })?;
+        let pods = largest.pods.values();
+        let pod = pods.max_by_key(|pod| (pod.numbers.len(), Reverse(first(pod))))?;
+        first(pod)
+    }
+
+    /// Takes an event out; its pod, too, if that has no other and is to go.
+    fn remove(&mut self, number: u64, is_final: bool) -> Option<ContainerEvent> {
+        let Kept {
+            key,
+            namespace,
+            event,
+        } = self.events.remove(&number)?;
+        self.known.remove(&key);
+        let of_namespace = self.namespaces.get_mut(&namespace)?;
+        of_namespace.count -= 1;
+        if let Some(pod) = of_namespace.pods.get_mut(&key.0) {
+            pod.numbers.remove(&number);
+            if pod.numbers.is_empty() && is_final {
+                of_namespace.pods.remove(&key.0);
+            }
+        }
+        if of_namespace.pods.is_empty() {
+            self.namespaces.remove(&namespace);
+        }
+        Some(event)
     }
 
     /// Those with a larger number, the oldest first.
     pub(super) fn since(&self, number: u64) -> Vec<ContainerEvent> {
         let later = self.events.range(number.saturating_add(1)..);
-        later.map(|(_, (_, event))| event.clone()).collect()
+        later.map(|(_, kept)| kept.event.clone()).collect()
     }
 }
 
@@ -116,9 +210,14 @@ mod tests {
     use crate::spec;
 
     fn note(log: &mut EventLog, message: &str) {
-        let text =
-            "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}";
-        let pod = spec::read(text).pods.remove(0);
+        note_of(log, "shop", "a", message);
+    }
+
+    fn note_of(log: &mut EventLog, namespace: &str, pod: &str, message: &str) {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {pod}, namespace: {namespace}}}\nspec: {{containers: [{{name: c}}]}}"
+        );
+        let pod = spec::read(&text).pods.remove(0);
         let container = Arc::from("c");
         log.note(
             &pod,
@@ -154,5 +253,40 @@ mod tests {
         let kept = log.since(0);
         assert_eq!((kept.len(), log.known.len()), (KEPT, KEPT));
         assert_eq!(kept[0].message, (2 * KEPT).to_string());
+    }
+
+    #[test]
+    fn whoever_makes_many_takes_no_room_from_others() {
+        let mut log = EventLog::default();
+        for i in 0..10 {
+            note_of(&mut log, "shop", "web", &i.to_string());
+            note_of(&mut log, "tenant", "neighbour", &i.to_string());
+        }
+        for i in 0..3 * KEPT {
+            note_of(
+                &mut log,
+                "tenant",
+                &format!("loud-{}", i % 9),
+                &i.to_string(),
+            );
+        }
+        let kept = log.since(0);
+        assert_eq!((kept.len(), log.known.len()), (KEPT, KEPT));
+        let of = |pod: &str| kept.iter().filter(|event| event.pod == pod).count();
+        assert_eq!((of("shop/web"), of("tenant/neighbour")), (10, 10));
+        let counted: usize = log.namespaces.values().map(|one| one.count).sum();
+        assert_eq!(counted, KEPT);
+    }
+
+    #[test]
+    fn what_is_gone_leaves_nothing() {
+        let mut log = EventLog::default();
+        note_of(&mut log, "shop", "web", "x");
+        for pod in 0..2 * KEPT {
+            note_of(&mut log, &format!("n{pod}"), "a", "x");
+        }
+        assert_eq!(log.events.len(), KEPT);
+        assert_eq!(log.namespaces.len(), KEPT);
+        assert_eq!(log.since(0)[0].pod, format!("n{KEPT}/a"));
     }
 }

@@ -20,6 +20,7 @@ use super::events::Level;
 use super::moment::Moment;
 use super::pods::TrackedPod;
 use super::restarts::Actions;
+use super::view::Overdue;
 use super::{Endpoints, Restarts, Shared, saved};
 use crate::prober::News;
 use crate::runtime::{Observation, Runtime, RuntimeError};
@@ -56,6 +57,8 @@ pub(super) struct Task {
     /// Whether the runtime has answered yet.
     pub(super) is_observed: bool,
     runtime_problem: Option<String>,
+    /// How many probes were overdue at the last look.
+    overdue: u64,
     save_problem: Option<String>,
     observing: Option<JoinHandle<Result<Observation, RuntimeError>>>,
     pub(super) next_look: Instant,
@@ -78,6 +81,7 @@ impl Task {
             observation: Arc::default(),
             is_observed: false,
             runtime_problem: None,
+            overdue: 0,
             save_problem: None,
             observing: None,
             next_look: now,
@@ -138,12 +142,26 @@ impl Task {
     /// Asks the runtime; without one, that the task lives is all there is to report.
     fn look(&mut self) {
         let Some(runtime) = self.parts.runtime.clone() else {
-            self.parts.reporter.end(None, Some(LOOK_PERIOD));
+            self.report(None);
             return;
         };
         self.asked = self.began.elapsed();
         let known = self.observation.clone();
         self.observing = Some(tokio::spawn(async move { runtime.observe(&known).await }));
+    }
+
+    /// Says how it goes: what is wrong with the runtime, and whether probes are overdue.
+    fn report(&mut self, runtime: Option<String>) {
+        let overdue = Overdue::of(&self.shared.prober);
+        let count = overdue.as_ref().map_or(0, |overdue| overdue.count);
+        if self.overdue != count {
+            self.overdue = count;
+            self.shared.note_change();
+        }
+        let overdue = overdue.map(|overdue| overdue.to_string());
+        let problems: Vec<String> = runtime.into_iter().chain(overdue).collect();
+        let problem = (!problems.is_empty()).then(|| Problem::warning(problems.join("; ")));
+        self.parts.reporter.end(problem, Some(LOOK_PERIOD));
     }
 
     fn observed(&mut self, observed: Result<Observation, String>) {
@@ -161,8 +179,7 @@ impl Task {
             self.runtime_problem = problem.clone();
             self.note_problems();
         }
-        let report = problem.map(Problem::warning);
-        self.parts.reporter.end(report, Some(LOOK_PERIOD));
+        self.report(problem);
         let Ok(observation) = observed else {
             return;
         };

@@ -1,5 +1,6 @@
 //! Probes as the API shows them.
 
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::prober::{DURATION_BOUNDS, Prober};
 use crate::worker::{Counted, ProbeResult, WorkerView};
+use health_model::duration::duration_text;
 
 /// By how much the wall clock must be off what it was to be believed.
 const STEP: Duration = Duration::from_millis(100);
@@ -41,7 +43,7 @@ pub(super) fn probes(prober: &Prober, beginning: &Beginning) -> Vec<ContainerPro
         let at = |since_began: Duration| wall.checked_add(since_began).unwrap_or(wall);
         probes.push((
             (view.pod.clone(), view.container.clone(), view.kind),
-            show(&view, at),
+            show(&view, at, began.elapsed()),
         ));
     });
     probes.sort_by(|((pod, container, kind), _), ((other, beside, type_), _)| {
@@ -51,13 +53,21 @@ pub(super) fn probes(prober: &Prober, beginning: &Beginning) -> Vec<ContainerPro
     probes.into_iter().map(|(_, shown)| shown).collect()
 }
 
-fn show(view: &WorkerView<'_>, at: impl Fn(Duration) -> Timestamp) -> ContainerProbe {
+fn show(
+    view: &WorkerView<'_>,
+    at: impl Fn(Duration) -> Timestamp,
+    now: Duration,
+) -> ContainerProbe {
     let WorkerView { pod, probe, .. } = view;
+    let overdue = view.overdue(now);
+    // All probes are late by a moment now and then.
+    let delay = view.delay.filter(|_| overdue.is_some());
+    let waiting = view.waiting.map(|why| why.text());
     let container = pod.container(view.container);
     let target = container.map(|container| probe.target(pod, container));
     ContainerProbe {
         pod: format!("{}/{}", pod.namespace, pod.name),
-        pod_uid: pod.uid.to_string(),
+        pod_uid: pod.shown_uid().to_owned(),
         container: view.container.to_string(),
         container_id: view.container_id.map(|id| id.to_string()),
         kind: view.kind.name().to_owned(),
@@ -70,11 +80,12 @@ fn show(view: &WorkerView<'_>, at: impl Fn(Duration) -> Timestamp) -> ContainerP
         run: view.run,
         threshold: view.threshold,
         on_hold: view.on_hold,
-        waiting: view.waiting.map(|why| why.text().to_owned()),
+        waiting: waiting.or(delay.map(|why| why.text())).map(str::to_owned),
         in_flight: view.in_flight,
         period_ns: nanoseconds(probe.period),
         timeout_ns: nanoseconds(probe.timeout),
         next: view.next.map(&at),
+        overdue_ns: overdue.map(nanoseconds),
         last_run: view.last_run.map(|run| ProbeRun {
             at: at(run.at),
             counted: run.counted.name().to_owned(),
@@ -89,11 +100,12 @@ pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
         enabled: true,
         ..ContainerProbeSummary::default()
     };
-    prober.each_worker(|view, _| {
+    prober.each_worker(|view, began| {
         let errored = |counted| matches!(counted, Counted::Errored | Counted::NotSent);
         summary.probes += 1;
         summary.failing += u64::from(view.result == Some(ProbeResult::Failure));
         summary.errored += u64::from(view.last_run.is_some_and(|run| errored(run.counted)));
+        summary.overdue += u64::from(view.overdue(began.elapsed()).is_some());
     });
     prober.look_at_statistics(|statistics| {
         let runs = Counted::ALL.iter().zip(statistics.totals());
@@ -109,6 +121,67 @@ pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
             .collect();
     });
     summary
+}
+
+/// Probes whose results are too old to be taken for present ones.
+pub(super) struct Overdue {
+    /// How many.
+    pub(super) count: u64,
+    /// The one that is so for longest, for how long, and why, as far as that is this agent's doing.
+    longest: (Duration, String),
+}
+
+impl Overdue {
+    /// If there are any.
+    pub(super) fn of(prober: &Prober) -> Option<Self> {
+        let mut found: Option<Self> = None;
+        prober.each_worker(|view, began| {
+            let Some(age) = view.overdue(began.elapsed()) else {
+                return;
+            };
+            let known = found.get_or_insert_with(|| Self {
+                count: 0,
+                longest: (Duration::ZERO, String::new()),
+            });
+            known.count += 1;
+            if age > known.longest.0 {
+                let why = match view.delay {
+                    Some(delay) => delay.text(),
+                    None if view.in_flight => "its run is under way",
+                    None => "its runs find nothing out",
+                };
+                let WorkerView {
+                    pod,
+                    container,
+                    kind,
+                    ..
+                } = view;
+                let (namespace, name) = (&pod.namespace, &pod.name);
+                let probe = format!("{namespace}/{name} {container} {kind}");
+                known.longest = (age, format!("{probe}: {why}"));
+            }
+        });
+        found
+    }
+}
+
+impl fmt::Display for Overdue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            count,
+            longest: (age, longest),
+        } = self;
+        let age = duration_text(Duration::from_secs(age.as_secs()));
+        let probes = if *count == 1 {
+            "probe is"
+        } else {
+            "probes are"
+        };
+        write!(
+            f,
+            "{count} {probes} overdue; no news for {age} from {longest}"
+        )
+    }
 }
 
 fn verdict(result: ProbeResult) -> ProbeVerdict {

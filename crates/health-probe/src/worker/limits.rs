@@ -11,6 +11,8 @@ pub struct Limits {
     pub per_second: u32,
     /// Most runs at the same time.
     pub concurrent: usize,
+    /// Most attempts of one pod a second, in the long run.
+    pub pod_per_second: u32,
 }
 
 /// What is used of the limits.
@@ -33,12 +35,17 @@ impl Usage {
 
     /// Whether a run may begin.
     pub(super) fn allows(&self, now: Duration) -> bool {
-        self.in_flight < self.concurrent && self.budget.allows(now)
+        self.free() > 0 && self.budget.allows(now)
+    }
+
+    /// How many more may run at the same time.
+    pub(super) fn free(&self) -> usize {
+        self.concurrent.saturating_sub(self.in_flight)
     }
 
     /// When a run may begin, unless one has to end before.
     pub(super) fn ready(&self) -> Option<Duration> {
-        (self.in_flight < self.concurrent).then(|| self.budget.ready())
+        (self.free() > 0).then(|| self.budget.ready())
     }
 
     /// A run begins. Returns when it would if runs began evenly, see [`Budget::take`].

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Counted, ProbeResult, Waiting};
+use super::{Counted, Delay, FRESH_MIN, FRESH_PERIODS, ProbeResult, Waiting};
 use crate::spec::{PodSpec, Probe, ProbeType};
 
 /// What the last run of a worker came to.
@@ -46,6 +46,23 @@ pub struct WorkerView<'a> {
     pub in_flight: bool,
     /// When it is looked at next, since the agent began; none while a run is under way.
     pub next: Option<Duration>,
+    /// Why it has not begun although it is due; none if it is not, or has.
+    pub delay: Option<Delay>,
+    /// From one run to the next, as things are.
+    pub period: Duration,
+    /// Since when it is to be probed and no run has told anything, since the agent began.
+    pub fresh: Duration,
     /// Its last run.
     pub last_run: Option<&'a LastRun>,
+}
+
+impl WorkerView<'_> {
+    /// How long no run has told anything of a container that is to be probed, if that is too long for the result to be
+    /// taken for the present one.
+    pub fn overdue(&self, now: Duration) -> Option<Duration> {
+        let is_probed = self.waiting.is_none() && !self.on_hold && self.container_id.is_some();
+        let age = now.saturating_sub(self.fresh);
+        let longest = self.period.saturating_mul(FRESH_PERIODS).max(FRESH_MIN);
+        (is_probed && age > longest).then_some(age)
+    }
 }

@@ -1,6 +1,6 @@
 //! The manager: the workers of all pods of a node.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use slotmap::{SlotMap, new_key_type};
 use super::left::Left;
 use super::limits::Usage;
 use super::restart::{self, Kill};
-use super::schedule::{Slot, State};
+use super::schedule::{Slot, State, Timer};
+use super::shares::Shares;
 use super::status_update::{Known, compute};
 use super::{
     Judgement, Limits, PodStatus, ProbeResult, ResultUpdate, Snapshot, Wheel, Worker, WorkerView,
@@ -72,9 +73,9 @@ pub struct Manager {
     is_restart: bool,
     pub(super) pods: HashMap<Arc<str>, Pod>,
     pub(super) slots: SlotMap<WorkerId, Slot>,
-    pub(super) wheel: Wheel<WorkerId>,
+    pub(super) wheel: Wheel<Timer>,
     /// Those that are due, and wait for the limits.
-    pub(super) queue: VecDeque<WorkerId>,
+    pub(super) shares: Shares,
     pub(super) usage: Usage,
     left: Left,
     updates: Vec<ResultUpdate>,
@@ -100,7 +101,7 @@ impl Manager {
             pods: HashMap::new(),
             slots: SlotMap::with_key(),
             wheel: Wheel::default(),
-            queue: VecDeque::new(),
+            shares: Shares::new(options.limits.pod_per_second),
             usage: Usage::new(options.limits),
             left: Left::by_earlier_agent(saved),
             updates: Vec::new(),
@@ -137,7 +138,7 @@ impl Manager {
                         let (name, _) = key.clone();
                         let saved = self.left.take(now, &uid, &name, kind);
                         let worker = Worker::new(kind, container.role, probe.clone(), saved);
-                        self.insert(now, uid.clone(), name, worker, self.is_restart)
+                        self.insert(now, &spec, name, worker, self.is_restart)
                     }
                 };
                 workers.insert(key, id);
@@ -348,7 +349,7 @@ impl Manager {
     pub fn list(&self) -> impl Iterator<Item = WorkerView<'_>> {
         self.pods.values().flat_map(|pod| {
             let slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
-            slots.map(|slot| view(&pod.spec, slot))
+            slots.map(|slot| self.view(&pod.spec, slot))
         })
     }
 
@@ -371,28 +372,34 @@ impl Manager {
             backoffs: Vec::new(),
         }
     }
-}
 
-fn view<'a>(pod: &'a Arc<PodSpec>, slot: &'a Slot) -> WorkerView<'a> {
-    let worker = &slot.worker;
-    let (last, run) = worker.run();
-    WorkerView {
-        pod,
-        container: &slot.container,
-        container_id: worker.container_id(),
-        kind: worker.kind(),
-        probe: worker.probe(),
-        result: worker.result(),
-        last,
-        run,
-        threshold: worker.threshold(last.unwrap_or(ProbeResult::Success)),
-        on_hold: worker.is_on_hold(),
-        waiting: slot.waiting,
-        in_flight: matches!(slot.state, State::InFlight),
-        next: match slot.state {
-            State::Timed(_) | State::Queued => Some(slot.due),
-            State::InFlight => None,
-        },
-        last_run: slot.last_run.as_ref(),
+    fn view<'a>(&self, pod: &'a Arc<PodSpec>, slot: &'a Slot) -> WorkerView<'a> {
+        let worker = &slot.worker;
+        let (last, run) = worker.run();
+        WorkerView {
+            pod,
+            container: &slot.container,
+            container_id: worker.container_id(),
+            kind: worker.kind(),
+            probe: worker.probe(),
+            result: worker.result(),
+            last,
+            run,
+            threshold: worker.threshold(last.unwrap_or(ProbeResult::Success)),
+            on_hold: worker.is_on_hold(),
+            waiting: slot.waiting,
+            in_flight: matches!(slot.state, State::InFlight),
+            next: match slot.state {
+                State::Timed(_) | State::Queued => Some(slot.due),
+                State::InFlight => None,
+            },
+            delay: match slot.state {
+                State::Queued => Some(self.shares.delay(slot.share, self.usage.free())),
+                State::Timed(_) | State::InFlight => None,
+            },
+            period: worker.period(),
+            fresh: slot.fresh,
+            last_run: slot.last_run.as_ref(),
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! the wall clock is only needed to tell how long a container has run. The manager says what to probe next
 //! ([`Manager::poll`]) and when to ask again ([`Manager::next_wake`]); whoever probes tells it what came of it
 //! ([`Manager::finish`]). It answers with results that changed, and with what they make of the containers' statuses
-//! (`ready`, `started`). One timer [`Wheel`] holds the times of all probes, and [`Limits`] bound how many are sent.
+//! (`ready`, `started`). One timer [`Wheel`] holds the times of all probes, [`Limits`] bound how many are sent, and pods and
+//! namespaces share what there is (`shares.rs`).
 //! [`restart`] decides what a failure means for a container.
 //!
 //! # What is kept of the kubelet, and what is not
@@ -44,6 +45,7 @@ mod manager;
 pub mod restart;
 mod result;
 mod schedule;
+mod shares;
 mod snapshot;
 mod status;
 mod status_update;
@@ -59,10 +61,15 @@ pub use list::{LastRun, WorkerView};
 pub use machine::{Conclusion, Decision, Exit, Report, Situation, Waiting, Worker};
 pub use manager::{Finished, Manager, ManagerOptions, Start, WorkerId};
 pub use result::{Cache, ProbeResult, ResultUpdate};
+pub use shares::Delay;
 pub use snapshot::{SavedWorker, Snapshot};
 pub use status::{ContainerState, ContainerStatus, Phase, PodStatus};
 pub use wheel::{TimerId, Wheel};
 
+/// A result that is older than so many periods is overdue, and may not hold any more.
+pub const FRESH_PERIODS: u32 = 3;
+/// A result that is not older than that is never overdue: very short periods are not worth a word.
+pub const FRESH_MIN: Duration = Duration::from_secs(1);
 /// Most attempts of one run.
 pub const ATTEMPTS_MAX: u32 = 3;
 /// A container that began so long before the agent is one that the agent's restart does not concern.

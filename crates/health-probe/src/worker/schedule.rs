@@ -7,11 +7,12 @@ use health_model::pace::{fraction, phase};
 use jiff::Timestamp;
 
 use super::manager::{Finished, Manager, Start, WorkerId};
+use super::shares::PodKey;
 use super::{
     Conclusion, Decision, JITTER_MAX, LastRun, ProbeResult, Report, ResultUpdate, Situation,
     TimerId, Waiting, Worker,
 };
-use crate::spec::Probe;
+use crate::spec::{PodSpec, Probe};
 
 /// Shortest time from one tick to the next.
 const PERIOD_MIN: Duration = Duration::from_millis(1);
@@ -33,6 +34,19 @@ pub(super) struct Slot {
     pub(super) is_stopped: bool,
     pub(super) waiting: Option<Waiting>,
     pub(super) last_run: Option<LastRun>,
+    /// What its pod holds of places and rate.
+    pub(super) share: PodKey,
+    /// When a run last told something, or it was not to be probed.
+    pub(super) fresh: Duration,
+}
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// The worker is due.
+    Worker(WorkerId),
+    /// The pod's rate allows the next attempt.
+    Pod(PodKey),
 }
 
 /// What a worker is at.
@@ -62,22 +76,29 @@ impl Slot {
 impl Manager {
     /// When to call [`poll`](Self::poll) next, unless a run ends or something changes before.
     pub fn next_wake(&self) -> Option<Duration> {
-        let queued = self.queue.front().and_then(|_| self.usage.ready());
+        let is_ready = self.shares.is_ready();
+        let queued = is_ready.then(|| self.usage.ready()).flatten();
         self.wheel.next().into_iter().chain(queued).min()
     }
 
     /// A run that is to be made now. Call it until there is none.
     pub fn poll(&mut self, now: Duration, wall: Timestamp) -> Option<Start> {
         loop {
-            while let Some(id) = self.wheel.pop(now) {
-                if self.look(now, wall, id) {
-                    self.queue.push_back(id);
+            while let Some(timer) = self.wheel.pop(now) {
+                match timer {
+                    Timer::Worker(id) if self.look(now, wall, id) => {
+                        self.shares.enqueue(self.slots[id].share, id);
+                    }
+                    Timer::Worker(_) => {}
+                    Timer::Pod(pod) => self.shares.unpark(pod),
                 }
             }
             if !self.usage.allows(now) {
                 return None;
             }
-            let id = self.queue.pop_front()?;
+            let Self { shares, wheel, .. } = self;
+            let park = |pod, at| wheel.insert(at, Timer::Pod(pod));
+            let id = shares.next(now, self.usage.free(), park)?;
             // Things may have changed while it waited.
             if self.look(now, wall, id) {
                 return self.start(now, id);
@@ -110,6 +131,7 @@ impl Manager {
         if decision == Decision::Run {
             slot.state = State::Queued;
         } else {
+            slot.fresh = now;
             self.schedule(now, id);
         }
         self.publish(now, id, news);
@@ -122,6 +144,7 @@ impl Manager {
     fn start(&mut self, now: Duration, id: WorkerId) -> Option<Start> {
         let even = self.usage.begin(now);
         let slot = &mut self.slots[id];
+        self.shares.begin(slot.share, now);
         slot.state = State::InFlight;
         if !slot.has_begun {
             // Its ticks count from here, or from a little later: those that begin together at first do so no more.
@@ -157,7 +180,8 @@ impl Manager {
         }
         if slot.is_stopped {
             self.usage.end();
-            self.slots.remove(id);
+            self.shares.end(slot.share);
+            self.remove(id);
             return Finished::Dropped;
         }
         let mut news = Vec::new();
@@ -166,6 +190,7 @@ impl Manager {
             Conclusion::Again { attempt } => {
                 slot.due = now;
                 self.usage.repeat(now);
+                self.shares.repeat(slot.share, now);
                 // The pod of a worker that is not stopped is there.
                 return self
                     .attempt(id, attempt)
@@ -180,7 +205,11 @@ impl Manager {
                 Report::NotSent => String::new(),
             },
         });
+        if judgement.result.is_some() {
+            slot.fresh = now;
+        }
         self.usage.end();
+        self.shares.end(slot.share);
         self.schedule(now, id);
         self.publish(now, id, news);
         Finished::Done(judgement)
@@ -193,18 +222,19 @@ impl Manager {
 
     /// Runs that are due and wait for the limits.
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.shares.queued()
     }
 
     /// Adds a worker, which looks at its container at once, or soon after a restart of the agent.
     pub(super) fn insert(
         &mut self,
         now: Duration,
-        pod_uid: Arc<str>,
+        pod: &PodSpec,
         container: Arc<str>,
         worker: Worker,
         is_restart: bool,
     ) -> WorkerId {
+        let pod_uid = pod.uid.clone();
         let span = worker.period().min(JITTER_MAX);
         let key = (&pod_uid, &container, worker.kind());
         let jitter = match is_restart && worker.period() > now {
@@ -212,18 +242,21 @@ impl Manager {
             false => Duration::ZERO,
         };
         let due = now + jitter;
+        let share = self.shares.join(&pod_uid, &pod.namespace);
         let Self { slots, wheel, .. } = self;
         slots.insert_with_key(|id| Slot {
             pod_uid,
             container,
             worker,
-            state: State::Timed(wheel.insert(due, id)),
+            state: State::Timed(wheel.insert(due, Timer::Worker(id))),
             tick: due,
             due,
             has_begun: false,
             is_stopped: false,
             waiting: None,
             last_run: None,
+            share,
+            fresh: now,
         })
     }
 
@@ -247,7 +280,7 @@ impl Manager {
             self.wheel.cancel(timer);
             slot.tick = now;
             slot.due = now;
-            slot.state = State::Timed(self.wheel.insert(now, id));
+            slot.state = State::Timed(self.wheel.insert(now, Timer::Worker(id)));
         }
     }
 
@@ -274,7 +307,7 @@ impl Manager {
         if let State::Timed(timer) = slot.state {
             self.wheel.cancel(timer);
         }
-        slot.state = State::Timed(self.wheel.insert(slot.due, id));
+        slot.state = State::Timed(self.wheel.insert(slot.due, Timer::Worker(id)));
     }
 
     /// Ends a worker: at once, or when its run ends.
@@ -290,12 +323,21 @@ impl Manager {
             State::InFlight => {}
             State::Timed(timer) => {
                 self.wheel.cancel(timer);
-                self.slots.remove(id);
+                self.remove(id);
             }
             State::Queued => {
-                self.queue.retain(|queued| *queued != id);
-                self.slots.remove(id);
+                self.shares.withdraw(slot.share, id);
+                self.remove(id);
             }
+        }
+    }
+
+    /// Forgets a worker that is neither queued nor at a run.
+    fn remove(&mut self, id: WorkerId) {
+        let share = self.slots.remove(id).map(|slot| slot.share);
+        let parked = share.and_then(|share| self.shares.leave(share));
+        if let Some(timer) = parked {
+            self.wheel.cancel(timer);
         }
     }
 }

@@ -21,7 +21,7 @@ const MAX_CONCURRENT: u32 = 100_000;
 #[command(group = ArgGroup::new("pods").args(["pod_manifests", "pods_from_kubernetes"]).multiple(true))]
 pub struct ContainerProbing {
     /// Probe the containers of the pods whose manifests are in this folder, *.yaml, *.yml and *.json; read again when
-    /// they change
+    /// they change. A template of pods, such as a Deployment's, is one pod with the name of its object
     #[arg(long, value_name = "DIR")]
     pub pod_manifests: Option<PathBuf>,
     /// Probe the containers of the pods that Kubernetes has put on the node --node-name; their restarts are left to the
@@ -43,9 +43,12 @@ pub struct ContainerProbing {
     /// Maximum number of container probes per second
     #[arg(long, value_name = "NUMBER", default_value_t = 20_000)]
     pub container_probe_rate: u32,
-    /// Maximum number of container probes at a time
+    /// Maximum number of container probes at a time; one namespace holds at most half of them, and one pod a third
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub container_probe_concurrency: u32,
+    /// Maximum number of container probes of one pod per second
+    #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+    pub container_probe_pod_rate: u32,
 }
 
 /// With whose credentials an API server is asked: `default`, or the path of a kubeconfig.
@@ -124,6 +127,7 @@ impl Default for ContainerProbing {
             kubelet_pod_restarts: false,
             container_probe_rate: 20_000,
             container_probe_concurrency: 1000,
+            container_probe_pod_rate: 100,
         }
     }
 }
@@ -156,6 +160,11 @@ impl ContainerProbing {
                 "--container-probe-concurrency",
                 self.container_probe_concurrency,
                 MAX_CONCURRENT,
+            ),
+            (
+                "--container-probe-pod-rate",
+                self.container_probe_pod_rate,
+                MAX_RATE,
             ),
         ];
         for (flag, number, most) in numbers {

@@ -317,6 +317,9 @@ mod tests {
             ("--container-probe-concurrency", "100001", |c| {
                 c.container_probing.container_probe_concurrency = 100_001;
             }),
+            ("--container-probe-pod-rate", "0", |c| {
+                c.container_probing.container_probe_pod_rate = 0;
+            }),
             ("--services-from-etcd", "default", |c| {
                 c.services.sources.services_from_etcd = Some(EtcdAccess::Default);
             }),

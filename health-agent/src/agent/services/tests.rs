@@ -65,6 +65,7 @@ fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
         limits: Limits {
             per_second: 1000,
             concurrent: 10,
+            pod_per_second: 1000,
         },
         certificates: state.to_owned(),
         state_file: state.join("probes.json"),

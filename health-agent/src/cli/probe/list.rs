@@ -11,7 +11,8 @@ use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, printable, table}
 
 const EXAMPLES: &str = "\
 Columns:
-  RESULT       what holds, until as many runs in a row as the threshold say otherwise
+  RESULT       what holds, until as many runs in a row as the threshold say otherwise; \"was\" stands before it where
+               no run has found anything out for three periods
   RUN          what the last runs said, and how many in a row did, of how many it takes
   STATE        when it is probed next, or why not
   LAST ERROR   what the last run found, if it was no success
@@ -38,7 +39,7 @@ pub struct ListArgs {
     pod: Option<String>,
     #[command(flatten)]
     selection: Selection,
-    /// Only probes whose result is a failure, or whose last run was no success
+    /// Only probes whose result is a failure, whose last run was no success, or that are overdue
     #[arg(long)]
     failing: bool,
     /// Omit the column names
@@ -84,7 +85,9 @@ pub(super) fn warn(summary: &ContainerProbeSummary) {
 }
 
 fn is_failing(probe: &ContainerProbe) -> bool {
-    probe.result == Some(ProbeVerdict::Failure) || last_error(probe).is_some()
+    probe.result == Some(ProbeVerdict::Failure)
+        || last_error(probe).is_some()
+        || probe.overdue_ns.is_some()
 }
 
 fn probes_table(
@@ -112,7 +115,7 @@ fn probes_table(
             probe.container.clone(),
             probe.kind.clone(),
             printable(&probe.target).into_owned(),
-            result(probe).to_owned(),
+            result(probe),
             run(probe).unwrap_or_else(|| NONE.to_owned()),
             state(probe, now),
         ];
@@ -142,9 +145,13 @@ fn probes_table(
     }
 }
 
-/// What holds.
-pub(super) fn result(probe: &ContainerProbe) -> &'static str {
-    probe.result.map_or(NONE, ProbeVerdict::text)
+/// What holds; of a probe that is overdue, what was last known to.
+pub(super) fn result(probe: &ContainerProbe) -> String {
+    let result = probe.result.map_or(NONE, ProbeVerdict::text);
+    match (probe.result, probe.overdue_ns) {
+        (Some(_), Some(_)) => format!("was {result}"),
+        _ => result.to_owned(),
+    }
 }
 
 /// What the last runs said, such as `failure 2/3`.

@@ -107,6 +107,7 @@ mod fixture {
             period_ns: 10_000_000_000,
             timeout_ns: 1_000_000_000,
             next: Some("2026-11-21T03:00:03.2Z".parse().unwrap()),
+            overdue_ns: None,
             last_run: Some(ProbeRun {
                 at: "2026-11-21T02:59:53.2Z".parse().unwrap(),
                 counted: "failed".into(),

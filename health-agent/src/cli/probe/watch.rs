@@ -106,7 +106,7 @@ impl Lines {
                 kind,
             } => {
                 let line = self.columns(now, [&pod, &container, &kind], "gone");
-                self.known.remove(&(pod_uid, container, kind));
+                self.known.remove(&(pod, pod_uid, container, kind));
                 Some(line)
             }
             // Its probe's own line says it.
@@ -169,6 +169,12 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
     }
     if before.is_none_or(|before| result(before) != result(now)) {
         changes.push(format!("result {}", result(now)));
+    }
+    let was_overdue = before.is_some_and(|before| before.overdue_ns.is_some());
+    match (was_overdue, now.overdue_ns) {
+        (false, Some(_)) => changes.push("overdue".to_owned()),
+        (true, None) => changes.push("no longer overdue".to_owned()),
+        _ => {}
     }
     match (before.is_some_and(|before| before.on_hold), now.on_hold) {
         (false, true) => changes.push("on hold".to_owned()),

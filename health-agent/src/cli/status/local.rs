@@ -86,6 +86,7 @@ pub(super) fn containers(summary: &ContainerProbeSummary) -> String {
         probes,
         failing,
         errored,
+        overdue,
         problems,
         ..
     } = summary;
@@ -100,6 +101,9 @@ pub(super) fn containers(summary: &ContainerProbeSummary) -> String {
     );
     if *errored > 0 {
         text += &format!(", {errored} errored");
+    }
+    if *overdue > 0 {
+        text += &format!(", {overdue} overdue");
     }
     text.push('\n');
     for PodProblem { subject, problem } in problems {
@@ -139,6 +143,7 @@ mod tests {
         let troubled = ContainerProbeSummary {
             pods: 1,
             errored: 2,
+            overdue: 3,
             problems: vec![PodProblem {
                 subject: "pods/\u{1b}web.yaml".into(),
                 problem: "pod shop/web: spec.containers: Required value".into(),
@@ -147,7 +152,7 @@ mod tests {
         };
         assert_eq!(
             containers(&troubled),
-            "Container probes:   1 pod, 11 ready; 30 probes, 1 failing, 2 errored\n  \
+            "Container probes:   1 pod, 11 ready; 30 probes, 1 failing, 2 errored, 3 overdue\n  \
              - pods/\\u{1b}web.yaml: pod shop/web: spec.containers: Required value\n"
         );
     }

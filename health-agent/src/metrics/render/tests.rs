@@ -274,6 +274,7 @@ fn container_probes_are_shown_as_the_kubelet_does() {
         "health_agent_container_probes 30".to_owned(),
         "health_agent_failing_container_probes 1".to_owned(),
         "health_agent_errored_container_probes 2".to_owned(),
+        "health_agent_overdue_container_probes 3".to_owned(),
         "health_agent_pod_problems 1".to_owned(),
     ] {
         assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");

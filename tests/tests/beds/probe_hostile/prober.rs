@@ -108,6 +108,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
             limits: Limits {
                 per_second: 10_000,
                 concurrent: 200,
+                pod_per_second: 1000,
             },
             agent_start: Timestamp::now(),
             snapshot: None,

@@ -49,6 +49,7 @@ impl Stand {
             limits: Limits {
                 per_second: 1000,
                 concurrent: 100,
+                pod_per_second: 1000,
             },
             certificates: PathBuf::new(),
             state_file: folder.path().join("probes.json"),

@@ -5,6 +5,7 @@ mod model;
 mod restart;
 mod scenarios;
 mod schedule;
+mod shares;
 mod survival;
 
 use std::sync::Arc;
@@ -125,6 +126,7 @@ fn container(name: &str, role: Role, probes: &[(ProbeType, Probe)]) -> Container
 fn pod(uid: &str, containers: Vec<ContainerSpec>) -> PodSpec {
     PodSpec {
         uid: uid.into(),
+        mirrored_uid: None,
         namespace: "default".to_owned(),
         name: uid.to_owned(),
         ips: vec!["10.0.0.1".parse().unwrap()],
@@ -145,6 +147,7 @@ impl Bed {
         Self::with(Limits {
             per_second: 1_000_000,
             concurrent: 1_000_000,
+            pod_per_second: 1_000_000,
         })
     }
 

@@ -409,6 +409,15 @@ proptest! {
     }
 }
 
+/// What a pod holds of the places, and its namespace too.
+fn share(under_way: &[Start], pod: &PodSpec) -> usize {
+    let of_pod = under_way.iter().filter(|one| one.pod.uid == pod.uid);
+    let namespace = under_way
+        .iter()
+        .filter(|one| one.pod.namespace == pod.namespace);
+    of_pod.count() + namespace.count()
+}
+
 /// What happens to a manager.
 #[derive(Clone, Debug)]
 enum Act {
@@ -440,14 +449,18 @@ proptest! {
         concurrent in 1_usize..6,
         acts in prop::collection::vec(act(), 1..60),
     ) {
-        let mut bed = Bed::with(Limits { per_second: 50, concurrent });
+        let mut bed = Bed::with(Limits { per_second: 50, concurrent, pod_per_second: 20 });
         let mut under_way: Vec<Start> = Vec::new();
         let mut told: HashMap<_, ProbeResult> = HashMap::new();
+        let mut sent: HashMap<Arc<str>, Vec<Duration>> = HashMap::new();
         for act in acts {
             match act {
                 Act::Add(uid, kinds) => {
                     let probes: Vec<_> = kinds.into_iter().map(|kind| (kind, thresholds(1, 2))).collect();
-                    bed.add(pod(&uid.to_string(), vec![container("app", Role::Regular, &probes)]));
+                    bed.add(PodSpec {
+                        namespace: (uid % 2).to_string(),
+                        ..pod(&uid.to_string(), vec![container("app", Role::Regular, &probes)])
+                    });
                 }
                 Act::Remove(uid) => bed.manager.remove_pod(&uid.to_string()),
                 Act::Status(uid, status) => bed.set_status(&uid.to_string(), status),
@@ -466,6 +479,12 @@ proptest! {
             while let Some(start) = bed.poll() {
                 prop_assert!(start.due <= bed.now, "early");
                 prop_assert!(start.probe.handler == probe().handler);
+                let share = share(&under_way, &start.pod);
+                prop_assert!(share < concurrent - under_way.len(), "more than its share");
+                let sent = sent.entry(start.pod.uid.clone()).or_default();
+                sent.push(bed.now);
+                let last_second = sent.iter().filter(|at| **at + secs(1) > bed.now).count();
+                prop_assert!(last_second <= 41, "{} a second", last_second);
                 under_way.push(start);
             }
             // No worker runs twice at a time, and no more run than may.
@@ -478,7 +497,8 @@ proptest! {
             let wake = bed.manager.next_wake();
             for view in bed.manager.list() {
                 prop_assert!(view.in_flight == view.next.is_none());
-                let is_awaited = view.in_flight || wake.is_some() || under_way.len() == concurrent;
+                let holds = share(&under_way, view.pod);
+                let is_awaited = view.in_flight || wake.is_some() || holds >= concurrent - under_way.len();
                 prop_assert!(is_awaited);
                 // A first run that draws on the budget's advance has the second so much later.
                 let latest = bed.now + secs(10) + millis(50);
@@ -514,6 +534,7 @@ proptest! {
         prop_assert_eq!(bed.manager.in_flight(), 0);
         prop_assert_eq!(bed.manager.queued(), 0);
         prop_assert_eq!(bed.manager.next_wake(), None);
+        prop_assert!(bed.manager.shares.is_empty());
         prop_assert!(bed.manager.snapshot(bed.now).workers.is_empty());
     }
 }

@@ -20,7 +20,10 @@ fn many(bed: &mut Bed, pods: usize, probe: &Probe) {
     for number in 0..pods {
         let uid = number.to_string();
         let app = container("app", Role::Regular, &[(Liveness, probe.clone())]);
-        bed.add(pod(&uid, vec![app]));
+        bed.add(PodSpec {
+            namespace: uid.clone(),
+            ..pod(&uid, vec![app])
+        });
         bed.set_status(&uid, status(vec![running("app", &uid)]));
     }
 }
@@ -151,6 +154,7 @@ fn the_rate_is_kept_and_probes_stay_spread_by_it() {
     let mut bed = Bed::with(Limits {
         per_second: 100,
         concurrent: 1000,
+        pod_per_second: 1_000_000,
     });
     many(&mut bed, 500, &probe());
     assert_eq!(bed.manager.queued(), 0);
@@ -186,6 +190,7 @@ fn probes_that_begin_together_are_spread_from_their_second_run_on() {
     let limits = Limits {
         per_second: 1000,
         concurrent: 1000,
+        pod_per_second: 1_000_000,
     };
     let mut bed = Bed::with(limits);
     many(&mut bed, 40, &fast);
@@ -214,6 +219,7 @@ fn only_so_many_run_at_a_time_and_all_get_their_turn() {
     let mut bed = Bed::with(Limits {
         per_second: 1_000_000,
         concurrent: 5,
+        pod_per_second: 1_000_000,
     });
     many(&mut bed, 20, &probe());
     let mut under_way: Vec<Start> = Vec::new();
@@ -268,6 +274,7 @@ fn first_probes_are_delayed_only_after_a_restart_of_the_agent() {
         let limits = Limits {
             per_second: 1_000_000,
             concurrent: 1_000,
+            pod_per_second: 1_000_000,
         };
         let mut bed = Bed::after(limits, snapshot);
         bed.now = late;

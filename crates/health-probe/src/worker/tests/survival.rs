@@ -6,6 +6,7 @@ fn limits() -> Limits {
     Limits {
         per_second: 1_000_000,
         concurrent: 1_000_000,
+        pod_per_second: 1_000_000,
     }
 }
 
