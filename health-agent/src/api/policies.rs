@@ -308,7 +308,9 @@ fn enforcer<S: Source>(source: &S) -> Result<&Enforcer, Refusal> {
 impl From<EnforceError> for Refusal {
     fn from(error: EnforceError) -> Self {
         let code = match &error {
-            EnforceError::Policy(_) => StatusCode::BAD_REQUEST,
+            EnforceError::Policy(_) | EnforceError::TooManyNetworks { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
             EnforceError::Damaged { .. }
             | EnforceError::Save { .. }

@@ -16,6 +16,16 @@ pub enum EnforceError {
     /// There is none of this name.
     #[error("no policy {0}; `health-agent policy get` shows those there are")]
     NoPolicy(PolicyName),
+    /// More networks than there is room for beside the addresses of endpoints and nodes.
+    #[error(
+        "all policies together would name {count} networks: {max} at most; nothing was imported"
+    )]
+    TooManyNetworks {
+        /// How many there would be.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
     /// What was kept cannot be read. Enforcing nothing instead would let everything pass.
     #[error("cannot read the policies in {}: {source}; mend the file, or delete it to begin without policy", path.display())]
     Damaged {

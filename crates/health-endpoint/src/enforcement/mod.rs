@@ -23,7 +23,7 @@ use std::time::Duration;
 use health_common::endpoint::{
     ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
 };
-use health_common::ipcache::IpcacheEntry;
+use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
 use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::PolicyError;
 use health_datapath::{Datapath, Workload};
@@ -130,6 +130,17 @@ struct Options {
     lag: watch::Sender<Option<PolicyLag>>,
 }
 
+/// Most networks that all policies name together: half of the room that the map of identities has, so that the addresses
+/// of endpoints and nodes always find some.
+const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
+
+fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
+    match count > max {
+        true => Err(EnforceError::TooManyNetworks { count, max }),
+        false => Ok(()),
+    }
+}
+
 impl Enforcer {
     /// Takes over the rules that an agent before this one kept in `state_dir`, and the tables that it left.
     pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
@@ -234,10 +245,9 @@ impl Enforcer {
         // Reading megabytes holds nobody else up.
         let Documents { policies, skipped } = parse(text)?;
         self.change(|repository| {
-            Ok(ImportOutcome {
-                skipped,
-                ..repository.insert(policies)
-            })
+            let outcome = repository.insert(policies);
+            check_networks(repository.prefixes().len(), NETWORKS_MAX)?;
+            Ok(ImportOutcome { skipped, ..outcome })
         })
     }
 

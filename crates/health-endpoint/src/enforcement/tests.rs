@@ -232,6 +232,30 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn networks_that_leave_no_room_for_endpoints_are_refused_and_nothing_changes() {
+    let site = Site::new();
+    let agent = site.start().await;
+    assert!(agent.import(&policy("p", "app=a", "app=p", 1000, 1)).await);
+    let before = agent.enforcer.repository();
+    let rule = |number: u32| {
+        let first = number * 10_000;
+        let quoted = |n: u32| format!("\"{}\"", std::net::Ipv4Addr::from(n << 8));
+        let networks: Vec<_> = (first..first + 10_000).map(quoted).collect();
+        format!(
+            r#"{{"labels": ["many"], "endpointSelector": {{}}, "egress": [{{"toCIDR": [{}]}}]}}"#,
+            networks.join(",")
+        )
+    };
+    let rules: Vec<_> = (0..26).map(rule).collect();
+    let refused = agent.enforcer.import(&format!("[{}]", rules.join(",")));
+    let error = refused.unwrap_err().to_string();
+    let told = "all policies together would name 260000 networks: 256000 at most";
+    assert!(error.starts_with(told), "{error}");
+    assert_eq!(agent.enforcer.repository(), before);
+    assert!(agent.import(&policy("p", "app=a", "app=p", 2000, 1)).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_endpoint_that_cannot_be_deleted_passes_nothing_and_delays_no_policy() {
     let site = Site::new();
     let agent = site.start().await;
