@@ -1,5 +1,6 @@
 //! Metrics of services, with kube-proxy's names: its dashboards and alerts continue to work.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::{fmt, io, iter};
 
 use health_registry::config::ServiceProxyMode;
 use health_service::services::{ChangeCounts, Work};
+use health_service::spec::PortKey;
 use health_service::state::NoLocalEndpoints;
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
@@ -32,6 +34,11 @@ struct Policy {
     traffic_policy: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Namespace {
+    namespace: String,
+}
+
 type Seconds = Gauge<f64, AtomicU64>;
 
 /// Counters and measurements since the start.
@@ -44,6 +51,7 @@ pub struct ServiceMetrics {
     programming: Histogram,
     last_sync: Seconds,
     failures: Counter,
+    refused: Family<Namespace, Gauge>,
     no_local_endpoints: Family<Policy, Gauge>,
     healthz: Family<Code, Counter>,
     livez: Family<Code, Counter>,
@@ -62,6 +70,7 @@ impl ServiceMetrics {
             programming: Histogram::new(programming_buckets()),
             last_sync: Gauge::default(),
             failures: Counter::default(),
+            refused: Family::default(),
             no_local_endpoints: Family::default(),
             healthz: Family::default(),
             livez: Family::default(),
@@ -123,6 +132,20 @@ impl ServiceMetrics {
         }
     }
 
+    /// Notes the ports that are not in force.
+    pub(crate) fn note_refused<'a>(&self, ports: impl Iterator<Item = &'a PortKey>) {
+        let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+        for port in ports {
+            *counts.entry(&port.name.service.namespace).or_default() += 1;
+        }
+        self.refused.clear();
+        for (namespace, count) in counts {
+            let namespace = namespace.to_owned();
+            let gauge = self.refused.get_or_create(&Namespace { namespace });
+            gauge.set(count);
+        }
+    }
+
     /// Counts an answer of `GET /healthz` with this HTTP status.
     pub(crate) fn note_healthz(&self, code: u16) {
         self.healthz
@@ -174,6 +197,7 @@ impl Collector for Scrape {
             programming,
             last_sync,
             failures,
+            refused,
             no_local_endpoints,
             healthz,
             livez,
@@ -188,7 +212,7 @@ impl Collector for Scrape {
         let encoder = &mut encoder;
         let sync_failures = format!("sync_proxy_rules_{mode}_sync_failures");
         let last_queued = last_queued.map(seconds_of).unwrap_or_default();
-        let all: [(&str, _, &dyn EncodeMetric); 14] = [
+        let all: [(&str, _, &dyn EncodeMetric); 15] = [
             (
                 "sync_proxy_rules_duration_seconds",
                 "How long syncs took",
@@ -220,6 +244,11 @@ impl Collector for Scrape {
                 &ConstGauge::new(last_queued),
             ),
             (&sync_failures, "Syncs that failed", failures),
+            (
+                "sync_proxy_rules_refused_ports",
+                "Ports that are not in force as they should be, for lack of room",
+                refused,
+            ),
             (
                 "sync_proxy_rules_service_changes",
                 "Changes of services",
@@ -262,11 +291,11 @@ impl Collector for Scrape {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::collections::BTreeSet;
 
+    use health_model::policy::Protocol;
     use health_service::choice::Topology;
-    use health_service::spec::ServiceName;
+    use health_service::spec::{ServiceName, ServicePortName};
     use health_service::state::{Changes, State};
 
     use super::*;
@@ -306,6 +335,16 @@ mod tests {
         let took = Duration::from_millis(3);
         metrics.note_sync(&work(true), took, true, true, second(100));
         metrics.note_sync(&work(false), took, false, false, second(101));
+        let port = |namespace, port: &str| PortKey {
+            name: ServicePortName {
+                service: ServiceName::new(namespace, "web"),
+                port: port.into(),
+                protocol: Protocol::TCP,
+            },
+            family: health_model::ipam::Family::V4,
+        };
+        metrics.note_refused([port("gone", "a")].iter());
+        metrics.note_refused([port("shop", "a"), port("shop", "b")].iter());
         metrics.note_healthz(503);
         metrics.note_livez(200);
         metrics
@@ -324,6 +363,7 @@ mod tests {
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds 100.0",
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 50.0",
             "kubeproxy_sync_proxy_rules_ebpf_sync_failures_total 1",
+            "kubeproxy_sync_proxy_rules_refused_ports{namespace=\"shop\"} 2",
             "kubeproxy_sync_proxy_rules_service_changes_total 7",
             "kubeproxy_sync_proxy_rules_service_changes_pending 1",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 9",
@@ -334,6 +374,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|one| one == line), "no {line} in:\n{text}");
         }
+        assert!(!text.contains("gone"), "{text}");
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub(super) fn copy_places(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::
     })
 }
 
-fn is_set(value: &[u8]) -> bool {
+pub(super) fn is_set(value: &[u8]) -> bool {
     value.iter().any(|byte| *byte != 0)
 }
 

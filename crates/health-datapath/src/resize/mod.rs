@@ -9,6 +9,7 @@
 //! a third size.
 
 mod copy;
+mod growth;
 mod open_flows;
 mod sizes;
 
@@ -48,8 +49,14 @@ pub(super) struct PendingResize {
 }
 
 impl PendingResize {
-    /// Sets pinned maps of other sizes aside.
+    /// Sets pinned maps of other sizes aside. Maps of services that are nearly full get more room than that.
     pub(super) fn prepare(pins: &Path, sizes: MapSizes) -> Result<Self, DatapathError> {
+        let services = sizes.services;
+        let services = services.map(|services| growth::with_room(pins, services));
+        let sizes = MapSizes {
+            services: services.transpose()?,
+            ..sizes
+        };
         let mut resizing = Self {
             pins: pins.to_owned(),
             maps: Vec::new(),

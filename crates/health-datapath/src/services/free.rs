@@ -9,7 +9,9 @@ use super::ranges::Ranges;
 use crate::layout;
 use crate::sys;
 
-/// How long a place stays unused after it was given back: programs, or entries of flows, may still refer to it.
+/// How long a place stays unused after it was given back, while there are others: entries of flows may still refer to it. They
+/// also have the backend's address and the number of its port, so they do not take another backend there for theirs; but
+/// flows that end would be counted off the other backend's.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// So many places, or rows of them, are worth a wait for programs.
@@ -99,12 +101,17 @@ impl Arrays {
             self.reclaim(now_ns)?;
             at = self.ranges[store as usize].allocate(len);
         }
-        if at.is_none() && store != Store::Backends {
+        if at.is_none() {
             self.reclaim_early(store)?;
             at = self.ranges[store as usize].allocate(len);
         }
         at.map(|at| Extent { store, at, len })
             .ok_or_else(|| self.full(store, len))
+    }
+
+    /// How many places an array has.
+    pub(super) fn size(&self, store: Store) -> u32 {
+        self.ranges[store as usize].size()
     }
 
     /// The error that `wanted` more places do not fit.
@@ -156,8 +163,8 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// As [`Arrays::reclaim`], for all retired places of pools, whatever their time: entries of flows do not refer to
-    /// them, only running programs do.
+    /// As [`Arrays::reclaim`], for all retired places of an array, whatever their time: no program that begins from now on
+    /// finds them.
     fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
         if !self.retired.iter().any(|(_, extent)| extent.store == store) {
             return Ok(());

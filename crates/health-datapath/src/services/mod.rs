@@ -15,10 +15,12 @@ mod listing;
 mod lookup;
 mod maps;
 mod numbers;
+mod plan;
 mod pool;
 mod ranges;
 mod read;
 mod recount;
+mod shares;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -27,6 +29,7 @@ mod write;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use health_common::service::{Frontend, SourceRange};
 use ipnet::IpNet;
@@ -40,6 +43,7 @@ pub use lookup::Connection;
 pub(crate) use lookup::Tuples;
 pub use maps::{ServiceMapSizes, ServiceMaps};
 pub use pool::{FillMaglev, MaglevBackend};
+pub use shares::SHARE;
 pub use sockets::{SocketTable, StuckSocket};
 
 use free::Arrays;
@@ -47,10 +51,13 @@ pub(crate) use keys::read_source_range;
 use keys::{FrontendKey, Socket, socket, source_range};
 use numbers::Numbers;
 use pool::Range;
+use shares::Shares;
 
 /// The desired entries of a service's port, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSpec {
+    /// Whose port it is: owners have shares of the tables.
+    pub owner: Arc<str>,
     /// IP protocol number.
     pub protocol: u8,
     /// Its frontends. If two have the same address, the first counts.
@@ -128,6 +135,24 @@ pub enum ServicesError {
         /// The length of the longest free range.
         longest: u32,
     },
+    /// The owner of a port has its share of a map, and what is free is kept for others. The port keeps what it had.
+    #[error(
+        "{map} has no room for {wanted} more entries of {owner}, which has {used} of {size}: the last {free} are kept for others"
+    )]
+    Share {
+        /// The map.
+        map: &'static str,
+        /// The [owner](PortSpec::owner).
+        owner: String,
+        /// How many more entries are needed.
+        wanted: u32,
+        /// How many entries the owner has.
+        used: u32,
+        /// How many are free.
+        free: u32,
+        /// The maximum number of entries.
+        size: u32,
+    },
     /// A system call failed. Some changes may have been made; [`ServiceTables::read`] finds out which.
     #[error("cannot {what} {map}{of}: {source}")]
     Kernel {
@@ -144,6 +169,14 @@ pub enum ServicesError {
 }
 
 impl ServicesError {
+    /// The map that has no room for what was wanted; `None` if that is not the reason.
+    pub fn full_map(&self) -> Option<&'static str> {
+        match self {
+            Self::Full { map, .. } | Self::Share { map, .. } => Some(map),
+            Self::Kernel { .. } => None,
+        }
+    }
+
     fn kernel(what: &'static str, map: &'static str, source: io::Error) -> Self {
         Self::Kernel {
             what,
@@ -170,6 +203,8 @@ pub struct ServiceTables {
     ports: HashMap<u32, Port>,
     /// Numbers of ports that were set.
     claimed: HashSet<u32>,
+    /// What their owners have.
+    shares: Shares,
     arrays: Arrays,
     /// Indexes of duplicate backends.
     strays: Vec<u32>,
@@ -228,6 +263,7 @@ impl ServiceTables {
             source_range_count: 0,
             ports: HashMap::new(),
             claimed: HashSet::new(),
+            shares: Shares::default(),
             arrays: Arrays::default(),
             strays: Vec::new(),
             snapshot: None,

@@ -154,6 +154,13 @@ impl Range {
         }
     }
 
+    /// Whether other contents can be written to its places while programs read them: each place is read by itself. Not with
+    /// weights, which go with their neighbours.
+    pub(super) fn can_become(&self, contents: &Contents) -> bool {
+        let is_plain = !self.is_weighted && !contents.is_weighted;
+        is_plain && (self.extent.store, self.len) == (contents.store, contents.len)
+    }
+
     /// The same pool, with known contents.
     pub(super) fn with(&self, contents: &Contents) -> Self {
         Self {

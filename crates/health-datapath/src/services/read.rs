@@ -44,6 +44,7 @@ impl ServiceTables {
             port.frontends.sort_unstable();
             port.source_ranges.sort_unstable();
         }
+        self.shares.count(&self.ports);
         self.is_current = true;
         Ok(())
     }

@@ -216,24 +216,42 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     assert!(now.values().all(|backend| backend.flags == 0), "{now:?}");
 }
 
+/// The indexes of the backends of a number.
+fn indexes(tables: &ServiceTables, number: u32) -> Vec<u32> {
+    let backends = tables.maps().backends().unwrap().into_iter();
+    let of_port = backends.filter(|(_, backend)| backend.service == number);
+    of_port.map(|(index, _)| index).collect()
+}
+
 #[test]
-fn what_was_freed_is_used_again_only_after_ten_seconds() {
+fn what_was_freed_is_used_again_after_ten_seconds_or_for_lack_of_others() {
     if !is_root() {
         return;
     }
     let mut tables = tables();
     // Seven backends are all that there are.
-    let (number, _) = set(&mut tables, None, &spec("10.96.0.1", &[1; 7]), 0).unwrap();
+    let (number, _) = set(&mut tables, None, &spec("10.96.0.1", &[1; 5]), 0).unwrap();
+    let five = indexes(&tables, number);
     set(&mut tables, Some(number), &spec("10.96.0.1", &[1; 2]), 100).unwrap();
-    let other = spec("10.96.0.2", &[1; 3]);
-    let error = set(&mut tables, None, &other, 109).unwrap_err();
+    // Two are free, and three were.
+    let (other, _) = set(&mut tables, None, &spec("10.96.0.2", &[1; 2]), 101).unwrap();
+    let two = indexes(&tables, other);
+    assert!(
+        two.iter().all(|index| !five.contains(index)),
+        "{five:?} {two:?}"
+    );
+    let (other, _) = set(&mut tables, None, &spec("10.96.0.3", &[1; 3]), 101).unwrap();
+    let three = indexes(&tables, other);
+    assert!(
+        three.iter().all(|index| five.contains(index)),
+        "{five:?} {three:?}"
+    );
+    let error = set(&mut tables, None, &spec("10.96.0.4", &[1; 3]), 200).unwrap_err();
     assert_eq!(
         error.to_string(),
         "HEALTH_BACKENDS has no room for 3 more entries: 8 of 8 are taken, 0 are free in a row"
     );
-    assert_eq!(tables.maps().list().unwrap().len(), 1);
-    set(&mut tables, None, &other, 110).unwrap();
-    assert_eq!(led(&tables, "10.96.0.2").len(), 3);
+    assert_eq!(tables.maps().list().unwrap().len(), 3);
 }
 
 #[test]
@@ -283,21 +301,9 @@ fn a_full_map_is_named_and_the_port_keeps_what_it_had() {
             ..wide.frontends[0]
         })
         .collect();
-    let mut maglev = spec("10.96.0.1", &[1]);
-    maglev.algorithm = ALGORITHM_MAGLEV;
-    let others: Vec<_> = (1..=3)
-        .map(|last| PortSpec {
-            algorithm: ALGORITHM_MAGLEV,
-            ..spec(&format!("fd00::{last}"), &[1])
-        })
-        .collect();
-    for other in &others {
-        set(&mut tables, None, other, 1).unwrap();
-    }
     for (spec, map) in [
         (&many, "HEALTH_SOURCE_RANGES"),
         (&wide, "HEALTH_SVC4"),
-        (&maglev, "HEALTH_MAGLEV"),
         (&spec("10.96.0.1", &[1; 8]), "HEALTH_BACKENDS"),
     ] {
         let error = set(&mut tables, Some(number), spec, 2).unwrap_err();
@@ -425,5 +431,212 @@ fn flows_are_counted_anew_where_their_count_decides() {
         assert_eq!(counts(&tables), wanted);
         assert_eq!(tables.recount().unwrap(), 0);
         assert_eq!(counts(&tables), wanted);
+    }
+}
+
+/// There are three.
+#[test]
+fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_room() {
+    if !is_root() {
+        return;
+    }
+    let sizes = ServiceMapSizes {
+        backends: 32,
+        ..SIZES
+    };
+    let mut tables = ServiceTables::open(ServiceMaps::unpinned(sizes).unwrap()).unwrap();
+    let maglev = |ip: &str, backends: usize| PortSpec {
+        algorithm: ALGORITHM_MAGLEV,
+        ..spec(ip, &[1, 1, 1][..backends])
+    };
+    let numbers = [1, 2, 3].map(|last| {
+        let ip = format!("10.96.0.{last}");
+        set(&mut tables, None, &maglev(&ip, 2), 0).unwrap().0
+    });
+    let algorithm = |tables: &ServiceTables, ip: &str| {
+        let listed = tables.maps().list().unwrap();
+        let frontend = listed.iter().find(|frontend| frontend.address == at(ip));
+        frontend.unwrap().entry.algorithm
+    };
+    let mut change = tables.change(SECOND);
+    let fourth = change
+        .set(None, &maglev("10.96.0.4", 2), &mut InTurn)
+        .unwrap();
+    assert_eq!(
+        change.without_maglev(fourth).unwrap().to_string(),
+        "HEALTH_MAGLEV has no room for 7 more entries: 21 of 21 are taken, 0 are free in a row"
+    );
+    change.commit().unwrap();
+    assert_eq!(algorithm(&tables, "10.96.0.4"), ALGORITHM_RANDOM);
+    assert_eq!(led(&tables, "10.96.0.4").len(), 2);
+
+    // A restart changes nothing of it.
+    let mut tables = again(&tables);
+    let mut change = tables.change(SECOND);
+    for last in 1..=4 {
+        let ip = format!("10.96.0.{last}");
+        let number = change.set(None, &maglev(&ip, 2), &mut InTurn).unwrap();
+        assert_eq!(
+            number,
+            [numbers[0], numbers[1], numbers[2], fourth][last - 1]
+        );
+        assert_eq!(change.without_maglev(number).is_some(), last == 4);
+    }
+    change.remove_others();
+    assert_eq!(change.commit().unwrap(), Written::default());
+
+    // Other backends need no other table.
+    let (_, written) = set(&mut tables, Some(numbers[0]), &maglev("10.96.0.1", 3), 2).unwrap();
+    assert_eq!((written.frontends, written.places), (0, 7));
+    assert_eq!(led(&tables, "10.96.0.1").len(), 3);
+
+    let mut change = tables.change(3 * SECOND);
+    change.remove(numbers[1]);
+    change.commit().unwrap();
+    let mut change = tables.change(3 * SECOND);
+    change
+        .set(Some(fourth), &maglev("10.96.0.4", 2), &mut InTurn)
+        .unwrap();
+    assert!(change.without_maglev(fourth).is_none());
+    change.commit().unwrap();
+    assert_eq!(algorithm(&tables, "10.96.0.4"), ALGORITHM_MAGLEV);
+}
+
+const LARGER: ServiceMapSizes = ServiceMapSizes {
+    frontends: 1_024,
+    backends: 1_024,
+    slots: 4_096,
+    source_ranges: 1_024,
+    ..SIZES
+};
+
+/// Ports of an owner, each with so many backends, until one is refused. Returns their numbers.
+fn take_all(
+    tables: &mut ServiceTables,
+    owner: &str,
+    net: u8,
+    backends: usize,
+) -> (Vec<u32>, String) {
+    let mut numbers = Vec::new();
+    loop {
+        let port = numbers.len();
+        let ip = format!("10.{net}.{}.{}", port / 256, port % 256);
+        let spec = PortSpec {
+            owner: owner.into(),
+            ..spec(&ip, &vec![1; backends])
+        };
+        match set(tables, None, &spec, 0) {
+            Ok((number, _)) => numbers.push(number),
+            Err(error) => return (numbers, error.to_string()),
+        }
+    }
+}
+
+#[test]
+fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
+    if !is_root() {
+        return;
+    }
+    let mut tables = ServiceTables::open(ServiceMaps::unpinned(LARGER).unwrap()).unwrap();
+    let mut small = PortSpec {
+        owner: "small".into(),
+        ..spec("10.96.0.1", &[1])
+    };
+    let (number, _) = set(&mut tables, None, &small, 0).unwrap();
+
+    let (greedy, error) = take_all(&mut tables, "greedy", 100, 10);
+    // Of 1,024 the first is not used and one is the other's. 910 would be more than eight times what is left.
+    assert_eq!(greedy.len(), 90);
+    assert_eq!(
+        error,
+        "HEALTH_BACKENDS has no room for 10 more entries of greedy, which has 900 of 1023: the last 122 are kept for \
+         others"
+    );
+    // The neighbour has its only backend replaced, again and again within the ten seconds for which places are kept.
+    for last in 1..=200 {
+        small.cluster[0].address = at(&format!("10.1.1.{last}"));
+        let (kept, written) = set(&mut tables, Some(number), &small, 1).unwrap();
+        assert_eq!((kept, written.backends), (number, 1));
+        assert_eq!(led(&tables, "10.96.0.1"), [(last, 1.0)]);
+    }
+    // Others come and are served.
+    let (second, error) = take_all(&mut tables, "second", 101, 10);
+    assert!(error.contains("of second, which has"), "{error}");
+    assert!(second.len() >= 5, "{}", second.len());
+    // Who may have no more may replace what it has, and have less.
+    let ip = "10.100.0.0";
+    let mut own = PortSpec {
+        owner: "greedy".into(),
+        ..spec(ip, &[1; 10])
+    };
+    own.cluster
+        .iter_mut()
+        .zip(101..)
+        .for_each(|(backend, last)| {
+            backend.address = at(&format!("10.1.0.{last}"));
+        });
+    set(&mut tables, Some(greedy[0]), &own, 2).unwrap();
+    assert_eq!(led(&tables, ip)[0].0, 101);
+
+    // After a restart, which finds them as they are, and with it in another order.
+    let mut tables = again(&tables);
+    let mut change = tables.change(3 * SECOND);
+    change.set(None, &own, &mut InTurn).unwrap();
+    change.set(None, &small, &mut InTurn).unwrap();
+    change.commit().unwrap();
+    let more = PortSpec {
+        owner: "small".into(),
+        ..spec("10.96.0.9", &[1])
+    };
+    set(&mut tables, None, &more, 3).unwrap();
+}
+
+#[test]
+fn no_table_can_be_filled_by_one_owner() {
+    if !is_root() {
+        return;
+    }
+    let wide = |count: u32, v6: bool| PortSpec {
+        owner: "greedy".into(),
+        frontends: (0..count)
+            .map(|number| FrontendSpec {
+                address: match v6 {
+                    true => at(&format!("fd00::{number:x}")),
+                    false => at(&format!("10.98.{}.{}", number / 256, number % 256)),
+                },
+                ..spec("10.96.0.1", &[1]).frontends[0]
+            })
+            .collect(),
+        ..spec("10.96.0.1", &[1])
+    };
+    let ranges = |count: u32| PortSpec {
+        owner: "greedy".into(),
+        source_ranges: (0..count)
+            .map(|number| {
+                format!("10.{}.{}.0/24", number / 256, number % 256)
+                    .parse()
+                    .unwrap()
+            })
+            .collect(),
+        ..spec("10.96.0.1", &[1])
+    };
+    for (map, fits, is_too_much) in [
+        ("HEALTH_SVC4", wide(911, false), wide(912, false)),
+        ("HEALTH_SVC6", wide(911, true), wide(912, true)),
+        ("HEALTH_SOURCE_RANGES", ranges(911), ranges(912)),
+    ] {
+        let maps = ServiceMaps::unpinned(LARGER).unwrap();
+        let mut tables = ServiceTables::open(maps).unwrap();
+        let error = set(&mut tables, None, &is_too_much, 0).unwrap_err();
+        assert_eq!(error.full_map(), Some(map), "{error}");
+        let (number, _) = set(&mut tables, None, &fits, 0).unwrap();
+        let error = set(&mut tables, Some(number), &is_too_much, 0).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("1 more entries of greedy, which has 911"),
+            "{error}"
+        );
+        set(&mut tables, Some(number), &fits, 0).unwrap();
     }
 }

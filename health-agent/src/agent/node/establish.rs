@@ -12,7 +12,7 @@ use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::{LoadSettings, ProgramLog};
 use health_datapath::pin_folder;
 use health_datapath::process;
-use health_datapath::services::ServiceMapSizes;
+use health_datapath::services::{SHARE, ServiceMapSizes};
 use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::workload::SavedEndpoint;
@@ -329,13 +329,15 @@ fn flags(config: &Config) -> u16 {
 /// What the maps of services are to have room for; none without services.
 fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
     let maps = settings.maps;
+    // One namespace can have what the flags say, and more is kept for others.
+    let shared = |room: u32| room + room.div_ceil(SHARE);
     settings.has_services().then_some(ServiceMapSizes {
-        frontends: maps.service_frontend_max_entries,
-        backends: maps.service_backend_max_entries,
+        frontends: shared(maps.service_frontend_max_entries),
+        backends: shared(maps.service_backend_max_entries),
         // An endpoint may be in two lists, of which each may have weights: most are in one without.
-        slots: 4 * maps.service_backend_max_entries,
+        slots: 4 * shared(maps.service_backend_max_entries),
         maglev: maps.service_maglev_tables * maglev::SIZE,
-        source_ranges: maps.service_source_range_max_entries,
+        source_ranges: shared(maps.service_source_range_max_entries),
         affinity: maps.service_affinity_max_entries,
         flows: maps.service_flow_max_entries,
         flows_any: maps.service_flow_any_max_entries,

@@ -45,6 +45,14 @@ impl<P: Provider> Provider for InstrumentedProvider<P> {
         let result = self.provider.sync(work).await;
         let (took, end) = (begin.elapsed(), Timestamp::now());
         let is_in_force = P::is_in_force(&result);
+        let refused: Vec<_> = result
+            .as_ref()
+            .err()
+            .into_iter()
+            .flat_map(P::refused)
+            .collect();
+        self.metrics
+            .note_refused(refused.iter().map(|(port, _)| port));
         self.metrics
             .note_sync(&work, took, result.is_ok(), is_in_force, end);
         if is_in_force {

@@ -16,6 +16,7 @@ mod own_ports;
 pub(crate) mod policy;
 mod reach;
 mod restart;
+mod shares;
 mod trace;
 
 use std::collections::BTreeSet;

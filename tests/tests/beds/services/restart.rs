@@ -8,16 +8,17 @@ use tests::upgrade::{pretend_layout, with_other_programs};
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
-/// Sizes of the maps of services, first larger than usual and then smaller.
+/// Sizes of the maps of services, first larger than usual and then smaller, and that of the map of backends: an eighth more
+/// than one namespace can have.
 const SIZES: [(u32, &str); 2] = [
     (
-        131_072,
+        147_456,
         "--service-frontend-max-entries 131072 --service-backend-max-entries 131072 --service-maglev-tables 48 \
          --service-affinity-max-entries 131072 --service-flow-max-entries 262144 \
          --service-flow-any-max-entries 131072 --service-socket-max-entries 131072",
     ),
     (
-        1_024,
+        1_152,
         "--service-frontend-max-entries 1024 --service-backend-max-entries 1024 --service-maglev-tables 2 \
          --service-affinity-max-entries 1024 --service-flow-max-entries 65536 \
          --service-flow-any-max-entries 32768 --service-socket-max-entries 16384",

@@ -4,8 +4,8 @@
 //! NodePorts become a frontend for each address of the node; where another service has that address and port for its
 //! own, it comes first.
 //!
-//! If a map has no room for a port, the port keeps what it had, all others are updated, and the sync fails, so that it is
-//! retried.
+//! Namespaces have shares of the maps. If a map has no room for a port, the port keeps what it had, all others are updated,
+//! and the sync fails, so that it is retried. A port without room for a Maglev table is served at random instead.
 
 mod maglev;
 mod port;
@@ -75,13 +75,24 @@ pub enum EbpfError {
     Ports(PortErrors),
 }
 
+/// Why a port is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// It is as it was.
+    #[error(transparent)]
+    Refused(ServicesError),
+    /// It is as it should be, but for its algorithm.
+    #[error("maglev is not in force, backends are chosen at random: {0}")]
+    WithoutMaglev(ServicesError),
+}
+
 /// Errors of ports; never empty.
 #[derive(Debug)]
-pub struct PortErrors(BTreeMap<PortKey, ServicesError>);
+pub struct PortErrors(BTreeMap<PortKey, PortError>);
 
 impl PortErrors {
     /// The ports, each with its error.
-    pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &ServicesError)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &PortError)> {
         self.0.iter()
     }
 }
@@ -91,7 +102,10 @@ impl fmt::Display for PortErrors {
         let Some((key, error)) = self.0.first_key_value() else {
             return f.write_str("no port could be served");
         };
-        write!(f, "cannot serve {key}: {error}")?;
+        match error {
+            PortError::Refused(error) => write!(f, "cannot serve {key}: {error}")?,
+            PortError::WithoutMaglev(_) => write!(f, "{key}: {error}")?,
+        }
         match self.0.len() - 1 {
             0 => Ok(()),
             more => write!(f, "; and {more} more ports"),
@@ -167,16 +181,61 @@ impl EbpfProvider {
     }
 
     /// Notes the errors of ports, and logs each once.
-    fn refuse(&mut self, errors: &BTreeMap<PortKey, ServicesError>) {
-        let errors = errors.iter();
-        let refused = errors.map(|(key, error)| (key.clone(), error.to_string()));
-        let refused: BTreeMap<_, _> = refused.collect();
-        for (port, error) in &refused {
-            if self.refused.get(port) != Some(error) {
-                warn!(%port, %error, "cannot change the port in the maps; it stays as it was");
+    fn refuse(&mut self, errors: &BTreeMap<PortKey, PortError>) {
+        let mut refused = BTreeMap::new();
+        for (port, error) in errors {
+            let text = error.to_string();
+            if self.refused.get(port) != Some(&text) {
+                match error {
+                    PortError::Refused(error) => {
+                        warn!(%port, %error, "cannot change the port in the maps; it stays as it was");
+                    }
+                    PortError::WithoutMaglev(error) => {
+                        warn!(%port, %error, "no Maglev table for the port; its backends are chosen at random");
+                    }
+                }
             }
+            refused.insert(port.clone(), text);
         }
         self.refused = refused;
+    }
+
+    /// Brings ports into the maps. Returns the errors of those that are not as they should be.
+    async fn bring(
+        &mut self,
+        state: &State,
+        addresses: &BTreeSet<IpAddr>,
+        keys: &[PortKey],
+        is_full: bool,
+    ) -> Result<BTreeMap<PortKey, PortError>, EbpfError> {
+        let mut errors = BTreeMap::new();
+        let mut change = self.tables.change((self.settings.clock)());
+        let mut ports = Ports {
+            state,
+            addresses,
+            settings: &self.settings,
+            numbers: &mut self.numbers,
+            maglev: &mut self.maglev,
+        };
+        for keys in keys.chunks(TURN) {
+            for key in keys {
+                if let Err(error) = ports.bring(key, &mut change) {
+                    errors.insert(key.clone(), error);
+                }
+            }
+            yield_now().await;
+        }
+        if is_full {
+            change.remove_others();
+        }
+        let written = change.commit()?;
+        debug!(
+            ports = keys.len(),
+            is_full,
+            ?written,
+            "wrote services into the maps"
+        );
+        Ok(errors)
     }
 }
 
@@ -206,35 +265,17 @@ impl Provider for EbpfProvider {
         .into_iter()
         .collect();
 
-        let mut errors = BTreeMap::new();
-        let mut change = self.tables.change((self.settings.clock)());
-        let mut ports = Ports {
-            state: work.state,
-            addresses: &addresses,
-            settings: &self.settings,
-            numbers: &mut self.numbers,
-            maglev: &mut self.maglev,
-        };
-        for keys in keys.chunks(TURN) {
-            for key in keys {
-                if let Err(error) = ports.bring(key, &mut change) {
-                    errors.insert(key.clone(), error);
-                }
-            }
-            yield_now().await;
+        let state = work.state;
+        let mut errors = self.bring(state, &addresses, &keys, is_full).await?;
+        // What other ports have given up meanwhile is free now.
+        let short: Vec<PortKey> = errors.keys().cloned().collect();
+        if !short.is_empty() && short.len() < keys.len() {
+            errors = self.bring(state, &addresses, &short, false).await?;
         }
         if is_full {
-            change.remove_others();
+            let recounted = self.tables.recount()?;
+            debug!(recounted, "counted the flows of backends");
         }
-        let written = change.commit()?;
-        let recounted = if is_full { self.tables.recount()? } else { 0 };
-        debug!(
-            ports = keys.len(),
-            is_full,
-            ?written,
-            recounted,
-            "wrote services into the maps"
-        );
         self.addresses = addresses;
         self.refuse(&errors);
         if errors.is_empty() {
@@ -256,7 +297,7 @@ struct Ports<'a> {
 
 impl Ports<'_> {
     /// Adds a port to the change: its new content, or its removal.
-    fn bring(&mut self, key: &PortKey, change: &mut Change<'_>) -> Result<(), ServicesError> {
+    fn bring(&mut self, key: &PortKey, change: &mut Change<'_>) -> Result<(), PortError> {
         let known = self.numbers.get(key).copied();
         let spec = self.state.port(key).map(|port| {
             let node = self.node_frontends(key);
@@ -269,9 +310,13 @@ impl Ports<'_> {
             }
             return Ok(());
         };
-        let number = change.set(known, &spec, self.maglev)?;
+        let number = change.set(known, &spec, self.maglev);
+        let number = number.map_err(PortError::Refused)?;
         self.numbers.insert(key.clone(), number);
-        Ok(())
+        match change.without_maglev(number) {
+            Some(error) => Err(PortError::WithoutMaglev(error)),
+            None => Ok(()),
+        }
     }
 
     /// Returns the addresses of the node at which a NodePort is served.

@@ -45,6 +45,7 @@ pub(super) fn spec(
         u32::try_from(affinity.as_secs()).unwrap_or(u32::MAX).max(1)
     });
     PortSpec {
+        owner: key.name.service.namespace.clone(),
         protocol: key.name.protocol.0,
         frontends: frontends.collect(),
         cluster: backends(&port.cluster),
