@@ -5,7 +5,8 @@
 use aya::EbpfLoader;
 
 use super::layout::{self, IP_PROGRAMS};
-use super::loader::{load_program, loaded, reopened};
+use super::load_all::load_all;
+use super::loader::{loaded, reopened};
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The programs' variable for the length of the header before IP, bytes.
@@ -35,9 +36,9 @@ impl Datapath {
             .load(PROGRAMS)?;
         let all = IP_PROGRAMS.into_iter();
         let wanted: Vec<_> = all.filter(|(name, _)| self.parts.have(name)).collect();
-        for &(name, origin) in &wanted {
-            let program = loaded(&mut ebpf, origin)?;
-            load_program(name, || program.load())?;
+        let refused = load_all(&mut ebpf, wanted.iter().map(|(_, origin)| *origin));
+        if let Some(error) = refused.into_values().next() {
+            return Err(error);
         }
         for (name, origin) in wanted {
             let program = reopened(&self.pins, name, loaded(&mut ebpf, origin)?)?;

@@ -17,6 +17,7 @@ pub mod kernel_rtt;
 pub mod layout;
 mod layout_change;
 mod link_pin;
+mod load_all;
 pub mod loader;
 pub mod log;
 mod parts;

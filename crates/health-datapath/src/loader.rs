@@ -31,6 +31,7 @@ use super::ipcache::Ipcache;
 use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, PROGRAM_PINS};
 use super::layout_change::{make_room, set_aside};
+use super::load_all::load_all;
 use super::parts::Parts;
 use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
@@ -150,9 +151,10 @@ impl Datapath {
             .default_map_pin_directory(&pins)
             .override_global(aya_log::LEVEL, &level, false)
             .load(PROGRAMS)?;
-        for name in names() {
-            let program = loaded(&mut ebpf, name)?;
-            load_program(name, || program.load())?;
+        let of_sockets = Sockets::program_names().filter(|_| parts.services);
+        let mut refused = load_all(&mut ebpf, names().chain(of_sockets));
+        if let Some(error) = names().find_map(|name| refused.remove(name)) {
+            return Err(error);
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
@@ -165,7 +167,7 @@ impl Datapath {
             programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);
         }
         let sockets = if parts.services {
-            Sockets::load(&mut ebpf, &pins)?
+            Sockets::take(&mut ebpf, refused, &pins)?
         } else {
             Sockets::default()
         };

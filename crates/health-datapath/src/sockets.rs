@@ -1,7 +1,7 @@
 //! The programs for the host's own sockets: at the root of the control groups, by links that are pinned, replaced in
 //! place, watched and put back. Programs of others at the same hooks stay where they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use super::layout::{LINK_PINS, PROGRAM_PINS, SOCKET_PROGRAMS};
 use super::layout_change::set_aside;
-use super::loader::{file_error, load_program, program_error};
+use super::loader::{file_error, program_error};
 use super::pin_folder::remove_tree;
 use super::sys::{self, LinkTarget};
 use super::{Datapath, DatapathError, link_pin};
@@ -81,11 +81,25 @@ impl fmt::Display for SocketFault {
 }
 
 impl Sockets {
-    /// Loads the programs of an object and pins them. Without those the rest goes on.
-    pub(super) fn load(ebpf: &mut Ebpf, pins: &Path) -> Result<Self, DatapathError> {
+    /// The names of all programs for sockets.
+    pub(super) fn program_names() -> impl Iterator<Item = &'static str> {
+        SOCKET_PROGRAMS.into_iter().map(|(name, _)| name)
+    }
+
+    /// Takes the programs of an object, which are loaded but for those with an error, and pins them. Without them the rest
+    /// goes on.
+    pub(super) fn take(
+        ebpf: &mut Ebpf,
+        mut errors: HashMap<&'static str, DatapathError>,
+        pins: &Path,
+    ) -> Result<Self, DatapathError> {
         let mut programs = BTreeMap::new();
         for (name, hook) in SOCKET_PROGRAMS {
-            match load(ebpf, name, hook) {
+            let program = match errors.remove(name) {
+                Some(error) => Err(error),
+                None => take(ebpf, name, hook),
+            };
+            match program {
                 Ok(program) => programs.insert(name, program),
                 Err(error) => {
                     warn!(%error, "services cannot be there for the host's own sockets");
@@ -266,21 +280,15 @@ impl Datapath {
     }
 }
 
-fn load(
+fn take(
     ebpf: &mut Ebpf,
     name: &'static str,
     hook: bpf_attach_type,
 ) -> Result<SocketProgram, DatapathError> {
     let failed = || program_error("load", name);
     let fd = match ebpf.program_mut(name) {
-        Some(Program::CgroupSockAddr(program)) => {
-            load_program(name, || program.load())?;
-            program.fd().map_err(failed())?.try_clone()
-        }
-        Some(Program::CgroupSock(program)) => {
-            load_program(name, || program.load())?;
-            program.fd().map_err(failed())?.try_clone()
-        }
+        Some(Program::CgroupSockAddr(program)) => program.fd().map_err(failed())?.try_clone(),
+        Some(Program::CgroupSock(program)) => program.fd().map_err(failed())?.try_clone(),
         _ => return Err(DatapathError::Missing(name.to_owned())),
     };
     let fd = fd.map_err(|error| failed()(error.into()))?;
