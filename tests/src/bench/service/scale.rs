@@ -51,7 +51,8 @@ const START_PATIENCE: Duration = Duration::from_secs(300);
 
 const SIZES: ServiceMapSizes = ServiceMapSizes {
     frontends: 65_536,
-    backends: 1 << 18,
+    // One namespace can have 2^18 of these.
+    backends: (1 << 18) + (1 << 15),
     slots: 1 << 19,
     maglev: health_service::maglev::SIZE,
     source_ranges: 1_024,
