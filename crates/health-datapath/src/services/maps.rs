@@ -240,13 +240,21 @@ impl ServiceMaps {
 
     /// The numbers of ports that any entry refers to.
     pub(super) fn named_numbers(&self) -> io::Result<HashSet<u32>> {
-        let mut named = HashSet::new();
+        let mut named = self.numbers_of_flows()?;
         self.frontends4
             .for_each(|_, frontend| named.extend([frontend.service]))?;
         self.frontends6
             .for_each(|_, frontend| named.extend([frontend.service]))?;
         self.backends
             .for_each(|_, backend| named.extend([backend.service]))?;
+        let ranges = self.source_ranges.entries()?.into_iter();
+        named.extend(ranges.map(|((_, range), _)| u32::from_be(range.service_be)));
+        Ok(named)
+    }
+
+    /// The numbers of ports that flows, sockets and clients refer to.
+    pub(super) fn numbers_of_flows(&self) -> io::Result<HashSet<u32>> {
+        let mut named = HashSet::new();
         self.affinity
             .for_each(|client, _| named.extend([client.service]))?;
         for flows in &self.flows4 {
@@ -257,8 +265,6 @@ impl ServiceMaps {
         }
         self.sockets
             .for_each(|_, socket| named.extend([socket.service]))?;
-        let ranges = self.source_ranges.entries()?.into_iter();
-        named.extend(ranges.map(|((_, range), _)| u32::from_be(range.service_be)));
         Ok(named)
     }
 }

@@ -251,13 +251,10 @@ struct Snapshot {
 impl ServiceTables {
     /// Opens the tables and reads what a former agent left. No other process may write the maps any more.
     pub fn open(maps: ServiceMaps) -> Result<Self, ServicesError> {
-        let named = maps.named_numbers();
-        let named = named
-            .map_err(|source| ServicesError::kernel("read", "the maps of services", source))?;
         let mut tables = Self {
             maps,
             sizes: Sizes::default(),
-            numbers: Numbers::after(named.into_iter().max().unwrap_or_default()),
+            numbers: Numbers::after(0),
             frontends: HashMap::new(),
             frontend_counts: [0; 2],
             source_range_count: 0,
@@ -270,6 +267,12 @@ impl ServiceTables {
             is_current: false,
         };
         tables.read()?;
+        // Those of entries that no port is known by.
+        let named = tables.maps.numbers_of_flows();
+        let named = named
+            .map_err(|source| ServicesError::kernel("read", "the maps of services", source))?;
+        let last = named.iter().chain(tables.ports.keys()).max();
+        tables.numbers = Numbers::after(last.copied().unwrap_or_default());
         Ok(tables)
     }
 

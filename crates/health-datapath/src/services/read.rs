@@ -24,10 +24,20 @@ impl ServiceTables {
         self.read_backends()?;
         let reading = |map| move |source| ServicesError::kernel("read", map, source);
         self.read_frontends()?;
-        let slots = values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?;
-        // By default there is room for two million places, of which nobody uses one without this algorithm.
-        let mut ranges = self.ports.values().flat_map(|port| &port.ranges);
-        let maglev = match ranges.any(|range| range.extent.store == Store::Maglev) {
+        // By default there is room for 300,000 places and two million of Maglev, of which an agent that begins uses none.
+        let ranges = self.ports.values().flat_map(|port| &port.ranges);
+        let (mut has_slots, mut has_maglev) = (false, false);
+        for range in ranges {
+            match range.extent.store {
+                Store::Maglev => has_maglev = true,
+                Store::Slots | Store::Backends => has_slots = true,
+            }
+        }
+        let slots = match has_slots {
+            true => values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?,
+            false => Vec::new(),
+        };
+        let maglev = match has_maglev {
             true => values(&self.maps.maglev).map_err(reading(layout::MAGLEV.name))?,
             false => Vec::new(),
         };

@@ -493,3 +493,55 @@ fn what_others_did_to_the_maps_is_put_right_by_a_full_sync() {
     node.sync(&bed.state, &Changes::default(), true).unwrap();
     assert_eq!(check(&node, &bed.state, &addresses).unwrap(), numbers);
 }
+
+/// One has the only table. What the other gives up and what it takes are in one sync.
+#[test]
+fn a_port_without_a_maglev_table_is_named_and_served_and_gets_the_next_one() {
+    if !is_root() {
+        return;
+    }
+    let sizes = ServiceMapSizes {
+        maglev: 251,
+        ..SIZES
+    };
+    let addresses = BTreeSet::new();
+    let mut bed = Bed::new();
+    let with = |name, algorithm| bed::service(name, 1, |common| common.algorithm = Some(algorithm));
+    for name in ["a", "b"] {
+        bed.set(with(name, Algorithm::Maglev));
+        bed.slice(bed::slice(
+            name,
+            &[(1, READY, "there"), (2, READY, "there")],
+        ));
+    }
+    let mut node = Node::new(sizes, &addresses);
+    bed.sync();
+    let error = node
+        .sync(&bed.state, &Changes::default(), true)
+        .unwrap_err();
+    let refused: Vec<_> = EbpfProvider::refused(&error).collect();
+    let [(port, why)] = refused.as_slice() else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(*port, bed::key("b"));
+    assert!(
+        why.starts_with("maglev is not in force, backends are chosen at random: HEALTH_MAGLEV"),
+        "{why}"
+    );
+    assert!(
+        node.listed()
+            .values()
+            .all(|frontend| frontend.inside.len() == 2)
+    );
+
+    bed.set(with("a", Algorithm::Random));
+    let mut changes = bed.state.sync(&mut bed.services, &mut bed.endpoints);
+    changes.ports.insert(bed::key("b"));
+    node.sync(&bed.state, &changes, false).unwrap();
+    let maglev = node.listed().into_values();
+    let maglev: Vec<_> = maglev
+        .filter(|frontend| frontend.entry.algorithm == health_common::service::ALGORITHM_MAGLEV)
+        .map(|frontend| frontend.address)
+        .collect();
+    assert_eq!(maglev, [SocketAddr::new([10, 96, 0, b'b'].into(), 80)]);
+}
