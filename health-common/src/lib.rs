@@ -25,6 +25,7 @@ pub mod masquerade;
 pub mod metrics;
 pub mod nat;
 pub mod neighbour;
+pub mod own;
 pub mod packet;
 pub mod policy;
 pub mod probe;

@@ -31,6 +31,7 @@ use crate::ip_version::Version as _;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
+use crate::source::Source;
 use crate::{delivery, service};
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
@@ -94,7 +95,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// What of an endpoint's packets differs between the IP versions.
-pub(crate) trait Packets: Steps + service::Steps {
+pub(crate) trait Packets: Steps + service::Steps + Source {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;
@@ -165,6 +166,9 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     let Some(ip) = frame.at::<T::Header>(IP_AT) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
+    if let Some(reason) = T::refused_end(ip) {
+        return refuse(frame, reason, Direction::Egress);
+    }
     let destination = T::ends(ip).1.to_addr();
     // Nobody routes such a packet: it is the host's own.
     if T::has_link_destination(ip) {
@@ -372,6 +376,9 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     let Some(ip) = frame.at::<T::Header>(IP_AT) else {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     };
+    if let Some(reason) = T::refused_end(ip) {
+        return refuse(frame, reason, Direction::Ingress);
+    }
     let source = T::ends(ip).0.to_addr();
     if T::has_link_source(ip) {
         // With anything else the endpoint would talk to the host under an address that no policy knows, and with
@@ -485,7 +492,10 @@ fn solicitation<'a>(
         return None;
     }
     let headers = frame.headers::<Ipv6Header, Neighbour>(L4_AT6)?;
-    neighbour::is_solicitation(headers.1, headers.2, frame.length()).then_some(headers)
+    let holds_v4 =
+        Tuple6::refused_end(headers.1).is_some() || Addr::v6(headers.2.target_be).is_v4();
+    (!holds_v4 && neighbour::is_solicitation(headers.1, headers.2, frame.length()))
+        .then_some(headers)
 }
 
 /// Sends an answer about a neighbour back: to the host for its own question, out to the endpoint for

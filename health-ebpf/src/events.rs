@@ -19,14 +19,21 @@ use health_common::tuple::Tuple;
 use crate::clock::now_ns;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR};
+use crate::maps::{
+    HEALTH_CONFIG, HEALTH_DEVICES, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR,
+};
 use crate::metrics::count_bytes;
 
 /// Tells that a packet is dropped.
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        tell_drop(frame.skb(), reason as u32, direction as u32);
+        tell_drop(
+            frame.skb(),
+            reason as u32,
+            direction as u32,
+            frame.ifindex(),
+        );
     }
 }
 
@@ -55,7 +62,7 @@ fn is_wanted(kinds: u32) -> bool {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32) -> u32 {
+extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let frame = Frame::new(&ctx);
     let Some(event) = draft() else {
@@ -65,7 +72,7 @@ extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32) -> u32
         kind: EVENT_DROP,
         reason: reason as u8,
         direction: direction as u8,
-        ifindex: frame.ifindex(),
+        ifindex,
         length: frame.length(),
         ..Event::default()
     };
@@ -165,7 +172,8 @@ fn write(event: &mut Event) -> u32 {
     0
 }
 
-/// Id of the endpoint that an event concerns: the one whose device it is, or whose address.
+/// Id of the endpoint that an event concerns: the one whose device it is, or whose address. A false source tells of nobody,
+/// and not of the destination either: that one did nothing.
 #[inline(always)]
 fn endpoint(event: &Event) -> u16 {
     if let Some(config) = HEALTH_CONFIG.get(0)
@@ -177,6 +185,13 @@ fn endpoint(event: &Event) -> u16 {
             &config.health4
         };
         return endpoint_at(own);
+    }
+    // SAFETY: as in `endpoint_at`.
+    if let Some(id) = unsafe { HEALTH_DEVICES.get(event.ifindex) } {
+        return *id as u16;
+    }
+    if event.kind == EVENT_DROP && event.reason == Reason::InvalidSource as u8 {
+        return 0;
     }
     match endpoint_at(&event.source) {
         0 => endpoint_at(&event.destination),

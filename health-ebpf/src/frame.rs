@@ -46,6 +46,8 @@ const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);
 
 /// Of `linux/if_packet.h`.
 const PACKET_HOST: u32 = 0;
+/// As above.
+const PACKET_LOOPBACK: u32 = 5;
 
 /// A packet at a tc hook.
 pub struct Frame<'a> {
@@ -117,6 +119,13 @@ impl<'a> Frame<'a> {
     pub fn is_to_host(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).pkt_type == PACKET_HOST }
+    }
+
+    /// Whether the packet is the host's copy of its own to a group, which comes back by the device that it left by.
+    #[inline(always)]
+    pub fn is_looped_back(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).pkt_type == PACKET_LOOPBACK }
     }
 
     /// Length of the header before the IP header, if there are no tags, bytes.

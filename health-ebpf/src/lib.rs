@@ -34,6 +34,7 @@ pub mod rewrite;
 pub mod ring;
 pub mod rtt;
 pub mod service;
+pub mod source;
 pub mod table;
 pub mod tcp;
 pub mod turnround;

@@ -16,6 +16,7 @@ use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::own::{OWN_ENTRIES, OwnPrefix};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::ring::{Hand, RINGS};
 use health_common::rtt::{RttKey, RttRow};
@@ -134,6 +135,14 @@ pub static HEALTH_POLICY_COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(PO
 /// Identities by address.
 #[map]
 pub static HEALTH_IPCACHE: LpmTrie<Addr, IpcacheEntry> = LpmTrie::pinned(IPCACHE_ENTRIES, 0);
+
+/// The host's own addresses. Of no meaning is the value.
+#[map]
+pub static HEALTH_OWN: LpmTrie<OwnPrefix, u32> = LpmTrie::pinned(OWN_ENTRIES, 0);
+
+/// Endpoints of this node, by the host's end of their veth pairs: their ids.
+#[map]
+pub static HEALTH_DEVICES: HashMap<u32, u32> = HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
 
 /// Frontends of IPv4 services.
 #[map]

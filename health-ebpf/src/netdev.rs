@@ -12,7 +12,8 @@ use crate::clock::received_ns;
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
-use crate::metrics::{Verdict, ignore, pass};
+use crate::metrics::{Verdict, ignore, pass, refuse};
+use crate::source::is_spoofed;
 use crate::tcp::{self, Packet};
 use crate::{arrivals as counts, nat, probe_flow, rtt, service, turnround};
 
@@ -40,9 +41,16 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
 /// A packet that came by an uplink.
 #[inline(always)]
 pub fn from_netdev(frame: &Frame) -> Verdict {
+    // The host's own copy of what it sends to a group, which has no link header.
+    if frame.is_looped_back() {
+        return ignore();
+    }
     let Some((ethertype, ip_at)) = frame.network() else {
         return ignore();
     };
+    if is_spoofed(frame, ethertype, ip_at) {
+        return refuse(frame, Reason::InvalidSource, Direction::Ingress);
+    }
     if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Ingress) {
         tcp::received(frame, &packet);
         return nat::arrive(frame, ethertype);

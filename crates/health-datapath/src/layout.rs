@@ -19,6 +19,7 @@ use health_common::ipcache::IpcacheEntry;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::own::OwnPrefix;
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::ring::{
     Hand, RING_CT6, RING_NAT4, RING_NAT6, RING_REVNAT4, RING_REVNAT6, RINGS,
@@ -154,11 +155,15 @@ pub const REVNAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_REVNAT6_RING", 11
 pub const HANDS: MapLayout = map::<u32, Hand>("HEALTH_HANDS", 11);
 /// By which keys nodes know what others send on to their backends.
 pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
+/// The host's own addresses.
+pub const OWN: MapLayout = map::<Key<OwnPrefix>, u32>("HEALTH_OWN", 12);
+/// Ids of endpoints by their devices.
+pub const DEVICES: MapLayout = map::<u32, u32>("HEALTH_DEVICES", 12);
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 12);
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 49] = [
+pub const MAPS: [MapLayout; 51] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -207,6 +212,8 @@ pub const MAPS: [MapLayout; 49] = [
     REVNAT6_RING,
     HANDS,
     DIRECT,
+    OWN,
+    DEVICES,
     CONFIG,
 ];
 

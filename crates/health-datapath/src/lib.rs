@@ -20,6 +20,7 @@ mod link_pin;
 mod load_all;
 pub mod loader;
 pub mod log;
+pub mod own;
 mod parts;
 pub mod pin_folder;
 mod pins;

@@ -32,6 +32,7 @@ use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, PROGRAM_PINS};
 use super::layout_change::{make_room, set_aside};
 use super::load_all::load_all;
+use super::own::OwnAddresses;
 use super::parts::Parts;
 use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
@@ -105,6 +106,7 @@ pub struct Datapath {
     /// Until the programs are where they shall be.
     pub(super) resizing: Option<PendingResize>,
     pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
+    devices: HashMap<MapData, u32, u32>,
     pub(super) workloads: Workloads,
     pub(super) sockets: Sockets,
     config: Array<MapData, DatapathConfig>,
@@ -157,6 +159,7 @@ impl Datapath {
             return Err(error);
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
+        let devices = typed(&pins, &layout::DEVICES, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
         let xdp_times = typed(&pins, &layout::XDP_TIMES, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
@@ -189,6 +192,7 @@ impl Datapath {
             may_have_filters: true,
             resizing: resizing.is_needed().then_some(resizing),
             endpoints,
+            devices,
             workloads: Workloads::default(),
             sockets,
             config,
@@ -222,6 +226,7 @@ impl Datapath {
             may_have_filters,
             resizing,
             endpoints: _,
+            devices: _,
             workloads,
             sockets,
             config: _,
@@ -337,7 +342,32 @@ impl Datapath {
         for addr in known.into_iter().filter(|addr| !wanted.contains_key(addr)) {
             self.remove_endpoint(addr)?;
         }
+        let wanted: StdHashMap<u32, u16> = self.workloads.devices().collect();
+        for (ifindex, id) in &wanted {
+            self.write_device(*ifindex, *id)?;
+        }
+        let known: Vec<u32> = self.devices.keys().filter_map(Result::ok).collect();
+        for ifindex in known
+            .into_iter()
+            .filter(|known| !wanted.contains_key(known))
+        {
+            self.remove_device(ifindex)?;
+        }
         Ok(())
+    }
+
+    /// Has what happens at a device told of an endpoint.
+    pub(super) fn write_device(&mut self, ifindex: u32, id: u16) -> Result<(), DatapathError> {
+        self.devices
+            .insert(ifindex, u32::from(id), 0)
+            .map_err(map_error("write", layout::DEVICES.name))
+    }
+
+    pub(super) fn remove_device(&mut self, ifindex: u32) -> Result<(), DatapathError> {
+        match self.devices.remove(&ifindex) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(source) => Err(map_error("write", layout::DEVICES.name)(source)),
+        }
     }
 
     pub(super) fn write_endpoint(
@@ -400,6 +430,13 @@ impl Datapath {
     pub fn ipcache(&self) -> Result<Ipcache, DatapathError> {
         let name = layout::IPCACHE.name;
         Ipcache::open(self.map_data(&layout::IPCACHE)?)
+            .map_err(|source| map_error("read", name)(MapError::IoError(source)))
+    }
+
+    /// The host's own addresses. Has one owner, as [`Datapath::policy`].
+    pub fn own_addresses(&self) -> Result<OwnAddresses, DatapathError> {
+        let name = layout::OWN.name;
+        OwnAddresses::open(self.map_data(&layout::OWN)?)
             .map_err(|source| map_error("read", name)(MapError::IoError(source)))
     }
 

@@ -61,6 +61,12 @@ impl Workloads {
         self.known.values().flat_map(Workload::entries)
     }
 
+    /// Their devices, with their ids.
+    pub(super) fn devices(&self) -> impl Iterator<Item = (u32, u16)> {
+        let known = self.known.values();
+        known.map(|workload| (workload.info.ifindex, workload.info.id))
+    }
+
     pub(super) fn hooks(&self) -> impl Iterator<Item = Hook> {
         self.known.values().flat_map(Workload::hooks)
     }
@@ -161,6 +167,9 @@ impl Datapath {
                 .filter(|(address, _)| !kept.contains(address))
             {
                 self.remove_endpoint(address)?;
+            }
+            if former.info.ifindex != workload.info.ifindex {
+                self.remove_device(former.info.ifindex)?;
             }
         }
         self.workloads.known.insert(id, workload);
@@ -285,7 +294,8 @@ impl Datapath {
 
     fn write_entries(&mut self, workload: &Workload) -> Result<(), DatapathError> {
         let mut entries = workload.entries();
-        entries.try_for_each(|(address, info)| self.write_endpoint(address, &info))
+        entries.try_for_each(|(address, info)| self.write_endpoint(address, &info))?;
+        self.write_device(workload.info.ifindex, workload.info.id)
     }
 
     fn is_attached(&self, hook: &Hook) -> bool {
@@ -296,6 +306,7 @@ impl Datapath {
         for (address, _) in workload.entries() {
             self.remove_endpoint(address)?;
         }
+        self.remove_device(workload.info.ifindex)?;
         let mut hooks = workload.hooks().into_iter();
         hooks.try_for_each(|hook| self.detach(&hook))
     }

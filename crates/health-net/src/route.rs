@@ -137,8 +137,8 @@ pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
 }
 
 /// Where packets reach this host: its addresses, the broadcast and anycast addresses of their networks, and what else
-/// the local table has, but for the addresses of services, behind which others are.
-pub async fn to_this_host(handle: &Handle) -> Result<Vec<IpNet>, KernelError> {
+/// the local table has, but for the addresses of services, behind which others are; and the numbers of their devices.
+pub async fn to_this_host(handle: &Handle) -> Result<Vec<(IpNet, u32)>, KernelError> {
     let messages = list(handle, libc::RT_TABLE_LOCAL, RouteProtocol::Unspec).await?;
     let is_to_host = |message: &&RouteMessage| {
         message.header.table == libc::RT_TABLE_LOCAL
@@ -148,12 +148,14 @@ pub async fn to_this_host(handle: &Handle) -> Result<Vec<IpNet>, KernelError> {
             )
     };
     let routes = messages.iter().filter(is_to_host).filter_map(parse);
-    let mut prefixes: Vec<_> = routes.map(|route| route.destination).collect();
+    let mut prefixes: Vec<_> = routes
+        .map(|route| (route.destination, route.device.unwrap_or(0)))
+        .collect();
     if let Some(link) = link::by_name(handle, link::SERVICES_DEVICE).await? {
         let of_services = link::addresses_of(handle, link.index).await?.into_iter();
         let of_services = of_services.map(|carried| IpNet::from(carried.address));
         let of_services: HashSet<_> = of_services.collect();
-        prefixes.retain(|prefix| !of_services.contains(prefix));
+        prefixes.retain(|(prefix, _)| !of_services.contains(prefix));
     }
     Ok(prefixes)
 }

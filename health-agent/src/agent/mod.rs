@@ -8,6 +8,7 @@ mod folders;
 mod kubernetes_pods;
 mod node;
 mod own;
+mod own_addresses;
 mod pages;
 mod routes;
 pub mod services;
@@ -58,6 +59,7 @@ use crate::api::monitor::{self, Monitor};
 use crate::api::{server, socket};
 use crate::metrics::Exporter;
 use crate::pidfile::PidFile;
+use crate::task::AbortOnDrop;
 
 /// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
 /// [`cleanup`] removes it.
@@ -155,6 +157,8 @@ struct Agent {
     _collector: Collector,
     /// Likewise.
     _identities: Arc<IdentityAllocator>,
+    /// Likewise.
+    _own_addresses: AbortOnDrop,
     events: Arc<Hub>,
     relay: JoinHandle<()>,
     /// Tells what is not in order.
@@ -201,6 +205,13 @@ impl Agent {
             &survey.living,
         )
         .await?;
+        let own_addresses = match Self::follow_own_addresses(&node, &netlink).await {
+            Ok(task) => task,
+            Err(error) => {
+                node.take_back().await;
+                return Err(error);
+            }
+        };
         let (lag, lagging) = channel(None);
         let probing = Self::start_probing(
             config,
@@ -324,10 +335,20 @@ impl Agent {
             host_responder,
             _collector: collector,
             _identities: identities,
+            _own_addresses: own_addresses,
             events,
             relay,
             monitors,
         })
+    }
+
+    /// Has the programs know the host's addresses from here on.
+    async fn follow_own_addresses(
+        node: &NodeDatapath,
+        netlink: &netlink::Handle,
+    ) -> anyhow::Result<AbortOnDrop> {
+        let map = node.datapath().own_addresses()?;
+        own_addresses::follow(netlink.clone(), map).await
     }
 
     /// Starts what asks and answers for this node, and what keeps its conntrack maps from filling up. The mesh ends when nobody keeps its handle.

@@ -13,8 +13,8 @@ use health_common::service::xdp::{XdpFlow, XdpWay};
 
 use super::Draft;
 use crate::frame::IP_AT;
-use crate::ip_version::Version;
 use crate::maps::{HEALTH_XDP_DRAFT4, HEALTH_XDP_DRAFT6, HEALTH_XDP_FLOWS4, HEALTH_XDP_FLOWS6};
+use crate::source::Source;
 
 /// Version and length of an IPv4 header without options.
 const PLAIN: u8 = 0x45;
@@ -144,7 +144,7 @@ impl<'a> XdpFrame<'a> {
 }
 
 /// What reading and rewriting of plain packets differs in between the IP versions.
-pub trait Plain: Version {
+pub trait Plain: Source {
     /// What was found out of its flows.
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
     /// Where one of these values is made.

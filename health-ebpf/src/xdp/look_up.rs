@@ -24,6 +24,7 @@ use crate::fib::FibLookup;
 use crate::frame::IP_AT;
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES, HEALTH_XDP_TIMES};
+use crate::source::is_own;
 
 /// What the steps know of a packet.
 #[repr(C)]
@@ -208,6 +209,10 @@ fn find<T: Plain>(
 /// Finds out where the packet goes.
 #[inline(always)]
 fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
+    // The programs of tc drop it.
+    if is_own::<T>(draft.received.source().0, frame.ifindex()) {
+        return None;
+    }
     let way = &mut draft.known.way;
     let ip = frame.at::<T::Header>(IP_AT)?;
     (way.from, way.class) = (frame.ifindex(), T::class(ip));

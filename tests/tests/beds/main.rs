@@ -58,6 +58,7 @@ mod services;
 mod services_ipvs;
 mod slow_peer;
 mod stack;
+mod spoofing;
 mod startup;
 mod status;
 mod traffic;

@@ -10,8 +10,10 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
 use aya::programs::TestRun as _;
+use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
+use health_common::endpoint::EndpointInfo;
 use health_common::events::{
     EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, EVENTS_BYTES, Event,
     MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT,
@@ -102,6 +104,47 @@ fn segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), flags: u8) ->
 
 fn forged() -> Vec<u8> {
     segment(FORGED.into(), FAR4.into(), (FORGED_PORT, 80), SYN)
+}
+
+/// Who is named by a false source has not sent it, and who is sent it has done nothing.
+#[test]
+#[ignore = "needs root"]
+fn a_false_source_is_told_of_the_device_that_it_came_by() -> anyhow::Result<()> {
+    const OTHER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 8);
+    const SENDER: u16 = 300;
+    let mut programs = Programs::load(&ALL)?;
+    programs.run.datapath.configure(DatapathConfig::default())?;
+    let mut endpoints = programs.run.hash_map("HEALTH_ENDPOINTS");
+    let mut devices = programs.run.hash_map("HEALTH_DEVICES");
+    for (address, ifindex, id) in [(ENDPOINT4, IFINDEX, SENDER), (OTHER, IFINDEX + 1, 301)] {
+        let info = EndpointInfo {
+            ifindex,
+            id,
+            ..EndpointInfo::default()
+        };
+        endpoints.insert(Addr::from(address), info, 0)?;
+        devices.insert(ifindex, u32::from(id), 0)?;
+    }
+    let mut told = |program: &str, source: Ipv4Addr, destination: Ipv4Addr| {
+        let packet = segment(source.into(), destination.into(), (FORGED_PORT, 80), SYN);
+        assert_eq!(programs.run.run(program, &packet).code, DROP);
+        let events = programs.events();
+        let [event] = &events[..] else {
+            panic!("one event, not {events:?}")
+        };
+        assert_eq!(event.reason, Reason::InvalidSource as u8);
+        assert_eq!(event.ifindex, IFINDEX);
+        event.endpoint
+    };
+    for (source, destination) in [(OTHER, FAR4), (FORGED, OTHER), (FORGED, FAR4)] {
+        assert_eq!(told("from_endpoint", source, destination), SENDER);
+    }
+    // Nobody's device: an uplink.
+    devices.remove(&IFINDEX)?;
+    for (source, destination) in [(OTHER, FAR4), (OTHER, ENDPOINT4), (ENDPOINT4, OTHER)] {
+        assert_eq!(told("from_netdev", source, destination), 0);
+    }
+    Ok(())
 }
 
 #[test]

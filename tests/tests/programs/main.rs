@@ -17,6 +17,7 @@ mod policy_packets;
 mod policy_verdicts;
 mod service_flood;
 mod service_packets;
+mod spoofing;
 mod tcp_rtt;
 mod testrun;
 mod verifier;

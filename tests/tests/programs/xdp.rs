@@ -13,6 +13,7 @@ use health_common::service::xdp::XdpDevice;
 use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
 use health_common::tcp::Peer;
 use health_common::tuple::Tuple;
+use health_datapath::own::OwnAddress;
 use tests::packet::{payload, tagged};
 use tests::xdp::{
     Hosts, Known, MACS, PASS, Packet, REDIRECT, Stand, TX, Version, hosts, in_namespace, ip,
@@ -360,5 +361,27 @@ fn the_settings_of_host_and_agent_decide() -> anyhow::Result<()> {
         let inner = devices.get(&stand.numbers[1], 0)?;
         assert_eq!(inner.mac, [2, 0, 0, 0, 1, 0x77]);
         Ok(())
+    })
+}
+
+/// What has the source of an address of this node by now is for the programs of tc, which drop it.
+#[test]
+#[ignore = "needs root"]
+fn packets_from_an_address_of_this_node_are_left() -> anyhow::Result<()> {
+    in_namespace(|stand| {
+        let [v4, v6] = hosts();
+        let four = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
+        let six = Known::<Tuple6>::enter(stand, v6, v6.backend, UDP)?;
+        let own = [v4.client, v6.client].map(|address| OwnAddress {
+            prefix: address.into(),
+            device: 0,
+        });
+        let mut map = stand.run.datapath.own_addresses()?;
+        map.set_all(own)?;
+        is_left(&four, 0, &four.request().frame())?;
+        is_left(&six, 0, &six.request().frame())?;
+        map.set_all([])?;
+        goes_on(stand, (0, &four.request()), (REDIRECT, &four.sent_on(1)))?;
+        goes_on(stand, (0, &six.request()), (REDIRECT, &six.sent_on(1)))
     })
 }

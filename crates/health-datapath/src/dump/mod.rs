@@ -28,6 +28,7 @@ use health_common::inflight::Inflight;
 use health_common::ipcache::IpcacheEntry;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
+use health_common::own::OwnPrefix;
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::direct::DirectConfig;
@@ -39,7 +40,7 @@ use map::decode;
 use super::btf::BtfError;
 use super::layout::{self, MapLayout, PROGRAM_PINS};
 use super::policy::PolicyMatch;
-use super::{ipcache, kernel_rtt, sys, trie};
+use super::{ipcache, kernel_rtt, own, sys, trie};
 
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};
@@ -318,6 +319,19 @@ impl Pinned {
             Some((addr.to_ip(), info))
         })?;
         rows.collect()
+    }
+
+    /// The host's own addresses, and of link-local ones the numbers of their devices.
+    pub fn own_rows(&self) -> Result<Rows<(IpNet, Option<u32>)>, DumpError> {
+        self.rows(&layout::OWN, |key, value| {
+            let (prefix, _) = trie::entry::<OwnPrefix, u32>(key, value)?;
+            own::read(&prefix)
+        })
+    }
+
+    /// Numbers of devices of endpoints, and the endpoints' ids.
+    pub fn device_rows(&self) -> Result<Rows<(u32, u32)>, DumpError> {
+        self.rows(&layout::DEVICES, decode)
     }
 
     /// Verdicts of all policy tables.

@@ -51,7 +51,10 @@ impl HostRoutes for Handle {
     fn to_this_host(
         &self,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>> {
-        Box::pin(route::to_this_host(self))
+        Box::pin(async {
+            let found = route::to_this_host(self).await?;
+            Ok(found.into_iter().map(|(prefix, _)| prefix).collect())
+        })
     }
 }
 

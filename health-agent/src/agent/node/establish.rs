@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use super::{LeftFaults, NodeDatapath, mtu_of};
 use crate::agent::endpoints::workload;
 use crate::agent::uplinks::{UplinkSurvey, Uplinks};
-use crate::agent::{addresses, own};
+use crate::agent::{addresses, own, own_addresses};
 
 impl NodeDatapath {
     /// Makes what is missing and takes over what a former agent left. After a failure nothing is there
@@ -88,7 +88,10 @@ impl NodeDatapath {
             }
         };
         let workloads = endpoints.iter().filter_map(workload).collect();
-        let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
+        let made = async {
+            let datapath = Self::load(config, attachments, &spec, workloads)?;
+            // Before a packet comes by its programs.
+            own_addresses::note(netlink, &mut datapath.own_addresses()?).await?;
             let parts = Parts {
                 name: node.full_name(),
                 keys,
@@ -102,7 +105,8 @@ impl NodeDatapath {
                 mtu,
             };
             Self::make(config, parts)
-        });
+        };
+        let made: anyhow::Result<Self> = made.await;
         match made {
             Ok(node) => Ok(node),
             Err(error) => {

@@ -8,6 +8,7 @@ use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
 };
 use health_datapath::dump::Pinned;
+use ipnet::IpNet;
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
@@ -126,6 +127,49 @@ impl fmt::Display for EndpointValue {
                 (false, false) => NONE,
             }
         )
+    }
+}
+
+/// An entry of `HEALTH_DEVICES` as it is shown: the number of a device, and its endpoint.
+pub(super) fn device((key, id): (u32, u32)) -> Entry<u32, DeviceEndpoint> {
+    Entry {
+        key,
+        value: DeviceEndpoint { id },
+    }
+}
+
+/// The endpoint of a device.
+#[derive(Debug, Serialize)]
+pub(super) struct DeviceEndpoint {
+    id: u32,
+}
+
+impl fmt::Display for DeviceEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "id={}", self.id)
+    }
+}
+
+/// An entry of `HEALTH_OWN` as it is shown: a prefix of the host's addresses, and the device of a link-local one.
+pub(super) fn own((key, ifindex): (IpNet, Option<u32>)) -> Entry<IpNet, OwnDevice> {
+    Entry {
+        key,
+        value: OwnDevice { ifindex },
+    }
+}
+
+/// The device of one of the host's addresses.
+#[derive(Debug, Serialize)]
+pub(super) struct OwnDevice {
+    ifindex: Option<u32>,
+}
+
+impl fmt::Display for OwnDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ifindex {
+            Some(ifindex) => write!(f, "ifindex={ifindex}"),
+            None => f.write_str(NONE),
+        }
     }
 }
 

@@ -133,6 +133,8 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const XDP_FLOWS6: &str = layout::XDP_FLOWS6.name;
     const XDP_TIMES: &str = layout::XDP_TIMES.name;
     const HANDS: &str = layout::HANDS.name;
+    const OWN: &str = layout::OWN.name;
+    const DEVICES: &str = layout::DEVICES.name;
 
     match name {
         CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
@@ -240,6 +242,12 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         }
         XDP_TIMES => stream::print(format, &[pinned.xdp_time_rows()?], |row| {
             Some(xdp::times(row))
+        }),
+        OWN => stream::print(format, &[pinned.own_rows()?], |row| {
+            Some(endpoint::own(row))
+        }),
+        DEVICES => stream::print(format, &[pinned.device_rows()?], |row| {
+            Some(endpoint::device(row))
         }),
         HANDS => stream::print(format, &[pinned.hand_rows()?], |row| Some(ring::hand(row))),
         _ => match pinned.ring_rows(name)? {

@@ -1,0 +1,137 @@
+//! `HEALTH_OWN`: the host's own addresses, from which nobody outside sends.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use aya::maps::MapData;
+use health_common::own::{OWN_DEVICE_BITS, OWN_ENTRIES, OwnPrefix};
+use ipnet::IpNet;
+
+use super::ipcache;
+use super::layout::OWN;
+use super::trie::{Prefix, Trie};
+
+/// The value of all entries.
+const PRESENT: u32 = 1;
+
+/// A prefix of the host's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnAddress {
+    /// The addresses.
+    pub prefix: IpNet,
+    /// Number of the device that has it.
+    pub device: u32,
+}
+
+/// What can go wrong with the map.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnError {
+    /// There are more prefixes than the map holds. Nothing was changed.
+    #[error(
+        "cannot write {wanted} addresses of the host to HEALTH_OWN: it has room for {OWN_ENTRIES}"
+    )]
+    Full {
+        /// How many there were to be.
+        wanted: usize,
+    },
+    /// The kernel refused.
+    #[error("cannot {what} {}: {source}", OWN.name)]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The map, and what is in it.
+#[derive(Debug)]
+pub struct OwnAddresses {
+    trie: Trie<OwnPrefix, u32>,
+    known: BTreeSet<Prefix<OwnPrefix>>,
+}
+
+impl OwnAddresses {
+    /// Reads what a former agent left.
+    pub(super) fn open(map: MapData) -> io::Result<Self> {
+        let trie = Trie::new(map);
+        let known = trie.entries()?.into_iter().map(|(prefix, _)| prefix);
+        Ok(Self {
+            known: known.collect(),
+            trie,
+        })
+    }
+
+    /// Makes exactly these the host's addresses. Those that stay are never missing in between. After an error the map has
+    /// some of the changes, and the next call makes the others.
+    pub fn set_all(
+        &mut self,
+        wanted: impl IntoIterator<Item = OwnAddress>,
+    ) -> Result<(), OwnError> {
+        let wanted: BTreeSet<_> = wanted.into_iter().map(key).collect();
+        if wanted.len() > OWN_ENTRIES as usize {
+            return Err(OwnError::Full {
+                wanted: wanted.len(),
+            });
+        }
+        let gone: Vec<_> = self.known.difference(&wanted).copied().collect();
+        self.trie
+            .delete(&gone)
+            .map_err(|source| kernel("delete from", source))?;
+        for prefix in &gone {
+            self.known.remove(prefix);
+        }
+        let fresh: Vec<_> = wanted
+            .difference(&self.known)
+            .map(|prefix| (*prefix, PRESENT))
+            .collect();
+        let result = self.trie.write(&fresh);
+        let written = result
+            .as_ref()
+            .map_or_else(|(done, _)| *done, |()| fresh.len());
+        let written = fresh.into_iter().take(written);
+        self.known.extend(written.map(|(prefix, _)| prefix));
+        result.map_err(|(_, source)| kernel("write to", source))
+    }
+}
+
+fn kernel(what: &'static str, source: io::Error) -> OwnError {
+    OwnError::Kernel { what, source }
+}
+
+/// As the map's keys have it.
+fn key(own: OwnAddress) -> Prefix<OwnPrefix> {
+    let (len, address) = ipcache::prefix(own.prefix);
+    (
+        OWN_DEVICE_BITS + len,
+        OwnPrefix::of_source(address, own.device),
+    )
+}
+
+/// The prefix of a key, and the number of its device, if it is a link-local one; `None` for what is none.
+pub(super) fn read(&(len, own): &Prefix<OwnPrefix>) -> Option<(IpNet, Option<u32>)> {
+    let len = len.checked_sub(OWN_DEVICE_BITS)?;
+    let device = (own.ifindex != 0).then_some(own.ifindex);
+    Some((ipcache::net(&(len, own.address))?, device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_come_back_as_they_went_in() {
+        for (text, device) in [
+            ("127.0.0.0/8", None),
+            ("192.0.2.9/32", None),
+            ("2001:db8::1/128", None),
+            ("2001:db8:7::/64", None),
+            ("fe80::1/128", Some(7)),
+        ] {
+            let prefix: IpNet = text.parse().unwrap();
+            let read = read(&key(OwnAddress { prefix, device: 7 }));
+            assert_eq!(read, Some((prefix, device)), "{text}");
+        }
+    }
+}

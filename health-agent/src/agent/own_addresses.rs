@@ -1,0 +1,43 @@
+//! Tells the programs the host's own addresses: what comes from outside in the name of one is dropped.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_datapath::own::{OwnAddress, OwnAddresses};
+use health_net::changes::Changes;
+use health_net::netlink::Handle;
+use health_net::route;
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::watch::CHANGES_PERIOD;
+use crate::task::AbortOnDrop;
+
+/// Time from a failure to the next attempt.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Brings the map to what the host has now.
+pub(super) async fn note(netlink: &Handle, map: &mut OwnAddresses) -> anyhow::Result<()> {
+    let found = route::to_this_host(netlink).await?;
+    let found = found.into_iter();
+    let own = found.map(|(prefix, device)| OwnAddress { prefix, device });
+    Ok(map.set_all(own)?)
+}
+
+/// Follows the host's addresses. Dropping the result stops that. Must be called in a tokio runtime, by a thread in the
+/// host's namespace.
+pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Result<AbortOnDrop> {
+    let mut changes = Changes::listen()?;
+    note(&netlink, &mut map)
+        .await
+        .context("cannot tell the programs the host's addresses")?;
+    Ok(AbortOnDrop::spawn(async move {
+        while changes.next().await.is_ok() {
+            while let Err(error) = note(&netlink, &mut map).await {
+                warn!(%error, "the programs do not know the host's present addresses; they are told again");
+                sleep(RETRY).await;
+            }
+            sleep(CHANGES_PERIOD).await;
+        }
+    }))
+}
