@@ -11,6 +11,7 @@ pub mod log;
 pub mod manager;
 mod outer;
 pub mod peer_routes;
+pub mod pod_routes;
 pub mod queue;
 pub mod regenerate;
 pub mod workload;

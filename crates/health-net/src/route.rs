@@ -21,9 +21,24 @@ use super::netlink::{Handle, os_error};
 /// `/etc/iproute2/rt_protos`, so `ip route` shows it as `proto 72`.
 pub const ROUTE_PROTOCOL: u8 = 72;
 
-/// A unicast route. Without a gateway its destination is on the link.
+/// The metric of [`RouteKind::Unreachable`]: every other route to the same destination comes first.
+const LAST_METRIC: u32 = u32::MAX;
+
+/// What becomes of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RouteKind {
+    /// They go on.
+    #[default]
+    Unicast,
+    /// Their senders are told that nobody is there.
+    Unreachable,
+}
+
+/// A route. Without a gateway its destination is on the link, if it is unicast.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
+    /// What it does.
+    pub kind: RouteKind,
     /// Where to.
     pub destination: IpNet,
     /// Next hop.
@@ -42,12 +57,21 @@ impl Route {
     /// A route of ours, with nothing set but its destination.
     pub fn to(destination: IpNet) -> Self {
         Self {
+            kind: RouteKind::Unicast,
             destination,
             gateway: None,
             device: None,
             prefsrc: None,
             mtu: None,
             protocol: ROUTE_PROTOCOL,
+        }
+    }
+
+    /// One of ours by which nobody is at the destination, unless another route to it says so.
+    pub fn to_nobody(destination: IpNet) -> Self {
+        Self {
+            kind: RouteKind::Unreachable,
+            ..Self::to(destination)
         }
     }
 
@@ -58,11 +82,19 @@ impl Route {
         header.destination_prefix_length = self.destination.prefix_len();
         header.table = RouteHeader::RT_TABLE_MAIN;
         header.protocol = RouteProtocol::from(self.protocol);
-        header.kind = RouteType::Unicast;
-        if self.gateway.is_none() && self.destination.addr().is_ipv4() {
-            header.scope = RouteScope::Link;
-        }
         let attributes = &mut message.attributes;
+        match self.kind {
+            RouteKind::Unicast => {
+                header.kind = RouteType::Unicast;
+                if self.gateway.is_none() && self.destination.addr().is_ipv4() {
+                    header.scope = RouteScope::Link;
+                }
+            }
+            RouteKind::Unreachable => {
+                header.kind = RouteType::Unreachable;
+                attributes.push(RouteAttribute::Priority(LAST_METRIC));
+            }
+        }
         attributes.push(RouteAttribute::Destination(self.destination.addr().into()));
         attributes.extend(self.gateway.map(|ip| RouteAttribute::Gateway(ip.into())));
         attributes.extend(self.device.map(RouteAttribute::Oif));
@@ -78,6 +110,9 @@ impl Route {
 /// As `ip route` writes it, with the device's number for its name.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == RouteKind::Unreachable {
+            write!(f, "unreachable ")?;
+        }
         write!(f, "{}", self.destination)?;
         if let Some(gateway) = self.gateway {
             write!(f, " via {gateway}")?;
@@ -269,12 +304,17 @@ fn parse(message: &RouteMessage) -> Option<Route> {
     let length = message.header.destination_prefix_length;
     let mut route = Route::to(IpNet::new(any, length).ok()?);
     route.protocol = message.header.protocol.into();
+    if message.header.kind == RouteType::Unreachable {
+        route.kind = RouteKind::Unreachable;
+    }
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(address) => {
                 route.destination = IpNet::new(ip(address)?, length).ok()?;
             }
             RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            // With IPv6, one that leads nowhere is on the loopback.
+            RouteAttribute::Oif(_) if route.kind == RouteKind::Unreachable => {}
             RouteAttribute::Oif(index) => route.device = Some(*index),
             RouteAttribute::PrefSource(address) => route.prefsrc = ip(address),
             RouteAttribute::Metrics(metrics) => {

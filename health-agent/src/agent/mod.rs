@@ -315,7 +315,7 @@ impl Agent {
             source,
             routes: tokio::spawn(routes::keep(
                 netlink.clone(),
-                own.full_name(),
+                own.clone(),
                 registry.watch(),
                 route_reporter,
             )),

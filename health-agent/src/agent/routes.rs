@@ -1,4 +1,5 @@
-//! Keeps the routes to peers' pod CIDRs in step with the node registry.
+//! Keeps the routes to peers' pod CIDRs, and that nobody is at free addresses of this node's, in step with the node
+//! registry.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use health_endpoint::peer_routes::{PeerRouteError, PeerRoutes};
+use health_endpoint::pod_routes;
 use health_model::activity::{Problem, Reporter};
 use health_net::netlink::Handle;
-use health_registry::nodes::NodeSet;
+use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
@@ -22,10 +24,10 @@ const SHARE: u32 = 50;
 const LOGGED: usize = 8;
 
 /// Brings the routes in line with each set that `nodes` brings, and with what is there, until the
-/// task is dropped, and reports each turn. `own` is this node's full name.
+/// task is dropped, and reports each turn. `own` is this node.
 pub(super) async fn keep(
     netlink: Handle,
-    own: String,
+    own: Node,
     mut nodes: Receiver<Arc<NodeSet>>,
     reporter: Reporter,
 ) {
@@ -56,7 +58,7 @@ pub(super) async fn keep(
 
 struct Keeper {
     netlink: Handle,
-    own: String,
+    own: Node,
     routes: PeerRoutes,
     /// Hashes of what was logged already: there may be very many.
     failures: HashSet<u64>,
@@ -66,7 +68,8 @@ struct Keeper {
 impl Keeper {
     /// What is wrong then.
     async fn sync(&mut self, set: &NodeSet) -> Option<Problem> {
-        let peers = set.nodes.iter().filter(|node| node.full_name() != self.own);
+        let own = self.own.full_name();
+        let peers = set.nodes.iter().filter(|node| node.full_name() != own);
         let wanted: Vec<_> = peers
             .flat_map(|node| {
                 node.pod_cidrs.iter().filter_map(|cidr| {
@@ -79,6 +82,11 @@ impl Keeper {
             .routes
             .sync(&self.netlink, &wanted, Instant::now())
             .await;
+        let nodes = set.nodes.iter().chain([&self.own]);
+        let addresses =
+            nodes.flat_map(|node| node.addresses.iter().chain(&node.secondary_addresses));
+        let addresses: Vec<IpAddr> = addresses.copied().collect();
+        let to_nobody = pod_routes::sync(&self.netlink, &self.own.pod_cidrs, &addresses).await;
         let before = std::mem::take(&mut self.failures);
         let mut fresh = 0;
         let mut note = |error: String| {
@@ -89,7 +97,19 @@ impl Keeper {
             }
             fresh += 1;
             if fresh <= LOGGED {
-                warn!(error, "a pod CIDR cannot be reached");
+                warn!(error, "a route of a pod CIDR cannot be had");
+            }
+        };
+        let own_problem = match to_nobody {
+            Ok(changes) => {
+                for change in changes {
+                    info!(%change, "free addresses of this node's pod CIDRs are nobody's");
+                }
+                None
+            }
+            Err(error) => {
+                note(error.to_string());
+                Some(Problem::warning(error))
             }
         };
         let problem = match synced {
@@ -109,9 +129,9 @@ impl Keeper {
         };
         if fresh > LOGGED {
             let more = fresh - LOGGED;
-            warn!(more, "more pod CIDRs cannot be reached");
+            warn!(more, "more routes of pod CIDRs cannot be had");
         }
-        problem
+        problem.or(own_problem)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Direct server return, on the backend's node: another node tells for which frontend a packet to an endpoint here was.
 
+use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_BLACKHOLE, BPF_FIB_LKUP_RET_PROHIBIT};
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_OUT};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
@@ -12,6 +13,7 @@ use health_common::tuple::ServiceFlowParts;
 
 use super::{Direct, covered, direct_tag, resize};
 use crate::clock::are_flows_held;
+use crate::fib::FibLookup;
 use crate::frame::Frame;
 use crate::ipcache::identity_of;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
@@ -43,12 +45,20 @@ pub(in crate::service) fn accept<T: Direct, P: Hook>(
     let Some((source, destination)) = T::addresses(frame, frame.link_header_len()) else {
         return StepResult::PASSED;
     };
-    if direct.count == 0 || !is_endpoint(destination.to_addr()) {
+    if direct.count == 0 {
         return StepResult::PASSED;
     }
     let Some((frontend, tag)) = option::<T>(frame).and_then(|option| option.read()) else {
         return StepResult::PASSED;
     };
+    if !is_endpoint(destination.to_addr()) {
+        // An error about it would show the client the tag, and an address that it did not send to.
+        return if leads_nowhere::<T>(frame, source, destination) {
+            StepResult::dropped(Reason::ServiceNoBackend)
+        } else {
+            StepResult::PASSED
+        };
+    }
     if is_own(is_endpoint(source.to_addr()), || identity_of(source)) {
         return StepResult::dropped(Reason::DirectInvalid);
     }
@@ -101,6 +111,18 @@ fn is_genuine<T: Direct>(
     };
     tag == direct_tag(&raw const covered, 0)
         || direct.count > 1 && tag == direct_tag(&raw const covered, 1)
+}
+
+/// Whether the host would answer that nobody is there.
+#[inline(always)]
+fn leads_nowhere<T: Direct>(frame: &Frame, source: T::Address, destination: T::Address) -> bool {
+    const BLACK_HOLE: i64 = BPF_FIB_LKUP_RET_BLACKHOLE as i64;
+    const PROHIBITED: i64 = BPF_FIB_LKUP_RET_PROHIBIT as i64;
+    let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
+    // SAFETY: a valid context.
+    let found = unsafe { route.ask(frame.skb().cast()) };
+    // Those and what is between: unreachable.
+    (BLACK_HOLE..=PROHIBITED).contains(&found)
 }
 
 /// Enters the flow of such a packet both ways, as if this node had chosen the backend.
