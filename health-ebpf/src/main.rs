@@ -132,13 +132,13 @@ fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
 /// cgroup: a process is told from which IPv4 address a datagram came.
 #[cgroup_sock_addr(recvmsg4)]
 fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
-    socket::tell_peer(&Call4::new(ctx.sock_addr))
+    socket::receive(&Call4::new(ctx.sock_addr))
 }
 
 /// cgroup: the same of an IPv6 address, or of an IPv4 one mapped into it.
 #[cgroup_sock_addr(recvmsg6)]
 fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
-    socket::tell_peer(&Call6::new(ctx.sock_addr))
+    socket::receive(&Call6::new(ctx.sock_addr))
 }
 
 /// cgroup: a process asks to which IPv4 address a socket is connected.

@@ -21,7 +21,7 @@ use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, Policy
 use health_common::ring::{Hand, RINGS};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::service::direct::DirectConfig;
-use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
+use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey, TURN_ENTRIES, Turns};
 use health_common::service::xdp::{XDP_DEVICES, XDP_FLOWS, XdpDevice, XdpFlow, XdpTimes};
 use health_common::service::{
     Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
@@ -206,6 +206,12 @@ pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
 #[map]
 pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
     LruHashMap::pinned(SOCKET_ENTRIES, 0);
+
+/// Unconnected sockets of the host that ask one backend by several addresses, by the key of its answers. Of no meaning to the
+/// next programs: not pinned.
+#[map]
+pub static HEALTH_TURNS: LruHashMap<SocketKey, Turns> =
+    LruHashMap::with_max_entries(TURN_ENTRIES, 0);
 
 /// Devices on which XDP sends packets of services on.
 #[map]

@@ -1,10 +1,19 @@
-//! `HEALTH_SOCKETS`: what the host's own sockets were sent to instead of a service.
+//! `HEALTH_SOCKETS`: what the host's own sockets were sent to instead of a service. `HEALTH_TURNS`: of unconnected sockets that
+//! reach one backend by several addresses, which of these its next answer is from.
 
 use crate::addr::Addr;
 use crate::ct::{TUPLE_IN, TUPLE_OUT};
 
 /// Entries of `HEALTH_SOCKETS`. A connected socket has two, an unconnected one two for each frontend.
 pub const SOCKET_ENTRIES: u32 = 65_536;
+
+/// Entries of `HEALTH_TURNS`: sockets that reach a backend by several addresses.
+pub const TURN_ENTRIES: u32 = 1024;
+/// Addresses in a row that answers are expected from.
+pub const TURNS: usize = 4;
+/// An answer that has not come for so long is none that the process waits for when it sends to another address: it would have
+/// sent again. Milliseconds.
+pub const GIVEN_UP_MS: u32 = 250;
 
 /// The other end of a socket; without address and port, whatever it is connected to.
 #[repr(C)]
@@ -32,8 +41,8 @@ pub struct SocketFlow {
     pub addr: Addr,
     /// Its port.
     pub port_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
+    /// With [`crate::ct::TUPLE_IN`], whether an unconnected socket has heard nothing since it last sent.
+    pub is_asked: u16,
     /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
     pub backend: u32,
     /// Number of the service's port.
@@ -72,4 +81,177 @@ impl SocketKey {
     }
 }
 
-crate::map_types!(SocketKey = 32, SocketFlow = 28);
+/// Datagrams that a socket has sent to one address, one after the other, and that are not answered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// Where they were sent to: a frontend, or the backend itself.
+    pub addr: Addr,
+    /// Its port.
+    pub port_be: u16,
+    /// How many there are.
+    pub datagrams: u16,
+    /// When the last one was sent: milliseconds of `CLOCK_MONOTONIC`, without the upper bits.
+    pub sent_ms: u32,
+}
+
+/// By which addresses a socket has asked one backend, the first that is not answered first.
+///
+/// What a backend answers looks the same to the socket, whichever address it was asked by. So answers are taken to come in the
+/// order of the questions. Threads that use one socket at once may mix them up.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// The first [`Self::len`] count.
+    pub turns: [Turn; TURNS],
+    /// How many there are.
+    pub len: u32,
+    /// Whether all datagrams of the only one are answered. A second answer is from there, too.
+    pub is_over: u32,
+}
+
+impl Turns {
+    /// A datagram is sent.
+    #[inline(always)]
+    pub fn send(&mut self, addr: Addr, port_be: u16, now_ms: u32) {
+        self.forget_given_up(now_ms);
+        let len = self.len as usize;
+        for (place, turn) in self.turns.iter_mut().enumerate() {
+            if place + 1 == len && turn.addr == addr && turn.port_be == port_be {
+                turn.datagrams = turn.datagrams.saturating_add(1);
+                turn.sent_ms = now_ms;
+                return;
+            }
+        }
+        if len >= TURNS {
+            self.shift();
+        }
+        let last = self.len as usize;
+        for (place, turn) in self.turns.iter_mut().enumerate() {
+            if place == last {
+                *turn = Turn {
+                    addr,
+                    port_be,
+                    datagrams: 1,
+                    sent_ms: now_ms,
+                };
+            }
+        }
+        self.len += 1;
+    }
+
+    /// An answer is received. Returns from where it seems to come.
+    #[inline(always)]
+    pub fn receive(&mut self) -> Option<(Addr, u16)> {
+        if self.len == 0 {
+            return None;
+        }
+        let first = &mut self.turns[0];
+        let from = (first.addr, first.port_be);
+        if first.datagrams > 1 {
+            first.datagrams -= 1;
+        } else if self.len > 1 {
+            self.shift();
+        } else {
+            self.is_over = 1;
+        }
+        Some(from)
+    }
+
+    /// Forgets what was answered, and what will not be answered any more.
+    #[inline(always)]
+    fn forget_given_up(&mut self, now_ms: u32) {
+        if self.is_over != 0 {
+            (self.len, self.is_over) = (0, 0);
+        }
+        for _ in 0..TURNS {
+            if self.len > 0 && now_ms.wrapping_sub(self.turns[0].sent_ms) > GIVEN_UP_MS {
+                self.shift();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn shift(&mut self) {
+        for place in 1..TURNS {
+            self.turns[place - 1] = self.turns[place];
+        }
+        self.len -= 1;
+    }
+}
+
+crate::map_types!(SocketKey = 32, SocketFlow = 28, Turn = 24, Turns = 104);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICE: (Addr, u16) = (
+        Addr {
+            words_be: [0, 0, 0, 1],
+        },
+        1,
+    );
+    const DIRECT: (Addr, u16) = (
+        Addr {
+            words_be: [0, 0, 0, 2],
+        },
+        2,
+    );
+
+    fn asked(turns: &mut Turns, to: (Addr, u16), now_ms: u32) {
+        turns.send(to.0, to.1, now_ms);
+    }
+
+    #[test]
+    fn answers_in_turn_are_from_where_was_asked() {
+        let mut turns = Turns::default();
+        for now_ms in 0..100 {
+            let to = if now_ms % 3 == 0 { SERVICE } else { DIRECT };
+            asked(&mut turns, to, now_ms);
+            assert_eq!(turns.receive(), Some(to), "{now_ms}");
+        }
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_questions() {
+        let mut turns = Turns::default();
+        let order = [SERVICE, SERVICE, DIRECT, SERVICE, DIRECT, DIRECT];
+        for to in order {
+            asked(&mut turns, to, 7);
+        }
+        // Of five addresses in a row the first is forgotten.
+        for to in order {
+            assert_eq!(turns.receive(), Some(to));
+        }
+        assert_eq!(turns.receive(), Some(DIRECT), "a second answer");
+    }
+
+    #[test]
+    fn a_lost_answer_is_given_up() {
+        let mut turns = Turns::default();
+        asked(&mut turns, SERVICE, u32::MAX - 10);
+        asked(&mut turns, DIRECT, GIVEN_UP_MS);
+        assert_eq!(turns.receive(), Some(DIRECT));
+        asked(&mut turns, SERVICE, GIVEN_UP_MS);
+        assert_eq!(turns.receive(), Some(SERVICE));
+    }
+
+    #[test]
+    fn more_addresses_in_a_row_than_there_is_room_for_push_out_the_first() {
+        let mut turns = Turns::default();
+        for _ in 0..3 {
+            asked(&mut turns, SERVICE, 0);
+            asked(&mut turns, DIRECT, 0);
+        }
+        assert_eq!(turns.len as usize, TURNS);
+        for to in [SERVICE, DIRECT, SERVICE, DIRECT, DIRECT] {
+            assert_eq!(turns.receive(), Some(to));
+        }
+    }
+
+    #[test]
+    fn nothing_was_asked() {
+        assert_eq!(Turns::default().receive(), None);
+    }
+}

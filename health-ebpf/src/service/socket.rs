@@ -11,16 +11,17 @@ use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, 
 use aya_ebpf::programs::SockContext;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
-use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::service::Frontend;
-use health_common::service::socket::{SocketFlow, SocketKey};
+use health_common::service::socket::{SocketFlow, SocketKey, Turns};
 
 use super::backend::{Client, address, count_flow, discount_flow, elect, stay};
 use super::step::{AtEndpoint, StepResult};
+use crate::clock::coarse_now_ns;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS};
+use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS, HEALTH_TURNS};
 use crate::metrics::count_call;
 
 /// The call goes on.
@@ -261,6 +262,7 @@ where
     T: Version<Address: Default>,
 {
     let Some((frontend, flow)) = frontend::<T>(socket, named) else {
+        note_direct(socket, named);
         return GO_ON;
     };
     let sent = SocketKey {
@@ -280,7 +282,7 @@ where
             backend
         }
     };
-    expect_answers(socket, named, &backend);
+    note_sent(socket, named, &backend);
     Named::of(&backend).put_into(call);
     GO_ON
 }
@@ -295,7 +297,38 @@ fn known<T: Version>(sent: &SocketKey, service: u32) -> Option<SocketFlow> {
     is_same.then_some(flow)
 }
 
-/// A process is told whom it hears from, or to whom its socket is connected: the service.
+/// A process is told whom it hears from: the service.
+#[inline(always)]
+pub fn receive<C: Call>(call: &C) -> i32 {
+    let Some((socket, _)) = socket(call) else {
+        return GO_ON;
+    };
+    let named = Named::by(call);
+    let answers = socket.answers(named.addr, named.port_be);
+    let Some(known) = HEALTH_SOCKETS.get_ptr_mut(answers) else {
+        return GO_ON;
+    };
+    // SAFETY: a value of that map, valid memory for the program's run. Only calls on this socket change it.
+    let mut from = unsafe {
+        if (*known).is_asked != 0 {
+            (*known).is_asked = 0;
+        }
+        Named::of(&*known)
+    };
+    if let Some(turns) = HEALTH_TURNS.get_ptr_mut(answers)
+        // SAFETY: as above.
+        && let Some((addr, port_be)) = unsafe { (*turns).receive() }
+    {
+        from = Named { addr, port_be };
+    }
+    // A frontend is of its backends' version.
+    if C::IS_V6 || from.addr.is_v4() {
+        from.put_into(call);
+    }
+    GO_ON
+}
+
+/// A process is told to whom its socket is connected: the service.
 #[inline(always)]
 pub fn tell_peer<C: Call>(call: &C) -> i32 {
     let Some((socket, _)) = socket(call) else {
@@ -388,7 +421,7 @@ fn choose<T: Version>(
     Ok(SocketFlow {
         addr: addr.to_addr(),
         port_be,
-        pad: 0,
+        is_asked: 0,
         backend: index,
         service: frontend.service,
     })
@@ -413,7 +446,73 @@ fn refuse(why: StepResult) -> i32 {
     REFUSED
 }
 
-/// Has what a backend answers seem to come from the frontend.
+/// Notes that an unconnected socket asks a backend by a frontend.
+#[inline(always)]
+fn note_sent(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
+    let key = socket.answers(backend.addr, backend.port_be);
+    let frontend = SocketFlow {
+        addr: named.addr,
+        port_be: named.port_be,
+        is_asked: 1,
+        ..*backend
+    };
+    if let Some(known) = HEALTH_SOCKETS.get_ptr_mut(key) {
+        take_turn(&key, known, named);
+        // SAFETY: a value of that map, valid memory for the program's run. Only calls on this socket change it.
+        unsafe {
+            (*known).is_asked = 1;
+            if *known == frontend {
+                return;
+            }
+        }
+    }
+    let _ = HEALTH_SOCKETS.insert(key, frontend, u64::from(BPF_ANY));
+}
+
+/// Notes that an unconnected socket sends to an address that is none of a service, if a backend is there that it asks by one,
+/// too.
+#[inline(always)]
+fn note_direct(socket: &SocketKey, named: &Named) {
+    let key = socket.answers(named.addr, named.port_be);
+    if let Some(known) = HEALTH_SOCKETS.get_ptr_mut(key) {
+        // The kernel has what a connected socket of IPv6 sends to an IPv4 address pass as if it were not connected.
+        // SAFETY: as in `known`.
+        if let Some(flow) = unsafe { HEALTH_SOCKETS.get(socket) }
+            && flow.addr == named.addr
+            && flow.port_be == named.port_be
+        {
+            return;
+        }
+        take_turn(&key, known, named);
+        // SAFETY: as in `receive`.
+        unsafe { (*known).is_asked = 0 };
+    }
+}
+
+/// Notes the address by which a socket asks a backend, if it asks it by several. `known`: what it was last asked by as a service.
+#[inline(always)]
+fn take_turn(key: &SocketKey, known: *mut SocketFlow, named: &Named) {
+    let now_ms = (coarse_now_ns() / 1_000_000) as u32;
+    if let Some(turns) = HEALTH_TURNS.get_ptr_mut(key) {
+        // SAFETY: a value of that map, valid memory for the program's run.
+        unsafe { (*turns).send(named.addr, named.port_be, now_ms) };
+        return;
+    }
+    // SAFETY: as in `receive`.
+    let known = unsafe { *known };
+    if known.addr == named.addr && known.port_be == named.port_be {
+        return;
+    }
+    let mut turns = Turns::default();
+    if known.is_asked != 0 {
+        turns.send(known.addr, known.port_be, now_ms);
+    }
+    turns.send(named.addr, named.port_be, now_ms);
+    // Without room all answers seem to come from the frontend.
+    let _ = HEALTH_TURNS.insert(key, turns, u64::from(BPF_ANY));
+}
+
+/// Has what a backend answers a connected socket seem to come from the frontend.
 #[inline(always)]
 fn expect_answers(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     let key = socket.answers(backend.addr, backend.port_be);
@@ -426,5 +525,9 @@ fn expect_answers(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     let known = unsafe { HEALTH_SOCKETS.get(key) };
     if known != Some(&frontend) {
         let _ = HEALTH_SOCKETS.insert(key, frontend, u64::from(BPF_ANY));
+    }
+    // Of a socket that was not connected before.
+    if socket.protocol == IP_PROTOCOL_UDP {
+        let _ = HEALTH_TURNS.remove(key);
     }
 }

@@ -1,5 +1,7 @@
 //! Who answers the host, and what becomes of its sockets when backends go.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use anyhow::{Context as _, ensure};
 use nix::errno::Errno;
 use serde_json::json;
@@ -7,7 +9,9 @@ use tests::served::{Connection, Datagrams, ServiceManifest, curl};
 use tests::{PATIENCE, wait_for};
 
 use super::super::EACH;
-use super::{ALL, all_targets, ask_connected, ask_from, ensure_errno, targets, unconnected};
+use super::{
+    ALL, all_targets, ask_connected, ask_from, ensure_errno, mapped, targets, unconnected,
+};
 use super::{Row, SOON, Stand, wait_answered_by, wait_datagrams_answered_by};
 
 pub(in crate::services) const ROWS: &[Row] = &[
@@ -23,6 +27,10 @@ pub(in crate::services) const ROWS: &[Row] = &[
     (
         "a_socket_of_the_host_stays_connected_where_it_was_when_another_service_refuses_it",
         stays_connected,
+    ),
+    (
+        "an_unconnected_socket_of_the_host_hears_from_where_it_asked",
+        asked_by_several_addresses,
     ),
     (
         "flows_of_the_host_are_counted_until_their_sockets_are_closed",
@@ -146,6 +154,66 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ensure!(peer == target, "it is told to be connected to {peer}");
         let name = ask_connected(&socket, target)?;
         ensure!(name == first, "{name} answers, before it was {first}");
+    }
+    Ok(())
+}
+
+/// Sequences of addresses that one socket asks, one after the other.
+const SEQUENCES: usize = 16;
+
+/// The addresses of two services and of their only backend, here and on the other node: the socket asks them in any order, waits
+/// for each answer or for none before it asks again, and each answer seems to come from where its question was sent to.
+fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let mut random = fastrand::Rng::with_seed(tests::seed());
+    for (backend, numbers) in [("web-1", [1, 2]), ("web-2", [3, 4])] {
+        let backend = stand.backend(backend)?;
+        let mut asked = vec![backend.addresses()];
+        for number in numbers {
+            let mut service = ServiceManifest::new(&format!("asked-{number}"), 0).of([backend]);
+            service.cluster_ips = vec![
+                Ipv4Addr::new(10, 96, 9, number).into(),
+                Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 9, number.into()).into(),
+            ];
+            stand.write(&service)?;
+            for target in targets(&service) {
+                wait_datagrams_answered_by(node.name(), target, &[&backend.name])?;
+            }
+            asked.push(targets(&service));
+        }
+        let of_version = |version: fn(&SocketAddr) -> bool| -> Vec<SocketAddr> {
+            asked.iter().flatten().copied().filter(version).collect()
+        };
+        let [v4, v6] = [
+            of_version(SocketAddr::is_ipv4),
+            of_version(SocketAddr::is_ipv6),
+        ];
+        let mapped: Vec<_> = v4.iter().copied().map(mapped).collect();
+        for addresses in [v4, v6, mapped] {
+            ensure!(addresses.len() == 3, "{addresses:?}");
+            for _ in 0..SEQUENCES {
+                let socket = unconnected(node, addresses[0])?;
+                for _ in 0..8 {
+                    ask_from(&socket, addresses[random.usize(..addresses.len())])?;
+                }
+                let mut questions = Vec::new();
+                for question in 0..4_u8 {
+                    let to = addresses[random.usize(..addresses.len())];
+                    socket.send_to(&[b'0' + question], to)?;
+                    questions.push(to);
+                }
+                for (question, to) in questions.iter().enumerate() {
+                    let mut buffer = [0; 64];
+                    let (length, from) = socket.recv_from(&mut buffer)?;
+                    let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                    ensure!(
+                        answer.ends_with(&question.to_string()),
+                        "{answer} to {question}"
+                    );
+                    ensure!(from == *to, "{question} to {questions:?}: {from} answers");
+                }
+            }
+        }
     }
     Ok(())
 }
