@@ -66,3 +66,75 @@ fn names_and_links_are_found() {
     assert_eq!(named(workspace.root(), page), ["docs/a.md"]);
     assert_eq!(linked(page), ["e.md"]);
 }
+
+/// Maps that neither objects nor packets of tenants fill: settings, numbers of a fixed kind, and what nodes of the mesh fill.
+const OF_NO_TENANT: &[&str] = &[
+    "HEALTH_CALLS",
+    "HEALTH_CONFIG",
+    "HEALTH_DIRECT",
+    "HEALTH_HANDS",
+    "HEALTH_INFLIGHT",
+    "HEALTH_IP_CALLS",
+    "HEALTH_MASQUERADE",
+    "HEALTH_METRICS",
+    "HEALTH_MONITOR",
+    "HEALTH_PEERS",
+    "HEALTH_RTT",
+    "HEALTH_XDP_DEVICES",
+    "HEALTH_XDP_TIMES",
+];
+
+/// What stands in code spans in one column of the tables of a page.
+fn column(page: &str, column: usize) -> impl Iterator<Item = &str> {
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(move |row| row.split(" | ").nth(column));
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2))
+}
+
+#[test]
+fn the_page_of_limits_has_all_maps_that_tenants_share() {
+    let workspace = Workspace::locate().expect("the workspace");
+    let page = |name: &str| fs::read_to_string(workspace.root().join("docs").join(name));
+    let (maps, limits) = (
+        page("maps.md").expect("maps"),
+        page("limits.md").expect("limits"),
+    );
+    let mut shared = column(&maps, 0)
+        .filter(|name| name.starts_with("HEALTH_"))
+        .peekable();
+    assert!(shared.peek().is_some(), "no map in docs/maps.md");
+    let missing: Vec<_> = shared
+        .filter(|map| !OF_NO_TENANT.contains(map) && !map.ends_with("_RING"))
+        .filter(|map| !limits.contains(&format!("`{map}`")))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/limits.md: {missing:?}");
+}
+
+#[test]
+fn tests_that_the_page_of_limits_names_are_there() {
+    let workspace = Workspace::locate().expect("the workspace");
+    let root = workspace.root();
+    let limits = fs::read_to_string(root.join("docs/limits.md")).expect("limits");
+    let mut sources = String::new();
+    for folder in ["crates", "health-agent", "tests"] {
+        read_sources(&root.join(folder), &mut sources);
+    }
+    let named = column(&limits, 5).filter(|name| !name.contains(' '));
+    let mut named: Vec<_> = named.filter(|name| name.contains('_')).collect();
+    named.dedup();
+    assert!(!named.is_empty(), "no test in docs/limits.md");
+    named.retain(|name| !sources.contains(&format!("fn {name}(")));
+    assert!(named.is_empty(), "no such tests: {named:?}");
+}
+
+/// Adds the text of all sources in a folder.
+fn read_sources(folder: &Path, sources: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&fs::read_to_string(&path).expect("a source"));
+        }
+    }
+}
