@@ -1,9 +1,11 @@
 //! The pid file: one agent at a time for each runtime folder.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use health_model::private;
 
 /// Why the pid file could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +18,17 @@ pub enum PidFileError {
     Held {
         /// The holder, as it wrote itself down.
         pid: String,
+        /// The pid file.
+        path: PathBuf,
+    },
+    /// A process that is no agent holds it.
+    #[error(
+        "the pid file {path} is locked by {holder}, which did not write it: end that process; agents of earlier \
+         versions let everybody open this file"
+    )]
+    Locked {
+        /// The holder, in words.
+        holder: String,
         /// The pid file.
         path: PathBuf,
     },
@@ -53,18 +66,21 @@ impl PidFile {
             }
         };
         loop {
-            let mut file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)
-                .map_err(failed("open"))?;
+            let mut file = private::open(path).map_err(failed("open"))?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     let mut text = String::new();
                     file.read_to_string(&mut text).map_err(failed("read"))?;
+                    let is_its_own = |holder: u32| text.trim() == holder.to_string();
+                    if !text.trim().is_empty()
+                        && private::lock_holder(&file).is_some_and(|holder| !is_its_own(holder))
+                    {
+                        return Err(PidFileError::Locked {
+                            holder: private::holder_in_words(&file),
+                            path: path.to_owned(),
+                        });
+                    }
                     let pid = match text.trim() {
                         "" => "unknown (it has just started)".to_owned(),
                         pid => pid.to_owned(),

@@ -18,6 +18,9 @@ pub struct Regeneration {
     pub identity: Identity,
     /// The labels of its identity. Empty: not known, the identity is `reserved:init`.
     pub labels: LabelSet,
+    /// Whether it has labels and no identity of them: nothing passes but what the rules allow `reserved:init`, also
+    /// where none selects that.
+    pub fails_closed: bool,
     /// Its addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,
     /// Name of the host's end of its pair.

@@ -1,9 +1,11 @@
-//! Files that are there as a whole or not at all, whenever the machine stops.
+//! Files that are there as a whole or not at all, whenever the machine stops. They are their owner's alone.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+use crate::private;
 
 /// Extension of files that are not whole yet.
 pub const UNFINISHED: &str = "new";
@@ -21,10 +23,12 @@ pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
 
 fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
+    private::make_folder(folder)?;
     let temporary = temporary(path);
     let written = || {
-        let mut file = File::create(&temporary)?;
+        // What a killed agent was writing.
+        remove(&temporary)?;
+        let mut file = private::create(&temporary)?;
         file.write_all(contents)?;
         sync(&file)?;
         fs::rename(&temporary, path)?;

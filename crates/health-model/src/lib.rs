@@ -1,5 +1,5 @@
 //! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
-//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` writes files, `document`
+//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` and `private` write files, `document`
 //! parses texts, `folder` watches files, `ipam` allocates addresses, `activity` reads the monotonic clock, `pace` spreads probes over time.
 
 #![forbid(unsafe_code)]
@@ -21,4 +21,5 @@ pub mod manifest;
 pub mod pace;
 pub mod policy;
 pub mod printable;
+pub mod private;
 pub mod settings;

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -23,6 +24,10 @@ pub const NETNS_DIR: &str = "/run/netns";
 
 /// `NS_GET_NSTYPE` of linux/nsfs.h: what kind of namespace a file stands for.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
+
+/// How long somebody else may hold the lock of [`NETNS_DIR`], and the pause between two attempts to get it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The calling thread's own namespace. `/proc/self` would name the process's first thread's.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
@@ -280,18 +285,42 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
         let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
         mount(None::<&str>, dir, None::<&str>, flags, None::<&str>)
     };
-    // Two that do this at once would mount the folder twice; `ip netns` takes the same lock.
-    let folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
-    let _lock = Flock::lock(folder, FlockArg::LockExclusive)
-        .map_err(|(_, e)| NetNsError::new("lock folder", dir, e))?;
     match share() {
         // Not a mount point yet.
+        Err(Errno::EINVAL) => {}
+        other => return other.map_err(failed),
+    }
+    // Two that do this at once would mount the folder twice; `ip netns` takes the same lock.
+    let _lock = lock_folder(dir)?;
+    match share() {
         Err(Errno::EINVAL) => {
             let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
             mount(Some(dir), dir, None::<&str>, flags, None::<&str>).map_err(failed)?;
             share().map_err(failed)
         }
         other => other.map_err(failed),
+    }
+}
+
+/// Locks a folder, if nobody holds it for longer than [`LOCK_PATIENCE`]: everybody may open this one and lock it, which
+/// must keep no agent from its start.
+fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
+    let mut folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        folder = match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((folder, Errno::EWOULDBLOCK)) if Instant::now() < deadline => folder,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                warn!(
+                    folder = %dir.display(),
+                    "somebody keeps this folder locked; its mounts are shared without the lock"
+                );
+                return Ok(None);
+            }
+            Err((_, e)) => return Err(NetNsError::new("lock folder", dir, e)),
+        };
+        thread::sleep(LOCK_PAUSE);
     }
 }
 

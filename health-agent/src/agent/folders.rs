@@ -1,24 +1,49 @@
-//! The agent's folders, made as needed and given back when the start fails.
+//! The agent's folders: made as needed, given back when the start fails, and closed to other users.
 
-use std::fs;
+use std::fs::{self, DirBuilder, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use health_model::private::{self, FOLDER_MODE};
+use health_model::settings::Location;
+use nix::unistd::Gid;
+use tracing::{info, warn};
+
+/// Mode of the runtime folder where a group may reach the socket in it.
+const GROUP_FOLDER_MODE: u32 = 0o750;
+/// Mode of the folders above that are made with it: they may be passed.
+const PASSABLE_MODE: u32 = 0o711;
+/// Everybody may write, and whether they may remove what is another user's (inode(7)).
+const OTHERS_WRITE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
 
 /// The folders that were not there before, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct NewFolders(Vec<PathBuf>);
 
 impl NewFolders {
-    /// Makes a folder and those that it is in.
+    /// Makes a folder and those that it is in, for their owner alone.
     pub(super) fn make(&mut self, folder: &Path) -> anyhow::Result<()> {
+        self.make_below(folder, FOLDER_MODE)
+    }
+
+    /// The same, where a group is to reach something in the folder.
+    pub(super) fn make_reachable(&mut self, folder: &Path) -> anyhow::Result<()> {
+        self.make_below(folder, PASSABLE_MODE)
+    }
+
+    /// `above` is the mode of those that the folder is in.
+    fn make_below(&mut self, folder: &Path, above: u32) -> anyhow::Result<()> {
         let mut missing: Vec<_> = folder
             .ancestors()
             .take_while(|path| !path.exists())
             .collect();
         missing.reverse();
         for path in missing {
-            match fs::create_dir(path) {
+            let mode = if path == folder { FOLDER_MODE } else { above };
+            match DirBuilder::new().mode(mode).create(path) {
                 Ok(()) => self.0.push(path.to_owned()),
                 // An agent of another instance, which starts at the same time, was faster.
                 Err(_) if path.is_dir() => {}
@@ -38,6 +63,124 @@ impl NewFolders {
             let _ = fs::remove_dir(folder);
         }
     }
+
+    /// Closes the runtime and the state folder to other users, but the runtime folder to members of `group`, and all that
+    /// is kept in them. Earlier versions left them open. A folder in which others keep something stays as it is.
+    pub(super) fn close(&self, location: &Location, group: Option<Gid>) -> anyhow::Result<()> {
+        let (runtime_dir, state_dir) = (&location.runtime_dir, &location.state_dir);
+        if self.is_own(runtime_dir, |path| is_of_runtime(path, location))? {
+            admit(runtime_dir, group)
+                .with_context(|| format!("cannot set the mode of {}", runtime_dir.display()))?;
+        }
+        let mut folders = vec![state_dir.join("endpoints"), location.deletions()];
+        // Files that others keep there may have the same names.
+        if self.is_own(state_dir, is_of_state)? {
+            folders.push(state_dir.clone());
+        }
+        for folder in folders {
+            tighten(&folder)?;
+            for path in entries(&folder)?.iter().filter(|path| is_of_state(path)) {
+                tighten(path)?;
+            }
+        }
+        for folder in [runtime_dir, state_dir] {
+            require_unwritable(folder)?;
+        }
+        if let Some(group) = group {
+            warn_if_unreachable(runtime_dir, group);
+        }
+        Ok(())
+    }
+
+    /// Whether nobody else keeps anything in a folder.
+    fn is_own(&self, folder: &Path, is_ours: impl Fn(&Path) -> bool) -> anyhow::Result<bool> {
+        let is_new = self.0.iter().any(|made| made == folder);
+        Ok(is_new || entries(folder)?.iter().all(|path| is_ours(path)))
+    }
+}
+
+/// What there is in a folder; nothing if there is none.
+fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let listed = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listed => listed.and_then(|entries| {
+            entries
+                .map(|entry| entry.map(|entry| entry.path()))
+                .collect::<io::Result<Vec<_>>>()
+        }),
+    };
+    listed.with_context(|| format!("cannot list {}", folder.display()))
+}
+
+/// Whether agents keep this in their runtime folder: this one, or one of another instance below it.
+fn is_of_runtime(path: &Path, location: &Location) -> bool {
+    let is_in_it = |file: PathBuf| {
+        file.file_name()
+            .is_some_and(|name| path.join(name).exists())
+    };
+    *path == location.pid_file()
+        || *path == location.socket()
+        || *path == location.deletions()
+        || location.state_dir.starts_with(path)
+        || is_in_it(location.pid_file())
+        || is_in_it(location.socket())
+}
+
+/// Whether agents keep this in their state folder, by its name.
+fn is_of_state(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let is_kept = matches!(extension, Some("json" | "lock" | "damaged" | "new"));
+    is_kept || path.file_name().is_some_and(|name| name == "endpoints")
+}
+
+fn tighten(path: &Path) -> anyhow::Result<()> {
+    let tightened = private::tighten(path)
+        .with_context(|| format!("cannot close {} to other users", path.display()))?;
+    if tightened {
+        info!(path = %path.display(), "closed to other users");
+    }
+    Ok(())
+}
+
+/// Lets the members of a group into a folder, and nobody else besides its owner.
+fn admit(folder: &Path, group: Option<Gid>) -> io::Result<()> {
+    private::tighten(folder)?;
+    if let Some(group) = group {
+        chown(folder, None, Some(group.as_raw()))?;
+        fs::set_permissions(folder, fs::Permissions::from_mode(GROUP_FOLDER_MODE))?;
+    }
+    Ok(())
+}
+
+/// Fails where everybody may replace what the agent keeps.
+fn require_unwritable(folder: &Path) -> anyhow::Result<()> {
+    let metadata = fs::metadata(folder);
+    let mode = metadata.map_or(FOLDER_MODE, |metadata| metadata.mode());
+    anyhow::ensure!(
+        mode & OTHERS_WRITE == 0 || mode & STICKY != 0,
+        "every user may replace what is in {} (mode {:o}): `chmod o-w` it, or use another folder",
+        folder.display(),
+        mode & 0o7777
+    );
+    Ok(())
+}
+
+/// Says which folder keeps the members of a group from the socket.
+fn warn_if_unreachable(runtime_dir: &Path, group: Gid) {
+    let is_passable = |metadata: &Metadata| {
+        let mode = metadata.mode();
+        mode & 0o001 != 0 || metadata.gid() == group.as_raw() && mode & 0o010 != 0
+    };
+    let closed = runtime_dir
+        .ancestors()
+        .find(|path| fs::metadata(path).is_ok_and(|metadata| !is_passable(&metadata)));
+    if let Some(closed) = closed {
+        warn!(
+            folder = %closed.display(),
+            group = group.as_raw(),
+            "the group of --socket-group cannot reach the socket through this folder"
+        );
+    }
 }
 
 #[cfg(test)]
@@ -46,6 +189,77 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    fn location(root: &Path) -> Location {
+        Location {
+            instance: "default".to_owned(),
+            runtime_dir: root.join("run"),
+            state_dir: root.join("state"),
+            bpf_root: root.join("bpf"),
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_an_earlier_version_left_open_is_closed_but_not_what_is_shared_with_others() {
+        let root = tempfile::tempdir().unwrap();
+        let place = location(root.path());
+        let kept = [
+            place.pid_file(),
+            place.state_dir.join("identities.json"),
+            place.state_dir.join("identities.json.lock"),
+            place.state_dir.join("endpoints/9.json"),
+        ];
+        let folders = [&place.runtime_dir, &place.state_dir];
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for path in &kept {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+            open(path, 0o644);
+        }
+        for folder in folders {
+            fs::write(folder.join("notes.txt"), "somebody else's").unwrap();
+            open(folder, 0o755);
+        }
+        let close = || NewFolders::default().close(&place, None);
+        close().unwrap();
+        assert_eq!(folders.map(|folder| mode(folder)), [0o755; 2]);
+        assert_eq!(mode(&place.state_dir.join("endpoints")), 0o700);
+        assert_eq!(mode(&kept[3]), 0o600);
+        for folder in folders {
+            fs::remove_file(folder.join("notes.txt")).unwrap();
+        }
+        close().unwrap();
+        assert_eq!(folders.map(|folder| mode(folder)), [0o700; 2]);
+        assert_eq!(kept[1..].iter().map(|path| mode(path)).max(), Some(0o600));
+
+        open(&place.state_dir, 0o777);
+        fs::write(place.state_dir.join("notes.txt"), "somebody else's").unwrap();
+        let error = close().unwrap_err().to_string();
+        let words = format!(
+            "every user may replace what is in {}",
+            place.state_dir.display()
+        );
+        assert!(error.contains(&words), "{error}");
+    }
+
+    #[test]
+    fn folders_above_one_that_a_group_reaches_can_be_passed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut new = NewFolders::default();
+        let reachable = root.path().join("a/b/run");
+        new.make_reachable(&reachable).unwrap();
+        let above = reachable.parent().unwrap();
+        assert_eq!([mode(&reachable), mode(above)], [0o700, 0o711]);
+        let closed = root.path().join("c/d");
+        new.make(&closed).unwrap();
+        assert_eq!([mode(&closed), mode(closed.parent().unwrap())], [0o700; 2]);
+    }
 
     #[test]
     fn agents_that_start_together_make_their_common_folder_together() {

@@ -105,10 +105,14 @@ async fn run_in_folders(
     new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
-    new_folders.make(&config.location.runtime_dir)?;
+    match socket_group {
+        Some(_) => new_folders.make_reachable(&config.location.runtime_dir)?,
+        None => new_folders.make(&config.location.runtime_dir)?,
+    }
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     // A cleanup may have removed it until now.
     new_folders.make(&config.location.state_dir)?;
+    new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
     let source = Arc::new(AgentSource::new(config.clone(), &keys.hello));
     let (stop, stopped) = channel(false);

@@ -131,6 +131,11 @@ impl AgentSource {
                     false => told,
                 }
             }));
+            observations.extend(
+                self.manager
+                    .get()
+                    .map(|manager| Observation::now("endpoints", manager.problem()).warning()),
+            );
             observations.extend(self.services.get().map(|catalog| match catalog.problem() {
                 Some((true, problem)) => Observation::now("services", Some(problem)),
                 Some((false, problem)) => Observation::now("services", Some(problem)).warning(),

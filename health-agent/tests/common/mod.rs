@@ -299,6 +299,7 @@ impl Source for Fixture {
             gateway4: Some("10.244.1.1".parse().unwrap()),
             gateway6: None,
             state: "ready".into(),
+            reason: None,
             interface: "lxc_health".into(),
             ifindex: 5,
             inner_interface: "health0".into(),

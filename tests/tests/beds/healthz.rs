@@ -54,6 +54,7 @@ fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::
             "policy",
             "identity-store",
             "identity-collector",
+            "endpoints",
             "registry",
         ]
     );

@@ -21,6 +21,7 @@ mod endpoints;
 mod etcd;
 mod etcd_access;
 mod free_addresses;
+mod file_modes;
 mod healthz;
 mod hostile_frames;
 mod hosts_only;

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::subjects::{Behind, Generation};
+use super::subjects::{Behind, Generation, Subject};
 use super::{Enforcer, Room, lock, uninformed};
 use crate::manager::Manager;
 use crate::regenerate::RegenerationError;
@@ -282,8 +282,8 @@ impl Enforcer {
 
     async fn make_room_aside(
         &self,
-        mut closed: BTreeSet<Identity>,
-    ) -> Result<(Room, BTreeSet<Identity>), RegenerationError> {
+        mut closed: BTreeSet<Subject>,
+    ) -> Result<(Room, BTreeSet<Subject>), RegenerationError> {
         self.blocking(move |enforcer| {
             let room = enforcer.make_room(&mut closed);
             let room = room.map_err(|error| RegenerationError(error.to_string()))?;

@@ -47,7 +47,7 @@ pub use self::store::FILE;
 
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
-use self::subjects::{BuildFailure, Generation, Subjects};
+use self::subjects::{BuildFailure, Generation, Subject, Subjects};
 
 /// How long the building of a new endpoint waits for the identities of the cluster where the store can be used.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -358,9 +358,9 @@ impl Enforcer {
         let changing = self.0.changing.read();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         let labels = subject_labels(endpoint.identity, &endpoint.labels);
-        let realized = self
-            .subjects()
-            .plan(endpoint.id, endpoint.identity, &labels, generation)?;
+        let realized =
+            self.subjects()
+                .plan(endpoint.id, endpoint.subject(), &labels, generation)?;
         self.0.programs.set(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
         // Packets that it sends at once are judged by who it is.
@@ -373,18 +373,18 @@ impl Enforcer {
     /// Removes tables that nobody names any more. Where all are named, nothing passes from now on for the endpoints of
     /// one identity, one that was not `closed` so before: their tables make room for those that they are to have.
     /// Returns which endpoints may have room now.
-    fn make_room(&self, closed: &mut BTreeSet<Identity>) -> Result<Room, EnforceError> {
+    fn make_room(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
         let changing = self.0.changing.write();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         let cramped = self.subjects().cramped();
         if cramped.is_empty() || self.subjects().sweep()? {
             return Ok(Room::Swept(cramped));
         }
-        let identity = self.subjects().to_close();
-        let Some(identity) = identity.filter(|identity| closed.insert(*identity)) else {
+        let subject = self.subjects().to_close();
+        let Some(subject) = subject.filter(|subject| closed.insert(*subject)) else {
             return Ok(Room::Swept(BTreeSet::new()));
         };
-        let (table, ids) = self.subjects().close(identity)?;
+        let (table, ids) = self.subjects().close(subject)?;
         for id in &ids {
             self.0.programs.set_policy(*id, table)?;
             self.subjects().moved(*id, table);
@@ -550,6 +550,15 @@ fn tell_of_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(),
         }
     }
     Ok(())
+}
+
+impl Regeneration {
+    fn subject(&self) -> Subject {
+        Subject {
+            identity: self.identity,
+            fails_closed: self.fails_closed,
+        }
+    }
 }
 
 /// The labels that policy selects an endpoint by. Until it has an identity of its own those are the label of

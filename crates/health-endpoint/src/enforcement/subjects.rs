@@ -7,7 +7,7 @@ use std::sync::Arc;
 use health_datapath::policy::{PolicyError, PolicyMatch};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
-use health_model::policy::Direction;
+use health_model::policy::{Direction, PolicyMode};
 use health_policy::{CompiledPolicy, PolicySettings, Repository};
 use tracing::debug;
 
@@ -30,9 +30,31 @@ impl Generation {
             && Arc::ptr_eq(&self.identities, &other.identities)
     }
 
-    fn compile(&self, labels: &LabelSet) -> CompiledPolicy {
-        let resolved = self.repository.resolve(labels, self.settings);
+    fn compile(&self, subject: Subject, labels: &LabelSet) -> CompiledPolicy {
+        let mut settings = self.settings;
+        if subject.fails_closed && settings.mode == PolicyMode::Default {
+            // No rule may have selected it yet that its labels would be selected by.
+            settings.mode = PolicyMode::Always;
+        }
+        let resolved = self.repository.resolve(labels, settings);
         resolved.compile(&self.identities)
+    }
+}
+
+/// Whom a table is for: all endpoints of one share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Subject {
+    pub(super) identity: Identity,
+    /// Whether policy is enforced for it although no rule selects it: the identity of its labels is not known.
+    pub(super) fails_closed: bool,
+}
+
+impl From<Identity> for Subject {
+    fn from(identity: Identity) -> Self {
+        Self {
+            identity,
+            fails_closed: false,
+        }
     }
 }
 
@@ -61,7 +83,7 @@ impl InForce {
     }
 
     /// Looks whether something else follows from a generation.
-    fn look_ahead(&mut self, generation: &Generation) {
+    fn look_ahead(&mut self, subject: Subject, generation: &Generation) {
         let is_known = self.is_of(generation)
             || self
                 .next
@@ -70,7 +92,7 @@ impl InForce {
         if is_known {
             return;
         }
-        let policy = generation.compile(&self.labels);
+        let policy = generation.compile(subject, &self.labels);
         if self.policy.as_deref() == Some(&policy) {
             (self.generation, self.next) = (generation.clone(), None);
         } else {
@@ -112,7 +134,7 @@ impl Behind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedByEndpoint {
     /// Not known of one that was taken over and not built since.
-    identity: Option<Identity>,
+    subject: Option<Subject>,
     table: u32,
     addresses: Vec<IpAddr>,
 }
@@ -121,10 +143,10 @@ struct NamedByEndpoint {
 pub(super) struct Subjects {
     tables: Box<dyn Tables>,
     last: u32,
-    in_force: BTreeMap<Identity, InForce>,
+    in_force: BTreeMap<Subject, InForce>,
     named: BTreeMap<u16, NamedByEndpoint>,
     /// What endpoints that are being built will name.
-    planned: BTreeMap<u16, (Identity, u32)>,
+    planned: BTreeMap<u16, (Subject, u32)>,
     /// Endpoints whose last build failed.
     failures: BTreeMap<u16, BuildFailure>,
     /// Endpoints that are being deleted, and why that failed where it did.
@@ -139,7 +161,7 @@ impl Subjects {
     ) -> Self {
         let named = named.into_iter().map(|(id, table)| {
             let one = NamedByEndpoint {
-                identity: None,
+                subject: None,
                 table,
                 addresses: Vec::new(),
             };
@@ -163,39 +185,39 @@ impl Subjects {
         self.leaving = leaving;
     }
 
-    /// What an endpoint of this identity and these labels is to name. Its table is written, if it needs another than
+    /// What an endpoint of this subject and these labels is to name. Its table is written, if it needs another than
     /// there is. To be [settled](Self::settle), or [told to have failed](Self::fail), as also a failure here.
     pub(super) fn plan(
         &mut self,
         id: u16,
-        identity: Identity,
+        subject: Subject,
         labels: &LabelSet,
         generation: &Generation,
     ) -> Result<RealizedPolicy, PolicyError> {
-        let known = self.in_force.get(&identity);
+        let known = self.in_force.get(&subject);
         let current = known.filter(|known| known.labels == *labels && known.is_of(generation));
         let realized = match current {
             Some(known) => known.realized,
-            None => self.renew(identity, labels, generation)?,
+            None => self.renew(subject, labels, generation)?,
         };
-        self.planned.insert(id, (identity, realized.policy));
+        self.planned.insert(id, (subject, realized.policy));
         Ok(realized)
     }
 
-    /// Makes what holds for an identity what follows from a generation.
+    /// Makes what holds for a subject what follows from a generation.
     fn renew(
         &mut self,
-        identity: Identity,
+        subject: Subject,
         labels: &LabelSet,
         generation: &Generation,
     ) -> Result<RealizedPolicy, PolicyError> {
-        let known = self.in_force.get(&identity);
+        let known = self.in_force.get(&subject);
         let prepared = known.and_then(|known| known.prepared(labels, generation));
-        let policy = prepared.unwrap_or_else(|| Arc::new(generation.compile(labels)));
+        let policy = prepared.unwrap_or_else(|| Arc::new(generation.compile(subject, labels)));
         let same = known.filter(|known| known.policy.as_ref() == Some(&policy));
         let realized = match same.map(|known| known.realized) {
             Some(realized) => realized,
-            None => self.install(identity, &policy)?,
+            None => self.install(subject.identity, &policy)?,
         };
         let in_force = InForce {
             labels: labels.clone(),
@@ -204,7 +226,7 @@ impl Subjects {
             realized,
             next: None,
         };
-        self.in_force.insert(identity, in_force);
+        self.in_force.insert(subject, in_force);
         Ok(realized)
     }
 
@@ -263,11 +285,11 @@ impl Subjects {
     /// An endpoint names what was planned. Returns the addresses that it had.
     pub(super) fn settle(&mut self, id: u16, addresses: &[IpAddr]) -> Vec<IpAddr> {
         self.failures.remove(&id);
-        let Some((identity, table)) = self.planned.remove(&id) else {
+        let Some((subject, table)) = self.planned.remove(&id) else {
             return Vec::new();
         };
         let named = NamedByEndpoint {
-            identity: Some(identity),
+            subject: Some(subject),
             table,
             addresses: addresses.to_vec(),
         };
@@ -325,15 +347,15 @@ impl Subjects {
 
     /// The endpoints that name, or are about to name, others than those tables.
     fn behind_tables(&mut self, generation: &Generation) -> BTreeSet<u16> {
-        for known in self.in_force.values_mut() {
-            known.look_ahead(generation);
+        for (subject, known) in &mut self.in_force {
+            known.look_ahead(*subject, generation);
         }
-        let is_behind = |(identity, table): (Identity, u32)| {
-            let known = self.in_force.get(&identity);
+        let is_behind = |(subject, table): (Subject, u32)| {
+            let known = self.in_force.get(&subject);
             known.is_none_or(|known| known.next.is_some() || known.realized.policy != table)
         };
         let named = self.named.iter();
-        let named = named.filter_map(|(id, named)| Some((*id, (named.identity?, named.table))));
+        let named = named.filter_map(|(id, named)| Some((*id, (named.subject?, named.table))));
         let planned = self.planned.iter().map(|(id, planned)| (*id, *planned));
         named
             .chain(planned)
@@ -355,40 +377,37 @@ impl Subjects {
         self.failures.retain(|id, _| !ids.contains(id));
     }
 
-    /// An identity whose next table has room only without those that its endpoints name.
-    pub(super) fn to_close(&self) -> Option<Identity> {
+    /// A subject whose next table has room only without those that its endpoints name.
+    pub(super) fn to_close(&self) -> Option<Subject> {
         let cramped = self.cramped();
-        let fits = |(identity, known): &(&Identity, &InForce)| {
+        let fits = |(subject, known): &(&Subject, &InForce)| {
             let Some((_, next)) = &known.next else {
                 return false;
             };
-            let named = self.of_identity(**identity);
+            let named = self.of_subject(**subject);
             let is_cramped = named.clone().any(|(id, _)| cramped.contains(&id));
             let tables = named.map(|(_, table)| table);
             let tables = tables.chain([known.realized.policy]).collect();
             is_cramped && self.tables.has_room(next.len(), &tables)
         };
         let fit = self.in_force.iter().find(fits);
-        fit.map(|(identity, _)| *identity)
+        fit.map(|(subject, _)| *subject)
     }
 
-    /// Has nothing pass by the policy of an identity, so that the tables that its endpoints name make room. Returns the
+    /// Has nothing pass by the policy of a subject, so that the tables that its endpoints name make room. Returns the
     /// table that they are to name until they are built, and who names another; each is to be [moved](Self::moved).
-    pub(super) fn close(
-        &mut self,
-        identity: Identity,
-    ) -> Result<(u32, BTreeSet<u16>), PolicyError> {
-        let Some(known) = self.in_force.get(&identity) else {
+    pub(super) fn close(&mut self, subject: Subject) -> Result<(u32, BTreeSet<u16>), PolicyError> {
+        let Some(known) = self.in_force.get(&subject) else {
             return Ok((0, BTreeSet::new()));
         };
         let closed = match known.policy {
             None => known.realized.policy,
-            Some(_) => self.install_empty(identity)?,
+            Some(_) => self.install_empty(subject.identity)?,
         };
-        if let Some(known) = self.in_force.get_mut(&identity) {
+        if let Some(known) = self.in_force.get_mut(&subject) {
             (known.policy, known.realized.policy) = (None, closed);
         }
-        let others = self.of_identity(identity);
+        let others = self.of_subject(subject);
         let others = others.filter(|(_, table)| ![0, closed].contains(table));
         Ok((closed, others.map(|(id, _)| id).collect()))
     }
@@ -399,7 +418,8 @@ impl Subjects {
         let Some(named) = self.named.get(&id) else {
             return Ok(None);
         };
-        let identity = named.identity.unwrap_or(Identity::INIT);
+        let subject = named.subject;
+        let identity = subject.map_or(Identity::INIT, |subject| subject.identity);
         self.install_empty(identity).map(Some)
     }
 
@@ -417,24 +437,24 @@ impl Subjects {
         }
     }
 
-    /// The endpoints of an identity, and what they name.
-    fn of_identity(&self, identity: Identity) -> impl Iterator<Item = (u16, u32)> + Clone {
+    /// The endpoints of a subject, and what they name.
+    fn of_subject(&self, subject: Subject) -> impl Iterator<Item = (u16, u32)> + Clone {
         let named = self.named.iter();
-        let named = named.filter(move |(_, named)| named.identity == Some(identity));
+        let named = named.filter(move |(_, named)| named.subject == Some(subject));
         named.map(|(id, named)| (*id, named.table))
     }
 
     /// Whether an endpoint was taken over from the agent before this one, and is still to be built.
     pub(super) fn has_former(&self) -> bool {
         let mut named = self.named.iter();
-        named.any(|(id, named)| named.identity.is_none() && !self.leaving.contains_key(id))
+        named.any(|(id, named)| named.subject.is_none() && !self.leaving.contains_key(id))
     }
 
     /// Whose each address of an endpoint is.
     pub(super) fn addresses(&self) -> BTreeMap<IpAddr, Identity> {
         let known = self.named.values();
         known
-            .filter_map(|named| Some((named.identity?, &named.addresses)))
+            .filter_map(|named| Some((named.subject?.identity, &named.addresses)))
             .flat_map(|(identity, addresses)| addresses.iter().map(move |ip| (*ip, identity)))
             .collect()
     }
@@ -442,15 +462,15 @@ impl Subjects {
     /// Removes the tables that nobody names any more, and forgets the identities that no endpoint has. Returns whether
     /// there were such tables.
     pub(super) fn sweep(&mut self) -> Result<bool, PolicyError> {
-        let planned = self.planned.values().map(|(identity, _)| *identity);
-        let identities: BTreeSet<Identity> = self
+        let planned = self.planned.values().map(|(subject, _)| *subject);
+        let subjects: BTreeSet<Subject> = self
             .named
             .values()
-            .filter_map(|named| named.identity)
+            .filter_map(|named| named.subject)
             .chain(planned)
             .collect();
         self.in_force
-            .retain(|identity, _| identities.contains(identity));
+            .retain(|subject, _| subjects.contains(subject));
         let in_force = self.in_force.values().map(|known| known.realized.policy);
         let planned = self.planned.values().map(|(_, table)| *table);
         let used: BTreeSet<u32> = self

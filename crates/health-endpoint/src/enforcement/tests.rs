@@ -303,3 +303,42 @@ async fn an_endpoint_that_cannot_be_deleted_passes_nothing_and_delays_no_policy(
     assert_eq!(site.kernel.now().tables.len(), 1);
     assert_eq!(site.kernel.now().mistakes, [""; 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_labels_have_no_identity_passes_what_init_is_allowed_and_nothing_else() {
+    let site = Site::new();
+    let agent = site.start().await;
+    agent.create(1, "app=p").await;
+    site.store.now().is_away = true;
+    agent.session.tell();
+    let closed = agent.create(2, "app=a").await;
+    let without_labels = agent.create(3, "").await;
+    let both = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
+    let found = |id| {
+        let flags = site.kernel.now().served[&id].info.flags & both;
+        (flags, site.kernel.table_of(id))
+    };
+    // No rule selects anybody, and still nothing passes.
+    assert_eq!(found(closed), (both, Some(Entries::new())));
+    assert_eq!(found(without_labels), (0, None));
+
+    let text = r#"[{"labels": ["init"], "endpointSelector": {"matchLabels": {"reserved:init": ""}},
+                    "ingress": [{"fromEntities": ["host"]}]}]"#;
+    assert!(agent.import(text).await);
+    let (flags, table) = found(without_labels);
+    assert_eq!(flags, ENDPOINT_ENFORCE_INGRESS);
+    assert!(!table.as_ref().unwrap().is_empty());
+    assert_eq!(found(closed), (both, table));
+    assert!(agent.import(&policy("p", "app=a", "app=p", 1000, 1)).await);
+    let (_, init) = found(without_labels);
+    assert_eq!(found(closed), (both, init), "its own rules are not its yet");
+
+    site.store.now().is_away = false;
+    agent.session.tell();
+    tokio::time::sleep(LONG).await;
+    let (flags, table) = found(closed);
+    assert_eq!(flags, ENDPOINT_ENFORCE_INGRESS);
+    assert_ne!(table, found(without_labels).1);
+    assert_eq!(agent.enforcer.lag(), None);
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
+}

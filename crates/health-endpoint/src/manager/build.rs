@@ -40,11 +40,17 @@ impl Manager {
                 table.entries.get_mut(&id).and_then(|entry| match built {
                     Ok(realized) => {
                         entry.realized = Some(realized);
+                        entry.is_closed = endpoint.fails_closed;
                         entry.failures = 0;
                         entry.problem = None;
+                        entry.touch();
                         let message = format!("regenerated in {took:.1?}: {reason}");
                         // Superseded where the next build is asked for already, or another identity is looked for.
-                        let is_ready = entry.set(Side::Builder, State::Ready, now, &message);
+                        let is_ready = match entry.saved.lacks_identity() {
+                            false => entry.set(Side::Builder, State::Ready, now, &message),
+                            // From there that is allowed.
+                            true => entry.set(Side::Manager, State::WaitingForIdentity, now, &message),
+                        };
                         if is_ready.is_err() && entry.state() == State::WaitingForIdentity {
                             entry.note(now, Status::Ok, message);
                         }
@@ -95,6 +101,7 @@ impl Manager {
             id,
             identity: saved.identity,
             labels: saved.labels_in_use().clone(),
+            fails_closed: saved.lacks_identity(),
             addresses: saved.addresses().collect(),
             device: saved.device.clone(),
             ifindex: saved.ifindex?,

@@ -17,6 +17,7 @@ use super::table::Entry;
 use super::{Manager, NewEndpoint, broken_off};
 use crate::error::EndpointError;
 use crate::lifecycle::{Lifecycle, Side, State};
+use crate::log::Status;
 use crate::regenerate::RegenerationError;
 use crate::workload::{Blueprint, DEFAULT_IFNAME, SavedEndpoint, Stack, device_name};
 
@@ -141,13 +142,12 @@ impl Manager {
         let ifindex = self.0.devices.create(&blueprint).await?;
         self.with(id, |entry, now| {
             entry.saved.ifindex = Some(ifindex);
-            // Until an identity is there, that of the beginning serves.
-            entry.set(
-                Side::Manager,
-                State::WaitingToRegenerate,
-                now,
-                "devices made",
-            )
+            const REASON: &str = "devices made";
+            if entry.saved.lacks_identity() {
+                entry.note(now, Status::Ok, REASON);
+                return Ok(());
+            }
+            entry.set(Side::Manager, State::WaitingToRegenerate, now, REASON)
         })?
         .map_err(|refused| EndpointError::Refused { id, refused })?;
         self.0.regenerator.until_informed().await;

@@ -167,6 +167,7 @@ fn show(report: &HealthReport, gateways: [Option<IpAddr>; 2], state: State) -> A
         gateway4: gateways[0].filter(|_| endpoint.ipv4.is_some()),
         gateway6: gateways[1].filter(|_| endpoint.ipv6.is_some()),
         state: state.text().to_owned(),
+        reason: report.problem(),
         ready: None,
         interface: DEVICE.to_owned(),
         ifindex: endpoint.ifindex,

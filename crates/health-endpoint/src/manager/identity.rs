@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Manager;
-use super::table::Entry;
+use super::table::{Entry, NO_IDENTITY};
 use crate::error::EndpointError;
 use crate::identities::{Hold, IdentityUnavailable};
 use crate::lifecycle::{Judgement, Side, State};
@@ -24,7 +24,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Gives a new endpoint its identity; `reserved:init` where it cannot be told at once.
+    /// Gives a new endpoint its identity. Where it cannot be told at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
         let labels = self.with(id, |entry, _| entry.saved.labels.clone())?;
         if labels.is_empty() {
@@ -53,8 +53,7 @@ impl Manager {
                 entry.touch();
             }
             if let Some(error) = problem {
-                let message = format!("identity reserved:init meanwhile: {error}");
-                entry.note(now, Status::Warning, message);
+                note_no_identity(entry, now, &error);
             }
         });
         // Of one that was deleted meanwhile.
@@ -192,13 +191,15 @@ impl Manager {
                     if last_problem.as_ref() != Some(&error) {
                         warn!(id, %error, "an endpoint waits for its identity");
                         let noted = self.with(id, |entry, now| {
-                            entry.note(now, Status::Warning, error.to_string());
+                            note_no_identity(entry, now, &error);
                         });
                         if noted.is_err() {
                             return;
                         }
+                        self.note_change();
                         last_problem = Some(error);
                     }
+                    self.close_without_identity(id);
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     continue;
@@ -208,6 +209,17 @@ impl Manager {
                 // It may have changed since.
                 return self.resolve_if_needed(id);
             }
+        }
+    }
+
+    /// Has one built that is to fail closed and does not yet.
+    fn close_without_identity(&self, id: u16) {
+        let is_open = self.with(id, |entry, _| {
+            entry.is_complete && entry.saved.lacks_identity() && !entry.is_closed
+        });
+        if is_open.unwrap_or(false) {
+            self.table().push(id, NO_IDENTITY);
+            self.0.work.notify_one();
         }
     }
 
@@ -319,7 +331,8 @@ fn change_identity(
     // A store that lost a number may have given it to other labels.
     let is_of_others = entry.saved.former_labels.take().is_some();
     let is_waiting = entry.state() == State::WaitingForIdentity;
-    let is_same = entry.saved.identity == identity && !is_of_others;
+    let is_same = entry.saved.identity == identity && !is_of_others && !entry.is_closed;
+    entry.identity_problem = None;
     // One that was never built by this agent is not ready, whatever its identity.
     let is_built = entry.realized.is_some() && entry.problem.is_none() && !is_asked_for;
     if is_same && (is_built || !is_waiting) {
@@ -357,6 +370,17 @@ fn change_identity(
             &identity_message(identity),
         )
         .is_ok()
+}
+
+/// Says why there is no identity for an endpoint's labels, and what that means for it.
+fn note_no_identity(entry: &mut Entry, now: jiff::Timestamp, problem: &IdentityUnavailable) {
+    let message = match entry.saved.lacks_identity() {
+        true => format!("{NO_IDENTITY}: {problem}"),
+        false => problem.to_string(),
+    };
+    entry.note(now, Status::Warning, message);
+    entry.identity_problem = Some(problem.to_string());
+    entry.touch();
 }
 
 fn identity_message(identity: Identity) -> String {

@@ -239,6 +239,11 @@ impl Manager {
         }
     }
 
+    /// Which endpoints wait for something that somebody should know of, and for what, in words; `None` if none does.
+    pub fn problem(&self) -> Option<String> {
+        self.table().problem()
+    }
+
     /// The endpoints that are being deleted and are not built any more, and why that failed where it did.
     pub fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         self.table().leaving()

@@ -25,6 +25,13 @@ use crate::workload::SavedEndpoint;
 /// Upper bounds of the histogram of regenerations, seconds.
 pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
+/// Most endpoints that a summary names.
+const NAMED: usize = 3;
+
+/// What is in force for an endpoint whose labels have no identity.
+pub(super) const NO_IDENTITY: &str =
+    "its labels have no identity yet, so nothing passes but what reserved:init is allowed";
+
 /// How many endpoints are in which state, and what became of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
@@ -63,6 +70,10 @@ pub(super) struct Entry {
     pub(super) repairs: BTreeMap<String, u64>,
     /// Whether all containers behind it can serve; `None` where none is probed.
     pub(super) ready: Option<bool>,
+    /// Whether what is in force was built without an identity of its labels.
+    pub(super) is_closed: bool,
+    /// Why there is no identity for its labels yet.
+    pub(super) identity_problem: Option<String>,
     /// Whether somebody asks for its identity.
     pub(super) is_resolving: bool,
     /// Whether its labels have another identity than the one that was acquired last.
@@ -90,6 +101,8 @@ impl Entry {
             device_problem: None,
             repairs: BTreeMap::new(),
             ready: None,
+            is_closed: false,
+            identity_problem: None,
             is_resolving: false,
             is_renumbered: false,
             held: Vec::new(),
@@ -156,6 +169,7 @@ impl Entry {
             gateway4: self.gateways[0].filter(|_| saved.ipv4.is_some()),
             gateway6: self.gateways[1].filter(|_| saved.ipv6.is_some()),
             state: self.state().text().to_owned(),
+            reason: self.reason(),
             ready: self.ready,
             interface: saved.device.clone(),
             ifindex: saved.ifindex.unwrap_or_default(),
@@ -165,6 +179,16 @@ impl Entry {
             netns: saved.netns.display().to_string(),
             repairs: self.repairs.clone(),
         }
+    }
+
+    /// Why it is not as it should be, if that is known.
+    pub(super) fn reason(&self) -> Option<String> {
+        if self.saved.lacks_identity()
+            && let Some(problem) = &self.identity_problem
+        {
+            return Some(format!("{NO_IDENTITY}: {problem}"));
+        }
+        self.problem.clone()
     }
 
     fn health(&self) -> EndpointHealth {
@@ -400,6 +424,32 @@ impl Table {
             *counts.states.entry(entry.state()).or_default() += 1;
         }
         counts
+    }
+
+    /// Which endpoints wait for something that somebody should know of, and for what.
+    pub(super) fn problem(&self) -> Option<String> {
+        let closed = self.waiting(|entry| {
+            let is_closed = entry.saved.lacks_identity() && entry.identity_problem.is_some();
+            is_closed && !entry.state().is_ending()
+        });
+        closed.map(|(ids, reason)| format!("of endpoint {ids}: {reason}"))
+    }
+
+    /// The ids of some endpoints, the first few of many, and why the first of them waits.
+    fn waiting(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<(String, String)> {
+        let meant: Vec<&Entry> = self.entries.values().filter(|one| is_meant(one)).collect();
+        let reason = meant.first()?.reason().unwrap_or_default();
+        let ids: Vec<String> = meant
+            .iter()
+            .take(NAMED)
+            .map(|one| one.saved.id.to_string())
+            .collect();
+        let more = meant.len().saturating_sub(NAMED);
+        let ids = match more {
+            0 => ids.join(", "),
+            more => format!("{} and {more} more", ids.join(", ")),
+        };
+        Some((ids, reason))
     }
 
     /// Takes back addresses whose endpoint is gone, and tells whose they were.

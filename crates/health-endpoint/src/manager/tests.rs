@@ -873,12 +873,39 @@ async fn one_that_is_deleted_while_its_identity_is_asked_for_holds_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_store_an_endpoint_is_init_until_it_is_back() {
+async fn without_the_store_an_endpoint_fails_closed_until_it_is_back() {
     let bed = Bed::start().await;
     *bed.world.is_store_away.lock().unwrap() = true;
     let made = bed.create(1, &["app=a"]).await.unwrap();
-    assert_eq!((made.state.as_str(), made.identity), ("ready", 5));
+    let is_closed = |one: &Endpoint| {
+        assert_eq!(
+            (one.state.as_str(), one.identity),
+            ("waiting-for-identity", 5)
+        );
+        let reason = one.reason.as_deref().unwrap();
+        assert!(
+            reason.starts_with("its labels have no identity yet"),
+            "{reason}"
+        );
+        assert!(reason.contains("the store is away"), "{reason}");
+        assert!(bed.world.built.lock().unwrap().last().unwrap().fails_closed);
+    };
+    is_closed(&made);
+    let told = bed.manager.problem().unwrap();
+    assert!(
+        told.starts_with(&format!("of endpoint {}: ", made.id)),
+        "{told}"
+    );
+    // One without labels is not meant.
+    let init = bed.create(2, &[]).await.unwrap();
+    assert_eq!((init.state.as_str(), init.identity), ("ready", 5));
+    assert_eq!(init.reason, None);
+    assert!(!bed.world.built.lock().unwrap().last().unwrap().fails_closed);
+    bed.manager
+        .regenerate(Some(&BTreeSet::from([made.id])), "policy changed");
     tokio::time::sleep(Duration::from_secs(60)).await;
+    let shown = bed.living().into_iter().find(|one| one.id == made.id);
+    is_closed(&shown.unwrap());
     let log = bed.manager.log(made.id).unwrap();
     let told = log
         .iter()
@@ -889,8 +916,48 @@ async fn without_the_store_an_endpoint_is_init_until_it_is_back() {
     );
     *bed.world.is_store_away.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bed.ready(made.id).await.identity, 300);
+    let ready = bed.ready(made.id).await;
+    assert_eq!((ready.identity, &ready.reason), (300, &None));
+    assert!(!bed.world.built.lock().unwrap().last().unwrap().fails_closed);
+    assert_eq!(bed.manager.problem(), None);
     assert_eq!(bed.held(), [(Identity(300), 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_that_get_no_identity_close_an_endpoint_that_had_none_and_their_end_opens_it() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    *bed.world.is_store_away.lock().unwrap() = true;
+    let label = || vec!["app=a".parse().unwrap()];
+    let changed = bed.manager.change_labels(made.id, label(), vec![]).await;
+    assert_eq!(changed.unwrap().state, "waiting-for-identity");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let is_closed = || bed.world.built.lock().unwrap().last().unwrap().fails_closed;
+    assert!(is_closed());
+    assert_eq!(bed.living()[0].state, "waiting-for-identity");
+    let changed = bed.manager.change_labels(made.id, vec![], label()).await;
+    changed.unwrap();
+    let ready = bed.ready(made.id).await;
+    assert_eq!((ready.identity, &ready.reason), (5, &None));
+    assert!(!is_closed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_open_under_an_earlier_version_is_closed_by_the_next_agent() {
+    let bed = Bed::start().await;
+    *bed.world.is_store_away.lock().unwrap() = true;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    bed.world.built.lock().unwrap().clear();
+    let bed = bed.restarted().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(bed.world.built.lock().unwrap().last().unwrap().fails_closed);
+    let shown = bed.living()[0].clone();
+    assert_eq!(
+        (shown.id, shown.state.as_str()),
+        (made.id, "waiting-for-identity")
+    );
+    *bed.world.is_store_away.lock().unwrap() = false;
+    assert_eq!(bed.ready(made.id).await.identity, 300);
 }
 
 #[tokio::test(start_paused = true)]

@@ -77,6 +77,11 @@ impl SavedEndpoint {
         self.former_labels.as_ref().unwrap_or(&self.labels)
     }
 
+    /// Whether its labels are known and no identity of them is.
+    pub fn lacks_identity(&self) -> bool {
+        self.identity == Identity::INIT && !self.labels.is_empty()
+    }
+
     /// Changes the labels; what the identity is of stays known.
     pub fn relabel(&mut self, labels: LabelSet) {
         let in_use = self.labels_in_use().clone();

@@ -35,6 +35,9 @@ pub struct Endpoint {
     pub gateway6: Option<IpAddr>,
     /// Lifecycle state.
     pub state: String,
+    /// Why it is not as it should be, in words; `None` if nothing is known to be wrong.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Whether all containers behind it can serve, as their probes say; `None` where none is probed.
     pub ready: Option<bool>,
     /// Host side of its veth pair.

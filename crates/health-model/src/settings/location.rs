@@ -72,6 +72,11 @@ impl Location {
         self.runtime_dir.join("health-agent.pid")
     }
 
+    /// The folder of what is to be deleted as soon as an agent runs.
+    pub fn deletions(&self) -> PathBuf {
+        self.runtime_dir.join("deletions")
+    }
+
     /// The folder of this agent's pinned maps; links and programs in subfolders.
     pub fn pins(&self) -> PathBuf {
         self.bpf_root.join("health").join(&self.instance)

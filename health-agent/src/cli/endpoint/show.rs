@@ -17,7 +17,7 @@ pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> Stri
             Cell::of_lines(&endpoint.labels),
             address(endpoint.ipv6).into(),
             address(endpoint.ipv4).into(),
-            endpoint.state.as_str().into(),
+            state(endpoint),
         ]
     });
     let headers = [
@@ -40,6 +40,12 @@ pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> Stri
             .map(|line| format!("{line}\n"))
             .collect(),
     }
+}
+
+/// The state, and below it what is wrong.
+fn state(endpoint: &Endpoint) -> Cell {
+    let reason = endpoint.reason.as_deref();
+    Cell::of_lines([endpoint.state.as_str()].into_iter().chain(reason))
 }
 
 /// The table of `cilium endpoint log`.
@@ -93,6 +99,7 @@ mod tests {
             gateway4: None,
             gateway6: None,
             state: "ready".into(),
+            reason: None,
             interface: "lxc_health".into(),
             ifindex: 5,
             inner_interface: "health0".into(),
@@ -116,6 +123,22 @@ ENDPOINT   POLICY (ingress)   POLICY (egress)   IDENTITY   LABELS            IPv
         );
         let without = endpoints_table(&[endpoint()], false);
         assert!(without.starts_with("1017 "), "{without}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_endpoint_is_below_its_state() {
+        let waiting = Endpoint {
+            state: "waiting-for-identity".into(),
+            reason: Some("the store is away".into()),
+            ..endpoint()
+        };
+        let text = endpoints_table(&[waiting], false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[0].ends_with("10.244.1.7   waiting-for-identity"),
+            "{text}"
+        );
+        assert!(lines[1].ends_with("   the store is away"), "{text}");
     }
 
     #[test]

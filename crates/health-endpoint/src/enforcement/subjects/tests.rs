@@ -78,7 +78,7 @@ fn failure(generation: &Generation) -> BuildFailure {
 
 fn build(subjects: &mut Subjects, id: u16, identity: Identity, generation: &Generation) {
     subjects
-        .plan(id, identity, &labels(identity), generation)
+        .plan(id, identity.into(), &labels(identity), generation)
         .unwrap();
     subjects.settle(id, &[]);
 }
@@ -97,7 +97,7 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     let second = rules.allow(4, 1);
     assert_eq!(subjects.behind(&second).pending, BTreeSet::from([1, 2]));
     build(&mut subjects, 1, ONE, &second);
-    subjects.plan(2, ONE, &labels(ONE), &second).unwrap();
+    subjects.plan(2, ONE.into(), &labels(ONE), &second).unwrap();
     assert_eq!(subjects.behind(&second).pending, BTreeSet::from([2]));
     subjects.fail(2, failure(&second));
     let failed = Behind {
@@ -133,7 +133,7 @@ fn what_is_built_by_an_older_generation_is_behind_and_takes_nothing_back() {
     let mut rules = Rules::new(&[ONE]);
     let first = rules.allow(2, 1);
     let second = rules.allow(4, 1);
-    subjects.plan(1, ONE, &labels(ONE), &first).unwrap();
+    subjects.plan(1, ONE.into(), &labels(ONE), &first).unwrap();
     assert_eq!(subjects.behind(&second).pending, BTreeSet::from([1]));
     subjects.settle(1, &[]);
     assert_eq!(subjects.behind(&second).pending, BTreeSet::from([1]));
@@ -150,7 +150,7 @@ fn try_build(
     identity: Identity,
     generation: &Generation,
 ) -> bool {
-    match subjects.plan(id, identity, &labels(identity), generation) {
+    match subjects.plan(id, identity.into(), &labels(identity), generation) {
         Ok(_) => {
             subjects.settle(id, &[]);
             true
@@ -211,8 +211,8 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     assert_eq!(subjects.cramped(), BTreeSet::from([1, 2, 3, 4]));
     assert!(!subjects.sweep().unwrap());
     for identity in IDENTITIES {
-        assert_eq!(subjects.to_close(), Some(identity));
-        let (table, ids) = subjects.close(identity).unwrap();
+        assert_eq!(subjects.to_close(), Some(identity.into()));
+        let (table, ids) = subjects.close(identity.into()).unwrap();
         assert!(kernel.now().tables[&table].is_empty());
         assert_eq!(ids.len(), 2);
         for id in &ids {
@@ -241,7 +241,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     for (identity, id) in endpoints() {
         try_build(&mut subjects, id, identity, &fourth);
     }
-    let (table, ids) = subjects.close(Identity(300)).unwrap();
+    let (table, ids) = subjects.close(Identity(300).into()).unwrap();
     for id in &ids {
         subjects.moved(*id, table);
     }

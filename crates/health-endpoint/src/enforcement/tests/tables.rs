@@ -95,6 +95,7 @@ impl Model {
             id,
             identity: self.identity(with),
             labels,
+            fails_closed: false,
             addresses: vec![
                 IpAddr::from([10, 0, 0, id.to_be_bytes()[1]]),
                 IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, id]),
@@ -115,7 +116,12 @@ impl Model {
         let kernel = Kernel::default();
         let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
         let generation = self.enforcer.generation();
-        let realized = subjects.plan(1, self.identity(with), &labels(LABELS[with]), &generation);
+        let realized = subjects.plan(
+            1,
+            self.identity(with).into(),
+            &labels(LABELS[with]),
+            &generation,
+        );
         let table = realized.unwrap().policy;
         kernel.now().tables.get(&table).cloned()
     }

@@ -4,7 +4,7 @@
 mod document;
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use health_model::durable;
 use health_model::identity::Identity;
+use health_model::private::{self, LockError};
 use jiff::Timestamp;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
@@ -27,6 +28,8 @@ pub const LOCK_SUFFIX: &str = ".lock";
 
 /// How often the file is looked at. It is always replaced whole, so that each look may read it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long others may be at the file. Each of them holds its lock for as long as a read and a write take.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Largest file that is read, bytes.
 const MAX_LEN: u64 = 256 << 20;
 
@@ -39,6 +42,8 @@ enum FileError {
         path: PathBuf,
         source: io::Error,
     },
+    #[error(transparent)]
+    Lock(#[from] LockError),
     #[error("{path} is no identity file: {reason}; mend it, or move it away and lose the numbers")]
     Damaged { path: PathBuf, reason: String },
 }
@@ -235,7 +240,7 @@ impl IdentityFile {
         })
     }
 
-    /// Waits for the lock, which is beside the file: the file itself is replaced.
+    /// Waits for the lock, for [`LOCK_PATIENCE`] at most, which is beside the file: the file itself is replaced.
     fn lock(&self) -> Result<File, FileError> {
         let path = beside(&self.path, LOCK_SUFFIX);
         let failed = |source| FileError::Io {
@@ -244,16 +249,9 @@ impl IdentityFile {
             source,
         };
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(failed)?;
+            private::make_folder(folder).map_err(failed)?;
         }
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
-        lock.lock().map_err(failed)?;
-        Ok(lock)
+        Ok(private::lock(&path, LOCK_PATIENCE)?)
     }
 
     /// `None` where there is no file yet.

@@ -110,7 +110,7 @@ impl Plain {
         let kernel = Kernel::default();
         let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
         let labels = subject_labels(identity, &endpoint.labels);
-        let realized = subjects.plan(endpoint.id, identity, &labels, &generation);
+        let realized = subjects.plan(endpoint.id, identity.into(), &labels, &generation);
         let realized = realized.unwrap();
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let enforced = flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
