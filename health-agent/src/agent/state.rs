@@ -158,10 +158,7 @@ impl AgentSource {
                 }
             }));
         } else {
-            let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
-            let starting = waiting.clone();
-            let starting = starting.unwrap_or_else(|| "the agent is starting".to_owned());
-            observations.push(Observation::now("start", Some(starting)).warning());
+            observations.push(Observation::now("start", self.starting()).warning());
         }
         Liveness::judge(observations, now)
     }
@@ -492,6 +489,16 @@ impl Source for AgentSource {
 
     fn config(&self) -> Config {
         self.config.clone()
+    }
+
+    fn starting(&self) -> Option<String> {
+        // It is set last.
+        if self.mesh.get().is_some() {
+            return None;
+        }
+        let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
+        let waiting = waiting.clone();
+        Some(waiting.unwrap_or_else(|| "the agent is starting".to_owned()))
     }
 
     fn state(&self) -> AgentState {

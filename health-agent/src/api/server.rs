@@ -90,6 +90,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         watches: Places::new(WATCHES, "watches of endpoints"),
         container_watches: Places::new(WATCHES, "watches of container probes"),
     };
+    let api = Arc::new(api);
     routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| {
@@ -98,7 +99,36 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn(refuse_bodies))
-        .with_state(Arc::new(api))
+        .layer(middleware::from_fn_with_state(
+            api.clone(),
+            refuse_while_starting,
+        ))
+        .with_state(api)
+}
+
+/// Paths that are answered from the first moment on: how the agent itself and the mesh do, and what is known without them.
+/// All others would say that there is nothing where it is only not known yet.
+const ANSWERED_WHILE_STARTING: [&str; 6] = [
+    "/v1beta/healthz",
+    "/v1beta/status",
+    "/v1beta/status/probe",
+    "/v1beta/hello",
+    "/v1/config",
+    "/v1/openapi.json",
+];
+
+async fn refuse_while_starting<S: Source>(
+    State(api): Shared<S>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !ANSWERED_WHILE_STARTING.contains(&request.uri().path())
+        && let Some(starting) = api.source.starting()
+    {
+        let reason = format!("{starting}; try again later");
+        return Refusal(StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
+    }
+    next.run(request).await
 }
 
 /// A path as OpenAPI writes it, and what answers it.
@@ -439,6 +469,8 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use health_common::rtt::{RttKey, RttRow};
     use health_model::api::{AgentState, Endpoint, HealthStatus, PathMtuEntry, TargetHistory};
 
@@ -488,6 +520,9 @@ mod tests {
         fn uptime(&self) -> Duration {
             unreachable!()
         }
+        fn starting(&self) -> Option<String> {
+            Some("waiting for node default/a".to_owned())
+        }
     }
 
     #[test]
@@ -501,6 +536,54 @@ mod tests {
             .collect();
         let served: BTreeSet<_> = routes::<Unasked>().iter().map(|(path, _)| *path).collect();
         assert_eq!(documented, served);
+    }
+
+    /// Each operation of the document but those that tell how the agent does: whatever else was asked of the source would
+    /// panic.
+    #[tokio::test]
+    async fn no_path_says_that_there_is_nothing_while_the_agent_starts() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = bind(&path, None).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let served = tokio::spawn(serve(listener, Arc::new(Unasked), async {
+            let _ = stopped.await;
+        }));
+        let mut refused = 0;
+        for (asked, operations) in document["paths"].as_object().unwrap() {
+            if ANSWERED_WHILE_STARTING.contains(&asked.as_str()) {
+                continue;
+            }
+            let methods = operations.as_object().unwrap().keys();
+            for method in methods.filter(|key| *key != "parameters") {
+                let method = method.to_uppercase();
+                let uri = asked.replace("{id}", "1017");
+                let request = format!("{method} {uri} HTTP/1.1\r\nHost: a\r\n\r\n");
+                let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut answered = String::new();
+                stream.read_to_string(&mut answered).await.unwrap();
+                assert!(
+                    answered.starts_with("HTTP/1.1 503 "),
+                    "{method} {uri}: {answered}"
+                );
+                assert!(
+                    answered.contains("waiting for node default/a"),
+                    "{answered}"
+                );
+                refused += 1;
+            }
+        }
+        assert!(refused > 30 - ANSWERED_WHILE_STARTING.len(), "{refused}");
+        let known: BTreeSet<_> = routes::<Unasked>().iter().map(|(path, _)| *path).collect();
+        assert!(
+            ANSWERED_WHILE_STARTING
+                .iter()
+                .all(|path| known.contains(path))
+        );
+        stop.send(()).unwrap();
+        served.await.unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -114,6 +114,10 @@ pub trait Source: Send + Sync + 'static {
     }
     /// The settings in force.
     fn config(&self) -> Config;
+    /// What the start waits for, in words; `None` once all that the agent shows is taken over.
+    fn starting(&self) -> Option<String> {
+        None
+    }
     /// How the agent itself does.
     fn state(&self) -> AgentState;
     /// Since when it runs.
