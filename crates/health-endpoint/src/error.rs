@@ -39,6 +39,19 @@ pub enum EndpointError {
         /// Whose it is.
         id: u16,
     },
+    /// The routes that lead out lead to another endpoint.
+    #[error(
+        "the default route in {} leads to {ifname}, endpoint {id}: ask for none, or delete that endpoint first",
+        netns.display()
+    )]
+    DefaultRouteTaken {
+        /// The namespace.
+        netns: PathBuf,
+        /// The device that has the route.
+        ifname: String,
+        /// Its endpoint.
+        id: u16,
+    },
     /// All ids are in use.
     #[error("no endpoint id is free: 4095 endpoints are the most that a node can have")]
     NoIds,
@@ -118,6 +131,7 @@ impl EndpointError {
             ) => ErrorKind::Invalid,
             Self::ContainerTaken { .. }
             | Self::DeviceTaken { .. }
+            | Self::DefaultRouteTaken { .. }
             | Self::Ipam(IpamError::Taken(_) | IpamError::Owned { .. })
             | Self::Workload(
                 WorkloadError::IfnameTaken { .. } | WorkloadError::ForeignDevice { .. },

@@ -84,8 +84,16 @@ impl LinkHeader {
 pub struct Peer {
     /// Its number in its own namespace.
     pub index: u32,
-    /// This namespace's number for the one it is in; `None` if that is this one.
+    /// This namespace's number for the one it is in; `None` if that is this one, negative if that is ending.
     pub netnsid: Option<i32>,
+}
+
+impl Peer {
+    /// Whether its namespace is there: the kernel gives one that is ending no number any more, and removes the pair soon
+    /// (net/core/net_namespace.c, `peernet2id_alloc`).
+    pub fn is_alive(&self) -> bool {
+        self.netnsid.is_none_or(|number| number >= 0)
+    }
 }
 
 /// An address of a device.

@@ -219,6 +219,17 @@ impl NetNs {
     }
 }
 
+/// The file of a namespace by a path without symbolic links, as far as it has one. Another mount namespace may lack the
+/// links, such as the one from `/var/run` to `/run`.
+pub fn resolved(path: &Path) -> PathBuf {
+    let folder = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    // What a process's link leads to has no path, and what is gone by now still has a folder.
+    path.canonicalize()
+        .ok()
+        .or_else(folder)
+        .unwrap_or_else(|| path.to_owned())
+}
+
 /// Opens a netlink connection in a namespace. Must be called inside a tokio runtime.
 pub fn netlink_in(netns: &NetNs) -> Result<netlink::Handle, NetNsError> {
     let runtime = tokio::runtime::Handle::current();
@@ -343,6 +354,27 @@ mod tests {
             );
         }
         assert_eq!(path_of("a.b").unwrap(), Path::new("/run/netns/a.b"));
+    }
+
+    #[test]
+    fn links_on_the_way_to_a_namespace_are_resolved() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        fs::create_dir(dir.join("run")).unwrap();
+        fs::write(dir.join("run/a"), "").unwrap();
+        std::os::unix::fs::symlink("run", dir.join("var")).unwrap();
+        std::os::unix::fs::symlink("a", dir.join("run/b")).unwrap();
+        for (path, expected) in [
+            ("var/a", "run/a"),
+            ("var/b", "run/a"),
+            ("var/gone", "run/gone"),
+            ("run/a", "run/a"),
+            ("none/a", "none/a"),
+        ] {
+            assert_eq!(resolved(&dir.join(path)), dir.join(expected), "{path}");
+        }
+        let of_process = format!("/proc/{}/ns/net", std::process::id());
+        assert_eq!(resolved(Path::new(&of_process)), Path::new(&of_process));
     }
 
     #[test]

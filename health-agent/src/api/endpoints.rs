@@ -328,6 +328,7 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
             .map(|text| name("network", text))
             .transpose()?,
         ifname: request.ifname.map(ifname).transpose()?,
+        default_route: request.default_route,
         ipv4: address("ipv4", request.ipv4, |ip| match ip {
             IpAddr::V4(v4) => Some(v4),
             IpAddr::V6(_) => None,

@@ -142,6 +142,9 @@ pub struct CreateArgs {
     /// Name of the device in the namespace [default: eth0]
     #[arg(long, value_name = "NAME")]
     ifname: Option<String>,
+    /// Whether the namespace's routes that lead out lead to it [default: if they lead to no other endpoint]
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    default_route: Option<bool>,
     /// The IPv4 address that it must have
     #[arg(long, value_name = "ADDRESS")]
     ipv4: Option<Ipv4Addr>,

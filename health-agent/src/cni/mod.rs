@@ -196,6 +196,7 @@ fn wanted(
         container_id: Some(attachment.container_id),
         ifname: Some(attachment.ifname),
         network: Some(config.name.clone()),
+        default_route: None,
         ipv4: ipv4.map(|address| address.to_string()),
         ipv6: ipv6.map(|address| address.to_string()),
     })

@@ -74,6 +74,7 @@ fn device() -> FoundDevice {
         ifindex: IFINDEX,
         endpoint: ID,
         is_up: true,
+        has_peer: true,
     }
 }
 
@@ -163,10 +164,14 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         device: "lxc1018".to_owned(),
         ifindex: Some(IFINDEX),
         created: Timestamp::UNIX_EPOCH,
+        boot_id: None,
+        has_default_route: true,
+        is_deleting: false,
     };
     let survey = Survey {
         living: vec![saved],
         dropped: Vec::new(),
+        lost: Vec::new(),
     };
     let manager = Manager::start(options, parts, survey);
     let mut changes = manager.changes();

@@ -10,7 +10,8 @@ use anyhow::{Context as _, ensure};
 use aya::maps::MapInfo;
 use health_common::LAYOUT_VERSION;
 use health_datapath::layout::{self, MapLayout};
-use health_model::api::Endpoint;
+use health_model::api::{AgentProblem, Endpoint};
+use health_net::netns;
 use health_registry::identity::LOCK_SUFFIX;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -463,8 +464,31 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     let lock = fs::File::create(stand.store_lock())?;
     lock.lock()?;
     node.take_over(None)?;
+    // Its labels have no identity: nothing passes, though no rule selects it.
     let new = Member::on(node, "new", "--label app=new")?;
-    ensure!(new.endpoint.state == "ready", "{:?}", new.endpoint);
+    let state = &new.endpoint.state;
+    ensure!(state == "waiting-for-identity", "{:?}", new.endpoint);
+    let reason = new.endpoint.reason.as_deref().unwrap_or_default();
+    ensure!(
+        reason.contains("have no identity yet"),
+        "{:?}",
+        new.endpoint
+    );
+    let listed = node.cli("endpoint list")?.success()?;
+    ensure!(listed.contains(reason), "{listed}");
+    for (from, to) in [(&new, &stand.stranger), (&stand.stranger, &new)] {
+        ensure!(
+            !pings(from, to.addresses()[0])?,
+            "an endpoint without an identity is open"
+        );
+    }
+    wait_for("status to name it", PATIENCE, || {
+        let problems = node.status()?.local.problems;
+        let id = new.endpoint.id.to_string();
+        let is_told = |one: &AgentProblem| one.check == "endpoints" && one.message.contains(&id);
+        ensure!(problems.iter().any(is_told), "{problems:?}");
+        Ok(Some(()))
+    })?;
     let restored: Vec<u16> = [&stand.client, &stand.stranger]
         .into_iter()
         .chain(&more)
@@ -480,5 +504,90 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     }
     ensure!(pings(&stand.client, stand.server.addresses()[0])?);
     drop(lock);
-    wait_ready(node)
+    wait_ready(node)?;
+    wait_for("the new endpoint to be open", PATIENCE, || {
+        Ok(pings(&new, stand.stranger.addresses()[0])?.then_some(()))
+    })
+}
+
+/// As a container's agent that was not given the folder which its runtime mounts namespaces in.
+#[test]
+#[ignore = "needs root"]
+fn endpoints_live_on_where_the_agent_finds_no_file_of_their_namespace() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let members = (0..7).map(|n| Member::on(node, &format!("file{n}"), ""));
+    let members: Vec<Member> = members.collect::<Result<_, _>>()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    // The namespaces stay: each member has its own open.
+    for member in &members {
+        netns::remove(&member.name)?;
+    }
+    start(node, None)?;
+    let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+    ensure!(all.len() == members.len() + 1, "{all:?}");
+    for member in &members {
+        for address in member.addresses() {
+            ensure!(node.pings(address)?, "{address} does not answer");
+        }
+    }
+    ensure!(node.logged(&["endpoint dropped"])?.is_empty());
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn endpoints_that_lost_their_devices_together_are_kept_until_they_are_deleted() -> anyhow::Result<()>
+{
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let members = (0..3).map(|n| Member::on(node, &format!("lost{n}"), ""));
+    let members: Vec<Member> = members.collect::<Result<_, _>>()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    for member in &members[..2] {
+        node.exec(&format!("ip link delete {}", member.endpoint.interface))?;
+    }
+    node.take_over(None)?;
+    let listed = || -> anyhow::Result<Vec<Endpoint>> {
+        Ok(serde_json::from_value(node.listing("endpoint list")?)?)
+    };
+    wait_for("the one that lives to be ready", PATIENCE, || {
+        let all = listed()?;
+        let third = all.iter().find(|one| one.id == members[2].endpoint.id);
+        Ok(third.is_some_and(|one| one.state == "ready").then_some(()))
+    })?;
+    let ids: Vec<u16> = members.iter().map(|member| member.endpoint.id).collect();
+    for one in listed()?.iter().filter(|one| ids[..2].contains(&one.id)) {
+        ensure!(one.state == "restoring", "{one:?}");
+        let reason = one.reason.as_deref().unwrap_or_default();
+        ensure!(reason.starts_with("its device is gone"), "{one:?}");
+    }
+    wait_for("status to name them", PATIENCE, || {
+        let problems = node.status()?.local.problems;
+        let is_told = |one: &AgentProblem| {
+            let names = |id: &u16| one.message.contains(&id.to_string());
+            one.check == "endpoints" && ids[..2].iter().all(names)
+        };
+        ensure!(problems.iter().any(is_told), "{problems:?}");
+        Ok(Some(()))
+    })?;
+    for id in &ids[..2] {
+        node.cli(&format!("endpoint delete {id}"))?.success()?;
+    }
+    wait_for("status to be in order", PATIENCE, || {
+        let problems = node.status()?.local.problems;
+        Ok((!problems.iter().any(|one| one.check == "endpoints")).then_some(()))
+    })?;
+    wait_ready_but_deleted(node)
+}
+
+fn wait_ready_but_deleted(node: &Node) -> anyhow::Result<()> {
+    wait_for("the endpoints to be ready", PATIENCE, || {
+        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        let mut living = all.iter().filter(|one| one.state != "disconnected");
+        ensure!(living.all(|one| one.state == "ready"), "{all:?}");
+        Ok(Some(()))
+    })
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use health_model::api::Endpoint;
 use health_model::identity::Identity;
 use health_model::ipam::{Family, IpamError, Owner, Search};
+use health_net::clock;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNsId;
 use jiff::Timestamp;
@@ -44,6 +45,15 @@ impl Manager {
         netns_id: NetNsId,
     ) -> Result<u16, EndpointError> {
         loop {
+            // One that has ended may have had a namespace of the same number, and has no route in this one.
+            let sibling = self.table().default_route_in(netns_id);
+            if let Some((id, _)) = sibling
+                && let Some(why) = self.end_of(id).await?
+            {
+                warn!(id, why, "an endpoint gives way to a new one");
+                self.unmake(id).await?;
+                continue;
+            }
             let refused = match self.reserve(new, netns_id) {
                 Ok(id) => return Ok(id),
                 Err(refused) => refused,
@@ -66,6 +76,7 @@ impl Manager {
         let saved = match self.table().entries.get(&id) {
             None => return Ok(Some("it is gone")),
             Some(entry) if entry.state().is_ending() => return Ok(Some("it is being deleted")),
+            Some(entry) if entry.is_lost => return Ok(Some("its device is gone")),
             Some(entry) if !entry.is_complete => return Ok(None),
             Some(entry) => entry.saved.clone(),
         };
@@ -74,7 +85,7 @@ impl Manager {
             None => None,
         };
         let own = found.filter(|found| found.endpoint == id);
-        Ok(fate(&saved, own.as_ref(), &*self.0.devices))
+        Ok(fate(&saved, own.as_ref()))
     }
 
     /// Takes an id, under which nobody else makes the same endpoint.
@@ -102,6 +113,17 @@ impl Manager {
                 });
             }
         }
+        let has_default_route = match (new.default_route, table.default_route_in(netns_id)) {
+            (Some(true), Some((id, ifname))) => {
+                return Err(EndpointError::DefaultRouteTaken {
+                    netns: new.netns.clone(),
+                    ifname,
+                    id,
+                });
+            }
+            (Some(is_asked_for), _) => is_asked_for,
+            (None, taken) => taken.is_none(),
+        };
         let id = table.free_id(&mut rng)?;
         let saved = SavedEndpoint {
             id,
@@ -122,6 +144,9 @@ impl Manager {
             device: device_name(id),
             ifindex: None,
             created: now,
+            boot_id: clock::boot_id().ok(),
+            has_default_route,
+            is_deleting: false,
         };
         let lifecycle = Lifecycle::created(now, "created");
         let entry = Entry::new(saved, lifecycle, &table.ipam);
@@ -254,6 +279,7 @@ impl Manager {
             host_mac: saved.host_mac,
             mtu: saved.mtu,
             stacks,
+            has_default_route: saved.has_default_route,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::error::EndpointError;
 use crate::identities::Hold;
 use crate::lifecycle::{Side, State};
 use crate::log::Status;
-use crate::workload::WorkloadError;
+use crate::workload::{SavedEndpoint, WorkloadError};
 
 /// What is to be done to delete an endpoint.
 enum Way {
@@ -153,11 +153,29 @@ impl Manager {
         }
     }
 
+    /// Writes down that an endpoint is being deleted, so that the next agent does not wonder where its device is.
+    async fn note_deletion(&self, id: u16) {
+        let noted = self.at_files(move |manager| {
+            let saved = manager.table().entries.get(&id).map(|entry| SavedEndpoint {
+                is_deleting: true,
+                ..entry.saved.clone()
+            });
+            // One without a device is rolled back in any case.
+            let saved = saved.filter(|saved| saved.ifindex.is_some());
+            saved.map_or(Ok(()), |saved| Ok(manager.0.states.save(&saved)?))
+        });
+        // It goes all the same.
+        if let Err(error) = noted.await {
+            warn!(id, %error, "cannot write down that an endpoint is being deleted");
+        }
+    }
+
     /// The device first, so that nothing passes that no policy holds for; the file last, which tells the
     /// next agent what there may still be.
     async fn remove_parts(&self, id: u16) -> Result<(), EndpointError> {
         self.wait_until(|table| (!table.queue.is_running(id)).then_some(()))
             .await;
+        self.note_deletion(id).await;
         // Without a number there is none: whoever cannot make one takes it back.
         let device = self.table().entries.get(&id).and_then(|entry| {
             let is_there = entry.saved.ifindex.is_some();

@@ -101,6 +101,9 @@ mod tests {
             device: format!("lxc{id}"),
             ifindex: None,
             created: Timestamp::UNIX_EPOCH,
+            boot_id: None,
+            has_default_route: true,
+            is_deleting: false,
         };
         let lifecycle = Lifecycle::created(Timestamp::UNIX_EPOCH, "created");
         Entry::new(saved, lifecycle, ipam)

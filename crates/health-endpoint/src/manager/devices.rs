@@ -174,7 +174,7 @@ impl Manager {
         let complete = table
             .entries
             .values()
-            .filter(|entry| entry.is_complete && !entry.is_being_removed);
+            .filter(|entry| entry.is_complete && !entry.is_lost && !entry.is_being_removed);
         complete
             .filter_map(|entry| Some((entry.saved.id, entry.saved.ifindex?)))
             .collect()

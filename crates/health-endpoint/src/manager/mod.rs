@@ -58,6 +58,8 @@ pub struct NewEndpoint {
     pub network: Option<String>,
     /// Name of the device in its namespace; `eth0` unless told.
     pub ifname: Option<String>,
+    /// Whether the routes of the namespace that lead out are to lead to it. Not given: if they lead to no other endpoint.
+    pub default_route: Option<bool>,
     /// The IPv4 address that it must have.
     pub ipv4: Option<Ipv4Addr>,
     /// The IPv6 address that it must have.
@@ -69,8 +71,15 @@ pub struct NewEndpoint {
 pub enum Selector {
     /// The one of this id.
     Id(u16),
-    /// That of this container.
+    /// Those of this container.
     Container(String),
+    /// That of one device of a container.
+    Attachment {
+        /// The container.
+        container_id: String,
+        /// Name of the device in its namespace.
+        ifname: String,
+    },
     /// All whose namespace was given by this file.
     Netns(PathBuf),
 }

@@ -25,7 +25,13 @@ pub struct Survey {
     pub living: Vec<SavedEndpoint>,
     /// Those that do not, and why. Nothing is left of them but what programs may know.
     pub dropped: Vec<(u16, &'static str)>,
+    /// Those whose device is not found, and why that is: so many that it is doubtful. All is kept of them, and nothing
+    /// serves them.
+    pub lost: Vec<(SavedEndpoint, &'static str)>,
 }
+
+/// Most endpoints that a start drops as their device is gone. Where more are, the agent may look in the wrong place.
+const MOST_DROPPED: usize = 1;
 
 /// Looks what there is, and removes what belongs to no living endpoint: what was half made, endpoints
 /// whose device or namespace is gone, and devices that nothing is kept of.
@@ -52,15 +58,27 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     }
     let mut survey = Survey::default();
     let mut kept = BTreeSet::new();
+    let is_doubtful = |saved: &SavedEndpoint| {
+        let is_expected = saved.ifindex.is_none() || saved.is_deleting || saved.is_of_former_boot();
+        !is_expected && fate(saved, found.get(&saved.id)).is_some()
+    };
+    let doubtful = saved.iter().filter(|saved| is_doubtful(saved)).count();
     for saved in saved {
-        match fate(&saved, found.get(&saved.id), devices) {
+        match fate(&saved, found.get(&saved.id)) {
             None => {
                 kept.insert(saved.id);
                 let device = found.get(&saved.id).map(|found| found.device.clone());
                 survey.living.push(SavedEndpoint {
                     device: device.unwrap_or_else(|| saved.device.clone()),
+                    // Whoever wants it to go asks again.
+                    is_deleting: false,
                     ..saved
                 });
+            }
+            Some(why) if doubtful > MOST_DROPPED && is_doubtful(&saved) => {
+                warn!(id = saved.id, netns = %saved.netns.display(), why, "endpoint kept, though nothing serves it");
+                kept.insert(saved.id);
+                survey.lost.push((saved, why));
             }
             Some(why) => {
                 warn!(id = saved.id, netns = %saved.netns.display(), why, "endpoint dropped");
@@ -85,24 +103,16 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     Ok(survey)
 }
 
-/// Why an endpoint is not to live on; `None` if it is.
-pub(super) fn fate(
-    saved: &SavedEndpoint,
-    found: Option<&FoundDevice>,
-    devices: &dyn Devices,
-) -> Option<&'static str> {
+/// Why an endpoint is not to live on; `None` if it is. Whether the file of its namespace is found says nothing: the agent
+/// may not see the folder that the runtime mounted it in.
+pub(super) fn fate(saved: &SavedEndpoint, found: Option<&FoundDevice>) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
         return Some("it was half made");
     };
-    if found.is_none_or(|found| found.ifindex != ifindex) {
-        return Some("its device is gone");
+    match found.filter(|found| found.ifindex == ifindex) {
+        None => Some("its device is gone"),
+        Some(found) => (!found.has_peer).then_some("its network namespace is gone"),
     }
-    let is_gone = match devices.look_at(&saved.netns) {
-        Ok(id) => id != saved.netns_id,
-        Err(WorkloadError::Netns(error)) => error.is_gone(),
-        Err(_) => false,
-    };
-    is_gone.then_some("its network namespace is gone")
 }
 
 async fn remove_device(devices: &dyn Devices, device: &str) -> Result<bool, WorkloadError> {
@@ -117,7 +127,12 @@ impl Manager {
     pub(super) fn take_over(&self, survey: Survey) {
         let now = self.now();
         let mut table = self.table();
-        for saved in survey.living {
+        let living = survey.living.into_iter().map(|saved| (saved, None));
+        let lost = survey
+            .lost
+            .into_iter()
+            .map(|(saved, why)| (saved, Some(why)));
+        for (saved, lost) in living.chain(lost) {
             let id = saved.id;
             let owner = Owner {
                 endpoint: id,
@@ -129,13 +144,18 @@ impl Manager {
                 &table.ipam,
             );
             entry.is_complete = true;
+            if let Some(why) = lost {
+                entry.lose(now, why);
+            }
             for address in entry.saved.addresses() {
                 if let Err(error) = table.ipam.claim(address, owner.clone()) {
                     warn!(id, %error, "an endpoint keeps an address that is not this node's to give");
                     entry.note(now, Status::Warning, error.to_string());
                 }
             }
-            info!(id, identity = %entry.saved.identity, "endpoint restored");
+            if lost.is_none() {
+                info!(id, identity = %entry.saved.identity, "endpoint restored");
+            }
             table.entries.insert(id, entry);
         }
         if !table.holds_back {

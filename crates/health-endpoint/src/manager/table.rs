@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
 use health_model::identity::Identity;
 use health_model::ipam::{Family, NodeIpam, Owner};
+use health_net::netns::NetNsId;
 use jiff::Timestamp;
 
 use super::Selector;
@@ -60,6 +61,8 @@ pub(super) struct Entry {
     pub(super) problem: Option<String>,
     /// Whether it was made to the end.
     pub(super) is_complete: bool,
+    /// Whether its device was not found at the start, and it is kept all the same: nothing serves it.
+    pub(super) is_lost: bool,
     /// Whether somebody takes it away.
     pub(super) is_being_removed: bool,
     /// Whether the host's end of its pair was up when it was looked at last.
@@ -96,6 +99,7 @@ impl Entry {
             failures: 0,
             problem: None,
             is_complete: false,
+            is_lost: false,
             is_being_removed: false,
             is_up: true,
             device_problem: None,
@@ -116,7 +120,18 @@ impl Entry {
 
     /// Whether what serves it is still that of the agent before this one.
     fn is_former(&self) -> bool {
-        self.is_complete && self.realized.is_none()
+        self.is_complete && !self.is_lost && self.realized.is_none()
+    }
+
+    /// Takes note that its device was not found at the start, and why.
+    pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
+        let reason = format!(
+            "{why}, and not its alone: it is kept until it is deleted, or until an agent finds the device"
+        );
+        self.note(now, Status::Failure, reason.clone());
+        self.problem = Some(reason);
+        self.is_lost = true;
+        self.is_up = false;
     }
 
     /// Changes the state; a refusal that means something is in the log.
@@ -166,8 +181,8 @@ impl Entry {
             policy_egress: enforcement(|realized| realized.enforces_egress),
             ipv4: saved.ipv4.map(IpAddr::from),
             ipv6: saved.ipv6.map(IpAddr::from),
-            gateway4: self.gateways[0].filter(|_| saved.ipv4.is_some()),
-            gateway6: self.gateways[1].filter(|_| saved.ipv6.is_some()),
+            gateway4: self.gateways[0].filter(|_| saved.has_default_route && saved.ipv4.is_some()),
+            gateway6: self.gateways[1].filter(|_| saved.has_default_route && saved.ipv6.is_some()),
             state: self.state().text().to_owned(),
             reason: self.reason(),
             ready: self.ready,
@@ -287,6 +302,10 @@ impl Table {
         let is_meant = |entry: &&Entry| match selector {
             Selector::Id(id) => entry.saved.id == *id,
             Selector::Container(id) => entry.saved.container_id.as_ref() == Some(id),
+            Selector::Attachment {
+                container_id,
+                ifname,
+            } => entry.saved.is_of(container_id, ifname),
             Selector::Netns(path) => entry.saved.netns == *path,
         };
         match selector {
@@ -319,10 +338,21 @@ impl Table {
             .collect()
     }
 
+    /// Which endpoint the routes of a namespace that lead out lead to, and its device there.
+    pub(super) fn default_route_in(&self, netns_id: NetNsId) -> Option<(u16, String)> {
+        let mut entries = self.entries.values();
+        let found = entries.find(|entry| {
+            let saved = &entry.saved;
+            saved.netns_id == netns_id && saved.has_default_route && !entry.state().is_ending()
+        });
+        found.map(|entry| (entry.saved.id, entry.saved.ifname.clone()))
+    }
+
     /// Asks for the regeneration of an endpoint. One that was taken over is asked for once that may be, whatever is
     /// asked before; one that is being made comes first.
     pub(super) fn push(&mut self, id: u16, reason: &str) {
         match self.entries.get(&id) {
+            Some(entry) if entry.is_lost => {}
             Some(entry) if entry.is_former() && self.holds_back => {}
             Some(entry) if !entry.is_complete => self.queue.push_first(id, reason),
             _ => self.queue.push(id, reason),
@@ -360,7 +390,7 @@ impl Table {
         for (id, entry) in &mut self.entries {
             // Before it has devices, it is yet to be asked for.
             let is_built = entry.saved.ifindex.is_some();
-            if !is_meant(*id) || !is_built || entry.state().is_ending() {
+            if !is_meant(*id) || !is_built || entry.is_lost || entry.state().is_ending() {
                 continue;
             }
             // Of the one, the former agent's programs serve; the first build takes over. The other follows with the
@@ -432,7 +462,10 @@ impl Table {
             let is_closed = entry.saved.lacks_identity() && entry.identity_problem.is_some();
             is_closed && !entry.state().is_ending()
         });
-        closed.map(|(ids, reason)| format!("of endpoint {ids}: {reason}"))
+        let lost = self.waiting(|entry| entry.is_lost && !entry.state().is_ending());
+        let all = lost.into_iter().chain(closed);
+        let all = all.map(|(ids, reason)| format!("of endpoint {ids}: {reason}"));
+        all.reduce(|first, second| format!("{first}; {second}"))
     }
 
     /// The ids of some endpoints, the first few of many, and why the first of them waits.

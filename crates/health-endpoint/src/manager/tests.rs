@@ -32,6 +32,8 @@ pub(crate) struct World {
     pub(crate) devices: Mutex<BTreeMap<String, (u16, u32)>>,
     /// Whether listings lack all of them.
     are_lists_empty: Mutex<bool>,
+    /// Whether the agent's mount namespace lacks their files.
+    sees_no_files: Mutex<bool>,
     /// Namespaces that there are, by their files.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
@@ -39,6 +41,8 @@ pub(crate) struct World {
     asked: AtomicUsize,
     /// Names of devices that are down.
     down: Mutex<BTreeSet<String>>,
+    /// In which namespace the inner end of each device is.
+    inside: Mutex<BTreeMap<String, u64>>,
     /// What is wrong with devices.
     faults: Mutex<Vec<DeviceFault>>,
     /// Of each device.
@@ -90,6 +94,8 @@ impl World {
     fn found(&self) -> Vec<FoundDevice> {
         let devices = self.devices.lock().unwrap();
         let down = self.down.lock().unwrap();
+        let namespaces = self.namespaces.lock().unwrap();
+        let inside = self.inside.lock().unwrap();
         let found = devices
             .iter()
             .map(|(device, (endpoint, ifindex))| FoundDevice {
@@ -97,8 +103,14 @@ impl World {
                 ifindex: *ifindex,
                 endpoint: *endpoint,
                 is_up: !down.contains(device),
+                has_peer: (inside.get(device))
+                    .is_none_or(|ino| namespaces.values().any(|there| there == ino)),
             });
         found.collect()
+    }
+
+    fn end_namespace(&self, path: &str) {
+        self.namespaces.lock().unwrap().remove(Path::new(path));
     }
 
     /// Gives labels an identity, as a store does that lost the one they had.
@@ -113,6 +125,9 @@ impl World {
 
 impl Devices for World {
     fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError> {
+        if *self.sees_no_files.lock().unwrap() {
+            return Err(NetNsError::NotANamespace(netns.to_owned()).into());
+        }
         match self.namespaces.lock().unwrap().get(netns) {
             Some(ino) => Ok(NetNsId { dev: 4, ino: *ino }),
             None => Err(NetNsError::NotANamespace(netns.to_owned()).into()),
@@ -137,6 +152,9 @@ impl Devices for World {
             drop(mtus);
             let ifindex = 100 + u32::from(blueprint.id);
             let device = blueprint.device.clone();
+            if let Some(ino) = self.namespaces.lock().unwrap().get(&blueprint.netns) {
+                self.inside.lock().unwrap().insert(device.clone(), *ino);
+            }
             let mut devices = self.devices.lock().unwrap();
             devices.insert(device, (blueprint.id, ifindex));
             Ok(ifindex)
@@ -1016,20 +1034,10 @@ async fn regenerations_are_coalesced_and_no_more_than_the_limit_at_a_time() {
 async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     let bed = Bed::start().await;
     let kept = bed.create(1, &["app=a"]).await.unwrap();
-    let no_device = bed.create(2, &[]).await.unwrap();
     let no_netns = bed.create(3, &[]).await.unwrap();
     let half = bed.create(4, &[]).await.unwrap();
     let orphan = bed.create(5, &[]).await.unwrap();
-    bed.world
-        .devices
-        .lock()
-        .unwrap()
-        .remove(&no_device.interface);
-    bed.world
-        .namespaces
-        .lock()
-        .unwrap()
-        .remove(Path::new("/n3"));
+    bed.world.end_namespace("/n3");
     let states = StateDir::of(bed.dir.path());
     let (saved, _) = states.load().unwrap();
     let intent = saved.into_iter().find(|saved| saved.id == half.id).unwrap();
@@ -1060,6 +1068,121 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     }
     bed.manager.delete(&Selector::Id(kept.id)).await.unwrap();
     bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_whose_namespace_has_no_file_for_the_agent_live_on() {
+    let bed = Bed::start().await;
+    for n in 1..8 {
+        bed.create(n, &["app=a"]).await.unwrap();
+    }
+    let made = bed.living();
+    *bed.world.sees_no_files.lock().unwrap() = true;
+    let bed = bed.restarted().await;
+    for one in &made {
+        assert_eq!(bed.ready(one.id).await, *one);
+    }
+    // Another interface of the same container is no reason to drop one that lives.
+    *bed.world.sees_no_files.lock().unwrap() = false;
+    let error = bed.create(1, &["app=a"]).await.unwrap_err();
+    assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
+    assert_eq!(bed.living(), made);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are_deleted() {
+    let bed = Bed::start().await;
+    let one = bed.create(1, &["app=a"]).await.unwrap();
+    bed.world.devices.lock().unwrap().remove(&one.interface);
+    // The former agent's references end with its lease.
+    bed.world.held.lock().unwrap().clear();
+    bed.world.served.lock().unwrap().clear();
+    let bed = bed.restarted().await;
+    bed.assert_empty();
+
+    let mut lost = Vec::new();
+    for n in 1..4 {
+        lost.push(bed.create(n, &["app=a"]).await.unwrap());
+    }
+    let kept = bed.create(4, &[]).await.unwrap();
+    let gone = bed.create(5, &[]).await.unwrap();
+    let devices = bed.world.devices.lock().unwrap().clone();
+    let forget = |ones: &[Arc<Endpoint>]| {
+        let mut devices = bed.world.devices.lock().unwrap();
+        devices.retain(|name, _| ones.iter().all(|one| one.interface != *name));
+    };
+    forget(&lost);
+    // Its deletion was under way when the agent was killed.
+    forget(std::slice::from_ref(&gone));
+    let states = StateDir::of(bed.dir.path());
+    let (saved, _) = states.load().unwrap();
+    let third = saved.iter().find(|saved| saved.id == lost[2].id).cloned();
+    let saved = saved.into_iter().find(|saved| saved.id == gone.id);
+    let is_deleting = SavedEndpoint {
+        is_deleting: true,
+        ..saved.unwrap()
+    };
+    states.save(&is_deleting).unwrap();
+
+    let bed = bed.restarted().await;
+    bed.ready(kept.id).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.living().len(), 4);
+    for one in &lost {
+        let shown = bed.living().into_iter().find(|shown| shown.id == one.id);
+        let shown = shown.unwrap();
+        assert_eq!(shown.state, "restoring");
+        assert_eq!((shown.ipv4, shown.ipv6), (one.ipv4, one.ipv6));
+        let reason = shown.reason.as_deref().unwrap();
+        assert!(reason.starts_with("its device is gone"), "{reason}");
+        assert!(!bed.manager.health(one.id).unwrap().connected);
+    }
+    let told = bed.manager.problem().unwrap();
+    assert!(
+        lost.iter().all(|one| told.contains(&one.id.to_string())),
+        "{told}"
+    );
+    // A new endpoint of the container takes its place, and a request deletes one.
+    let again = bed.create(1, &["app=a"]).await.unwrap();
+    assert_ne!(again.ipv4, lost[0].ipv4);
+    let meant = Selector::Id(lost[1].id);
+    assert_eq!(bed.manager.delete(&meant).await.unwrap(), [lost[1].id]);
+    let told = bed.manager.problem().unwrap();
+    assert!(told.contains(&lost[2].id.to_string()), "{told}");
+
+    // An agent that finds the device serves it again. The manager before the restart, whose tasks live on in this test,
+    // has dropped what it missed.
+    states.save(&third.unwrap()).unwrap();
+    let (name, device) = devices.get_key_value(&lost[2].interface).unwrap();
+    bed.world
+        .devices
+        .lock()
+        .unwrap()
+        .insert(name.clone(), *device);
+    let bed = bed.restarted().await;
+    let back = bed.ready(lost[2].id).await;
+    assert_eq!((back.ipv4, &back.reason), (lost[2].ipv4, &None));
+    assert_eq!(bed.manager.problem(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_of_a_former_boot_are_dropped_however_many_they_are() {
+    let bed = Bed::start().await;
+    for n in 0..4 {
+        bed.create(n, &[]).await.unwrap();
+    }
+    bed.world.devices.lock().unwrap().clear();
+    bed.world.held.lock().unwrap().clear();
+    let states = StateDir::of(bed.dir.path());
+    for saved in states.load().unwrap().0 {
+        let former = SavedEndpoint {
+            boot_id: Some("another boot".to_owned()),
+            ..saved
+        };
+        states.save(&former).unwrap();
+    }
+    bed.world.served.lock().unwrap().clear();
+    bed.restarted().await.assert_empty();
 }
 
 #[tokio::test(start_paused = true)]

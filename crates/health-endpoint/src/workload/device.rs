@@ -51,6 +51,7 @@ impl HostDevices {
             endpoint: self.endpoint_of(&link)?,
             ifindex: link.index,
             is_up: link.up,
+            has_peer: link.peer.is_some_and(|peer| peer.is_alive()),
             device: link.name,
         })
     }
@@ -317,9 +318,11 @@ pub(super) fn route_to(stack: &Stack, ifindex: u32) -> Route {
     }
 }
 
-/// Everything goes to the gateway.
+/// Everything goes to the gateway, unless it goes by another endpoint of the namespace.
 fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
-    let routes = blueprint.stacks.iter().flat_map(|stack| {
+    let stacks = blueprint.stacks.iter();
+    let stacks = stacks.filter(|_| blueprint.has_default_route);
+    let routes = stacks.flat_map(|stack| {
         let gateway = Route {
             device: Some(inner),
             ..Route::to(stack.gateway.into())

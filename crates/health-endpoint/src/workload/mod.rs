@@ -50,6 +50,8 @@ pub struct Blueprint {
     pub mtu: u32,
     /// One for each IP version, IPv4 first.
     pub stacks: Vec<Stack>,
+    /// Whether the routes of the namespace that lead out lead to it.
+    pub has_default_route: bool,
 }
 
 /// One IP version of an endpoint.
@@ -74,6 +76,8 @@ pub struct FoundDevice {
     pub endpoint: u16,
     /// Whether it is up.
     pub is_up: bool,
+    /// Whether the namespace of the inner end is there.
+    pub has_peer: bool,
 }
 
 /// The devices of endpoints. What a call made before it failed is removed by it again.

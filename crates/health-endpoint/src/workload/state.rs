@@ -9,6 +9,7 @@ use std::{fs, io};
 use health_model::durable;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
+use health_net::clock;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNsId;
 use jiff::Timestamp;
@@ -63,6 +64,20 @@ pub struct SavedEndpoint {
     pub ifindex: Option<u32>,
     /// When it was created.
     pub created: Timestamp,
+    /// Which boot of the machine it is of; `None` where an earlier version wrote it. No device outlives that.
+    #[serde(default)]
+    pub boot_id: Option<String>,
+    /// Whether the routes of its namespace that lead out lead to it.
+    #[serde(default = "yes")]
+    pub has_default_route: bool,
+    /// Whether its deletion has begun.
+    #[serde(default)]
+    pub is_deleting: bool,
+}
+
+/// All had one before the file said so.
+const fn yes() -> bool {
+    true
 }
 
 impl SavedEndpoint {
@@ -80,6 +95,17 @@ impl SavedEndpoint {
     /// Whether its labels are known and no identity of them is.
     pub fn lacks_identity(&self) -> bool {
         self.identity == Identity::INIT && !self.labels.is_empty()
+    }
+
+    /// Whether it is this device of this container.
+    pub fn is_of(&self, container_id: &str, ifname: &str) -> bool {
+        self.container_id.as_deref() == Some(container_id) && self.ifname == ifname
+    }
+
+    /// Whether the machine has been started since it was made.
+    pub fn is_of_former_boot(&self) -> bool {
+        let now = clock::boot_id().ok();
+        self.boot_id.is_some() && now.is_some() && self.boot_id != now
     }
 
     /// Changes the labels; what the identity is of stays known.
@@ -224,6 +250,9 @@ mod tests {
             device: "lxc9".to_owned(),
             ifindex: Some(12),
             created: Timestamp::UNIX_EPOCH,
+            boot_id: None,
+            has_default_route: true,
+            is_deleting: false,
         }
     }
 

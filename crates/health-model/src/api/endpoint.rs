@@ -146,6 +146,9 @@ pub struct EndpointRequest {
     /// The runtime's network that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// Whether the routes of the namespace that lead out are to lead to it. Not given: if they lead to no other endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_route: Option<bool>,
     /// The IPv4 address that it must have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<String>,

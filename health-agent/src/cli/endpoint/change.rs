@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use health_model::api::{Deleted, Endpoint, EndpointRequest, LabelChange};
+use health_net::netns;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{CreateArgs, DeleteArgs, LabelsArgs, endpoints_table};
@@ -12,12 +13,13 @@ use crate::cli::output::print;
 impl CreateArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let request = EndpointRequest {
-            netns: self.netns.display().to_string(),
+            netns: netns::resolved(&self.netns).display().to_string(),
             labels: self.labels.iter().map(ToString::to_string).collect(),
             name: self.name,
             container_id: self.container_id,
             network: None,
             ifname: self.ifname,
+            default_route: self.default_route,
             ipv4: self.ipv4.map(|address| address.to_string()),
             ipv6: self.ipv6.map(|address| address.to_string()),
         };
@@ -35,7 +37,10 @@ impl DeleteArgs {
             (Some(id), ..) => format!("/v1/endpoints/{id}"),
             (_, Some(id), _) => format!("/v1/endpoints?container-id={}", encoded(id)),
             (.., Some(path)) => {
-                format!("/v1/endpoints?netns={}", encoded(&path.to_string_lossy()))
+                format!(
+                    "/v1/endpoints?netns={}",
+                    encoded(&netns::resolved(path).to_string_lossy())
+                )
             }
             (None, None, None) => {
                 anyhow::bail!("say which endpoint: its id, --container-id or --netns")

@@ -73,6 +73,14 @@ impl Model {
         // What could not be deleted lives on.
         for shown in self.agent().manager.endpoints() {
             let n = shown.netns.trim_start_matches("/n").parse().unwrap();
+            // Several whose devices went while no file could say that they are being deleted: nobody else does it.
+            let reason = shown.reason.as_deref().unwrap_or_default();
+            if reason.starts_with("its device is gone") {
+                let manager = self.agent().manager;
+                let deleted = self.run(async { manager.delete(&Selector::Id(shown.id)).await });
+                assert!(deleted.is_ok() || !self.faults.is_empty(), "{deleted:?}");
+                continue;
+            }
             if self.plain.leaving.remove(&n) {
                 let endpoint = PlainEndpoint::of(&shown, labels_of(&shown));
                 self.plain.add(n, endpoint);
