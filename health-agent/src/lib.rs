@@ -10,6 +10,7 @@ pub mod api;
 mod causes;
 pub mod cli;
 pub mod cni;
+pub mod deletions;
 mod frontend_names;
 pub mod metrics;
 pub mod pidfile;

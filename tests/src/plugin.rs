@@ -73,11 +73,22 @@ impl Plugin {
 
     /// Calls it for a container's `eth0`.
     pub fn call(&self, command: &str, container: &str, netns: &str) -> anyhow::Result<Answer> {
+        self.call_for(command, container, "eth0", netns)
+    }
+
+    /// Calls it for another device of a container.
+    pub fn call_for(
+        &self,
+        command: &str,
+        container: &str,
+        ifname: &str,
+        netns: &str,
+    ) -> anyhow::Result<Answer> {
         self.call_with(&[
             ("CNI_COMMAND", command),
             ("CNI_CONTAINERID", container),
             ("CNI_NETNS", netns),
-            ("CNI_IFNAME", "eth0"),
+            ("CNI_IFNAME", ifname),
         ])
     }
 

@@ -143,6 +143,10 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
             removed.push(format!("file {}", file.display()));
         }
     }
+    let deletions = location.deletions();
+    if remove(fs::remove_dir_all(&deletions), &deletions)? {
+        removed.push(folder(&deletions));
+    }
     // Others may keep something there.
     if fs::remove_dir(&location.state_dir).is_ok() {
         removed.push(folder(&location.state_dir));

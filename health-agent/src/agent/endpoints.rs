@@ -21,7 +21,9 @@ use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, Registry};
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tracing::warn;
 
+use super::deletions;
 use super::node::NodeDatapath;
 use super::watch::EndpointOutcome;
 
@@ -34,7 +36,11 @@ pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<
     // Another agent's endpoints are not to be touched.
     pin_folder::require_unused(location)?;
     let devices = HostDevices::new(netlink.clone(), &location.instance);
-    manager::survey(&states(&location.state_dir), &devices)
+    let states = states(&location.state_dir);
+    if let Err(error) = deletions::announce(location, &states) {
+        warn!(%error, "cannot read which endpoints are to be deleted");
+    }
+    manager::survey(&states, &devices)
         .await
         .context("cannot take over the endpoints of the agent before this one")
 }

@@ -2,6 +2,7 @@
 
 mod cleanup;
 pub(crate) mod containers;
+mod deletions;
 mod endpoints;
 mod folders;
 #[cfg(feature = "kubernetes")]
@@ -155,6 +156,8 @@ struct Agent {
     without_programs: BTreeSet<u16>,
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
+    /// Carries out what is to be deleted.
+    deleting: JoinHandle<()>,
     enforcing: JoinHandle<()>,
     host_responder: Responder,
     /// Ends when it is dropped.
@@ -256,6 +259,8 @@ impl Agent {
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.shared_counts());
         source.set_events(events.clone());
+        // Before anybody can ask for endpoints.
+        deletions::carry_out(&config.location, &endpoints).await;
         source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());
         let (route_reporter, routes) = activity::channel();
@@ -322,6 +327,10 @@ impl Agent {
                 own.clone(),
                 registry.watch(),
                 route_reporter,
+            )),
+            deleting: tokio::spawn(deletions::keep_carrying_out(
+                config.location.clone(),
+                endpoints.clone(),
             )),
             enforcing: tokio::spawn(enforcer.follow(
                 endpoints.clone(),

@@ -68,6 +68,7 @@ impl Agent {
             }
         };
         self.routes.abort();
+        self.deleting.abort();
         self.enforcing.abort();
         self.events.close();
         self.relay.abort();

@@ -33,6 +33,8 @@ pub(super) struct NetworkConfig {
     /// Labels of every endpoint of this network, `source:key` to value.
     labels: BTreeMap<String, String>,
     pub(super) dns: Option<Dns>,
+    /// Whether the routes of the container that lead out are to lead to this network.
+    pub(super) default_route: Option<bool>,
     args: Args,
     runtime_config: RuntimeConfig,
     capabilities: BTreeMap<String, bool>,
@@ -107,6 +109,18 @@ impl NetworkConfig {
         (version, config.validated())
     }
 
+    /// What a deletion needs of a configuration, whatever else it says by now: it may have changed since ADD. `None` if it
+    /// is none.
+    pub(super) fn of_deletion(bytes: &[u8]) -> Option<Self> {
+        let fields: serde_json::Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+        let text = |key: &str| fields.get(key)?.as_str().map(str::to_owned);
+        Some(Self {
+            instance: text("instance"),
+            runtime_dir: text("runtimeDir").map(PathBuf::from),
+            ..Self::default()
+        })
+    }
+
     fn version(&self) -> Result<Version, CniError> {
         let text = self.cni_version.as_deref().unwrap_or("0.1.0");
         text.parse().map_err(|_| {
@@ -142,7 +156,9 @@ impl NetworkConfig {
             let field = format!("runtimeConfig.{key}");
             return Err(unsupported_field(&field, value, ""));
         }
-        if let Some(capability) = self.capabilities.keys().find(|name| *name != "ips") {
+        // One that is off asks for nothing.
+        let mut asked_for = self.capabilities.iter().filter(|(_, is_on)| **is_on);
+        if let Some((capability, _)) = asked_for.find(|(name, _)| *name != "ips") {
             let field = format!("capabilities.{capability}");
             return Err(unsupported_field(&field, &Value::Bool(true), ""));
         }
@@ -336,8 +352,33 @@ mod tests {
         ] {
             assert_eq!(code(text), expected, "{text}");
         }
+        let off =
+            r#"{"cniVersion":"1.0.0","name":"a","capabilities":{"portMappings":false,"ips":true}}"#;
+        assert!(read(off).is_ok());
         let error = read(r#"{"cniVersion":"1.0.0","name":"a","ipMasq":true}"#).unwrap_err();
         assert!(error.to_string().contains("ipMasq"), "{error}");
+    }
+
+    #[test]
+    fn a_deletion_needs_no_more_than_where_the_agent_is() {
+        for text in [
+            r#"{"cniVersion":"9.9.9","name":"../x","instance":"a","runtimeDir":"/run/a","ipam":{}}"#,
+            r#"{"labels":5,"instance":"a","runtimeDir":"/run/a","prevResult":"?"}"#,
+        ] {
+            assert!(read(text).is_err());
+            let config = NetworkConfig::of_deletion(text.as_bytes()).unwrap();
+            let default = Location {
+                instance: "default".to_owned(),
+                runtime_dir: "/run/health-agent".into(),
+                state_dir: "/var/lib/health-agent".into(),
+                bpf_root: "/sys/fs/bpf".into(),
+            };
+            let location = config.location(&default).unwrap();
+            assert_eq!(location.instance, "a");
+            assert_eq!(location.runtime_dir, PathBuf::from("/run/a"));
+        }
+        assert!(NetworkConfig::of_deletion(b"{").is_none());
+        assert!(NetworkConfig::of_deletion(b"[]").is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use health_model::address::parse_ip;
 use health_model::api::Endpoint;
+use health_net::netns;
 
 use super::error::{CniError, Code};
 
@@ -118,6 +119,13 @@ impl Environment {
             )));
         }
         Ok(netns)
+    }
+
+    /// The same by a path that the agent has as well, though its mount namespace may be another: the plugin runs where the
+    /// runtime does, and follows the links there.
+    pub(super) fn resolved_netns(&self) -> Result<String, CniError> {
+        let resolved = netns::resolved(Path::new(&self.netns()?));
+        Ok(resolved.display().to_string())
     }
 
     /// `CNI_ARGS`.

@@ -1,11 +1,13 @@
 //! The CNI plugin: what container runtimes call to connect a container, and to disconnect it.
 //!
-//! It keeps nothing itself: it asks the agent of this host, which makes the endpoint. What it speaks is the
+//! It asks the agent of this host, which makes the endpoint, and keeps nothing itself but the deletions that no agent has
+//! carried out yet. What it speaks is the
 //! CNI specification 1.1.0 and those before it from 0.3.0 on
 //! (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
 
 mod check;
 mod config;
+mod deletion;
 mod environment;
 mod error;
 mod result;
@@ -77,10 +79,12 @@ struct Request {
 impl Invocation {
     fn read() -> Self {
         let environment = Environment::of_process();
-        let (version, config) = match read_config() {
-            Ok(bytes) => NetworkConfig::read(&bytes),
-            Err(error) => (Version::NEWEST, Err(error)),
+        let bytes = read_config();
+        let (version, config) = match &bytes {
+            Ok(bytes) => NetworkConfig::read(bytes),
+            Err(error) => (Version::NEWEST, Err(error.clone())),
         };
+        let of_deletion = || NetworkConfig::of_deletion(bytes.as_deref().ok()?);
         let request = environment
             .command()
             .and_then(|command| match (command, config) {
@@ -89,6 +93,13 @@ impl Invocation {
                     command,
                     environment,
                     config: NetworkConfig::default(),
+                }),
+                // It is carried out with what can be read of the configuration, so that no change of it keeps a
+                // container.
+                (CniCommand::Del, Err(error)) => Ok(Request {
+                    command,
+                    environment,
+                    config: of_deletion().ok_or(error)?,
                 }),
                 (_, config) => Ok(Request {
                     command,
@@ -136,26 +147,30 @@ impl Request {
         if command == CniCommand::Version {
             return Ok(Some(Answer::Versions(version::Versions::of(version))));
         }
+        if command == CniCommand::Del {
+            // The namespace may be gone by now.
+            let attachment = environment.attachment()?;
+            let location = config.location(default).unwrap_or(default.clone());
+            deletion::delete(&location, &attachment).await?;
+            return Ok(None);
+        }
         config.require_version(command)?;
         if config.is_disabled(command) {
             return Ok(None);
         }
-        let client = Client::new(config.location(default)?.socket());
+        let location = config.location(default)?;
+        let client = Client::new(location.socket());
         match command {
             CniCommand::Add => {
                 let attachment = environment.attachment()?;
-                let netns = environment.netns()?;
+                let sandbox = environment.netns()?;
                 config.refuse_previous()?;
+                deletion::finish(&location, &client, &attachment).await?;
+                let netns = environment.resolved_netns()?;
                 let wanted = wanted(&environment, &config, attachment, netns)?;
                 let endpoint: Endpoint = client.post("/v1/endpoints", &wanted).await?;
-                Ok(Some(Answer::Added(Box::new(AddResult::of(
-                    &endpoint, &config,
-                )))))
-            }
-            CniCommand::Del => {
-                // The namespace may be gone by now.
-                delete(&client, &environment.attachment()?).await?;
-                Ok(None)
+                let added = AddResult::of(&endpoint, &config, sandbox);
+                Ok(Some(Answer::Added(Box::new(added))))
             }
             CniCommand::Check => {
                 let attachment = environment.attachment()?;
@@ -175,7 +190,7 @@ impl Request {
                     .map_err(|error| error.with_code(Code::NotAvailable))?;
                 Ok(None)
             }
-            CniCommand::Version => Ok(None),
+            CniCommand::Del | CniCommand::Version => Ok(None),
         }
     }
 }
@@ -196,7 +211,7 @@ fn wanted(
         container_id: Some(attachment.container_id),
         ifname: Some(attachment.ifname),
         network: Some(config.name.clone()),
-        default_route: None,
+        default_route: config.default_route,
         ipv4: ipv4.map(|address| address.to_string()),
         ipv6: ipv6.map(|address| address.to_string()),
     })
@@ -206,14 +221,14 @@ fn wanted(
 async fn of_attachment(
     client: &Client,
     attachment: &Attachment,
-) -> Result<Option<Endpoint>, CniError> {
+) -> Result<Option<Endpoint>, ClientError> {
     let endpoints = living(client).await?;
     Ok(endpoints.into_iter().find(|one| attachment.is_of(one)))
 }
 
 /// The endpoints that are not deleted. Those that were deleted just now are listed too, and the same attachment may
 /// have another one by now.
-async fn living(client: &Client) -> Result<Vec<Endpoint>, CniError> {
+async fn living(client: &Client) -> Result<Vec<Endpoint>, ClientError> {
     let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
     endpoints.retain(|one| State::of(one) != Some(State::Disconnected));
     Ok(endpoints)
@@ -226,15 +241,7 @@ async fn available(client: &Client) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Deletes the endpoint of an attachment. None is no error, as a runtime that is not sure asks again.
-async fn delete(client: &Client, attachment: &Attachment) -> Result<(), CniError> {
-    if let Some(endpoint) = of_attachment(client, attachment).await? {
-        delete_one(client, endpoint.id).await?;
-    }
-    Ok(())
-}
-
-async fn delete_one(client: &Client, id: u16) -> Result<(), CniError> {
+async fn delete_one(client: &Client, id: u16) -> Result<(), ClientError> {
     let path = format!("/v1/endpoints/{id}");
     match client.delete::<Deleted>(&path).await {
         Ok(_) => Ok(()),
@@ -243,7 +250,7 @@ async fn delete_one(client: &Client, id: u16) -> Result<(), CniError> {
             code: StatusCode::NOT_FOUND,
             ..
         }) => Ok(()),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 
@@ -259,5 +266,5 @@ async fn collect(client: &Client, config: &NetworkConfig) -> Result<(), CniError
     for endpoint in stale {
         outcome = outcome.and(delete_one(client, endpoint.id).await);
     }
-    outcome
+    Ok(outcome?)
 }

@@ -77,7 +77,8 @@ pub(super) struct PreviousResult {
 }
 
 impl AddResult {
-    pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig) -> Self {
+    /// `sandbox` is the file of the namespace as the runtime calls it, by which other plugins of a chain know it.
+    pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig, sandbox: String) -> Self {
         let cni_version = config.answer_version();
         let stacks = [
             (
@@ -108,7 +109,7 @@ impl AddResult {
                 Interface {
                     name: endpoint.inner_interface.clone(),
                     mac: endpoint.mac.clone(),
-                    sandbox: endpoint.netns.clone(),
+                    sandbox,
                 },
             ],
             ips: stacks()
@@ -119,7 +120,10 @@ impl AddResult {
                     interface: Some(INNER),
                 })
                 .collect(),
-            routes: stacks().map(|&(_, gw, _, dst)| Route { dst, gw }).collect(),
+            routes: stacks()
+                .filter(|(_, gateway, ..)| gateway.is_some())
+                .map(|&(_, gw, _, dst)| Route { dst, gw })
+                .collect(),
             dns: config.dns.clone().unwrap_or_default(),
         }
     }

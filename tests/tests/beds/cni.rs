@@ -287,10 +287,7 @@ fn without_an_agent_runtimes_are_told_to_try_again() -> anyhow::Result<()> {
     let added = stand.call("ADD")?;
     assert!(added.is_success, "{}", added.json);
     node.kill_agent(Signal::SIGKILL)?;
-    for command in ["ADD", "DEL"] {
-        let answer = stand.call(command)?;
-        assert_eq!(answer.code(), TRY_AGAIN_LATER, "{command}: {}", answer.json);
-    }
+    assert_eq!(stand.call("ADD")?.code(), TRY_AGAIN_LATER);
     assert_eq!(stand.check_after(&added)?.code(), TRY_AGAIN_LATER);
     assert_eq!(stand.call("STATUS")?.code(), 50);
     // Traffic goes on meanwhile.
@@ -304,6 +301,255 @@ fn without_an_agent_runtimes_are_told_to_try_again() -> anyhow::Result<()> {
     })?;
     assert!(stand.check_after(&added)?.is_success);
     assert!(stand.call("DEL")?.is_success);
+    Ok(())
+}
+
+/// Whether the container reaches the other node, by both IP versions.
+fn reaches_out(stand: &Stand) -> anyhow::Result<()> {
+    let peer = stand.bed.node(2);
+    for address in peer.addresses() {
+        let ping = format!("ping -n -q -c 1 -W 2 {address}");
+        stand.namespace.command(&ping)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_second_device_of_a_container_takes_no_routes_of_the_first() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let netns = stand.namespace.path();
+    let first = stand.call("ADD")?;
+    assert!(first.is_success, "{}", first.json);
+    let routes = || -> anyhow::Result<String> {
+        let of = |family: &str| {
+            stand
+                .namespace
+                .command(&format!("ip {family} route show default"))
+        };
+        Ok(of("-4")? + &of("-6")?)
+    };
+    let before = routes()?;
+    let asked = stand.plugin.with("defaultRoute", json!(true));
+    let refused = asked.call_for("ADD", "c1", "net1", &netns)?;
+    assert_eq!(refused.code(), 101, "{}", refused.json);
+    assert!(refused.message().contains("eth0"), "{}", refused.json);
+
+    let second = stand.plugin.call_for("ADD", "c1", "net1", &netns)?;
+    assert!(second.is_success, "{}", second.json);
+    assert_eq!(second.json["routes"], json!([]), "{}", second.json);
+    assert_eq!(second.json["ips"][0]["gateway"], Value::Null);
+    assert_eq!(routes()?, before);
+    reaches_out(&stand)?;
+    assert!(stand.check_after(&first)?.is_success);
+    let told = stand.plugin.with("prevResult", second.json.clone());
+    let checked = told.call_for("CHECK", "c1", "net1", &netns)?;
+    assert!(checked.is_success, "{}", checked.json);
+    let deleted = stand.plugin.call_for("DEL", "c1", "net1", &netns)?;
+    assert!(deleted.is_success, "{}", deleted.json);
+    assert_eq!(routes()?, before);
+    reaches_out(&stand)?;
+    assert!(stand.check_after(&first)?.is_success);
+    assert_eq!(endpoints(node)?, 2);
+
+    // Where the first one asks for none, the second has it.
+    assert!(stand.call("DEL")?.is_success);
+    let none = stand.plugin.with("defaultRoute", json!(false));
+    assert!(none.call("ADD", "c1", &netns)?.is_success);
+    assert_eq!(routes()?, "");
+    assert!(
+        stand
+            .plugin
+            .call_for("ADD", "c1", "net1", &netns)?
+            .is_success
+    );
+    assert!(routes()?.contains("dev net1"), "{}", routes()?);
+    reaches_out(&stand)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_later_plugins_of_a_chain_added_is_none_of_its_own_to_check() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let added = stand.call("ADD")?;
+    assert!(added.is_success, "{}", added.json);
+    for words in [
+        "ip link add dummy1 type dummy",
+        "ip addr add 192.0.2.9/24 dev dummy1",
+        "ip link set dummy1 up",
+        "ip addr add 198.51.100.9/32 dev eth0",
+    ] {
+        stand.namespace.command(words)?;
+    }
+    let mut chained = added.clone();
+    let push = |list: &mut Value, one: Value| -> anyhow::Result<()> {
+        list.as_array_mut().context("no list")?.push(one);
+        Ok(())
+    };
+    let sandbox = stand.namespace.path();
+    let device = json!({"name": "dummy1", "mac": "02:00:00:00:00:09", "sandbox": sandbox});
+    push(&mut chained.json["interfaces"], device)?;
+    for (address, interface) in [("192.0.2.9/24", 2), ("198.51.100.9/32", 1)] {
+        push(
+            &mut chained.json["ips"],
+            json!({"address": address, "interface": interface}),
+        )?;
+    }
+    let gateway = added.json["ips"][0]["gateway"].clone();
+    let routes = [
+        json!({"dst": "203.0.113.0/24"}),
+        json!({"dst": "203.0.113.0/25", "gw": gateway}),
+    ];
+    for route in routes {
+        push(&mut chained.json["routes"], route)?;
+    }
+    let checked = stand.check_after(&chained)?;
+    assert!(checked.is_success, "{}", checked.json);
+    // Its own is still looked at.
+    let own = added.json["ips"][0]["address"]
+        .as_str()
+        .context("no address")?;
+    stand
+        .namespace
+        .command(&format!("ip addr del {own} dev eth0"))?;
+    assert_eq!(stand.check_after(&chained)?.code(), 102);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let namespaces = ["hcni2", "hcni3", "hcni4"].map(Namespace::new);
+    let [second, third, fourth] = namespaces;
+    let (second, third, fourth) = (second?, third?, fourth?);
+    assert!(stand.call("ADD")?.is_success);
+    for (name, namespace) in [("c2", &second), ("c3", &third), ("c4", &fourth)] {
+        assert!(
+            stand
+                .plugin
+                .call("ADD", name, &namespace.path())?
+                .is_success
+        );
+    }
+    node.kill_agent(Signal::SIGKILL)?;
+    // Twice, as runtimes do it; and with a configuration that nobody would take for ADD by now.
+    for _ in 0..2 {
+        let deleted = stand.call("DEL")?;
+        assert!(deleted.is_success, "{}", deleted.json);
+    }
+    let changed = stand
+        .plugin
+        .with("cniVersion", json!("9.9.9"))
+        .with("ipam", json!({"type": "host-local"}))
+        .with("capabilities", json!({"portMappings": true}));
+    let deleted = changed.call("DEL", "c2", "/run/netns/hcni-gone")?;
+    assert!(deleted.is_success, "{}", deleted.json);
+    // So many at once that their missing devices would be doubted without it.
+    drop(second);
+    stand.namespace.command("ip link delete eth0")?;
+    node.start_agent()?;
+    wait_for("STATUS to be good again", PATIENCE, || {
+        Ok(stand.call("STATUS")?.is_success.then_some(()))
+    })?;
+    let containers = |node: &Node| -> anyhow::Result<Vec<String>> {
+        let mut found: Vec<String> = living(node)?
+            .iter()
+            .filter_map(|one| one["container-id"].as_str().map(str::to_owned))
+            .collect();
+        found.sort();
+        Ok(found)
+    };
+    assert_eq!(containers(node)?, ["c3", "c4"], "before it serves");
+
+    // One that is written down while the agent runs but does not answer takes no later endpoint away.
+    node.kill_agent(Signal::SIGKILL)?;
+    assert!(stand.plugin.call("DEL", "c3", &third.path())?.is_success);
+    node.start_agent()?;
+    wait_for("the container to be added again", PATIENCE, || {
+        let again = stand.plugin.call("ADD", "c3", &third.path())?;
+        anyhow::ensure!(again.is_success, "{}", again.json);
+        Ok(Some(()))
+    })?;
+    node.kill_agent(Signal::SIGKILL)?;
+    node.start_agent()?;
+    wait_for("STATUS to be good again", PATIENCE, || {
+        Ok(stand.call("STATUS")?.is_success.then_some(()))
+    })?;
+    assert_eq!(containers(node)?, ["c3", "c4"]);
+    let waiting = node.runtime_dir().join("deletions").read_dir()?;
+    let waiting: Vec<_> = waiting
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.ends_with(".json"))
+        .collect();
+    assert_eq!(waiting, [""; 0]);
+    Ok(())
+}
+
+/// A start that takes its time says for as long that nothing is known yet, and never that there is nothing.
+#[test]
+#[ignore = "needs root"]
+fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let added = stand.call("ADD")?;
+    assert!(added.is_success, "{}", added.json);
+    let mut early = 0;
+    for _ in 0..5 {
+        node.kill_agent(Signal::SIGKILL)?;
+        node.start_agent()?;
+        let mut is_known = false;
+        while !is_known {
+            let checked = stand.check_after(&added)?;
+            let listed = node.cli("endpoint list -o json")?;
+            match listed.code {
+                Some(0) => {
+                    anyhow::ensure!(listed.stdout.contains("c1"), "{}", listed.stdout);
+                    is_known = true;
+                }
+                _ => early += 1,
+            }
+            anyhow::ensure!(
+                [0, TRY_AGAIN_LATER].contains(&checked.code()),
+                "{}",
+                checked.json
+            );
+        }
+        wait_for("the endpoint to be as it was", PATIENCE, || {
+            Ok(stand.check_after(&added)?.is_success.then_some(()))
+        })?;
+    }
+    anyhow::ensure!(early > 0, "each start was over before anybody asked");
+    let known = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    let told = stand.plugin.with("cni.dev/valid-attachments", known);
+    assert!(told.call_with(&[("CNI_COMMAND", "GC")])?.is_success);
+    assert_eq!(endpoints(node)?, 2);
+    Ok(())
+}
+
+/// As containerd does it: by a path with a link that the agent's container may lack.
+#[test]
+#[ignore = "needs root"]
+fn links_on_the_way_to_the_namespace_are_followed_where_the_runtime_is() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let folder = tempfile::tempdir()?;
+    let link = folder.path().join("var");
+    std::os::unix::fs::symlink("/run", &link)?;
+    let path = link.join("netns/hcni1").display().to_string();
+    let added = stand.plugin.call("ADD", "c1", &path)?;
+    assert!(added.is_success, "{}", added.json);
+    assert_eq!(added.json["interfaces"][1]["sandbox"], path);
+    let listed = living(stand.bed.node(1))?;
+    let found = listed.iter().find(|one| one["container-id"] == "c1");
+    assert_eq!(
+        found.context("no endpoint")?["netns"],
+        stand.namespace.path()
+    );
+    let told = stand.plugin.with("prevResult", added.json.clone());
+    let checked = told.call("CHECK", "c1", &path)?;
+    assert!(checked.is_success, "{}", checked.json);
     Ok(())
 }
 

@@ -1,0 +1,75 @@
+//! DEL: it succeeds whether or not an agent answers. What none carries out now is written down for the next one.
+
+use health_model::settings::Location;
+use tracing::debug;
+
+use super::environment::Attachment;
+use super::error::{CniError, Code};
+use super::{delete_one, of_attachment};
+use crate::api::client::{Client, ClientError};
+use crate::deletions::{Deletion, Deletions, DeletionsError};
+
+/// Deletes the endpoint of an attachment, or writes down that it is to be deleted. None is no error, as a runtime that is
+/// not sure asks again.
+pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Result<(), CniError> {
+    let client = Client::new(location.socket());
+    let Err(error) = delete_now(&client, attachment).await else {
+        return Ok(());
+    };
+    // Whoever may not ask the agent may not write here either.
+    if matches!(error, ClientError::Permission(_)) {
+        return Err(error.into());
+    }
+    debug!(%error, "the agent does not delete it now");
+    let deletion = deletion_of(attachment);
+    let written = with_deletions(location, move |deletions| deletions.add(&deletion));
+    written.await.map_err(|not_written| {
+        let problem = format!("{error}; and that it is to be deleted later: {not_written}");
+        CniError::new(Code::TryAgainLater, problem)
+    })
+}
+
+/// Before an attachment is made: carries out a deletion of the same one that is still written down, which would take the
+/// new one away.
+pub(super) async fn finish(
+    location: &Location,
+    client: &Client,
+    attachment: &Attachment,
+) -> Result<(), CniError> {
+    let deletion = deletion_of(attachment);
+    if !Deletions::seems_to_wait(location, &deletion) {
+        return Ok(());
+    }
+    let failed = |error: DeletionsError| CniError::new(Code::TryAgainLater, error.to_string());
+    // Locked to the end, so that the agent does not do it a second time.
+    let deletions = with_deletions(location, Ok).await.map_err(failed)?;
+    delete_now(client, attachment).await?;
+    deletions.remove(&deletion).map_err(failed)?;
+    Ok(())
+}
+
+async fn delete_now(client: &Client, attachment: &Attachment) -> Result<(), ClientError> {
+    match of_attachment(client, attachment).await? {
+        Some(endpoint) => delete_one(client, endpoint.id).await,
+        None => Ok(()),
+    }
+}
+
+fn deletion_of(attachment: &Attachment) -> Deletion {
+    Deletion {
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+    }
+}
+
+/// Does something with the folder of deletions.
+async fn with_deletions<T: Send + 'static>(
+    location: &Location,
+    work: impl FnOnce(Deletions) -> Result<T, DeletionsError> + Send + 'static,
+) -> Result<T, DeletionsError> {
+    let location = location.clone();
+    let done = tokio::task::spawn_blocking(move || work(Deletions::lock(&location)?));
+    // It neither panics nor is cancelled.
+    done.await
+        .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}

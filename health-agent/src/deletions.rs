@@ -1,0 +1,240 @@
+//! What is to be deleted as soon as an agent runs: the CNI plugin writes it down while there is none, so that the deletion
+//! of a container waits for nobody, and the agent carries it out.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use health_model::durable;
+use health_model::private::{self, LockError};
+use health_model::settings::Location;
+use serde::{Deserialize, Serialize};
+
+const EXTENSION: &str = "json";
+/// Name of the file that is locked by whoever reads or changes the folder.
+const LOCK: &str = "deletions.lock";
+/// How long others may be at the folder.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Most deletions that may wait: more than a node can have endpoints.
+const MOST: usize = 4096;
+/// Largest file, bytes: a container id and the name of a device.
+const MAX_LEN: u64 = 64 * 1024;
+
+/// An endpoint to be deleted, by what it was made for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Deletion {
+    /// The container.
+    pub container_id: String,
+    /// Name of the device in its namespace.
+    pub ifname: String,
+}
+
+/// Why deletions cannot be written down or read.
+#[derive(Debug, thiserror::Error)]
+pub enum DeletionsError {
+    /// The folder is locked for too long, or cannot be.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// A file or the folder cannot be used.
+    #[error("cannot {attempt} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Nothing more can wait.
+    #[error("{MOST} deletions wait in {} already; start the agent, which carries them out", .0.display())]
+    Full(PathBuf),
+}
+
+/// The folder of deletions, locked.
+#[derive(Debug)]
+pub struct Deletions {
+    folder: PathBuf,
+    // Held for its lock, which goes when it is closed.
+    _lock: File,
+}
+
+impl Deletions {
+    /// Locks the folder of an agent at this place; makes it if it is missing. Blocks for 5 s at most.
+    pub fn lock(location: &Location) -> Result<Self, DeletionsError> {
+        let folder = location.deletions();
+        private::make_folder(&folder).map_err(|source| error("make", &folder, source))?;
+        let lock = private::lock(&folder.join(LOCK), LOCK_PATIENCE)?;
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// Whether this one seems to wait. What is true without the lock may be false a moment later.
+    pub fn seems_to_wait(location: &Location, deletion: &Deletion) -> bool {
+        file(&location.deletions(), deletion).exists()
+    }
+
+    /// Whether anything seems to wait.
+    pub fn is_anything_waiting(location: &Location) -> bool {
+        let entries = fs::read_dir(location.deletions());
+        entries.is_ok_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|entry| is_deletion(&entry.path())))
+        })
+    }
+
+    /// Writes one down. One that waits already waits once.
+    pub fn add(&self, deletion: &Deletion) -> Result<(), DeletionsError> {
+        let path = file(&self.folder, deletion);
+        if !path.exists() && self.files()?.len() >= MOST {
+            return Err(DeletionsError::Full(self.folder.clone()));
+        }
+        serde_json::to_vec(deletion)
+            .map_err(io::Error::from)
+            .and_then(|text| durable::write(&path, &text))
+            .map_err(|source| error("write", &path, source))
+    }
+
+    /// Forgets one. Returns whether it waited.
+    pub fn remove(&self, deletion: &Deletion) -> Result<bool, DeletionsError> {
+        let path = file(&self.folder, deletion);
+        durable::remove(&path).map_err(|source| error("remove", &path, source))
+    }
+
+    /// Those that wait, and what is wrong with files that cannot be read, which are removed.
+    pub fn read(&self) -> Result<(Vec<Deletion>, Vec<String>), DeletionsError> {
+        let (mut deletions, mut problems) = (Vec::new(), Vec::new());
+        for path in self.files()? {
+            match read(&path) {
+                Ok(deletion) => deletions.push(deletion),
+                Err(problem) => {
+                    durable::remove(&path).map_err(|source| error("remove", &path, source))?;
+                    problems.push(format!("{}: {problem}", path.display()));
+                }
+            }
+        }
+        Ok((deletions, problems))
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>, DeletionsError> {
+        let entries = fs::read_dir(&self.folder).and_then(Iterator::collect);
+        let entries: Vec<fs::DirEntry> =
+            entries.map_err(|source| error("list", &self.folder, source))?;
+        let paths = entries.into_iter().map(|entry| entry.path());
+        Ok(paths.filter(|path| is_deletion(path)).collect())
+    }
+}
+
+fn is_deletion(path: &Path) -> bool {
+    path.extension().is_some_and(|found| found == EXTENSION)
+}
+
+fn file(folder: &Path, deletion: &Deletion) -> PathBuf {
+    // A name of a bounded length; two of one name would need a container id that was made up for that.
+    let mut hasher = DefaultHasher::new();
+    deletion.hash(&mut hasher);
+    folder.join(format!("{:016x}.{EXTENSION}", hasher.finish()))
+}
+
+fn read(path: &Path) -> io::Result<Deletion> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_LEN).read_to_end(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn error(attempt: &'static str, path: &Path, source: io::Error) -> DeletionsError {
+    DeletionsError::Io {
+        attempt,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn location(dir: &Path) -> Location {
+        Location {
+            instance: "default".to_owned(),
+            runtime_dir: dir.to_owned(),
+            state_dir: dir.join("state"),
+            bpf_root: "/sys/fs/bpf".into(),
+        }
+    }
+
+    fn deletion(n: usize) -> Deletion {
+        Deletion {
+            container_id: format!("c{n}"),
+            ifname: "eth0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_waits_is_read_once_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        assert!(!Deletions::is_anything_waiting(&location));
+        let deletions = Deletions::lock(&location).unwrap();
+        for n in [1, 2, 1] {
+            deletions.add(&deletion(n)).unwrap();
+        }
+        let other = Deletion {
+            ifname: "net1".to_owned(),
+            ..deletion(1)
+        };
+        assert!(!Deletions::seems_to_wait(&location, &other));
+        assert!(Deletions::seems_to_wait(&location, &deletion(1)));
+        let (mut waiting, problems) = deletions.read().unwrap();
+        waiting.sort_by(|a, b| a.container_id.cmp(&b.container_id));
+        assert_eq!(
+            (waiting, problems),
+            (vec![deletion(1), deletion(2)], vec![])
+        );
+        assert!(deletions.remove(&deletion(1)).unwrap());
+        assert!(!deletions.remove(&deletion(1)).unwrap());
+        assert_eq!(deletions.read().unwrap().0, [deletion(2)]);
+    }
+
+    #[test]
+    fn files_that_cannot_be_read_are_named_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        let deletions = Deletions::lock(&location).unwrap();
+        fs::write(location.deletions().join("half.json"), "{\"contai").unwrap();
+        deletions.add(&deletion(1)).unwrap();
+        let (waiting, problems) = deletions.read().unwrap();
+        assert_eq!(waiting, [deletion(1)]);
+        assert!(problems[0].contains("half.json"), "{problems:?}");
+        assert_eq!(deletions.read().unwrap().1, [""; 0]);
+    }
+
+    #[test]
+    fn there_is_a_bound_which_names_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        let deletions = Deletions::lock(&location).unwrap();
+        for n in 0..MOST {
+            fs::write(location.deletions().join(format!("{n}.json")), "{}").unwrap();
+        }
+        let error = deletions.add(&deletion(1)).unwrap_err().to_string();
+        assert!(
+            error.contains(&location.deletions().display().to_string()),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn only_one_at_a_time_is_at_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        let held = Deletions::lock(&location).unwrap();
+        let path = location.deletions().join(LOCK);
+        private::lock(&path, Duration::ZERO).unwrap_err();
+        drop(held);
+        private::lock(&path, Duration::ZERO).unwrap();
+    }
+}
