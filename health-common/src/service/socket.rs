@@ -220,7 +220,6 @@ mod tests {
         for to in order {
             asked(&mut turns, to, 7);
         }
-        // Of five addresses in a row the first is forgotten.
         for to in order {
             assert_eq!(turns.receive(), Some(to));
         }

@@ -22,6 +22,7 @@ mod etcd;
 mod etcd_access;
 mod free_addresses;
 mod file_modes;
+mod flow_pairs;
 mod healthz;
 mod hostile_frames;
 mod hosts_only;

@@ -1,0 +1,232 @@
+//! Who opens flows, by which ways, and which two of them may meet in one tuple after translation.
+
+use std::fmt;
+
+/// Who opens a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Client {
+    /// A pod of the first node.
+    Pod,
+    /// Another pod of the first node.
+    Neighbour,
+    /// A process in the first node's network namespace.
+    Host,
+    /// A host behind the router.
+    Far,
+    /// The near backend itself.
+    Backend,
+}
+
+impl Client {
+    pub(super) const ALL: [Self; 5] = [
+        Self::Pod,
+        Self::Neighbour,
+        Self::Host,
+        Self::Far,
+        Self::Backend,
+    ];
+}
+
+/// What a client asks to reach a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// The backend's own address.
+    Direct,
+    /// The ClusterIP of a service of this backend alone.
+    Cluster,
+    /// The ClusterIP of another such service.
+    Other,
+    /// The ClusterIP of a service of both backends, whose affinity keeps all clients at this one.
+    Sticky,
+    /// The NodePort of the first service at the first node.
+    NodePort,
+    /// The same at the second node.
+    OtherNode,
+    /// The external address of the first service, which the router sends to the first node.
+    External,
+    /// The NodePort, at the first node, of a service whose backend answers clients itself.
+    DirectReturn,
+    /// A server behind the router, to which pods are masqueraded.
+    Outside,
+}
+
+impl Way {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Direct,
+        Self::Cluster,
+        Self::Other,
+        Self::Sticky,
+        Self::NodePort,
+        Self::OtherNode,
+        Self::External,
+        Self::DirectReturn,
+        Self::Outside,
+    ];
+
+    /// Who goes this way. A new way is one row.
+    const fn clients(self) -> &'static [Client] {
+        use Client::{Backend, Far, Host, Neighbour, Pod};
+        match self {
+            Self::Direct => &[Pod, Host, Far],
+            Self::Cluster | Self::NodePort | Self::External => &[Pod, Host, Far, Backend],
+            Self::Other | Self::Sticky => &[Pod, Host, Backend],
+            Self::OtherNode => &[Pod, Neighbour, Host, Far],
+            Self::DirectReturn => &[Far],
+            Self::Outside => &[Pod, Neighbour, Host],
+        }
+    }
+}
+
+/// Where the backend is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Target {
+    /// On the first node.
+    Near,
+    /// On the second node.
+    Far,
+}
+
+impl Target {
+    pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
+}
+
+/// What sockets the clients have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Tcp,
+    /// Connected sockets of UDP.
+    Udp,
+    /// A socket of UDP that sends wherever it is told: the same for both flows, if one client opens both.
+    Unconnected,
+    /// Echo requests, whose identifiers take the place of ports.
+    Echo,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Unconnected, Self::Echo];
+
+    /// Echo requests are for no service.
+    fn goes(self, way: Way) -> bool {
+        self != Self::Echo || matches!(way, Way::Direct | Way::Outside)
+    }
+}
+
+/// What became of the first flow before the second one is opened. Of other protocols than TCP only the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum State {
+    Open,
+    /// The client has closed its side. The server still sends.
+    HalfClosed,
+    /// The client closed first, and is in TIME_WAIT.
+    ClosedByClient,
+    /// The server closed first, and is in TIME_WAIT.
+    ClosedByServer,
+    Reset,
+}
+
+impl State {
+    pub(super) const ALL: [Self; 5] = [
+        Self::Open,
+        Self::HalfClosed,
+        Self::ClosedByClient,
+        Self::ClosedByServer,
+        Self::Reset,
+    ];
+
+    /// Whether the first flow is to go on beside the second one.
+    pub(super) const fn goes_on(self) -> bool {
+        matches!(self, Self::Open | Self::HalfClosed)
+    }
+}
+
+/// A flow: who opens it, by which way.
+pub(super) type FlowKey = (Client, Way);
+
+/// Two flows from one port, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Pair {
+    pub(super) kind: Kind,
+    pub(super) is_v4: bool,
+    pub(super) target: Target,
+    pub(super) flows: [FlowKey; 2],
+    pub(super) state: State,
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [(client, way), (other_client, other_way)] = self.flows;
+        let version = if self.is_v4 { 4 } else { 6 };
+        write!(
+            f,
+            "{:?} IPv{version}, backend {:?}: {client:?} {way:?} ({:?}), then {other_client:?} {other_way:?}",
+            self.kind, self.target, self.state
+        )
+    }
+}
+
+impl Pair {
+    /// Whether one client opens both flows.
+    pub(super) fn has_one_client(&self) -> bool {
+        self.flows[0].0 == self.flows[1].0
+    }
+
+    /// Whether this can be opened at all, and may lead to one tuple twice.
+    fn is_meant(&self) -> bool {
+        let [(client, way), (other_client, other_way)] = self.flows;
+        let is_outside = [way, other_way].map(|way| way == Way::Outside);
+        let is_echo = self.kind == Kind::Echo;
+        // All ways but one lead to the backend.
+        if is_outside[0] != is_outside[1] || is_outside[0] && self.target != Target::Near {
+            return false;
+        }
+        let is_of_far = [client, other_client].contains(&Client::Backend);
+        if is_of_far && self.target != Target::Near {
+            return false;
+        }
+        if self.state != State::Open && self.kind != Kind::Tcp {
+            return false;
+        }
+        // The client's own socket is in the way of another one to the same address.
+        let needs_other = self.state.goes_on() || self.state == State::ClosedByClient;
+        if self.flows[0] == self.flows[1] && needs_other {
+            return false;
+        }
+        let may_be_translated =
+            |(client, way): FlowKey| client == Client::Host || way != Way::Direct;
+        let meets = client == other_client || self.flows.into_iter().all(may_be_translated);
+        meets
+            && self.flows.iter().all(|(_, way)| self.kind.goes(*way))
+            && !(is_echo && client == other_client)
+    }
+}
+
+/// All pairs.
+pub(super) fn all() -> Vec<Pair> {
+    let flows: Vec<FlowKey> = Way::ALL
+        .into_iter()
+        .flat_map(|way| way.clients().iter().map(move |client| (*client, way)))
+        .collect();
+    let mut pairs = Vec::new();
+    for kind in Kind::ALL {
+        for is_v4 in [true, false] {
+            for target in Target::BOTH {
+                for state in State::ALL {
+                    for first in &flows {
+                        for second in &flows {
+                            let flows = [*first, *second];
+                            pairs.push(Pair {
+                                kind,
+                                is_v4,
+                                target,
+                                flows,
+                                state,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    pairs.retain(Pair::is_meant);
+    pairs
+}
