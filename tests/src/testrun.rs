@@ -54,6 +54,7 @@ pub const LONG_TIMEOUTS: Timeouts = Timeouts {
 /// Size of `struct __sk_buff`, and where some of its fields are (`linux/bpf.h`).
 const SK_BUFF_LEN: usize = 192;
 const SK_BUFF_MARK: usize = 8;
+const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_TSTAMP: usize = 152;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
@@ -70,6 +71,13 @@ pub fn offloaded(size: u32) -> Vec<u8> {
 /// The context of a packet with a mark.
 pub fn marked(mark: u32) -> Vec<u8> {
     context(SK_BUFF_MARK, &mark.to_ne_bytes())
+}
+
+/// The context of a packet with a mark that came by a device.
+pub fn forwarded(mark: u32) -> Vec<u8> {
+    let mut context = marked(mark);
+    context[SK_BUFF_INGRESS_IFINDEX..][..4].copy_from_slice(&IFINDEX.to_ne_bytes());
+    context
 }
 
 fn context(at: usize, field: &[u8]) -> Vec<u8> {

@@ -298,6 +298,17 @@ impl CtEntry {
         state.has(CT_SEEN_NON_SYN) && !state.is_closed() && is_answered && !self.has_expired(now)
     }
 
+    /// Whether the flow is no more than an attempt: of TCP, the handshake is not complete; of others, one side alone has sent.
+    #[inline(always)]
+    pub const fn is_attempt(&self, protocol: u8) -> bool {
+        if protocol != IP_PROTOCOL_TCP {
+            return self.rx_packets == 0 || self.tx_packets == 0;
+        }
+        let state = self.state();
+        let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
+        !state.has(CT_SEEN_NON_SYN) || !is_answered
+    }
+
     /// The entry's flags as one word.
     #[inline(always)]
     pub const fn state(&self) -> CtState {

@@ -68,7 +68,30 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
     let (created_ns, now_ns) = (T::created_ns(back), coarse_now_ns());
     let is_over = has_expired(&flow).unwrap_or_else(|| may_be_orphan(created_ns, now_ns));
-    let Some(entry) = T::translations().get_ptr_mut(key).filter(|_| is_over) else {
+    is_over && removed(key, &flow, created_ns, now_ns)
+}
+
+/// Whether a translation, whose entry of direction in is `back`, may lose its port when ports run out: nobody answered its
+/// flow, or nothing is known of that.
+#[inline(always)]
+pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool {
+    let flow = key.flow(back);
+    let tracked = T::flows().get_ptr(&flow);
+    T::flags(back) & NAT_HOST_LOCAL == 0
+        // SAFETY: a value of that map.
+        && tracked.is_none_or(|entry| unsafe { (*entry).is_attempt(flow.protocol()) })
+}
+
+/// As [`released`], of a flow that nobody answered.
+#[inline(always)]
+pub(super) fn taken_back<T: Version>(key: &T, back: &T::Translation) -> bool {
+    is_unanswered(key, back) && removed(key, &key.flow(back), T::created_ns(back), coarse_now_ns())
+}
+
+/// Removes both entries of a translation. `false` when another CPU does.
+#[inline(always)]
+fn removed<T: Version>(key: &T, flow: &T, created_ns: u64, now_ns: u64) -> bool {
+    let Some(entry) = T::translations().get_ptr_mut(key) else {
         return false;
     };
     // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Who changes it
@@ -83,7 +106,7 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     if seen_ns != created_ns {
         return false;
     }
-    let _ = T::translations().remove(&flow);
+    let _ = T::translations().remove(flow);
     T::translations().remove(key).is_ok()
 }
 

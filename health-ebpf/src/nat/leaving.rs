@@ -6,8 +6,10 @@ use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::{End, NAT_NEEDS_CT};
 use health_common::packet::Kind;
+use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 
-use super::entry::whole;
+use super::entry::{released, translation, whole};
+use super::port::has_socket;
 use super::settings;
 use super::step::{Passage, Sender, StepResult, Steps};
 use crate::clock::are_flows_held;
@@ -28,6 +30,12 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
         StepResult::IS_ERROR => return T::leaving_error(skb, &mut passage),
         result => return result,
     }
+    if passage.sender == Sender::NodeInside {
+        match T::meet(skb, &mut passage) {
+            StepResult::FOUND => {}
+            result => return result,
+        }
+    }
     let found = match T::find(skb, &mut passage) {
         StepResult::IS_NEW => translate(frame, &mut passage),
         result => result,
@@ -43,11 +51,19 @@ pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
 #[inline(always)]
 fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let protocol = passage.tuple.protocol();
+    let skb = frame.skb();
     let result = T::translations().with_room(protocol, &StepResult::HAS_NO_ROOM, || {
-        T::translate(frame.skb(), passage)
+        match T::translate(skb, passage) {
+            StepResult::IS_TAKEN if T::take_back(skb, passage) == StepResult::FOUND => {
+                T::take(skb, passage)
+            }
+            result => result,
+        }
     });
     match result {
-        StepResult::HAS_NO_ROOM if passage.sender == Sender::Node => StepResult::PASSED,
+        StepResult::FOUND => T::mark(skb, passage),
+        StepResult::IS_TAKEN => StepResult::dropped(Reason::NatNoMapping),
+        StepResult::HAS_NO_ROOM if passage.sender.is_node() => StepResult::PASSED,
         StepResult::HAS_NO_ROOM => StepResult::dropped(Reason::NatNoMapping),
         result => result,
     }
@@ -64,11 +80,11 @@ pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) 
     let Some((source, destination)) = T::addresses(frame, ip_at) else {
         return StepResult::PASSED;
     };
-    let Some((sender, ifindex)) = sender::<T>(frame, &source, settings) else {
+    let Some((mut sender, ifindex)) = sender::<T>(frame, &source, settings) else {
         return StepResult::PASSED;
     };
     if sender == Sender::Node && is_native::<T>(&destination, settings) {
-        return StepResult::PASSED;
+        sender = Sender::NodeInside;
     }
     (passage.sender, passage.ifindex) = (sender, ifindex);
     let Some(ParsedPacket {
@@ -90,9 +106,7 @@ pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) 
         return unmasqueraded::<T>(sender, &destination, settings, Reason::FragmentUnknown);
     }
     passage.take_in(&packet);
-    if sender == Sender::Node
-        && !settings.is_shared(packet.tuple.protocol(), packet.tuple.source().1)
-    {
+    if sender.is_node() && !settings.is_shared(packet.tuple.protocol(), packet.tuple.source().1) {
         return StepResult::PASSED;
     }
     StepResult::FOUND
@@ -108,7 +122,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     };
     let traffic = Traffic {
         tx_bytes: frame.length() - ip_at as u32,
-        source_identity: if passage.sender == Sender::Node {
+        source_identity: if passage.sender.is_node() {
             identity::HOST
         } else {
             identity::UNKNOWN
@@ -130,7 +144,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         passage.tuple = flow;
         return StepResult::FOUND;
     }
-    if !matches!(sender, Sender::Node | Sender::Served)
+    if matches!(sender, Sender::Endpoint | Sender::Routed)
         && is_native::<T>(&flow.destination().0, settings)
     {
         return StepResult::PASSED;
@@ -156,9 +170,33 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         };
     }
     match tracked {
-        _ if sender == Sender::Node => StepResult::PASSED,
+        _ if sender.is_node() => StepResult::PASSED,
         Tracked::Full => StepResult::dropped(Reason::NatNoMapping),
         _ => StepResult::dropped(Reason::NatUnsupported),
+    }
+}
+
+/// Lets a flow of this host pass that is not masqueraded, unless it would get the answers of another's: then it is translated.
+/// Before that one began, this host had the port already: see [`super::port::take`].
+#[inline(always)]
+pub(super) fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    // As in `find`.
+    let flow = passage.tuple;
+    if translation(&flow).is_some() {
+        return StepResult::FOUND;
+    }
+    let may_begin =
+        flow.protocol() != IP_PROTOCOL_TCP || passage.tcp_flags as u8 & (SYN | ACK) == SYN;
+    // Without a socket it is a packet that was translated before, at a port of this bridge.
+    if !may_begin || !has_socket(frame) {
+        return StepResult::PASSED;
+    }
+    let key = flow.reply();
+    match translation(&key) {
+        Some(back) if T::translated(&back) != flow.source() && !released(&key, &back) => {
+            StepResult::FOUND
+        }
+        _ => StepResult::PASSED,
     }
 }
 
@@ -209,7 +247,7 @@ pub(super) fn unmasqueraded<T: Version>(
     settings: &Masquerade<T::Address>,
     reason: Reason,
 ) -> StepResult {
-    if sender == Sender::Node || sender != Sender::Served && is_native::<T>(destination, settings) {
+    if sender.is_node() || sender != Sender::Served && is_native::<T>(destination, settings) {
         StepResult::PASSED
     } else {
         StepResult::dropped(reason)

@@ -6,11 +6,10 @@ use aya_ebpf::helpers::generated::{
     bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
 };
 use health_common::ct::IP_PROTOCOL_UDP;
-use health_common::metrics::Reason;
 use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT, TRIES, can_change_port};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::entry::{mark_masqueraded, released, translation};
+use super::entry::{is_unanswered, mark_masqueraded, released, taken_back, translation};
 use super::settings;
 use super::step::{Passage, Sender, StepResult, Steps};
 use crate::clock::coarse_now_ns;
@@ -18,7 +17,7 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::table::EEXIST;
 
-/// Finds a port for a new flow, and makes both entries.
+/// Finds a port for a new flow, and makes both entries. `IS_TAKEN`: all that were tried are in use.
 #[inline(always)]
 pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let Some(settings) = settings::<T>() else {
@@ -54,20 +53,25 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
         };
         passage.entry = T::translation((settings.node_be, port_be), flags, now_ns);
         match T::take(frame.skb(), passage) {
-            StepResult::IS_TAKEN => {}
-            StepResult::FOUND => {
-                // As in `find`: keys must be on the stack.
-                let flow = passage.tuple;
-                if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
-                    // SAFETY: a value of that map.
-                    unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
-                }
-                return StepResult::FOUND;
+            StepResult::IS_TAKEN => {
+                let _ = T::consider(frame.skb(), passage);
             }
             result => return result,
         }
     }
-    StepResult::dropped(Reason::NatNoMapping)
+    StepResult::IS_TAKEN
+}
+
+/// Tells conntrack of a translation that was made.
+#[inline(always)]
+pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    // As in `find`: keys must be on the stack.
+    let flow = passage.tuple;
+    if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
+        // SAFETY: a value of that map.
+        unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
+    }
+    StepResult::FOUND
 }
 
 /// Takes the port of the entry for a flow: makes both entries, or none. Where another CPU was faster, the
@@ -117,6 +121,55 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
 }
 
+/// Notes the port of the entry, which is taken, if its flow is the oldest so far that nobody answered.
+#[inline(always)]
+pub(super) fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    // As in `find`: keys must be on the stack, and values too.
+    let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
+    let key = flow.reply_key(out);
+    // Two flows that can have but one port would take it from each other all the time.
+    if can_change_port(flow.protocol())
+        && let Some(back) = translation(&key)
+        && is_unanswered(&key, &back)
+    {
+        let age = age(T::created_ns(&back));
+        if age > passage.oldest_age {
+            (passage.oldest_age, passage.oldest_be) = (age, T::translated(out).1);
+        }
+    }
+    StepResult::IS_TAKEN
+}
+
+/// How long ago a translation was made: in milliseconds, or nearly so, and never 0.
+#[inline(always)]
+fn age(created_ns: u64) -> u32 {
+    let age = coarse_now_ns().saturating_sub(created_ns) >> 20;
+    if age >= u64::from(u32::MAX) {
+        u32::MAX
+    } else {
+        age as u32 + 1
+    }
+}
+
+/// Where no port is free: takes that of the oldest flow back that nobody answered, of those whose ports were tried. The entry has
+/// that port then.
+#[inline(always)]
+pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    if passage.oldest_age == 0 {
+        return StepResult::IS_TAKEN;
+    }
+    passage.oldest_age = 0;
+    let tried = passage.entry;
+    let own = (T::translated(&tried).0, passage.oldest_be);
+    passage.entry = T::translation(own, T::flags(&tried), T::created_ns(&tried));
+    // As above.
+    let key = { passage.tuple }.reply_key(&{ passage.entry });
+    match translation(&key) {
+        Some(back) if !taken_back(&key, &back) => StepResult::IS_TAKEN,
+        _ => StepResult::FOUND,
+    }
+}
+
 /// Whether a process of this host would get packets with this tuple.
 #[inline(always)]
 fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
@@ -140,7 +193,7 @@ fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
 
 /// Whether a process of this host sends the packet: those that are passed on have no socket.
 #[inline(always)]
-fn has_socket(frame: &Frame) -> bool {
+pub(super) fn has_socket(frame: &Frame) -> bool {
     // SAFETY: the context pointer is valid for the program's run.
     unsafe { !(*frame.skb()).__bindgen_anon_2.sk.is_null() }
 }

@@ -9,9 +9,9 @@ use health_common::packet::Packet;
 
 use super::arriving::{find_reply, note_opened, read_arriving, rewrite_destination};
 use super::error::{arriving_error, leaving_error};
-use super::leaving::{find, read_leaving, rewrite_source};
-use super::port::{take, translate};
-use crate::bounds::header_at;
+use super::leaving::{find, meet, read_leaving, rewrite_source};
+use super::port::{consider, mark, take, take_back, translate};
+use crate::bounds::{forgotten, header_at};
 use crate::conntrack::PacketFlags;
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -53,17 +53,27 @@ impl StepResult {
 }
 
 /// Who sends a packet that leaves.
-#[repr(u32)]
+#[repr(u16)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sender {
     /// The node's own address: this host, or one that was masqueraded already.
     Node,
+    /// The same, to a destination that is not masqueraded: its ports are shared with the clients of services alone.
+    NodeInside,
     /// An endpoint of this node, whose packets are in conntrack.
     Endpoint,
     /// A host behind this gateway.
     Routed,
     /// A client of a service, whose packet goes to a backend elsewhere.
     Served,
+}
+
+impl Sender {
+    /// Whether the packet has the node's own address.
+    #[inline(always)]
+    pub(super) fn is_node(self) -> bool {
+        matches!(self, Self::Node | Self::NodeInside)
+    }
 }
 
 /// What the steps know of a packet.
@@ -78,12 +88,16 @@ pub(super) struct Passage<T: Version> {
     /// Where the transport header or the ICMP error begins.
     pub(super) content_at: u32,
     pub(super) sender: Sender,
+    /// The port, network byte order, of the oldest flow that nobody answered, of those whose ports were tried.
+    pub(super) oldest_be: u16,
+    /// Its age: see [`super::port::consider`]; 0 without one.
+    pub(super) oldest_age: u32,
     /// Device that the entry of its flow names, if that is made.
     pub(super) ifindex: u32,
     /// A later fragment: there is no transport header.
-    pub(super) is_later: u32,
+    pub(super) is_later: u16,
     /// Of the segment, 0 for other protocols.
-    pub(super) tcp_flags: u32,
+    pub(super) tcp_flags: u16,
 }
 
 impl<T: Version> Passage<T> {
@@ -95,6 +109,8 @@ impl<T: Version> Passage<T> {
             ip_at: ip_at as u32,
             content_at: 0,
             sender: Sender::Node,
+            oldest_be: 0,
+            oldest_age: 0,
             ifindex: 0,
             is_later: 0,
             tcp_flags: 0,
@@ -148,9 +164,13 @@ impl<T: Version> Passage<T> {
 /// such a function.
 pub(super) trait Steps: Version {
     fn read_leaving(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
+    fn meet(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn find(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn translate(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn take(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
+    fn mark(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
+    fn consider(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
+    fn take_back(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn rewrite_source(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn leaving_error(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn read_arriving(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
@@ -168,7 +188,8 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, passage: *mut Passage<$tuple>) -> u32 {
-                    let ctx = TcContext::new(skb);
+                    // Else LLVM would hand nothing over for it where a step does not use it, which the verifier refuses.
+                    let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { passage.as_mut() } {
                         Some(passage) => $step::<$tuple>(&Frame::new(&ctx), passage),
@@ -185,9 +206,13 @@ macro_rules! steps {
 steps!(
     Tuple4,
     read_leaving as nat4_read_leaving,
+    meet as nat4_meet,
     find as nat4_find,
     translate as nat4_translate,
     take as nat4_take,
+    mark as nat4_mark,
+    consider as nat4_consider,
+    take_back as nat4_take_back,
     rewrite_source as nat4_rewrite_source,
     leaving_error as nat4_leaving_error,
     read_arriving as nat4_read_arriving,
@@ -199,9 +224,13 @@ steps!(
 steps!(
     Tuple6,
     read_leaving as nat6_read_leaving,
+    meet as nat6_meet,
     find as nat6_find,
     translate as nat6_translate,
     take as nat6_take,
+    mark as nat6_mark,
+    consider as nat6_consider,
+    take_back as nat6_take_back,
     rewrite_source as nat6_rewrite_source,
     leaving_error as nat6_leaving_error,
     read_arriving as nat6_read_arriving,

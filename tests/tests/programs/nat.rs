@@ -14,11 +14,12 @@ use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::dump::{Flow, Translation};
 use health_net::clock::now_ns;
 use health_registry::config::MasqueradeSettings;
+use nix::time::{ClockId, clock_gettime};
 use tests::packet::{
     IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,
     transport_checksum,
 };
-use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun};
+use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun, forwarded};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
 /// The device of an endpoint; no test run is at it.
@@ -36,6 +37,8 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 const MORE_FRAGMENTS: u16 = 0x2000;
+/// Of what `to_service` sends to a backend elsewhere: `MARK_SERVED` of the programs.
+const MARK_SERVED: u32 = 0x6865_2376;
 
 /// Who sends and receives, in one IP version.
 #[derive(Clone, Copy, Debug)]
@@ -193,6 +196,22 @@ impl Bed {
         port
     }
 
+    /// Has a host behind the gateway open a connection; the port that it left with.
+    fn establish(&self, from: End, to: End) -> u16 {
+        let given = source_port(TCP, &self.leave(&of_flags(from, to, SYN)).bytes);
+        let node = both().map(|hosts| hosts.node);
+        let node = node
+            .into_iter()
+            .find(|node| node.is_ipv4() == to.0.is_ipv4());
+        let node = (node.expect("an IP version"), given);
+        let answer = of_flags(to, node, SYN | ACK);
+        let expected = of_flags(to, from, SYN | ACK);
+        assert_eq!(self.arrive(&answer), passed(&expected));
+        let third = self.leave(&of_flags(from, to, ACK));
+        assert_eq!(third, passed(&of_flags(node, to, ACK)));
+        given
+    }
+
     fn nat(&self) -> Vec<(Flow, Translation)> {
         let mut entries = self.0.maps().nat().expect("the translations");
         entries.sort_by_key(|(flow, _)| (flow.source, flow.source_port, flow.inbound));
@@ -313,6 +332,14 @@ fn framed(is_v4: bool, packet: &[u8]) -> Vec<u8> {
 fn packet(protocol: u8, from: End, to: End) -> Vec<u8> {
     let content = content(protocol, from, to);
     framed(from.0.is_ipv4(), &around(from.0, to.0, protocol, &content))
+}
+
+/// A segment of TCP with these flags.
+fn of_flags(from: End, to: End, flags: u8) -> Vec<u8> {
+    framed(
+        from.0.is_ipv4(),
+        &around(from.0, to.0, TCP, &segment(from, to, flags)),
+    )
 }
 
 /// The source port, or the identifier of an echo request, that a packet left with.
@@ -535,12 +562,12 @@ fn protocols_whose_ports_stay_are_masqueraded_while_nobody_else_has_them() {
 
 #[test]
 #[ignore = "needs root"]
-fn when_all_ports_are_taken_new_flows_are_dropped_until_one_is_free() {
+fn when_all_ports_are_in_use_new_flows_are_dropped_until_one_is_free() {
     let bed = Bed::new("40000-40003");
     for hosts in both() {
         let to = (hosts.far, 443);
         let mut given: Vec<u16> = (0..4)
-            .map(|i| bed.open(TCP, (hosts.endpoint, 5000 + i), to))
+            .map(|i| bed.establish((hosts.routed, 5000 + i), to))
             .collect();
         given.sort_unstable();
         assert_eq!(given, [40_000, 40_001, 40_002, 40_003]);
@@ -550,7 +577,7 @@ fn when_all_ports_are_taken_new_flows_are_dropped_until_one_is_free() {
         assert_eq!(bed.nat(), entries);
         // Others are not in their way, and those that have one keep it.
         bed.open(UDP, (hosts.endpoint, 6000), to);
-        bed.open(TCP, (hosts.endpoint, 5002), to);
+        bed.establish((hosts.routed, 5002), to);
         let freed = bed
             .0
             .maps()
@@ -560,6 +587,58 @@ fn when_all_ports_are_taken_new_flows_are_dropped_until_one_is_free() {
         bed.open(TCP, (hosts.endpoint, 6000), to);
     }
     assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
+}
+
+/// Waits until the programs' clock has moved on.
+fn await_tick() {
+    let now = || clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("a clock");
+    let before = now();
+    while now() == before {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn when_all_ports_are_taken_the_oldest_flow_that_nobody_answered_loses_its_own() {
+    let bed = Bed::new("40000-40003");
+    for hosts in both() {
+        // Of TCP an answer is no connection yet: whoever forges the source sends no acknowledgement.
+        let tcp_answer: &[u8] = &[SYN | ACK];
+        for (protocol, far_port, answers) in [(TCP, 443, tcp_answer), (UDP, 53, &[])] {
+            let to = (hosts.far, far_port);
+            let begin = |port: u16| {
+                await_tick();
+                let given = bed.leave(&packet(protocol, (hosts.routed, port), to));
+                let given = source_port(protocol, &given.bytes);
+                for flags in answers {
+                    let packet = of_flags(to, (hosts.node, given), *flags);
+                    assert_ne!(bed.arrive(&packet), passed(&packet));
+                }
+                given
+            };
+            let oldest = begin(5000);
+            if protocol == TCP {
+                assert_eq!(bed.establish((hosts.routed, 5000), to), oldest);
+            } else {
+                bed.arrive(&packet(UDP, to, (hosts.node, oldest)));
+            }
+            let others = [begin(5001), begin(5002), begin(5003)];
+            // The youngest of those that came last stay, too.
+            let given = (6000..6006).map(begin).collect::<Vec<_>>();
+            assert_eq!(given, [others, others].concat());
+            let back = packet(protocol, to, (hosts.node, oldest));
+            let expected = packet(protocol, to, (hosts.routed, 5000));
+            assert_eq!(bed.arrive(&back), passed(&expected));
+            // Who lost its port gets another with its next packet.
+            let again = begin(5001);
+            assert!(others.contains(&again));
+            let back = packet(protocol, to, (hosts.node, again));
+            let expected = packet(protocol, to, (hosts.routed, 5001));
+            assert_eq!(bed.arrive(&back), passed(&expected));
+        }
+    }
+    assert_eq!(bed.0.counted(Reason::NatNoMapping), 0);
 }
 
 #[test]
@@ -941,6 +1020,55 @@ fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
         assert_eq!(bed.nat().len(), entries);
         bed.0.maps().flush_nat(|_, _| true).expect("a flush");
     }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_hosts_own_flow_to_a_backend_gets_another_port_where_a_services_client_has_its_own() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for protocol in [TCP, UDP] {
+            let (client, backend) = ((hosts.far, 40_000), (hosts.native, 8080));
+            let asked = packet(protocol, client, backend);
+            let sent = bed.0.run_with("to_netdev", &asked, &forwarded(MARK_SERVED));
+            let own = packet(protocol, (hosts.node, 40_000), backend);
+            assert_eq!(sent, passed(&own));
+            // The host's own processes take the same port.
+            let outcome = bed.leave(&own);
+            let port = source_port(protocol, &outcome.bytes);
+            assert_ne!(port, 40_000);
+            let translated = packet(protocol, (hosts.node, port), backend);
+            assert_eq!(outcome, passed(&translated));
+            for (port, asked_by) in [(40_000, client), (port, (hosts.node, 40_000))] {
+                let back = packet(protocol, backend, (hosts.node, port));
+                let expected = packet(protocol, backend, asked_by);
+                assert_eq!(bed.arrive(&back), passed(&expected));
+            }
+            // It keeps that port, and other flows of the host have nothing to do with it.
+            assert_eq!(bed.leave(&own), passed(&translated));
+            let entries = bed.nat();
+            for (port, to) in [(40_001, backend), (40_000, (hosts.native, 8081))] {
+                let other = packet(protocol, (hosts.node, port), to);
+                assert_eq!(bed.leave(&other), passed(&other));
+            }
+            assert_eq!(bed.nat(), entries);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_hosts_own_flow_to_a_backend_keeps_its_port_once_the_flow_of_a_services_client_is_over() {
+    let bed = Bed::new("32768-65535");
+    let hosts = v4();
+    for protocol in [TCP, UDP] {
+        let asked = packet(protocol, (hosts.far, 40_000), (hosts.native, 8080));
+        bed.0.run_with("to_netdev", &asked, &forwarded(MARK_SERVED));
+        bed.expire_flows4();
+        let own = packet(protocol, (hosts.node, 40_000), (hosts.native, 8080));
+        assert_eq!(bed.leave(&own), passed(&own));
+    }
+    assert_eq!(bed.nat(), []);
 }
 
 #[test]
