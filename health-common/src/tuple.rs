@@ -8,7 +8,10 @@ use crate::echo::{
 use crate::fragment::{FragmentKey4, FragmentKey6};
 use crate::masquerade::{Address, Masquerade, MasqueradeConfig};
 use crate::nat::{Change, NatEntry4, NatEntry6};
-use crate::service::{FrontendKey4, FrontendKey6, ServiceFlow4, ServiceFlow6};
+use crate::service::{
+    FLOW_MOVED, FrontendKey4, FrontendKey6, NUMBER_MASK, ServiceFlow4, ServiceFlow6, joined_port,
+    with_half_ports,
+};
 
 /// A tuple of one IP version, and what belongs to it.
 ///
@@ -98,6 +101,10 @@ pub trait Tuple: Copy + Default + PartialEq {
     #[must_use]
     fn with_destination(self, to: (Self::Address, u16)) -> Self;
 
+    /// The same tuple with another source port, network byte order.
+    #[must_use]
+    fn with_source_port(self, port_be: u16) -> Self;
+
     /// The same tuple in another direction: [`TUPLE_OUT`] or [`crate::ct::TUPLE_IN`].
     #[must_use]
     fn with_direction(self, direction: u8) -> Self;
@@ -113,10 +120,28 @@ pub trait Tuple: Copy + Default + PartialEq {
     #[must_use]
     fn sent(self, entry: &Self::ServiceFlow) -> Self {
         if self.direction() == TUPLE_OUT {
-            self.with_destination(Self::service_flow_parts(entry).to)
+            self.sent_by(&Self::service_flow_parts(entry))
         } else {
             self.reply()
         }
+    }
+
+    /// The tuple of a flow's packets to its backend, given the parts of its entry of direction out, whose key this is.
+    #[inline(always)]
+    #[must_use]
+    fn sent_by(self, parts: &ServiceFlowParts<Self::Address>) -> Self {
+        self.with_source_port(parts.port_beyond(self.source().1))
+            .with_destination(parts.to)
+    }
+
+    /// The tuple of a flow's packets to the frontend, direction out, given the parts of its entry of direction in, whose key
+    /// this is.
+    #[inline(always)]
+    #[must_use]
+    fn asked_by(self, parts: &ServiceFlowParts<Self::Address>) -> Self {
+        let sent = self.reply();
+        sent.with_source_port(parts.port_beyond(sent.source().1))
+            .with_destination(parts.to)
     }
 
     /// What is masqueraded of this IP version.
@@ -139,6 +164,21 @@ pub struct ServiceFlowParts<A> {
     pub expires: u32,
     /// [`crate::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
+    /// With [`FLOW_MOVED`], network byte order: for direction out the port that the backend sees the client by, for direction
+    /// in the client's own. Else 0.
+    pub client_port_be: u16,
+}
+
+impl<A> ServiceFlowParts<A> {
+    /// The client's port on the other side of the translation, given that on this side, network byte order.
+    #[inline(always)]
+    pub const fn port_beyond(&self, port_be: u16) -> u16 {
+        if self.flags & FLOW_MOVED != 0 {
+            self.client_port_be
+        } else {
+            port_be
+        }
+    }
 }
 
 macro_rules! tuple {
@@ -279,18 +319,28 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
+            fn with_source_port(self, port_be: u16) -> Self {
+                Self {
+                    sport_be: port_be,
+                    ..self
+                }
+            }
+
+            #[inline(always)]
             fn with_direction(self, direction: u8) -> Self {
                 Self { direction, ..self }
             }
 
             #[inline(always)]
             fn service_flow(parts: &ServiceFlowParts<$address>) -> $service_flow {
+                let [backend, service] =
+                    with_half_ports([parts.backend, parts.service], parts.client_port_be);
                 $service_flow {
                     addr_be: parts.to.0.by_words(),
                     port_be: parts.to.1,
                     flags: parts.flags,
-                    backend: parts.backend,
-                    service: parts.service,
+                    backend,
+                    service,
                     expires: parts.expires,
                 }
             }
@@ -299,10 +349,11 @@ macro_rules! tuple {
             fn service_flow_parts(flow: &$service_flow) -> ServiceFlowParts<$address> {
                 ServiceFlowParts {
                     to: (flow.addr_be, flow.port_be),
-                    backend: flow.backend,
-                    service: flow.service,
+                    backend: flow.backend & NUMBER_MASK,
+                    service: flow.service & NUMBER_MASK,
                     expires: flow.expires,
                     flags: flow.flags,
+                    client_port_be: joined_port([flow.backend, flow.service]),
                 }
             }
 

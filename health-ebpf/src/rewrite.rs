@@ -4,7 +4,7 @@ use core::ffi::c_long;
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes};
-use health_common::nat::{ChecksumField, Difference, End, checksum_field, port_at};
+use health_common::nat::{Change, ChecksumField, Difference, End, checksum_field, port_at};
 
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -13,8 +13,12 @@ use crate::packet::{Inner, load};
 /// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
 /// checksum makes up for. Younger than the generated bindings.
 const BPF_F_IPV6: u64 = 1 << 7;
-/// Where an ICMP message has its checksum.
-const ICMP_CHECK_AT: u32 = 2;
+/// The checksum of an ICMP message; what ICMPv6 covers besides does not change with what is in it.
+const ICMP_CHECK: ChecksumField = ChecksumField {
+    at: 2,
+    has_pseudo_header: false,
+    is_optional: false,
+};
 
 /// What an end of a packet becomes.
 pub struct Ends<T: Version> {
@@ -77,6 +81,64 @@ pub fn packet<T: Version>(
     store(frame, ip_at + ends.address_at(), &ends.new.0)
 }
 
+/// Rewrites the port of an end alone, from `old` to `new`, network byte order, as [`packet`] does.
+#[inline(always)]
+pub fn port(
+    frame: &Frame,
+    content_at: Option<u32>,
+    protocol: u8,
+    end: End,
+    (old, new): (u16, u16),
+) -> Option<()> {
+    let Some(content_at) = content_at else {
+        return Some(());
+    };
+    if let Some(field) = checksum_field(protocol) {
+        replace(frame, content_at, &field, Difference::of16(old, new), 0)?;
+    }
+    match port_at(protocol, end) {
+        Some(at) => store(frame, content_at + at, &new),
+        None => Some(()),
+    }
+}
+
+/// As [`port`], of the packet in an ICMP error that begins at `error_at`; and the error's checksum.
+#[inline(always)]
+pub fn inner_port<T: Version>(
+    frame: &Frame,
+    error_at: u32,
+    inner: &Inner<T>,
+    end: End,
+    (old, new): (u16, u16),
+) -> Option<()> {
+    let protocol = inner.reply.protocol();
+    let change = Change {
+        address: Difference::NONE,
+        port: Difference::of16(old, new),
+    };
+    let check_at = inner_check_at(inner);
+    let check = match check_at {
+        Some(at) => Some(load_check(frame, at)?),
+        None => None,
+    };
+    let inside = change.inside(protocol, None, check);
+    if let (Some(at), Some(check)) = (check_at, inside.transport_check) {
+        store(frame, at, &check)?;
+    }
+    if let Some(at) = port_at(protocol, end) {
+        store(frame, inner.content_at + at, &new)?;
+    }
+    replace(frame, error_at, &ICMP_CHECK, inside.around, 0)
+}
+
+/// Where the packet in an ICMP error has its transport checksum, if it is there: a router need not send more than the first
+/// eight bytes.
+#[inline(always)]
+fn inner_check_at<T: Version>(inner: &Inner<T>) -> Option<u32> {
+    let field = checksum_field(inner.reply.protocol())?;
+    (field.at + 2 <= inner.content_len).then_some(inner.content_at + field.at)
+}
+
 /// Rewrites the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's
 /// own addresses. After `None` the packet is damaged.
 #[inline(always)]
@@ -92,11 +154,7 @@ pub fn inner<T: Version>(
         Some(at) => Some(load_check(frame, at)?),
         None => None,
     };
-    let check_at = match checksum_field(protocol) {
-        // A router need not send more than the first eight bytes.
-        Some(field) if field.at + 2 <= inner.content_len => Some(inner.content_at + field.at),
-        _ => None,
-    };
+    let check_at = inner_check_at(inner);
     let check = match check_at {
         Some(at) => Some(load_check(frame, at)?),
         None => None,
@@ -112,12 +170,7 @@ pub fn inner<T: Version>(
         store(frame, inner.content_at + at, &ends.new.1)?;
     }
     store(frame, inner.ip_at + ends.address_at(), &ends.new.0)?;
-    let field = ChecksumField {
-        at: ICMP_CHECK_AT,
-        has_pseudo_header: false,
-        is_optional: false,
-    };
-    replace(frame, error_at, &field, inside.around, 0)
+    replace(frame, error_at, &ICMP_CHECK, inside.around, 0)
 }
 
 /// Changes a checksum by what changed in the pseudo header.

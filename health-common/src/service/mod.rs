@@ -222,6 +222,33 @@ pub const FLOW_SHARED: u16 = 32;
 /// So what the endpoint answers goes past it, too: netfilter would see half of a connection.
 pub const FLOW_PAST_STACK: u16 = 64;
 
+/// Flag: the backend sees the client by another port than the client's own, since another flow of the client's has that port
+/// there. The entry holds the port of the other side: [`with_half_ports`].
+pub const FLOW_MOVED: u16 = 128;
+/// Flag, with [`FLOW_MOVED`]: there is no service. The client sends to the backend itself, between the ports of a flow through
+/// one. Such an entry has no index of a backend and no number of a service.
+pub const FLOW_PLAIN: u16 = 256;
+
+/// The bits that an index of a backend or the number of a service's port has in the entry of a flow: `HEALTH_BACKENDS` has no
+/// more places. The bits above hold half of a port each, which is 0 where it is the same on both sides.
+pub const NUMBER_MASK: u32 = 0xff_ffff;
+
+/// The index of a backend and the number of a service's port as the entry of a flow holds them, with a port.
+#[inline(always)]
+pub const fn with_half_ports([backend, service]: [u32; 2], port_be: u16) -> [u32; 2] {
+    let port = port_be as u32;
+    [
+        backend & NUMBER_MASK | port << 24,
+        service & NUMBER_MASK | (port >> 8) << 24,
+    ]
+}
+
+/// The port in such numbers, as it was given.
+#[inline(always)]
+pub const fn joined_port([backend, service]: [u32; 2]) -> u16 {
+    (backend >> 24 | service >> 24 << 8) as u16
+}
+
 /// One direction of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a
 /// frontend; of direction in, of what a backend answers.
 #[repr(C)]
@@ -233,9 +260,9 @@ pub struct ServiceFlow4 {
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
+    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now; and half of a port: [`with_half_ports`].
     pub backend: u32,
-    /// Number of the service's port.
+    /// Number of the service's port; and the other half.
     pub service: u32,
     /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
@@ -251,9 +278,9 @@ pub struct ServiceFlow6 {
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
+    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now; and half of a port: [`with_half_ports`].
     pub backend: u32,
-    /// Number of the service's port.
+    /// Number of the service's port; and the other half.
     pub service: u32,
     /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
@@ -270,3 +297,23 @@ crate::map_types!(
     ServiceFlow4 = 20,
     ServiceFlow6 = 32,
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_port_of_a_flow_stands_beside_its_numbers(
+            backend in 0..=NUMBER_MASK,
+            service in 0..=NUMBER_MASK,
+            port_be: u16,
+        ) {
+            let both = with_half_ports([backend, service], port_be);
+            prop_assert_eq!(both.map(|number| number & NUMBER_MASK), [backend, service]);
+            prop_assert_eq!(joined_port(both), port_be);
+            prop_assert_eq!(with_half_ports([backend, service], 0), [backend, service]);
+        }
+    }
+}

@@ -1,12 +1,15 @@
 //! Packets from a backend to a client.
 
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
 use health_common::config::DatapathConfig;
-use health_common::ct::TUPLE_IN;
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
 use health_common::service::FLOW_FROM_OUTSIDE;
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::ServiceFlowParts;
 
 use super::request::{error, opens, prolong};
 use super::step::{Hook, Request, StepResult};
@@ -15,8 +18,11 @@ use crate::fragment::{find, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
-use crate::packet::ParsedPacket;
+use crate::packet::{ParsedPacket, load};
 use crate::rewrite::{self, Ends};
+
+/// Where the transport header has its destination port, bytes.
+const DESTINATION_PORT_AT: u32 = 2;
 
 /// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
 /// found, and not changed.
@@ -49,47 +55,93 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     }
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some((frontend, flags)) = frontend::<T, P>(&key, Some(config)) else {
+    let Some(answered) = answered::<T, P>(&key, Some(config)) else {
         return StepResult::PASSED;
     };
     if P::IS_UPLINK {
         // At an endpoint's device it was kept before.
         keep(&packet, &config.timeouts);
-        request.flow_flags = flags.into();
+        request.flow_flags = answered.flags.into();
         if request.is_passing != 0 {
             return StepResult::FOUND;
         }
     }
-    let ends = Ends::<T> {
+    let (content_at, protocol) = (request.content_at(), key.protocol());
+    let service = Ends::<T> {
         end: End::Source,
         old: key.source(),
-        new: frontend,
+        new: answered.to,
     };
-    let content_at = request.content_at();
-    match rewrite::packet(frame, ip_at as u32, content_at, key.protocol(), &ends) {
-        Some(()) => StepResult::FOUND,
-        None => StepResult::dropped(Reason::WriteFailed),
+    let is_written = rewrite::packet(frame, ip_at as u32, content_at, protocol, &service).is_some();
+    let seen_be = key.destination().1;
+    let own_be = answered.port_beyond(seen_be);
+    if !is_written {
+        return StepResult::dropped(Reason::WriteFailed);
+    }
+    match content_at {
+        Some(content_at) if own_be != seen_be => {
+            StepResult::with_port(content_at, protocol == IP_PROTOCOL_TCP, own_be)
+        }
+        _ => StepResult::FOUND,
     }
 }
 
-/// The service that a backend's packet with this tuple, of direction in, answers for, and the flags of the flow. With the
-/// settings, the packet has its flow last, as what the client sends does.
+/// Gives an answer its client's own port, as the result of [`answer`] wants it.
 #[inline(always)]
-pub(super) fn frontend<T: Version, P: Hook>(
+pub(super) fn restore_port(skb: *mut __sk_buff, result: StepResult) -> StepResult {
+    if result.has_port() {
+        StepResult(service_restore_port(skb, result.0))
+    } else {
+        result
+    }
+}
+
+/// A function of its own in the kernel too, as the steps are; of both IP versions.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    let frame = &Frame::new(&ctx);
+    let (content_at, is_tcp, own_be) = StepResult(result).port();
+    let protocol = if is_tcp {
+        IP_PROTOCOL_TCP
+    } else {
+        IP_PROTOCOL_UDP
+    };
+    let mut seen_be = 0_u16;
+    let is_done = load(frame, content_at + DESTINATION_PORT_AT, &mut seen_be, 2).is_some()
+        && rewrite::port(
+            frame,
+            Some(content_at),
+            protocol,
+            End::Destination,
+            (seen_be, own_be),
+        )
+        .is_some();
+    if is_done {
+        StepResult::FOUND.0
+    } else {
+        StepResult::dropped(Reason::WriteFailed).0
+    }
+}
+
+/// The flow that a backend's packet with this tuple, of direction in, answers: its entry of that direction. With the settings,
+/// the packet has its flow last, as what the client sends does.
+#[inline(always)]
+pub(super) fn answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
-) -> Option<((T::Address, u16), u16)> {
+) -> Option<ServiceFlowParts<T::Address>> {
     let entry = T::service_flows().get_ptr(key)?;
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
         return None;
     }
-    let (frontend, flags) = (parts.to, parts.flags);
     if key.protocol() == IP_PROTOCOL_TCP {
-        return Some((frontend, flags));
+        return Some(parts);
     }
-    let flow = key.reply().with_destination(frontend);
+    let flow = key.asked_by(&parts);
     let out = T::service_flows().get_ptr_mut(&flow)?;
     // SAFETY: as above.
     let sent = T::service_flow_parts(unsafe { &*out });
@@ -102,7 +154,7 @@ pub(super) fn frontend<T: Version, P: Hook>(
     {
         prolong::<T>(out, key, config);
     }
-    Some((frontend, flags))
+    Some(parts)
 }
 
 /// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
@@ -121,11 +173,12 @@ fn answer_error<T: Version, P: Hook>(
     };
     // As above.
     let key = inner.reply;
-    let Some((frontend, flags)) = frontend::<T, P>(&key, None) else {
+    let Some(answered) = answered::<T, P>(&key, None) else {
         return StepResult::PASSED;
     };
+    let frontend = answered.to;
     if P::IS_UPLINK {
-        request.flow_flags = flags.into();
+        request.flow_flags = answered.flags.into();
         if request.is_passing != 0 {
             return StepResult::FOUND;
         }

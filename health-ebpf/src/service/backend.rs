@@ -6,22 +6,22 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtState, TUPLE_IN, TUPLE_OUT, lifetime};
+use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, lifetime};
 use health_common::masquerade::{Address, Masquerade};
 use health_common::metrics::Reason;
-use health_common::nat::can_change_port;
+use health_common::nat::{Ports, can_change_port};
 use health_common::service::choice::{flow_hash, ports_and_protocol, scaled, weighted};
 use health_common::service::outside::is_own;
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
-    Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_PAST_STACK, FLOW_SHARED,
-    FRONTEND_DIRECT, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
-    SourceRange,
+    Backend, FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_MOVED, FLOW_PAST_STACK,
+    FLOW_PLAIN, FLOW_SHARED, FRONTEND_DIRECT, FRONTEND_HOST_ONLY, FRONTEND_RESTRICTED,
+    FRONTEND_WEIGHTED, Frontend, Pool, SourceRange,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{answer_key, gateway, is_closed_by_client, is_open, opens};
+use super::request::{answer_key, gateway, is_closed_by_client, is_open, is_tracked, opens};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::{are_flows_held, coarse_now_secs};
 use crate::delivery;
@@ -34,14 +34,29 @@ use crate::maps::{
 };
 use crate::nat::settings as masquerade;
 
-/// How many backends are chosen at most, while what they answer is for another flow of the client.
-pub(super) const ATTEMPTS: u32 = 5;
+/// How many ports are tried at most for a flow, its own first, while what the backend answers to them is for another.
+pub(super) const PORT_ATTEMPTS: u16 = 33;
+/// How many backends are chosen at most for a flow whose port cannot change.
+const BACKEND_ATTEMPTS: u16 = 5;
+/// Ports for flows whose own is taken: for privileged ones as [`PRIVILEGED`], as in `net/netfilter/nf_nat_core.c`.
+const UNPRIVILEGED: Ports = Ports {
+    min: 1024,
+    max: u16::MAX,
+};
+const PRIVILEGED: Ports = Ports {
+    min: 512,
+    max: 1023,
+};
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
 /// Chooses a backend for a new flow.
 #[inline(always)]
 pub(super) fn choose<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    // It keeps its backend, and gets another port.
+    if request.moved_port_be != 0 || request.flow_flags as u16 & FLOW_PLAIN != 0 {
+        return StepResult::CHOSEN;
+    }
     let flow = request.tuple;
     let Some(frontend) = frontend_of_packets(&flow) else {
         return StepResult::PASSED;
@@ -85,30 +100,64 @@ pub(super) fn choose<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
 }
 
 /// Takes the backend that was chosen for a packet, unless what it answers is for another flow of the client between the same
-/// ports: then another one is to be chosen. At the last attempt a connection is refused, and other flows share the answers.
+/// ports: then another port is tried. Where ports cannot change, another backend is chosen; at the last attempt both flows share
+/// the answers.
 #[inline(always)]
 pub(super) fn take<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     // Keys must be on the stack.
     let flow = request.tuple;
-    if is_taken::<T, P>(&flow, request.backend(), opens(request)) {
-        request.attempt += 1;
-        if u32::from(request.attempt) < ATTEMPTS {
-            return StepResult::TAKEN;
+    if is_taken::<T, P>(request, &flow) {
+        let is_tcp = flow.protocol() == IP_PROTOCOL_TCP;
+        // In the middle of a connection nothing begins.
+        if is_tcp && !opens(request) {
+            return StepResult::dropped(Reason::ServiceNoBackend);
         }
-        if flow.protocol() == IP_PROTOCOL_TCP {
-            return if opens(request) {
-                StepResult::REJECTED
-            } else {
-                StepResult::dropped(Reason::ServiceNoBackend)
-            };
+        if can_move(flow.protocol()) {
+            return move_on(request);
+        }
+        request.attempt += 1;
+        if request.attempt < BACKEND_ATTEMPTS {
+            return StepResult::TAKEN;
         }
         share::<T>(&flow, &answer_key::<T, P>(&flow, request.backend()));
         request.flow_flags |= u32::from(FLOW_SHARED);
     }
-    if request.has_affinity != 0 {
+    if request.moved_port_be != 0 {
+        request.flow_flags |= u32::from(FLOW_MOVED);
+    }
+    // Who got another backend than its own for one flow stays where it was.
+    if request.has_affinity != 0 && (request.attempt == 0 || request.moved_port_be != 0) {
         stay(flow.source().0.to_addr(), request.service, request.backend);
     }
     StepResult::CHOSEN
+}
+
+/// Has another port tried for a flow.
+#[inline(always)]
+pub(super) fn move_on<T: Version>(request: &mut Request<T>) -> StepResult {
+    request.attempt += 1;
+    if request.attempt >= PORT_ATTEMPTS {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
+    request.moved_port_be = other_port(request.tuple.source().1).to_be();
+    StepResult::TAKEN
+}
+
+/// Whether the flows of a protocol may get another source port here.
+#[inline(always)]
+fn can_move(protocol: u8) -> bool {
+    matches!(protocol, IP_PROTOCOL_TCP | IP_PROTOCOL_UDP)
+}
+
+/// A port to try for a flow from this one, network byte order; host byte order.
+#[inline(always)]
+fn other_port(port_be: u16) -> u16 {
+    let ports = if u16::from_be(port_be) < UNPRIVILEGED.min {
+        PRIVILEGED
+    } else {
+        UNPRIVILEGED
+    };
+    ports.min + scaled(random(), ports.count()) as u16
 }
 
 /// Has a client stay with a backend.
@@ -168,7 +217,7 @@ pub(super) fn elect<T: Version, P: Hook>(
             Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
             _ => by_algorithm(flow, frontend, pool),
         },
-        // The one that it stays with is taken.
+        // The one that it stays with is taken, and its port cannot change.
         1 if frontend.affinity_secs != 0 => by_algorithm(flow, frontend, pool),
         // One after the other, so that few backends are all tried.
         _ => (hash(flow, false) + attempt)
@@ -179,28 +228,40 @@ pub(super) fn elect<T: Version, P: Hook>(
     chosen.ok_or(StepResult::dropped(Reason::ServiceNoBackend))
 }
 
-/// Whether what a backend answers is for another flow of the client between the same ports: one through another frontend, or
-/// a connection without a service.
+/// Whether what a backend answers is for another flow between the same ports as the backend sees them: one through another
+/// frontend, one without a service, or one that the backend opened.
 #[inline(always)]
-fn is_taken<T: Version, P: Hook>(flow: &T, to: (T::Address, u16), opens: bool) -> bool {
-    let answer = T::service_flows().get_ptr(&answer_key::<T, P>(flow, to));
+fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
+    let to = request.backend();
+    let sent = request.moved();
+    let answer = T::service_flows().get_ptr(&answer_key::<T, P>(&sent, to));
     // SAFETY: a value of that map.
     let answer = answer.map(|entry| T::service_flow_parts(unsafe { &*entry }));
-    if answer.is_some_and(|parts| parts.to == flow.destination()) {
+    let is_own = answer.is_some_and(|parts| {
+        parts.to == flow.destination() && parts.port_beyond(sent.source().1) == flow.source().1
+    });
+    if is_own {
         return false;
     }
+    let mut sent = sent.with_destination(to);
     if flow.protocol() != IP_PROTOCOL_TCP {
-        return answer.is_some_and(|parts| coarse_now_secs() < parts.expires);
+        return answer.is_some_and(|parts| coarse_now_secs() < parts.expires)
+            || can_move(flow.protocol()) && is_tracked::<T, P>(&mut sent);
     }
     // In the middle of an endpoint's connection, the entries may have been evicted. From outside anybody can send such a
     // segment in the name of a client.
+    let opens = opens(request);
+    // Conntrack knows nothing of a connection of an endpoint that is its own backend.
+    if !P::IS_UPLINK && to.0 == flow.source().0 {
+        return answer.is_some() && opens;
+    }
     let is_evicted = answer.is_none() && !opens && !P::IS_UPLINK;
-    if is_evicted || !is_open::<T, P>(flow.with_destination(to)) {
+    if is_evicted || !is_open::<T, P>(sent) {
         return false;
     }
     // Of a connection whose backend answers the client itself nobody here sees the end. A client that has closed its side
     // and opens another one between its ports is through with it; else the backend's node drops the SYN.
-    !(P::IS_UPLINK && opens && is_closed_by_client(flow.with_destination(to)))
+    !(P::IS_UPLINK && opens && is_closed_by_client(sent))
 }
 
 /// Counts a flow that was sent to a backend.
@@ -254,18 +315,28 @@ pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T
     };
     // Keys must be on the stack.
     let flow = request.tuple;
+    let is_moved = request.moved_port_be != 0;
     let parts = ServiceFlowParts {
         to: flow.destination(),
         backend: request.backend,
         service: request.service,
         expires: first_expiry(flow.protocol(), config),
         flags: request.flow_flags as u16,
+        client_port_be: if is_moved { flow.source().1 } else { 0 },
     };
-    let answer = answer_key::<T, P>(&flow, request.backend());
-    if !enter_both(&flow, &answer, parts, request.backend()) {
+    let answer = answer_key::<T, P>(&request.moved(), request.backend());
+    if !enter_both(
+        &flow,
+        &answer,
+        parts,
+        request.backend(),
+        request.moved_port_be,
+    ) {
         return StepResult::HAS_NO_ROOM;
     }
-    count_flow(parts.backend);
+    if parts.service != 0 {
+        count_flow(parts.backend);
+    }
     StepResult::FOUND
 }
 
@@ -275,14 +346,15 @@ pub(super) fn first_expiry(protocol: u8, config: &DatapathConfig) -> u32 {
     coarse_now_secs() + lifetime(protocol, CtState::default(), &config.timeouts)
 }
 
-/// Enters a flow, given the keys of its packets and of their answers, which are on the stack, and what is known of the answers.
-/// Returns whether there was room.
+/// Enters a flow, given the keys of its packets and of their answers, which are on the stack, what is known of the answers,
+/// and backend and client's port as they are there. Returns whether there was room.
 #[inline(always)]
 pub(super) fn enter_both<T: Version>(
     flow: &T,
     answer: &T,
     mut parts: ServiceFlowParts<T::Address>,
     backend: (T::Address, u16),
+    moved_port_be: u16,
 ) -> bool {
     let flows = T::service_flows();
     let Ok(is_new) = flows.insert_unnoted(answer, &T::service_flow(&parts), u64::from(BPF_ANY))
@@ -290,6 +362,7 @@ pub(super) fn enter_both<T: Version>(
         return false;
     };
     parts.to = backend;
+    parts.client_port_be = moved_port_be;
     let is_entered = flows
         .insert(flow, &T::service_flow(&parts), u64::from(BPF_ANY))
         .is_ok();
@@ -330,10 +403,10 @@ pub(crate) fn forget<T: Version>(sent: T) {
     };
     // SAFETY: a value of that map.
     let back = T::service_flow_parts(unsafe { &*back });
-    let flow = sent.with_destination(back.to);
+    let flow = answer.asked_by(&back);
     if let Some(out) = T::service_flows().get_ptr(&flow)
         // SAFETY: as above.
-        && T::service_flow_parts(unsafe { &*out }).to == sent.destination()
+        && is_sent_by(&flow, &sent, &T::service_flow_parts(unsafe { &*out }))
     {
         let _ = T::service_flows().remove(&flow);
     }
@@ -342,13 +415,20 @@ pub(crate) fn forget<T: Version>(sent: T) {
     }
 }
 
+/// Whether the packets of a flow go to its backend by this tuple. The flow may have another backend or port by now.
+#[inline(always)]
+fn is_sent_by<T: Version>(flow: &T, sent: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
+    parts.to == sent.destination() && parts.port_beyond(flow.source().1) == sent.source().1
+}
+
 /// Whether an entry is of a flow of an endpoint that is its own backend: conntrack sees one side of it, between the gateway and
 /// the endpoint.
 #[inline(always)]
 fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
     let parts = T::service_flow_parts(entry);
     let is_gateway = gateway::<T>().is_some_and(|gateway| gateway == key.destination().0);
-    parts.flags & FLOW_FROM_OUTSIDE == 0 && (is_gateway || parts.to.0 == key.source().0)
+    parts.flags & (FLOW_FROM_OUTSIDE | FLOW_PLAIN) == 0
+        && (is_gateway || parts.to.0 == key.source().0)
 }
 
 /// Whether conntrack knows a flow with these flags as one of direction in: from outside, where its backend sees the client.
@@ -406,7 +486,8 @@ pub(crate) fn forget_untracked<T: Version>(key: T) {
 /// Whether a flow's backend still serves its service.
 #[inline(always)]
 pub(super) fn is_serving<T: Version>(parts: &ServiceFlowParts<T::Address>) -> bool {
-    address::<T>(parts.backend, parts.service).is_some_and(|to| to == parts.to)
+    parts.flags & FLOW_PLAIN != 0
+        || address::<T>(parts.backend, parts.service).is_some_and(|to| to == parts.to)
 }
 
 /// Where a backend of a service listens.

@@ -1,4 +1,5 @@
-//! Packets for a connected socket of the host, whose port is also a service's.
+//! Connected sockets of the host: their packets, if their port is also a service's, and clients of services between the same
+//! ports.
 
 use aya_ebpf::bindings::bpf_sock_tuple;
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_tcp, bpf_sk_lookup_udp, bpf_sk_release};
@@ -6,6 +7,7 @@ use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::masquerade::Address as _;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
+use super::backend::move_on;
 use super::step::{Hook, Request, StepResult};
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -29,6 +31,21 @@ pub(super) fn leave_to_socket<T: Version, P: Hook>(
         StepResult::PASSED
     } else {
         StepResult::IS_NEW
+    }
+}
+
+/// Has another port tried for a flow to a process of this host that has a connection of its own with the client between the same
+/// ports: conntrack does not know those.
+#[inline(always)]
+pub(super) fn avoid_socket<T: Version, P: Hook>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> StepResult {
+    let sent = request.moved().with_destination(request.backend());
+    if is_for_socket(frame, &sent) {
+        move_on(request)
+    } else {
+        StepResult::CHOSEN
     }
 }
 

@@ -4,7 +4,9 @@
 use aya_ebpf::bindings::TC_ACT_REDIRECT;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::masquerade::Address as _;
-use health_common::service::{FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_RELAYED};
+use health_common::service::{
+    FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_PLAIN, FLOW_RELAYED,
+};
 
 use super::step::{AtUplink, Hook, Request, StepResult};
 use crate::conntrack::{PacketFlags, Traffic, enter};
@@ -38,8 +40,9 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
         return StepResult::PASSED;
     };
     if HEALTH_ENDPOINTS.get_ptr(destination.to_addr()).is_some() {
-        // Half a flow is of no use to netfilter: what the endpoint answers takes the same way.
-        return if delivery::is_on() && flags & FLOW_RELAYED == 0 {
+        // Half a flow is of no use to netfilter: what the endpoint answers takes the same way. Without a service that is
+        // through the host's stack.
+        return if delivery::is_on() && flags & (FLOW_RELAYED | FLOW_PLAIN) == 0 {
             StepResult::DELIVERABLE
         } else {
             StepResult::PASSED
@@ -71,7 +74,7 @@ pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     // Seen from this host: what comes is of direction in.
     let mut tuple = if is_request {
         request
-            .tuple
+            .moved()
             .with_destination(request.backend())
             .with_direction(TUPLE_IN)
     } else {

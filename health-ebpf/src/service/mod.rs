@@ -25,11 +25,11 @@ use crate::metrics::{Verdict, redirected, refuse, refuse_for};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Packet;
-use health_common::service::{FLOW_PAST_STACK, FLOW_SHARED};
+use health_common::service::{FLOW_OF_HOST, FLOW_PAST_STACK, FLOW_SHARED};
 use health_common::tuple::ServiceFlowParts;
 use network_types::eth::EthHdr;
 
-use backend::ATTEMPTS;
+use backend::PORT_ATTEMPTS;
 pub(crate) use backend::{forget, forget_untracked, tracked_flow};
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
@@ -66,14 +66,13 @@ pub(crate) fn known_from_outside<T: Version<Address: Default>>(
     request::known::<T, AtUplink>(&Request::of(packet), flow, config)
 }
 
-/// The service that a backend's packet to a client outside, with this tuple of direction in, answers for; and the flags of
-/// the flow.
+/// The flow that a backend's packet to a client outside, with this tuple of direction in, answers.
 #[inline(always)]
 pub(crate) fn answered_to_outside<T: Version>(
     key: &T,
     config: &DatapathConfig,
-) -> Option<((T::Address, u16), u16)> {
-    answer::frontend::<T, AtUplink>(key, Some(config))
+) -> Option<ServiceFlowParts<T::Address>> {
+    answer::answered::<T, AtUplink>(key, Some(config))
 }
 
 /// Whether a backend's answer with this tuple of direction in goes to a client outside whose packets came past the host's
@@ -127,10 +126,14 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     }
     let is_new = result == StepResult::IS_NEW;
     if is_new {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..PORT_ATTEMPTS {
             result = T::choose(skb, request);
             if result == StepResult::CHOSEN {
                 result = T::take(skb, request);
+            }
+            let is_of_host = request.flow_flags as u16 & FLOW_OF_HOST != 0;
+            if P::IS_UPLINK && is_of_host && result == StepResult::CHOSEN {
+                result = T::avoid_socket(skb, request);
             }
             if result != StepResult::TAKEN {
                 break;
@@ -173,7 +176,7 @@ pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
 #[inline(always)]
 pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
     let result = if is_admitted {
-        T::answer(frame.skb())
+        answer::restore_port(frame.skb(), T::answer(frame.skb()))
     } else {
         T::withdraw_from_outside(frame.skb())
     };

@@ -8,15 +8,17 @@ use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
 use health_common::service::{
-    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_RELAYED, KIND_CLUSTER_IP,
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_PLAIN, FLOW_RELAYED,
+    KIND_CLUSTER_IP,
 };
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 use health_common::tuple::ServiceFlowParts;
 
-use super::backend::{forget, forget_from_outside, frontend_of_packets, is_serving};
+use super::backend::{forget, forget_from_outside, frontend_of_packets, is_endpoint, is_serving};
 use super::direct;
 use super::step::{Hook, Request, StepResult};
-use crate::clock::coarse_now_secs;
+use crate::clock::{are_flows_held, coarse_now_secs};
+use crate::conntrack::is_known;
 use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -53,8 +55,7 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     let flow = request.tuple;
     if let Some(parts) = known::<T, P>(request, &flow, config) {
         keep(&packet, &config.timeouts);
-        request.set_backend(parts.to);
-        request.flow_flags = parts.flags.into();
+        request.take_in(&parts);
         return StepResult::FOUND;
     }
     if let Some(frontend) = frontend_of_packets(&flow) {
@@ -73,53 +74,67 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
             StepResult::MAY_ANSWER
         };
     }
-    let may_be_relayed = P::IS_UPLINK && flow.protocol() == IP_PROTOCOL_UDP && direct::is_on();
-    if opens(request) || may_be_relayed {
+    if opens(request) || flow.protocol() == IP_PROTOCOL_UDP {
         StepResult::HAS_NO_SERVICE
     } else {
         StepResult::PASSED
     }
 }
 
-/// Lets a SYN pass that is for no service, and at an uplink a datagram, unless it has to do with a flow through one.
+/// Lets a SYN or a datagram pass that is for no service, unless what answers it would be taken for the answer of a flow through
+/// one: then it is to get another port.
 #[inline(always)]
 pub(super) fn pass_by<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     // Keys must be on the stack.
     let flow = request.tuple;
-    if opens(request) {
-        return open_without_service::<T, P>(&flow);
-    }
-    if let Some(config) = HEALTH_CONFIG.get(0) {
-        prolong_relayed::<T>(&flow, config);
-    }
-    StepResult::PASSED
-}
-
-/// A connection without a service between the ports of one with it: its segments and answers are nobody else's, so what is
-/// left of one that is over goes. Beside an open one, an endpoint opens none. From outside anybody can send a SYN in the
-/// name of a client, which changes nothing.
-#[inline(always)]
-fn open_without_service<T: Version, P: Hook>(flow: &T) -> StepResult {
     let answer = flow.reply();
-    if !is_open::<T, P>(*flow) {
-        let _ = T::service_flows().remove(flow);
+    if opens(request) && !is_open::<T, P>(flow) {
+        // Its segments and answers are nobody else's: what is left of one that is over goes.
+        let _ = T::service_flows().remove(&flow);
         let _ = T::service_flows().remove(&answer);
-    } else if !P::IS_UPLINK && T::service_flows().get_ptr(&answer).is_some() {
-        return StepResult::REJECTED;
+        return StepResult::PASSED;
     }
-    StepResult::PASSED
+    let (Some(entry), Some(config)) = (
+        T::service_flows().get_ptr_mut(&answer),
+        HEALTH_CONFIG.get(0),
+    ) else {
+        return StepResult::PASSED;
+    };
+    // SAFETY: a value of that map.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    if parts.flags & FLOW_RELAYED != 0 {
+        prolong_relayed::<T>(entry, &parts, &flow, config);
+        return StepResult::PASSED;
+    }
+    let is_over = flow.protocol() != IP_PROTOCOL_TCP && coarse_now_secs() >= parts.expires;
+    // A later fragment has no port that could change, and belongs to what the first one did.
+    if request.is_later != 0 || is_over || P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
+        return StepResult::PASSED;
+    }
+    // What a backend elsewhere answers to the client's own address need not come by this node.
+    let is_answered_here =
+        parts.flags & FLOW_OF_HOST != 0 || is_endpoint(flow.destination().0.to_addr());
+    if P::IS_UPLINK && !is_answered_here {
+        return StepResult::PASSED;
+    }
+    if are_flows_held(config) {
+        return StepResult::dropped(Reason::FlowsHeld);
+    }
+    request.set_backend(flow.destination());
+    request.flow_flags = (FLOW_PLAIN | parts.flags & (FLOW_FROM_OUTSIDE | FLOW_OF_HOST)).into();
+    StepResult::IS_NEW
 }
 
 /// Has a flow last that [another node](super::direct::accept) sends to a backend here: not each of its datagrams has room to
 /// tell so.
 #[inline(always)]
-fn prolong_relayed<T: Version>(sent: &T, config: &DatapathConfig) {
-    let Some(entry) = T::service_flows().get_ptr_mut(&sent.reply()) else {
-        return;
-    };
-    // SAFETY: a value of that map.
-    let parts = T::service_flow_parts(unsafe { &*entry });
-    if parts.flags & FLOW_RELAYED != 0 && coarse_now_secs() < parts.expires {
+fn prolong_relayed<T: Version>(
+    entry: *mut T::ServiceFlow,
+    parts: &ServiceFlowParts<T::Address>,
+    sent: &T,
+    config: &DatapathConfig,
+) {
+    if sent.protocol() != IP_PROTOCOL_TCP && coarse_now_secs() < parts.expires {
         prolong::<T>(entry, &sent.with_destination(parts.to), config);
     }
 }
@@ -157,14 +172,20 @@ pub(super) fn known<T: Version, P: Hook>(
         return None;
     }
     let other = if is_answer {
-        let client = (flow.source().0, flow.destination().1);
+        let client = (flow.source().0, parts.port_beyond(flow.destination().1));
         let asked = flow.with_destination(client).reply();
         asked.with_destination(parts.to).with_direction(TUPLE_OUT)
     } else {
-        answer_key::<T, P>(flow, parts.to)
+        answer_key::<T, P>(&moved(flow, &parts), parts.to)
     };
     prolong::<T>(entry, &other, config);
     Some(parts)
+}
+
+/// A flow with the source port that its backend sees, given the parts of its entry of direction out.
+#[inline(always)]
+fn moved<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> T {
+    flow.with_source_port(parts.port_beyond(flow.source().1))
 }
 
 /// Whether the backend's node is to be told of a flow, and this one has no key for that any more.
@@ -210,31 +231,47 @@ fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address
         return false;
     }
     // Evicted, or taken by a connection of the client's without a service or through another frontend.
-    let Some(answer) = T::service_flows().get_ptr(&answer_key::<T, P>(flow, parts.to)) else {
+    let sent = moved(flow, parts);
+    let Some(answer) = T::service_flows().get_ptr(&answer_key::<T, P>(&sent, parts.to)) else {
         return false;
     };
     // SAFETY: a value of that map.
-    if T::service_flow_parts(unsafe { &*answer }).to != flow.destination() {
+    let answer = T::service_flow_parts(unsafe { &*answer });
+    if answer.to != flow.destination() || answer.port_beyond(sent.source().1) != flow.source().1 {
         return false;
     }
-    let mut translated = flow.with_destination(parts.to);
+    let mut translated = sent.with_destination(parts.to);
     if P::IS_UPLINK && parts.flags & FLOW_MASQUERADED == 0 {
         translated = translated.with_direction(TUPLE_IN);
     }
     goes_on(&translated).unwrap_or(true)
 }
 
-/// Whether a connection is known that is not over. From outside to an endpoint or this host it is one of direction in.
+/// Whether a connection is known that is not over, whichever side opened it. From outside to an endpoint or this host it is one
+/// of direction in.
 #[inline(always)]
 pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
-    if goes_on(&flow) == Some(true) {
+    if goes_on(&flow) == Some(true) || goes_on(&flow.reply()) == Some(true) {
         return true;
     }
     if !P::IS_UPLINK {
         return false;
     }
     flow = flow.with_direction(TUPLE_IN);
-    goes_on(&flow) == Some(true)
+    goes_on(&flow) == Some(true) || goes_on(&flow.reply()) == Some(true)
+}
+
+/// As [`is_open`], of other protocols than TCP.
+#[inline(always)]
+pub(super) fn is_tracked<T: Version, P: Hook>(flow: &mut T) -> bool {
+    if is_known(T::flows(), flow) {
+        return true;
+    }
+    if !P::IS_UPLINK {
+        return false;
+    }
+    *flow = flow.with_direction(TUPLE_IN);
+    is_known(T::flows(), flow)
 }
 
 /// Whether the client of a connection from outside, which its backend answers itself, has closed its side.
@@ -313,23 +350,34 @@ pub(super) fn rewrite<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     let flow = request.tuple;
     let (source, destination) = (flow.source(), flow.destination());
     let backend = request.backend();
+    let moved_port_be = request.moved().source().1;
     if !P::IS_UPLINK {
         let gateway = gateway::<T>();
         if gateway.is_some_and(|gateway| gateway == destination.0) {
-            let client = (source.0, destination.1);
+            let client_port_be = match request.moved_port_be {
+                0 => destination.1,
+                own_port_be => own_port_be,
+            };
+            let client = (source.0, client_port_be);
             return both::<T, P>(frame, request, (source, backend), (destination, client));
         }
         if backend.0 == source.0 {
             let Some(gateway) = gateway else {
                 return StepResult::dropped(Reason::ServiceNoBackend);
             };
-            let client = (gateway, source.1);
+            let client = (gateway, moved_port_be);
             return both::<T, P>(frame, request, (source, client), (destination, backend));
         }
     }
-    match end::<T, P>(frame, request, End::Destination, destination, backend) {
-        Some(()) => StepResult::FOUND,
-        None => StepResult::dropped(Reason::WriteFailed),
+    let (content_at, protocol) = (request.content_at(), flow.protocol());
+    let ports = (source.1, moved_port_be);
+    let is_written = end::<T, P>(frame, request, End::Destination, destination, backend).is_some()
+        && (ports.0 == ports.1
+            || rewrite::port(frame, content_at, protocol, End::Source, ports).is_some());
+    if is_written {
+        StepResult::FOUND
+    } else {
+        StepResult::dropped(Reason::WriteFailed)
     }
 }
 
@@ -467,6 +515,14 @@ pub(super) fn send_error<T: Version, P: Hook>(
         return StepResult::PASSED;
     }
     request.flow_flags = parts.flags.into();
+    let own_be = flow.source().1;
+    let seen_be = parts.port_beyond(own_be);
+    if seen_be != own_be
+        && rewrite::inner_port(frame, error_at, &inner, End::Destination, (own_be, seen_be))
+            .is_none()
+    {
+        return StepResult::dropped(Reason::WriteFailed);
+    }
     let inside = Ends::<T> {
         end: End::Source,
         old: flow.destination(),

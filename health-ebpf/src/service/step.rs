@@ -6,10 +6,11 @@ use health_common::ct::{Tuple4, Tuple6};
 use health_common::metrics::Reason;
 use health_common::packet::Packet;
 use health_common::service::Origin;
+use health_common::tuple::ServiceFlowParts;
 
 use super::answer::answer;
 use super::backend::{choose, enter, take};
-use super::connected::leave_to_socket;
+use super::connected::{avoid_socket, leave_to_socket};
 use super::direct::accept::{accept, relay, take_off};
 use super::direct::{Direct, follow, settle, tell};
 use super::forward::{forward, note};
@@ -59,10 +60,30 @@ impl StepResult {
     pub(super) const MAY_ANSWER: Self = Self(9);
     /// It is for no service, and may open a connection without one or be of a flow that another node sent here.
     pub(super) const HAS_NO_SERVICE: Self = Self(10);
-    /// As [`Self::CHOSEN`], but what that backend answers is for another flow: another one is to be chosen.
+    /// As [`Self::CHOSEN`], but what that backend answers to this port is for another flow: another port or backend is to be
+    /// tried.
     pub(super) const TAKEN: Self = Self(11);
     /// The maps have no room for another flow.
     pub(super) const HAS_NO_ROOM: Self = Self(12);
+
+    /// As [`Self::FOUND`], but the client's own port is still to be put into the transport header there: see
+    /// [`super::answer::restore_port`].
+    #[inline(always)]
+    pub(super) const fn with_port(content_at: u32, is_tcp: bool, own_be: u16) -> Self {
+        Self(1 << 31 | (is_tcp as u32) << 30 | (content_at & 0x3fff) << 16 | own_be as u32)
+    }
+
+    /// Whether it is made by [`Self::with_port`].
+    #[inline(always)]
+    pub(super) const fn has_port(self) -> bool {
+        self.0 >> 31 != 0
+    }
+
+    /// What [`Self::with_port`] was made of.
+    #[inline(always)]
+    pub(super) const fn port(self) -> (u32, bool, u16) {
+        (self.0 >> 16 & 0x3fff, self.0 >> 30 & 1 != 0, self.0 as u16)
+    }
 
     /// The packet is dropped. The numbers of such reasons begin at 128.
     #[inline(always)]
@@ -117,7 +138,7 @@ pub struct Request<T: Version> {
     pub(super) backend: u32,
     /// Number of the service's port, for a new flow.
     pub(super) service: u32,
-    /// How many backends were chosen for it that are taken.
+    /// How many ports, or backends, were tried for it that are taken.
     pub(super) attempt: u16,
     /// Whether the service has affinity, for a new flow.
     pub(super) has_affinity: u16,
@@ -126,10 +147,12 @@ pub struct Request<T: Version> {
     /// Where the transport header or the ICMP error begins.
     pub(super) content_at: u32,
     /// A later fragment: there is no transport header.
-    pub(super) is_later: u32,
+    pub(super) is_later: u16,
+    /// The port that the backend sees the client by, where it is another: see [`health_common::service::FLOW_MOVED`]. Else 0.
+    pub(super) moved_port_be: u16,
     /// Of the segment, 0 for other protocols.
     pub(super) tcp_flags: u32,
-    /// Flags of its flow. At an endpoint only [`health_common::service::FLOW_SHARED`] or 0, at an uplink any.
+    /// Flags of its flow.
     pub(super) flow_flags: u32,
     /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
     pub(super) is_passing: u32,
@@ -158,6 +181,7 @@ where
             ip_at: ip_at as u32,
             content_at: 0,
             is_later: 0,
+            moved_port_be: 0,
             tcp_flags: 0,
             flow_flags: 0,
             is_passing: 0,
@@ -185,6 +209,24 @@ impl<T: Version> Request<T> {
     #[inline(always)]
     pub(super) fn set_backend(&mut self, (addr_be, port_be): (T::Address, u16)) {
         (self.addr_be, self.port_be) = (addr_be, port_be.into());
+    }
+
+    /// The packet's tuple, with the source port that the backend sees.
+    #[inline(always)]
+    pub(super) fn moved(&self) -> T {
+        if self.moved_port_be == 0 {
+            self.tuple
+        } else {
+            self.tuple.with_source_port(self.moved_port_be)
+        }
+    }
+
+    /// Takes in what is known of the packet's flow.
+    #[inline(always)]
+    pub(super) fn take_in(&mut self, parts: &ServiceFlowParts<T::Address>) {
+        self.set_backend(parts.to);
+        self.flow_flags = parts.flags.into();
+        self.moved_port_be = parts.client_port_be;
     }
 
     /// Whether the packet is of a flow itself, and not an error about one.
@@ -221,6 +263,10 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`take`].
     fn take(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`avoid_socket`]. At endpoints there are none.
+    fn avoid_socket(_skb: *mut __sk_buff, _request: &mut Request<Self>) -> StepResult {
+        StepResult::CHOSEN
+    }
     /// See [`settle`]. At endpoints there is nothing to settle.
     fn settle(_skb: *mut __sk_buff, _request: &mut Request<Self>) -> StepResult {
         StepResult::CHOSEN
@@ -330,6 +376,7 @@ steps!(
     leave_to_socket as uplink4_leave_to_socket,
     choose as uplink4_choose,
     take as uplink4_take,
+    avoid_socket as uplink4_avoid_socket,
     settle as uplink4_settle,
     enter as uplink4_enter,
     rewrite as uplink4_rewrite,
@@ -375,6 +422,7 @@ steps!(
     leave_to_socket as uplink6_leave_to_socket,
     choose as uplink6_choose,
     take as uplink6_take,
+    avoid_socket as uplink6_avoid_socket,
     settle as uplink6_settle,
     enter as uplink6_enter,
     rewrite as uplink6_rewrite,

@@ -12,6 +12,7 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::service::{FLOW_DIRECT, FLOW_OF_HOST};
 use network_types::eth::EthHdr;
 
+use super::answer::restore_port;
 use super::direct::accept::is_told;
 use super::step::{AtUplink, Request, StepResult, UplinkSteps};
 use super::{dropped, enter, find_backend, is_on, send_back};
@@ -136,7 +137,7 @@ fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
 fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
-    let result = T::answer(skb, &mut request);
+    let result = restore_port(skb, T::answer(skb, &mut request));
     if result != StepResult::FOUND {
         return match dropped(frame, result, Direction::Egress) {
             Some(verdict) => verdict,

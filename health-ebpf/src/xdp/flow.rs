@@ -5,8 +5,9 @@ use health_common::ct::TUPLE_OUT;
 use health_common::masquerade::Address as _;
 use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT};
 use health_common::packet::Packet;
-use health_common::service::{FLOW_MASQUERADED, FLOW_SHARED};
+use health_common::service::{FLOW_MASQUERADED, FLOW_MOVED, FLOW_SHARED};
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::ServiceFlowParts;
 
 use crate::ip_version::Version;
 use crate::maps::HEALTH_PEERS;
@@ -66,7 +67,9 @@ pub(super) fn answered<T: Version>(
         return None;
     }
     let flow = key.with_destination(client);
-    let (source, flags) = answered_to_outside(&flow, config)?;
+    let ServiceFlowParts {
+        to: source, flags, ..
+    } = answered_to_outside(&flow, config)?;
     if !is_followed(flags) {
         return None;
     }
@@ -81,10 +84,10 @@ pub(super) fn answered<T: Version>(
 }
 
 /// Whether the flags of a flow are those of one that is followed here. Where flows share their answers, each packet changes
-/// whose they are.
+/// whose they are. Those that got another port are few.
 #[inline(always)]
 fn is_followed(flags: u16) -> bool {
-    flags & (FLOW_MASQUERADED | FLOW_SHARED) == FLOW_MASQUERADED
+    flags & (FLOW_MASQUERADED | FLOW_SHARED | FLOW_MOVED) == FLOW_MASQUERADED
 }
 
 /// Whether a connection between the sender and this host is timed by the programs of tc, which must see all of it.

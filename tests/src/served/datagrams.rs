@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_net::netns::NetNs;
+use socket2::{Domain, Socket, Type};
 
 use super::backend::PORT;
 use super::client::Answer;
@@ -101,14 +102,21 @@ pub struct Datagrams {
 impl Datagrams {
     /// Opens it in a named namespace, at a port of its own.
     pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
+        Self::open_from(namespace, 0, target)
+    }
+
+    /// As [`open`](Self::open), at this port, which other sockets may have, too.
+    pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let open = || {
             let unspecified: IpAddr = match target {
                 SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
                 SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
             };
-            let socket = UdpSocket::bind((unspecified, 0))?;
-            socket.connect(target)?;
-            io::Result::Ok(socket)
+            let socket = Socket::new(Domain::for_address(target), Type::DGRAM, None)?;
+            socket.set_reuse_address(port != 0)?;
+            socket.bind(&SocketAddr::new(unspecified, port).into())?;
+            socket.connect(&target.into())?;
+            io::Result::Ok(UdpSocket::from(socket))
         };
         let socket = NetNs::open(namespace)?.run_in(open)?;
         Ok(Self {

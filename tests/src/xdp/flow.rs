@@ -140,6 +140,7 @@ where
                 service: SERVICE,
                 expires,
                 flags,
+                client_port_be: 0,
             });
             flows.insert(key, flow, 0)?;
         }

@@ -315,6 +315,7 @@ fn where_fewer_flows_have_room_open_connections_stay_and_unanswered_ones_go() ->
                 service: 1,
                 expires: 0,
                 flags: 0,
+                client_port_be: 0,
             };
             revnat4.insert(key, Tuple4::service_flow(&parts), 0)?;
         }

@@ -431,6 +431,7 @@ fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
             service: served.entry.service,
             expires: u32::MAX,
             flags: FLOW_FROM_OUTSIDE | FLOW_DIRECT,
+            client_port_be: 0,
         };
         flows
             .insert(key, T::service_flow(&parts), 0)

@@ -18,6 +18,7 @@ mod policy_verdicts;
 mod service_flood;
 mod service_packets;
 mod spoofing;
+mod service_ports;
 mod tcp_rtt;
 mod testrun;
 mod verifier;

@@ -94,7 +94,7 @@ pub(crate) struct Stand {
 }
 
 impl Stand {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::of(TestRun::load())
     }
 
@@ -176,7 +176,7 @@ pub(crate) fn backend(ip: IpAddr) -> BackendSpec {
     }
 }
 
-fn frontend(ip: IpAddr, kind: u8, target: Target) -> FrontendSpec {
+pub(crate) fn frontend(ip: IpAddr, kind: u8, target: Target) -> FrontendSpec {
     FrontendSpec {
         address: SocketAddr::new(ip, NODE_PORT),
         kind,
@@ -219,7 +219,11 @@ pub(crate) fn at_uplink(
 }
 
 /// A segment of TCP with these flags.
-fn segment_at_uplink(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Vec<u8> {
+pub(crate) fn segment_at_uplink(
+    source: (IpAddr, u16),
+    destination: (IpAddr, u16),
+    flags: u8,
+) -> Vec<u8> {
     let segment = Tcp::between((source.1, destination.1), flags).segment(source.0, destination.0);
     frame_at_uplink(source.0, destination.0, TCP, &segment)
 }
@@ -415,84 +419,8 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
     }
 }
 
-#[test]
-#[ignore = "needs root"]
-fn no_connection_breaks_another_between_the_same_ports_through_another_address() {
-    let mut stand = Stand::new();
-    for hosts in hosts() {
-        let frontends = [
-            frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Cluster),
-            frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
-        ];
-        stand.serve(&[PortSpec {
-            protocol: TCP,
-            frontends: frontends.to_vec(),
-            cluster: vec![backend(hosts.elsewhere)],
-            algorithm: ALGORITHM_RANDOM,
-            ..PortSpec::default()
-        }]);
-        let sent = |to: IpAddr, flags: u8| segment(Out, to, (CLIENT_PORT, NODE_PORT), flags);
-        let open = sent(hosts.cluster_ip, SYN);
-        assert_ne!(stand.run.run(Out.program(), &open).bytes, open);
-        let is_answered = |stand: &Stand| {
-            let answer = segment(In, hosts.elsewhere, (BACKEND_PORT, CLIENT_PORT), SYN | ACK);
-            let expected = segment(In, hosts.cluster_ip, (NODE_PORT, CLIENT_PORT), SYN | ACK);
-            stand.run.run(In.program(), &answer).bytes == expected
-        };
-        assert!(is_answered(&stand));
-        // Told at once, the client takes another port.
-        let other = sent(hosts.node, SYN);
-        assert_eq!(stand.run.run(Out.program(), &other).code, REDIRECT);
-        assert!(is_answered(&stand));
-        // Once the first one is over, its ports are anybody's.
-        stand
-            .run
-            .run(Out.program(), &sent(hosts.cluster_ip, RST | ACK));
-        let outcome = stand.run.run(Out.program(), &other);
-        assert!(outcome.code == GO_ON && outcome.bytes != other);
-    }
-}
-
-#[test]
-#[ignore = "needs root"]
-fn a_connection_between_ports_that_are_taken_gets_another_backend_whatever_affinity_says() {
-    let mut stand = Stand::new();
-    for hosts in hosts() {
-        let frontends = [
-            frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Cluster),
-            frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
-        ];
-        let backends = [hosts.elsewhere, hosts.client];
-        stand.serve(&[PortSpec {
-            protocol: TCP,
-            frontends: frontends.to_vec(),
-            cluster: backends.map(backend).to_vec(),
-            affinity_secs: 10_800,
-            algorithm: ALGORITHM_RANDOM,
-            ..PortSpec::default()
-        }]);
-        for port in CLIENT_PORT..CLIENT_PORT + 100 {
-            let went_to = [hosts.cluster_ip, hosts.node].map(|ip| {
-                let packet = segment(Out, ip, (port, NODE_PORT), SYN);
-                let sent = stand.run.run(Out.program(), &packet);
-                let is_sent_to =
-                    |ip: &IpAddr| sent.bytes == segment(Out, *ip, (port, BACKEND_PORT), SYN);
-                backends.iter().position(is_sent_to)
-            });
-            let went_to = went_to.map(|backend| backend.expect("it was sent on"));
-            assert_ne!(went_to[0], went_to[1], "{hosts:?} {port}");
-        }
-    }
-}
-
-/// A frame without what is behind its ports, where the checksum of a datagram stands.
-fn up_to_ports(frame: &[u8]) -> &[u8] {
-    let is_v4 = frame[12..14] == IPV4.to_be_bytes();
-    &frame[..14 + if is_v4 { 20 } else { 40 } + 4]
-}
-
 /// Two addresses of the node's, with services of one backend.
-fn two_services(protocol: u8, hosts: &Hosts, backend: IpAddr) -> [PortSpec; 2] {
+pub(crate) fn two_services(protocol: u8, hosts: &Hosts, backend: IpAddr) -> [PortSpec; 2] {
     [
         (hosts.cluster_ip, KIND_CLUSTER_IP),
         (hosts.node, KIND_NODE_PORT),
@@ -527,96 +455,6 @@ fn no_segment_of_another_in_a_clients_name_takes_the_answers_of_its_connection()
             let outcome = stand.run.run("from_netdev", &forged);
             assert_eq!(outcome.code, DROP, "{hosts:?} {flags}");
             assert_eq!(answer(), before, "{hosts:?} {flags}");
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs root"]
-fn no_connection_through_a_service_breaks_one_without_between_the_same_ports_or_the_other_way_round()
- {
-    let mut stand = Stand::new();
-    for hosts in hosts() {
-        stand.serve(&two_services(TCP, &hosts, hosts.elsewhere));
-        let sent = |to: IpAddr, ports: (u16, u16), flags: u8| {
-            let packet = segment(Out, to, ports, flags);
-            let outcome = stand.run.run(Out.program(), &packet);
-            (outcome.code, outcome.bytes != packet)
-        };
-        let (to_service, to_backend) = ((CLIENT_PORT, NODE_PORT), (CLIENT_PORT, BACKEND_PORT));
-        // Without a service first.
-        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
-        assert_eq!(sent(hosts.cluster_ip, to_service, SYN).0, REDIRECT);
-        assert_eq!(sent(hosts.elsewhere, to_backend, ACK), (GO_ON, false));
-        // Sent again.
-        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
-        // With one first.
-        let (to_service, to_backend) = (
-            (CLIENT_PORT + 1, NODE_PORT),
-            (CLIENT_PORT + 1, BACKEND_PORT),
-        );
-        assert_eq!(sent(hosts.cluster_ip, to_service, SYN), (GO_ON, true));
-        assert_eq!(sent(hosts.elsewhere, to_backend, SYN).0, REDIRECT);
-        let answer = segment(In, hosts.elsewhere, (BACKEND_PORT, to_service.0), SYN | ACK);
-        assert_ne!(stand.run.run(In.program(), &answer).bytes, answer);
-        // Once that is over, its ports are anybody's.
-        assert_eq!(sent(hosts.cluster_ip, to_service, RST), (GO_ON, true));
-        assert_eq!(sent(hosts.elsewhere, to_backend, SYN), (GO_ON, false));
-        assert_eq!(stand.run.run(In.program(), &answer).bytes, answer);
-    }
-}
-
-#[test]
-#[ignore = "needs root"]
-fn datagrams_from_one_port_to_two_services_of_one_backend_are_each_answered_by_its_own() {
-    let mut stand = Stand::new();
-    for hosts in hosts() {
-        stand.serve(&two_services(UDP, &hosts, hosts.elsewhere));
-        for ip in [
-            hosts.cluster_ip,
-            hosts.node,
-            hosts.cluster_ip,
-            hosts.node,
-            hosts.node,
-        ] {
-            let question = frame(Out, ip, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
-            let outcome = stand.run.run(Out.program(), &question);
-            assert!(outcome.code == GO_ON && outcome.bytes != question);
-            let answer = frame(
-                In,
-                hosts.elsewhere,
-                UDP,
-                &with_ports(BACKEND_PORT, CLIENT_PORT),
-            );
-            let expected = frame(In, ip, UDP, &with_ports(NODE_PORT, CLIENT_PORT));
-            let outcome = stand.run.run(In.program(), &answer);
-            assert_eq!(up_to_ports(&outcome.bytes), up_to_ports(&expected), "{ip}");
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs root"]
-fn datagrams_from_one_port_to_two_services_get_two_backends_if_there_are() {
-    let mut stand = Stand::new();
-    for hosts in hosts() {
-        let mut services = two_services(UDP, &hosts, hosts.elsewhere);
-        for service in &mut services {
-            service.cluster.push(backend(hosts.client));
-        }
-        stand.serve(&services);
-        for port in CLIENT_PORT..CLIENT_PORT + 100 {
-            let went_to = [hosts.cluster_ip, hosts.node].map(|ip| {
-                let packet = frame(Out, ip, UDP, &with_ports(port, NODE_PORT));
-                let sent = stand.run.run(Out.program(), &packet);
-                let to = |ip: &IpAddr| frame(Out, *ip, UDP, &with_ports(port, BACKEND_PORT));
-                let backends = [hosts.elsewhere, hosts.client];
-                backends
-                    .iter()
-                    .position(|ip| up_to_ports(&sent.bytes) == up_to_ports(&to(ip)))
-            });
-            let went_to = went_to.map(|backend| backend.expect("it was sent on"));
-            assert_ne!(went_to[0], went_to[1], "{hosts:?} {port}");
         }
     }
 }

@@ -49,6 +49,7 @@ pub use lookup::PolicyQuery;
 pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
+pub(crate) use services::client_port;
 pub use services::{ServiceClient, ServiceFlow};
 pub use xdp::KnownWay;
 

@@ -7,8 +7,9 @@ use aya::maps::lpm_trie::Key;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
-    Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, SourceRange,
+    Affinity, AffinityKey, Backend, FLOW_MOVED, Frontend, FrontendKey4, FrontendKey6, SourceRange,
 };
+use health_common::tuple::ServiceFlowParts;
 use ipnet::IpNet;
 
 use super::flow::Version;
@@ -30,6 +31,14 @@ pub struct ServiceFlow {
     pub expires: u32,
     /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
+    /// Where the backend sees the client by another port than its own: that port for a tuple of direction out, the client's own
+    /// for one of direction in.
+    pub client_port: Option<u16>,
+}
+
+/// [`ServiceFlow::client_port`] of the parts of an entry.
+pub(crate) fn client_port<A>(parts: &ServiceFlowParts<A>) -> Option<u16> {
+    (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be))
 }
 
 /// A client that stays with its backend.
@@ -122,6 +131,7 @@ fn flow<T: Version<ServiceFlow: Pod>>(key: &[u8], value: &[u8]) -> Option<(Flow,
         service: parts.service,
         expires: parts.expires,
         flags: parts.flags,
+        client_port: client_port(&parts),
     };
     Some((Flow::of(&tuple), flow))
 }

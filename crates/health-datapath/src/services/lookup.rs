@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::keys::{FrontendKey, source_range};
 use super::{ServiceMaps, ServicesError};
-use crate::dump::ServiceFlow;
+use crate::dump::{ServiceFlow, client_port};
 use crate::layout;
 
 /// The ends of a flow as its first packet has them.
@@ -164,6 +164,7 @@ fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
         service: parts.service,
         expires: parts.expires,
         flags: parts.flags,
+        client_port: client_port(parts),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::io;
 
+use health_common::service::NUMBER_MASK;
+
 /// Allocates ascending numbers from 1. A number that flows or clients may still refer to is not reused before all others
 /// have been used.
 #[derive(Debug)]
@@ -29,12 +31,11 @@ impl Numbers {
         named: impl Fn() -> io::Result<HashSet<u32>>,
     ) -> io::Result<u32> {
         loop {
-            self.last = match self.last.checked_add(1) {
-                Some(next) => next,
-                None => {
-                    self.named = named()?;
-                    1
-                }
+            self.last = if self.last < NUMBER_MASK {
+                self.last + 1
+            } else {
+                self.named = named()?;
+                1
             };
             if !self.named.contains(&self.last) && !is_taken(self.last) {
                 return Ok(self.last);
@@ -49,9 +50,9 @@ mod tests {
 
     #[test]
     fn numbers_that_begin_from_1_again_leave_out_what_is_named() {
-        let mut numbers = Numbers::after(u32::MAX - 1);
+        let mut numbers = Numbers::after(NUMBER_MASK - 1);
         let named = || Ok(HashSet::from([1, 3]));
         let mut next = || numbers.allocate(|number| number == 4, named).unwrap();
-        assert_eq!([next(), next(), next()], [u32::MAX, 2, 5]);
+        assert_eq!([next(), next(), next()], [NUMBER_MASK, 2, 5]);
     }
 }

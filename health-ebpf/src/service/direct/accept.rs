@@ -14,6 +14,7 @@ use health_common::tuple::ServiceFlowParts;
 use super::{Direct, covered, direct_tag, resize};
 use crate::clock::are_flows_held;
 use crate::fib::FibLookup;
+use crate::conntrack::has_entry;
 use crate::frame::Frame;
 use crate::ipcache::identity_of;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
@@ -156,6 +157,10 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         _ if is_tcp && is_open::<T, AtUplink>(sent) => {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
+        // What the backend sends is of a flow that it opened itself.
+        _ if has_entry(T::flows(), &answer.with_direction(TUPLE_OUT)) => {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        }
         Some(_) => forget(sent),
         None => {}
     }
@@ -168,8 +173,9 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         service: 0,
         expires: first_expiry(sent.protocol(), config),
         flags: FLOW_FROM_OUTSIDE | FLOW_RELAYED,
+        client_port_be: 0,
     };
-    if enter_both(&flow, &answer, parts, sent.destination()) {
+    if enter_both(&flow, &answer, parts, sent.destination(), 0) {
         StepResult::FOUND
     } else {
         StepResult::HAS_NO_ROOM

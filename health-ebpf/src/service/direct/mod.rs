@@ -14,7 +14,7 @@ use health_common::identity;
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::service::direct::{Covered, DirectOption, Option4, Option6};
-use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED};
+use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_MOVED};
 use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
 
 use super::request::opens;
@@ -70,12 +70,16 @@ pub(super) fn is_on() -> bool {
 #[inline(always)]
 pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     if request.flow_flags as u16 & FLOW_DIRECT != 0 {
-        let flag = if may_answer(frame, request) {
+        // What the backend answers to another port than the client's own has to come back here.
+        let is_moved = request.moved_port_be != 0;
+        let flags = if is_moved {
+            FLOW_MASQUERADED | FLOW_MOVED
+        } else if may_answer(frame, request) {
             FLOW_DIRECT
         } else {
             FLOW_MASQUERADED
         };
-        request.flow_flags = (FLOW_FROM_OUTSIDE | flag).into();
+        request.flow_flags = (FLOW_FROM_OUTSIDE | flags).into();
     }
     StepResult::CHOSEN
 }

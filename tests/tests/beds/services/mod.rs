@@ -17,6 +17,7 @@ pub(crate) mod policy;
 mod reach;
 mod restart;
 mod shares;
+mod same_ports;
 mod trace;
 
 use std::collections::BTreeSet;
@@ -193,6 +194,7 @@ const EBPF_ROWS: &[&[Row]] = &[
     host::FLOW_ROWS,
     host_routing::ROWS,
     listing::ROWS,
+    same_ports::ROWS,
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,
 ];

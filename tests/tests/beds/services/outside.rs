@@ -17,6 +17,7 @@ use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
 use super::own_ports;
+use super::same_ports;
 use super::trace::OUTSIDE_ROWS;
 use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
 
@@ -49,6 +50,14 @@ pub(super) const ROWS: &[Row] = &[
     (
         "a_health_check_answers_by_the_family_that_its_service_lacks",
         check_by_both,
+    ),
+    (
+        "the_nodes_own_flows_and_a_clients_from_one_port_are_all_answered",
+        same_ports::of_the_node,
+    ),
+    (
+        "connections_that_nobody_acknowledges_keep_no_ports",
+        same_ports::are_left_by_a_flood,
     ),
     ("a_udp_flow_moves", udp_moves),
     ("connections_outlive_backends_and_agents", connections),

@@ -133,15 +133,18 @@ impl Kernel {
         let Some(entry) = known else {
             return Ok(None);
         };
+        let mut client = flow.source;
+        client.set_port(entry.client_port.unwrap_or(client.port()));
         let answered = Connection {
             source: entry.to,
             destination: match hook {
-                TraceHook::Endpoint => self.client_seen(flow.source, entry.to.ip()),
-                _ => flow.source,
+                TraceHook::Endpoint => self.client_seen(client, entry.to.ip()),
+                _ => client,
             },
             ..*flow
         };
         let translated = Connection {
+            source: client,
             destination: entry.to,
             ..*flow
         };

@@ -149,6 +149,7 @@ mod tests {
             service: 3,
             expires: 100,
             flags: 0,
+            client_port: None,
         },
         is_serving: true,
         can_be_told: true,

@@ -131,13 +131,11 @@ impl<S: Source> Tracer<'_, S> {
         let entry = &self.frontend.entry;
         if entry.algorithm == ALGORITHM_MAGLEV {
             match self.kernel.by_maglev(self.hook, &self.flow, entry)? {
-                Some(index) => match self.taken(index)? {
-                    None => {
-                        reasons.push("the Maglev table has this one for the flow".to_owned());
-                        return self.only(index, None);
-                    }
-                    Some(taken) => reasons.push(taken),
-                },
+                Some(index) => {
+                    reasons.push("the Maglev table has this one for the flow".to_owned());
+                    reasons.extend(self.taken(index)?);
+                    return self.only(index, None);
+                }
                 None if self.hook == TraceHook::Socket => reasons.push(
                     "Maglev goes by the number of the socket, which is not known before: any of these"
                         .to_owned(),
@@ -154,7 +152,7 @@ impl<S: Source> Tracer<'_, S> {
             .collect())
     }
 
-    /// Why another backend is chosen by chance: the client has a connection to this one between the same ports.
+    /// Why the backend sees another port: the client has a connection to it between the same ports.
     fn taken(&self, index: u32) -> Result<Option<String>, Refusal> {
         if !self.flow.is_tcp() || !self.is_port_known() {
             return Ok(None);
@@ -166,7 +164,7 @@ impl<S: Source> Tracer<'_, S> {
         let is_open = self.kernel.is_open(self.hook, &self.flow, to)?;
         Ok(is_open.then(|| {
             format!(
-                "the client has a connection to {to} from this port: another is chosen by chance"
+                "the client has a connection to {to} from this port: the backend sees another one"
             )
         }))
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use health_common::service::{
-    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_PAST_STACK, FLOW_RELAYED,
-    FLOW_SHARED,
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_MOVED, FLOW_OF_HOST, FLOW_PAST_STACK,
+    FLOW_PLAIN, FLOW_RELAYED, FLOW_SHARED,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_datapath::dump::{Flow, Pinned, ServiceFlow};
@@ -22,6 +22,8 @@ use crate::cli::output::Format;
 pub(in crate::cli::bpf) struct FlowValue {
     #[serde(flatten)]
     translation: Translation,
+    /// The port that the backend sees the client by, or for what it answers the client's own; `null` where they are the same.
+    client_port: Option<u16>,
     /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries end with their connections.
     expires: Option<u32>,
     /// Where the client's packets come by an uplink, and how they get to the backend.
@@ -29,7 +31,7 @@ pub(in crate::cli::bpf) struct FlowValue {
 }
 
 /// Flags of a flow, and their names.
-const FLAGS: [(u16, &str); 7] = [
+const FLAGS: [(u16, &str); 9] = [
     (FLOW_FROM_OUTSIDE, "FromOutside"),
     (FLOW_MASQUERADED, "Masqueraded"),
     (FLOW_OF_HOST, "OfHost"),
@@ -37,11 +39,16 @@ const FLAGS: [(u16, &str); 7] = [
     (FLOW_RELAYED, "Relayed"),
     (FLOW_SHARED, "Shared"),
     (FLOW_PAST_STACK, "PastStack"),
+    (FLOW_MOVED, "Moved"),
+    (FLOW_PLAIN, "Plain"),
 ];
 
 impl fmt::Display for FlowValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.translation.fmt(f)?;
+        if let Some(port) = self.client_port {
+            write!(f, " client-port={port}")?;
+        }
         if let Some(expires) = self.expires {
             write!(f, " expires={expires}")?;
         }
@@ -71,6 +78,7 @@ pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowK
             backend: to.backend,
             service: to.service,
         },
+        client_port: to.client_port,
         expires: (!is_tcp).then_some(to.expires),
         flags: FLAGS
             .into_iter()
@@ -106,10 +114,11 @@ mod tests {
             service: 3,
             expires: 99,
             flags,
+            client_port: (flags & FLOW_MOVED != 0).then_some(4001),
         };
         let out = flow(false, 6, "10.1.0.9:4000", "10.96.0.1:80");
         assert_eq!(
-            Row::from(entry((out, to("10.1.0.1:8080", 0)))).to_string(),
+            Row::from(entry((out.clone(), to("10.1.0.1:8080", 0)))).to_string(),
             "TCP OUT 10.1.0.9:4000 -> 10.96.0.1:80 XLATE_DST 10.1.0.1:8080 backend=4 service=3"
         );
         let back = flow(true, 17, "[fd00:1::1]:53", "[fd00:1::9]:4000");
@@ -121,6 +130,10 @@ mod tests {
             .to_string(),
             "UDP IN [fd00:1::1]:53 -> [fd00:1::9]:4000 XLATE_SRC [fd00:96::1]:53 backend=4 service=3 expires=99 \
              [ FromOutside Masqueraded ]"
+        );
+        assert_eq!(
+            Row::from(entry((out, to("10.1.0.1:8080", FLOW_MOVED)))).to_string(),
+            "TCP OUT 10.1.0.9:4000 -> 10.96.0.1:80 XLATE_DST 10.1.0.1:8080 backend=4 service=3 client-port=4001 [ Moved ]"
         );
     }
 }
