@@ -105,7 +105,7 @@ fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_told_soon() 
     let said = diagnosis(other, prober)?.context("no diagnosis")?;
     assert_eq!(said.cause, "path-mtu");
     // Both searches together: each of the sizes that fail is tried so many times, and no more.
-    let dropped = sent()? - before;
+    let dropped = dropped()? - before;
     ensure!(
         (1..2_000).contains(&dropped),
         "{dropped} packets were dropped"

@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 71] = [
+        let cases: [(&str, &str, Change); 72] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),

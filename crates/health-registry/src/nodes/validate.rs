@@ -575,6 +575,30 @@ mod tests {
     }
 
     #[test]
+    fn one_address_is_one_however_it_is_written() {
+        let mut claims = Claims::default();
+        let first = node(
+            "a",
+            &["::ffff:10.0.0.1"],
+            &["::ffff:10.1.0.0/120"],
+            &["010.1.0.007"],
+        );
+        let taken = claims.take(first, "west").unwrap();
+        assert_eq!(taken.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(taken.pod_cidrs, ["10.1.0.0/24".parse::<IpNet>().unwrap()]);
+        for address in [
+            "010.0.0.1",
+            "10.0.0.1",
+            "::ffff:0a00:0001",
+            "::ffff:127.0.0.1",
+        ] {
+            let second = node("b", &[address], &[], &[]);
+            let is_taken = claims.take(second, "west").is_ok();
+            assert_eq!(is_taken, address == "::ffff:127.0.0.1", "{address}");
+        }
+    }
+
+    #[test]
     fn a_refused_entry_is_told_why_and_claims_nothing() {
         let mut claims = Claims::default();
         let first = node("a", &["10.0.0.1"], &["10.1.0.0/24"], &["10.1.0.7"]);

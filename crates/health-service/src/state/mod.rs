@@ -176,11 +176,7 @@ impl State {
         let changed = ips.filter(|ip| had.get(ip) != has.get(ip));
         let mut affected: BTreeSet<_> = changed.flat_map(|ip| self.claims.at(*ip)).collect();
         // Endpoints come and go all the time, and the rest seldom changes.
-        let rest = |reserved: &Reserved| Reserved {
-            addresses: BTreeMap::new(),
-            ..reserved.clone()
-        };
-        if rest(&before) != rest(reserved) {
+        if !before.differs_in_addresses_alone(reserved) {
             affected.extend(self.claims.written());
             let own = before.own.union(&reserved.own);
             let peers = before.peers.keys().chain(reserved.peers.keys());

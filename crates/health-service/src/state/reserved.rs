@@ -153,6 +153,25 @@ impl Reserved {
         }
     }
 
+    /// Whether all but the addresses of endpoints is the same as there.
+    pub(super) fn differs_in_addresses_alone(&self, other: &Self) -> bool {
+        let Self {
+            addresses: _,
+            sources,
+            pod_cidrs,
+            node,
+            own,
+            node_ports,
+            ports,
+            peers,
+            external_ips,
+        } = self;
+        (sources, pod_cidrs, node, own)
+            == (&other.sources, &other.pod_cidrs, &other.node, &other.own)
+            && (node_ports, ports, peers) == (&other.node_ports, &other.ports, &other.peers)
+            && *external_ips == other.external_ips
+    }
+
     /// The pod CIDR that has an address. No two overlap.
     fn pod_cidr_of(&self, ip: IpAddr) -> Option<&(IpNet, String)> {
         let (_, found) = self.pod_cidrs.range(..=ip).next_back()?;

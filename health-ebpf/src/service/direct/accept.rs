@@ -13,8 +13,8 @@ use health_common::tuple::ServiceFlowParts;
 
 use super::{Direct, covered, direct_tag, resize};
 use crate::clock::are_flows_held;
-use crate::fib::FibLookup;
 use crate::conntrack::has_entry;
+use crate::fib::FibLookup;
 use crate::frame::Frame;
 use crate::ipcache::identity_of;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};

@@ -16,8 +16,8 @@ mod own_ports;
 pub(crate) mod policy;
 mod reach;
 mod restart;
-mod shares;
 mod same_ports;
+mod shares;
 mod trace;
 
 use std::collections::BTreeSet;
