@@ -110,6 +110,10 @@ impl Deletions {
         for path in self.files()? {
             match read(&path) {
                 Ok(deletion) => deletions.push(deletion),
+                // What cannot be read now is read later.
+                Err(source) if source.kind() != io::ErrorKind::InvalidData => {
+                    return Err(error("read", &path, source));
+                }
                 Err(problem) => {
                     durable::remove(&path).map_err(|source| error("remove", &path, source))?;
                     problems.push(format!("{}: {problem}", path.display()));
@@ -142,7 +146,7 @@ fn file(folder: &Path, deletion: &Deletion) -> PathBuf {
 fn read(path: &Path) -> io::Result<Deletion> {
     let mut text = Vec::new();
     File::open(path)?.take(MAX_LEN).read_to_end(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 fn error(attempt: &'static str, path: &Path, source: io::Error) -> DeletionsError {

@@ -35,6 +35,10 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
     for field in fields.items("except")? {
         let except = read_cidr(&field)?;
         if !cidr.contains(&except) {
+            // Earlier versions took an IPv4 network in IPv6 form for one of IPv6.
+            if field.is_stored() {
+                continue;
+            }
             let problem = format!("not within {cidr}, so it excepts nothing");
             return Err(field.error(Problem::value(except, problem)));
         }

@@ -259,7 +259,9 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
     let name = metadata.required("name")?;
     name.check(check_subdomain(name.text()?))?;
     let name = read_metadata_name(&name)?;
-    if let Some(labels) = metadata.get("labels") {
+    // Earlier versions did not read labels.
+    let labels = metadata.get("labels");
+    if let Some(labels) = labels.filter(|labels| !labels.is_stored()) {
         for (key, value) in labels.any_fields()?.iter() {
             labels.check(check_label_key(key))?;
             labels.check(check_label_value(value.text()?))?;

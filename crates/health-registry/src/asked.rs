@@ -1,7 +1,7 @@
 //! Whom the agent asks over the network: API servers and members of etcd.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use health_model::address::parse_ip;
 
@@ -14,7 +14,13 @@ pub struct Asked {
     pub what: String,
     /// Its name or address.
     pub host: String,
+    /// Its TCP port.
+    pub port: u16,
 }
+
+/// The TCP ports of URLs that name none (RFC 9110, 4.2).
+const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
 
 /// All whom an agent with these settings asks. Whatever cannot be read is left out: who opens the source says why.
 pub async fn asked(config: &Config) -> Vec<Asked> {
@@ -70,34 +76,40 @@ async fn of_spec(spec: &RegistrySpec) -> Vec<Asked> {
     }
 }
 
-/// The host of a URL, such as `https://[2001:db8::1]:6443/path`.
+/// The host and port of a URL, such as `https://[2001:db8::1]:6443/path`.
 fn of_url(kind: &str, url: &str) -> Option<Asked> {
-    let (_, rest) = url.split_once("://")?;
+    let (scheme, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;
     let place = authority.rsplit('@').next()?;
-    let host = match place.strip_prefix('[') {
-        Some(rest) => rest.split(']').next()?,
-        None => place.split(':').next()?,
+    let (host, port) = match place.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => place.split_at(place.find(':').unwrap_or(place.len())),
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => port.parse().ok()?,
+        None if scheme == "http" => HTTP_PORT,
+        None => HTTPS_PORT,
     };
     (!host.is_empty()).then(|| Asked {
         what: format!("{kind} {}", url.trim_end_matches('/')),
         host: host.to_owned(),
+        port,
     })
 }
 
-/// The addresses of these, and what is there. Names are resolved now; those that cannot be are left out.
-pub async fn addresses(asked: &[Asked]) -> BTreeMap<IpAddr, String> {
+/// Where these listen, and what is there. Names are resolved now; those that cannot be are left out.
+pub async fn addresses(asked: &[Asked]) -> BTreeMap<SocketAddr, String> {
     let mut found = BTreeMap::new();
     for one in asked {
         if let Ok(ip) = parse_ip(&one.host) {
-            found.insert(ip, one.what.clone());
+            found.insert(SocketAddr::new(ip, one.port), one.what.clone());
             continue;
         }
         let Ok(resolved) = tokio::net::lookup_host((one.host.as_str(), 0)).await else {
             continue;
         };
         let ips = resolved.map(|address| address.ip().to_canonical());
-        found.extend(ips.map(|ip| (ip, one.what.clone())));
+        found.extend(ips.map(|ip| (SocketAddr::new(ip, one.port), one.what.clone())));
     }
     found
 }
@@ -108,19 +120,21 @@ mod tests {
 
     #[test]
     fn the_host_of_a_url_is_found_in_all_its_forms() {
-        for (url, host) in [
-            ("http://192.0.2.1:2379", "192.0.2.1"),
-            ("https://[2001:db8::1]:6443/", "2001:db8::1"),
+        for (url, host, port) in [
+            ("http://192.0.2.1:2379", "192.0.2.1", 2379),
+            ("https://[2001:db8::1]:6443/", "2001:db8::1", 6443),
             (
                 "https://user:word@api.example.com:6443/a?b",
                 "api.example.com",
+                6443,
             ),
-            ("https://api.example.com", "api.example.com"),
+            ("https://api.example.com", "api.example.com", 443),
+            ("http://[2001:db8::1]", "2001:db8::1", 80),
         ] {
-            let found = of_url("etcd", url).map(|asked| asked.host);
-            assert_eq!(found.as_deref(), Some(host), "{url}");
+            let found = of_url("etcd", url).map(|asked| (asked.host, asked.port));
+            assert_eq!(found, Some((host.to_owned(), port)), "{url}");
         }
-        for bad in ["192.0.2.1:2379", "https://", "https://:6443"] {
+        for bad in ["192.0.2.1:2379", "https://", "https://:6443", "http://a:b"] {
             assert_eq!(of_url("etcd", bad), None, "{bad}");
         }
     }
@@ -135,9 +149,12 @@ mod tests {
         let asked: Vec<_> = asked.iter().filter_map(|url| of_url("etcd", url)).collect();
         let found = addresses(&asked).await;
         assert!(
-            found.contains_key(&IpAddr::from([192, 0, 2, 1])),
+            found.contains_key(&([192, 0, 2, 1], 2379).into()),
             "{found:?}"
         );
-        assert!(found.keys().any(IpAddr::is_loopback), "{found:?}");
+        assert!(
+            found.keys().any(|address| address.ip().is_loopback()),
+            "{found:?}"
+        );
     }
 }

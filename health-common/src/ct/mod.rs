@@ -7,7 +7,7 @@ pub mod tcp;
 use network_types::ip::IpProto;
 
 use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
-use crate::tcp::IP_PROTOCOL_TCP;
+use crate::tcp::{IP_PROTOCOL_TCP, SYN};
 
 /// IP protocol number of UDP.
 pub const IP_PROTOCOL_UDP: u8 = IpProto::Udp as u8;
@@ -306,7 +306,9 @@ impl CtEntry {
         }
         let state = self.state();
         let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
-        !state.has(CT_SEEN_NON_SYN) || !is_answered
+        // One that was met in its middle is no attempt, although one side alone has been seen.
+        let has_begun = (state.rx_flags_seen() | state.tx_flags_seen()) & SYN != 0;
+        has_begun && (!state.has(CT_SEEN_NON_SYN) || !is_answered)
     }
 
     /// The entry's flags as one word.

@@ -72,14 +72,14 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
 }
 
 /// Whether a translation, whose entry of direction in is `back`, may lose its port when ports run out: nobody answered its
-/// flow, or nothing is known of that.
+/// flow. Where nothing is known of that, [`released`] tells.
 #[inline(always)]
 pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
     let tracked = T::flows().get_ptr(&flow);
     T::flags(back) & NAT_HOST_LOCAL == 0
         // SAFETY: a value of that map.
-        && tracked.is_none_or(|entry| unsafe { (*entry).is_attempt(flow.protocol()) })
+        && tracked.is_some_and(|entry| unsafe { (*entry).is_attempt(flow.protocol()) })
 }
 
 /// As [`released`], of a flow that nobody answered.

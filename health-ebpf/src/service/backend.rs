@@ -237,10 +237,7 @@ fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
     let answer = T::service_flows().get_ptr(&answer_key::<T, P>(&sent, to));
     // SAFETY: a value of that map.
     let answer = answer.map(|entry| T::service_flow_parts(unsafe { &*entry }));
-    let is_own = answer.is_some_and(|parts| {
-        parts.to == flow.destination() && parts.port_beyond(sent.source().1) == flow.source().1
-    });
-    if is_own {
+    if answer.is_some_and(|parts| is_of_flow(&parts, flow, &sent)) {
         return false;
     }
     let mut sent = sent.with_destination(to);
@@ -253,7 +250,8 @@ fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
     let opens = opens(request);
     // Conntrack knows nothing of a connection of an endpoint that is its own backend.
     if !P::IS_UPLINK && to.0 == flow.source().0 {
-        return answer.is_some() && opens;
+        // Nor, so, of its end: the last port that is tried is taken from one that may be over.
+        return answer.is_some() && opens && request.attempt + 1 < PORT_ATTEMPTS;
     }
     let is_evicted = answer.is_none() && !opens && !P::IS_UPLINK;
     if is_evicted || !is_open::<T, P>(sent) {
@@ -262,6 +260,16 @@ fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
     // Of a connection whose backend answers the client itself nobody here sees the end. A client that has closed its side
     // and opens another one between its ports is through with it; else the backend's node drops the SYN.
     !(P::IS_UPLINK && opens && is_closed_by_client(sent))
+}
+
+/// Whether an entry of direction in is of this flow, given the flow with the port that the backend sees.
+#[inline(always)]
+pub(super) fn is_of_flow<T: Version>(
+    parts: &ServiceFlowParts<T::Address>,
+    flow: &T,
+    moved: &T,
+) -> bool {
+    parts.to == flow.destination() && parts.port_beyond(moved.source().1) == flow.source().1
 }
 
 /// Counts a flow that was sent to a backend.

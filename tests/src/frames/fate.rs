@@ -55,6 +55,9 @@ pub fn fate_of_received(scene: &Scene, frame: &[u8]) -> Fate {
             let Some(packet) = Six::read(frame) else {
                 return Fate::Passes;
             };
+            if packet.has_mapped_end() {
+                return Fate::Dropped;
+            }
             let party = scene.peer;
             if [party.v6, party.link]
                 .iter()
@@ -165,6 +168,9 @@ fn arp_address(frame: &[u8], at: usize) -> Option<Ipv4Addr> {
 }
 
 fn sent_ipv6(scene: &Scene, packet: &Six) -> Fate {
+    if packet.has_mapped_end() {
+        return Fate::Dropped;
+    }
     let is_own = packet.source == scene.own.v6;
     let is_own_link = packet.source == scene.own.link;
     if (is_own || is_own_link) && packet.is_answered(scene.gateway.1, scene.peer.mac) {
@@ -220,6 +226,12 @@ impl<'a> Six<'a> {
             hop_limit: frame[21],
             rest: &frame[54..],
         })
+    }
+
+    /// Whether one of its addresses has an IPv4 address inside.
+    fn has_mapped_end(&self) -> bool {
+        let ends = [self.source, self.destination];
+        ends.iter().any(|end| end.to_ipv4_mapped().is_some())
     }
 
     /// The length that the header claims.

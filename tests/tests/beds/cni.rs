@@ -375,9 +375,9 @@ fn what_later_plugins_of_a_chain_added_is_none_of_its_own_to_check() -> anyhow::
     let added = stand.call("ADD")?;
     assert!(added.is_success, "{}", added.json);
     for words in [
-        "ip link add dummy1 type dummy",
-        "ip addr add 192.0.2.9/24 dev dummy1",
-        "ip link set dummy1 up",
+        "ip link add later1 type veth peer name later2",
+        "ip addr add 192.0.2.9/24 dev later1",
+        "ip link set later1 up",
         "ip addr add 198.51.100.9/32 dev eth0",
     ] {
         stand.namespace.command(words)?;
@@ -388,7 +388,7 @@ fn what_later_plugins_of_a_chain_added_is_none_of_its_own_to_check() -> anyhow::
         Ok(())
     };
     let sandbox = stand.namespace.path();
-    let device = json!({"name": "dummy1", "mac": "02:00:00:00:00:09", "sandbox": sandbox});
+    let device = json!({"name": "later1", "mac": "02:00:00:00:00:09", "sandbox": sandbox});
     push(&mut chained.json["interfaces"], device)?;
     for (address, interface) in [("192.0.2.9/24", 2), ("198.51.100.9/32", 1)] {
         push(

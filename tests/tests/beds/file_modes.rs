@@ -316,6 +316,11 @@ fn a_lock_on_the_folder_of_namespaces_keeps_no_agent_from_its_start() -> anyhow:
     let mut hold = as_nobody(NOBODY);
     let _held = Running::start(hold.args(["flock", "-o", "/run/netns", "sleep", "infinity"]))?;
     node.start_agent()?;
+    wait_for(
+        "the agent to have taken over its endpoints",
+        PATIENCE,
+        || Ok(node.listing("endpoint list").ok()),
+    )?;
     let member = Member::on(node, "locked", "--label app=a")?;
     ensure!(member.endpoint.state == "ready", "{:?}", member.endpoint);
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::{fs, thread};
 
 use anyhow::{Context as _, ensure};
-use aya::maps::{Map, MapData, ProgramArray};
+use aya::maps::{Map, MapData, MapType, ProgramArray};
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::events::{MonitorFilter, Network, WANT_CT, WANT_DROP};
@@ -58,13 +58,12 @@ fn spoil(run: &TestRun, map: &OpenMap, content: &Content) -> anyhow::Result<()> 
     let mut entries = Vec::new();
     match content {
         Content::Entries(_) => {
-            let sizes = run.maps().maps()?;
-            let info = sizes.iter().find(|info| info.id == map.id());
-            let info = info.context("an unknown map with keys")?;
-            let (key, value) = (info.key_size as usize, info.value_size as usize);
+            let info = MapData::from_id(map.id())?.info()?;
+            let (key, value) = (info.key_size() as usize, info.value_size() as usize);
+            let is_trie = info.map_type()? == MapType::LpmTrie;
             for byte in 1..=20 {
                 let mut key = vec![byte; key];
-                if info.kind == "lpm_trie" {
+                if is_trie {
                     key[..4].copy_from_slice(&32_u32.to_ne_bytes());
                 }
                 entries.push((key, vec![0xff; value]));

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use health_common::service::NUMBER_MASK;
 use tracing::info;
 
 use super::copy::{for_each, is_set};
@@ -21,12 +22,15 @@ pub(super) fn with_room(
 ) -> Result<ServiceMapSizes, DatapathError> {
     let grown = |map, size| grown(pins, map, size);
     let frontends = grown(SVC4, sizes.frontends)?.max(grown(SVC6, sizes.frontends)?);
-    let backends = grown(BACKENDS, sizes.backends)?;
+    // Entries of flows name no backend beyond.
+    let backends = grown(BACKENDS, sizes.backends)?.min(NUMBER_MASK);
     Ok(ServiceMapSizes {
         frontends,
         backends,
         // Places of former pools are not cleared: how many are used shows by the backends.
-        slots: sizes.slots.saturating_mul(backends / sizes.backends.max(1)),
+        slots: sizes
+            .slots
+            .saturating_mul(backends.div_ceil(sizes.backends.max(1))),
         source_ranges: grown(SOURCE_RANGES, sizes.source_ranges)?,
         ..sizes
     })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
 use health_model::identity::Identity;
 use health_model::ipam::{Family, NodeIpam, Owner};
-use health_net::netns::NetNsId;
+use health_net::netns::{self, NetNsId};
 use jiff::Timestamp;
 
 use super::Selector;
@@ -306,7 +306,11 @@ impl Table {
                 container_id,
                 ifname,
             } => entry.saved.is_of(container_id, ifname),
-            Selector::Netns(path) => entry.saved.netns == *path,
+            // Whoever asks may name it by a link, such as `/var/run/netns`.
+            Selector::Netns(path) => {
+                let there = &entry.saved.netns;
+                there == path || netns::resolved(there) == netns::resolved(path)
+            }
         };
         match selector {
             Selector::Id(id) if Some(*id) == self.health_id() => Err(EndpointError::Health(*id)),

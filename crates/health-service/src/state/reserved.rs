@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use health_model::policy::Protocol;
 use ipnet::IpNet;
@@ -79,14 +79,17 @@ pub struct Peer {
 pub struct Reserved {
     /// Addresses that this node's endpoints use. No service of any kind is served there.
     pub addresses: BTreeMap<IpAddr, ReservedFor>,
-    /// Addresses that the agent depends on, and what is there. No address that somebody wrote into a service is served there.
-    pub sources: BTreeMap<IpAddr, String>,
-    /// The pod CIDRs of all nodes, by the first address, with the node's name. Likewise.
+    /// Where those listen whom the agent depends on, by TCP, and what is there. No address that somebody wrote into a service is
+    /// served there.
+    pub sources: BTreeMap<SocketAddr, String>,
+    /// The pod CIDRs of all nodes, by the first address, with the node's name. No such address is served there either.
     pub pod_cidrs: BTreeMap<IpAddr, (IpNet, String)>,
     /// The name of this node.
     pub node: String,
-    /// All addresses of this node.
+    /// All addresses of this node, among them those that move from node to node.
     pub own: BTreeSet<IpAddr>,
+    /// Those by which the registry knows this node.
+    pub registered: BTreeSet<IpAddr>,
     /// Those at which its NodePorts are served.
     pub node_ports: BTreeSet<IpAddr>,
     /// The ports on which the agent listens, and the settings that name them.
@@ -130,7 +133,8 @@ impl Reserved {
         if kind == FrontendKind::ClusterIp {
             return None;
         }
-        if let Some(what) = self.sources.get(&ip) {
+        let source = self.sources.get(&address);
+        if let Some(what) = source.filter(|_| protocol == Protocol::TCP) {
             return Some(ReservedFor::Source(what.clone()));
         }
         if let Some((cidr, node)) = self.pod_cidr_of(ip) {
@@ -142,7 +146,7 @@ impl Reserved {
         match &self.external_ips {
             ExternalIps::All => None,
             ExternalIps::NoNodes => {
-                let own = self.own.contains(&ip).then_some(&self.node);
+                let own = self.registered.contains(&ip).then_some(&self.node);
                 let node = own.or(peer.map(|peer| &peer.name));
                 node.cloned().map(ReservedFor::Node)
             }
@@ -161,6 +165,7 @@ impl Reserved {
             pod_cidrs,
             node,
             own,
+            registered,
             node_ports,
             ports,
             peers,
@@ -169,6 +174,7 @@ impl Reserved {
         (sources, pod_cidrs, node, own)
             == (&other.sources, &other.pod_cidrs, &other.node, &other.own)
             && (node_ports, ports, peers) == (&other.node_ports, &other.ports, &other.peers)
+            && *registered == other.registered
             && *external_ips == other.external_ips
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
+use health_common::service::NUMBER_MASK;
 use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::{LoadSettings, ProgramLog};
 use health_datapath::pin_folder;
@@ -337,7 +338,8 @@ fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
     let shared = |room: u32| room + room.div_ceil(SHARE);
     settings.has_services().then_some(ServiceMapSizes {
         frontends: shared(maps.service_frontend_max_entries),
-        backends: shared(maps.service_backend_max_entries),
+        // Entries of flows name no backend beyond.
+        backends: shared(maps.service_backend_max_entries).min(NUMBER_MASK),
         // An endpoint may be in two lists, of which each may have weights: most are in one without.
         slots: 4 * shared(maps.service_backend_max_entries),
         maglev: maps.service_maglev_tables * maglev::SIZE,

@@ -1,7 +1,7 @@
 //! What services must leave to this node and its peers, so that no service takes it from its users.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(super) async fn follow(
     let mut sources = literals(&asked);
     let now = move |from: &mut ReservedSources,
                     addresses: &mut OwnAddresses,
-                    sources: &BTreeMap<IpAddr, String>| {
+                    sources: &BTreeMap<SocketAddr, String>| {
         let nodes = from.nodes.borrow_and_update().clone();
         let own_addresses = addresses.all.borrow_and_update().clone();
         let node_ports = addresses.node_ports.borrow_and_update().clone();
@@ -95,10 +95,10 @@ pub(super) async fn follow(
 }
 
 /// The addresses that are written in the settings.
-fn literals(asked: &[Asked]) -> BTreeMap<IpAddr, String> {
+fn literals(asked: &[Asked]) -> BTreeMap<SocketAddr, String> {
     let literal = |one: &Asked| {
         let ip = parse_ip(&one.host).ok()?;
-        Some((ip, one.what.clone()))
+        Some((SocketAddr::new(ip, one.port), one.what.clone()))
     };
     asked.iter().filter_map(literal).collect()
 }
@@ -129,7 +129,8 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
         }
         let addresses = node.addresses.iter().chain(&node.secondary_addresses);
         if name == full_name {
-            reserved.own.extend(addresses);
+            reserved.own.extend(addresses.clone());
+            reserved.registered.extend(addresses);
             continue;
         }
         for address in addresses {
@@ -197,6 +198,7 @@ mod tests {
         add_nodes(&mut reserved, &nodes, &own, 4240);
         let own_addresses: BTreeSet<IpAddr> = [[172, 30, 0, 1].into()].into();
         assert_eq!(reserved.own, own_addresses);
+        assert_eq!(reserved.registered, own_addresses);
         let peers: Vec<_> = reserved.peers.iter().collect();
         let expected = Peer {
             name: "west/b".to_owned(),

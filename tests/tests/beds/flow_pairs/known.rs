@@ -17,10 +17,6 @@ pub(super) const KERNEL: &[Known] = &[];
 /// What the agents cannot do. The first rule that a pair belongs to counts.
 pub(super) const AGENTS: &[Known] = &[
     Known {
-        why: "a flow that meets another one moves the affinity of its client",
-        has: |pair| pair.flows.iter().any(|(_, way)| *way == Way::Sticky),
-    },
-    Known {
         why: "sockets of the host with one port are connected to the backend itself: to the kernel they are one",
         has: |pair| {
             is_of(pair, Client::Host)
@@ -29,24 +25,17 @@ pub(super) const AGENTS: &[Known] = &[
         },
     },
     Known {
-        why: "a flow of the host to another node's NodePort comes back as one to the backend",
+        why: "of two flows of a client outside, only the backend's node sees that one by direct return meets the other",
         has: |pair| {
-            let is_by_other = pair.flows.iter().any(|(_, way)| *way == Way::OtherNode);
-            is_of(pair, Client::Host) && is_by_other && pair.target == Target::Far
-        },
-    },
-    Known {
-        why: "no flow of a client gets another port because of one by another way to the same backend",
-        has: |pair| pair.has_one_client() && !is_of(pair, Client::Host) && pair.state.goes_on(),
-    },
-    Known {
-        why: "a client outside keeps its port where the node translates it, and the host's own flow gets no other",
-        has: |pair| {
-            let clients = pair.flows.map(|(client, _)| client);
-            let are_they = [Client::Far, Client::Host]
+            let ways = pair.flows.map(|(_, way)| way);
+            let is_unseen = [Way::Direct, Way::OtherNode]
                 .iter()
-                .all(|one| clients.contains(one));
-            are_they && pair.target == Target::Far
+                .any(|way| ways.contains(way));
+            is_of(pair, Client::Far)
+                && is_unseen
+                && ways.contains(&Way::DirectReturn)
+                && pair.target == Target::Far
+                && pair.state.goes_on()
         },
     },
 ];

@@ -342,59 +342,57 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn of_a_node_port_and_an_address_of_the_node_the_older_is_served() -> anyhow::Result<()> {
-    for mode in [Mode::Ebpf, Mode::Ipvs] {
-        let stand = Stand::start_with(mode, ["", ""], "--service-external-ips all")?;
-        let node = stand.bed.node(1);
-        let own = node.addresses();
-        let [client, _] = &stand.clients;
-        let mut port = 30_080;
-        for (external, node_port, winner, loser, field) in [
-            (
-                "2026-01-02T00:00:00Z",
-                "2026-01-01T00:00:00Z",
-                "port",
-                "address",
-                "spec.externalIPs",
-            ),
-            (
-                "2026-01-01T00:00:00Z",
-                "2026-01-02T00:00:00Z",
-                "address",
-                "port",
-                "spec.ports.nodePort",
-            ),
-        ] {
-            port += 1;
-            let mut by_address = ServiceManifest::new("address", 1).of(&stand.backends[1..2]);
-            by_address.ports = vec![ServicePort::http(port)];
-            let by_address = by_address.spec(json!({ "externalIPs": own }));
-            let mut by_port = ServiceManifest::new("port", 2).of(&stand.backends[..1]);
-            by_port.ports = vec![ServicePort::http(80)];
-            let by_port = by_port.with_node_port(port);
-            write_created(&stand, &by_address, external)?;
-            write_created(&stand, &by_port, node_port)?;
-            let (of_winner, of_loser) = match winner {
-                "port" => ("web-1", "web-2"),
-                _ => ("web-2", "web-1"),
-            };
-            for ip in &own {
-                let target = SocketAddr::new(*ip, port);
-                wait_told(
-                    node,
-                    Some(loser),
-                    &[field, &format!("default/{winner}"), &target.to_string()],
-                )?;
-                wait_answered_by(&client.name, target, &[of_winner])?;
-            }
-            // What it held is free when it is gone, also while no agent runs.
-            node.kill_agent(Signal::SIGKILL)?;
-            stand.manifests.remove(winner)?;
-            node.take_over(None)?;
-            for ip in &own {
-                wait_answered_by(&client.name, SocketAddr::new(*ip, port), &[of_loser])?;
-            }
-            stand.manifests.remove(loser)?;
+    let stand = Stand::start_with(Mode::Ebpf, ["", ""], "--service-external-ips all")?;
+    let node = stand.bed.node(1);
+    let own = node.addresses();
+    let [client, _] = &stand.clients;
+    let mut port = 30_080;
+    for (external, node_port, winner, loser, field) in [
+        (
+            "2026-01-02T00:00:00Z",
+            "2026-01-01T00:00:00Z",
+            "port",
+            "address",
+            "spec.externalIPs",
+        ),
+        (
+            "2026-01-01T00:00:00Z",
+            "2026-01-02T00:00:00Z",
+            "address",
+            "port",
+            "spec.ports.nodePort",
+        ),
+    ] {
+        port += 1;
+        let mut by_address = ServiceManifest::new("address", 1).of(&stand.backends[1..2]);
+        by_address.ports = vec![ServicePort::http(port)];
+        let by_address = by_address.spec(json!({ "externalIPs": own }));
+        let mut by_port = ServiceManifest::new("port", 2).of(&stand.backends[..1]);
+        by_port.ports = vec![ServicePort::http(80)];
+        let by_port = by_port.with_node_port(port);
+        write_created(&stand, &by_address, external)?;
+        write_created(&stand, &by_port, node_port)?;
+        let (of_winner, of_loser) = match winner {
+            "port" => ("web-1", "web-2"),
+            _ => ("web-2", "web-1"),
+        };
+        for ip in &own {
+            let target = SocketAddr::new(*ip, port);
+            wait_told(
+                node,
+                Some(loser),
+                &[field, &format!("default/{winner}"), &target.to_string()],
+            )?;
+            wait_answered_by(&client.name, target, &[of_winner])?;
         }
+        // What it held is free when it is gone, also while no agent runs.
+        node.kill_agent(Signal::SIGKILL)?;
+        stand.manifests.remove(winner)?;
+        node.take_over(None)?;
+        for ip in &own {
+            wait_answered_by(&client.name, SocketAddr::new(*ip, port), &[of_loser])?;
+        }
+        stand.manifests.remove(loser)?;
     }
     Ok(())
 }

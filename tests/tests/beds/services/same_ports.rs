@@ -26,7 +26,7 @@ fn of_endpoints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     for backend in [&stand.backends[0], &stand.backends[1]] {
         let service = stand
-            .service("ports", number)
+            .service("same-ports", number)
             .with_node_port(node_port(number))
             .of([backend]);
         stand.write(&service)?;

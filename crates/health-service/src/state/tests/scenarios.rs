@@ -206,7 +206,7 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
     };
     Arc::new(Reserved {
         sources: [(
-            ip("198.51.100.1"),
+            SocketAddr::new(ip("198.51.100.1"), 6443),
             "the API server https://198.51.100.1:6443".to_owned(),
         )]
         .into(),
@@ -217,7 +217,8 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
         ]
         .into(),
         node: "west/here".to_owned(),
-        own: [ip("172.30.0.1")].into(),
+        own: [ip("172.30.0.1"), ip("172.30.0.9")].into(),
+        registered: [ip("172.30.0.1")].into(),
         node_ports: [ip("172.30.0.1")].into(),
         ports: [(4240, "--health-port"), (10_256, "--service-health-listen")]
             .map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
@@ -286,7 +287,12 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
         (ExternalIp, "172.30.0.2:4240", Some(peer)),
         (LoadBalancer, "172.30.0.2:4240", Some(peer)),
         (ExternalIp, "198.51.100.1:6443", Some(api)),
-        (LoadBalancer, "198.51.100.1:443", Some(api)),
+        (LoadBalancer, "198.51.100.1:6443", Some(api)),
+        // What else is served at its address is none of the agent's business: it may be a node.
+        (LoadBalancer, "198.51.100.1:443", None),
+        // A virtual address, which another node may have tomorrow.
+        (ExternalIp, "172.30.0.9:443", None),
+        (ExternalIp, "172.30.0.9:4240", Some(agent)),
         (ExternalIp, "10.244.1.77:80", Some(here)),
         (ExternalIp, "10.244.2.77:80", Some(there)),
         (LoadBalancer, "10.244.2.0:80", Some(there)),
@@ -312,7 +318,7 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
     for (setting, address, expected) in [
         (ExternalIps::All, "172.30.0.1:22", None),
         (ExternalIps::All, "172.30.0.1:4240", Some(agent)),
-        (ExternalIps::All, "198.51.100.1:80", Some(api)),
+        (ExternalIps::All, "198.51.100.1:6443", Some(api)),
         (
             ExternalIps::Within(Vec::new()),
             "203.0.113.1:80",

@@ -1,7 +1,7 @@
 //! The programs for the host's own sockets: they serve without an agent, are put back, and are gone with the services.
 //! Programs of others, and sockets of other network namespaces, are none of their business.
 
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
@@ -138,19 +138,15 @@ fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
         .args(["-Hun", "sport", "=", &format!(":{}", local.port())])
         .output()?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let ends_with = |port: u16| listed.contains(&format!("{}:{port} ", bracketed(target.ip())));
+    let is_at = |port: u16| {
+        let peer = SocketAddr::new(target.ip(), port).to_string();
+        listed.split_whitespace().any(|word| word == peer)
+    };
     ensure!(
-        ends_with(BACKEND_PORT) != ends_with(target.port()),
+        is_at(BACKEND_PORT) != is_at(target.port()),
         "{target}: {listed:?}"
     );
-    Ok(ends_with(BACKEND_PORT))
-}
-
-fn bracketed(ip: IpAddr) -> String {
-    match ip {
-        IpAddr::V4(v4) => v4.to_string(),
-        IpAddr::V6(v6) => format!("[{v6}]"),
-    }
+    Ok(is_at(BACKEND_PORT))
 }
 
 /// Otherwise, whoever may write a service could stand between the agent and its API server.
