@@ -51,14 +51,14 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     request.tuple = packet.tuple;
     request.is_later = packet.is_later().into();
     request.tcp_flags = packet.tcp_flags.into();
-    // Keys must be on the stack.
-    let flow = request.tuple;
-    if let Some(parts) = known::<T, P>(request, &flow, config) {
+    // On the stack, as keys must be, and there once: two frames of Linux 6.1 have room for 512 bytes, each in units of 32.
+    let flow = &packet.tuple;
+    if let Some(parts) = known::<T, P>(request, flow, config) {
         keep(&packet, &config.timeouts);
         request.take_in(&parts);
         return StepResult::FOUND;
     }
-    if let Some(frontend) = frontend_of_packets(&flow) {
+    if let Some(frontend) = frontend_of_packets(flow) {
         // Of a connection that began before: IPVS goes on with it.
         if config.flags & SERVICES_HANDOVER != 0
             && flow.protocol() == IP_PROTOCOL_TCP
