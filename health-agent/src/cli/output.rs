@@ -173,13 +173,13 @@ pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>>
 
 /// The text of a cell, in lines.
 pub(super) trait CellText {
-    /// Its lines, as they came from wherever they came.
-    fn lines(&self) -> impl Iterator<Item = &str>;
+    /// Its lines, as they came from wherever they came. Not `lines`: that would stand in the way of `str::lines`.
+    fn text_lines(&self) -> impl Iterator<Item = &str>;
 }
 
 /// A line break in a text of itself makes no row: it is written out.
 impl<T: AsRef<str>> CellText for T {
-    fn lines(&self) -> impl Iterator<Item = &str> {
+    fn text_lines(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.as_ref())
     }
 }
@@ -217,7 +217,7 @@ impl From<&str> for Cell {
 }
 
 impl CellText for Cell {
-    fn lines(&self) -> impl Iterator<Item = &str> {
+    fn text_lines(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 }
@@ -246,7 +246,10 @@ pub(super) fn table<R: IntoIterator<Item: CellText>>(
 /// Writes a row with tabs between its cells, in as many lines as its highest cell has.
 fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> io::Result<()> {
     let cells: Vec<_> = cells.into_iter().collect();
-    let cells: Vec<Vec<&str>> = cells.iter().map(|cell| cell.lines().collect()).collect();
+    let cells: Vec<Vec<&str>> = cells
+        .iter()
+        .map(|cell| cell.text_lines().collect())
+        .collect();
     let height = cells.iter().map(|lines| lines.len().max(1)).max();
     for line in 0..height.unwrap_or_default() {
         for (column, lines) in cells.iter().enumerate() {
