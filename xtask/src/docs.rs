@@ -71,7 +71,6 @@ fn names_and_links_are_found() {
 const OF_NO_TENANT: &[&str] = &[
     "HEALTH_CALLS",
     "HEALTH_CONFIG",
-    "HEALTH_DEVICES",
     "HEALTH_DIRECT",
     "HEALTH_HANDS",
     "HEALTH_INFLIGHT",
