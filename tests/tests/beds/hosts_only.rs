@@ -68,7 +68,7 @@ fn without_endpoint_health_endpoints_are_made_once_there_is_a_pod_cidr() -> anyh
     there.start_agent()?;
     wait_hosts_only(here, there)?;
     give_pod_cidr(&bed, here, there)?;
-    wait_for("the agent to start anew", PATIENCE, || {
+    wait_for("the agent to start again", PATIENCE, || {
         here.start_agent_with(FLAGS).map(Some)
     })?;
     let name = "late-pod-cidr";
@@ -107,7 +107,7 @@ fn a_node_without_a_pod_cidr_is_probed_at_its_host_alone() -> anyhow::Result<()>
     health_net::netns::remove(name)?;
 
     give_pod_cidr(&bed, here, there)?;
-    wait_for("the agent to start anew", PATIENCE, || {
+    wait_for("the agent to start again", PATIENCE, || {
         here.start_agent().map(Some)
     })?;
     bed.wait_all_reachable(PATIENCE)?;
@@ -185,8 +185,10 @@ fn a_start_that_fails_leaves_the_former_health_endpoint() -> anyhow::Result<()> 
     // Its API answers before that.
     let _ = here.start_agent_with(FLAGS);
     wait_for("the start to fail", PATIENCE, || {
-        Ok(here.log()?.contains("policies.json").then_some(()))
+        Ok(here.check_agent().is_err().then_some(()))
     })?;
+    let log = here.log()?;
+    ensure!(log.contains("cannot read the policies in"), "{log}");
     ensure!(has_device(here), "the endpoint is gone");
     ensure!(there.pings(endpoint)?, "the endpoint does not answer");
 
@@ -194,7 +196,7 @@ fn a_start_that_fails_leaves_the_former_health_endpoint() -> anyhow::Result<()> 
         Some(text) => fs::write(&policies, text)?,
         None => fs::remove_file(&policies)?,
     }
-    wait_for("the agent to start anew", PATIENCE, || {
+    wait_for("the agent to start again", PATIENCE, || {
         here.start_agent_with(FLAGS).map(Some)
     })?;
     wait_for("the endpoint to go", PATIENCE, || {
