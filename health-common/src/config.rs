@@ -14,6 +14,8 @@ pub const SERVICES_HANDOVER: u16 = 4;
 /// Flag: packets to endpoints of this node do not go through the host's stack. It counts with [`SERVICES`] and without
 /// [`SERVICES_HANDOVER`] only: nothing else may translate addresses on the way.
 pub const HOST_ROUTING: u16 = 8;
+/// Flag: fragments that come before the first one of their packet wait for it.
+pub const EARLY_FRAGMENTS: u16 = 16;
 
 /// Whether programs with these flags deliver packets to endpoints of this node themselves.
 #[inline(always)]

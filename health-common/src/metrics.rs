@@ -49,6 +49,8 @@ pub enum Reason {
     CtRelated = 12,
     /// A packet of a service's flow between outside and another node, sent on by XDP.
     ForwardedByXdp = 13,
+    /// A fragment that waits for the first one of its packet, or that one as it comes. Both come by the device again.
+    FragmentHeld = 14,
     /// An event that somebody monitors was lost: the ring buffer was full.
     EventLost = 127,
     /// Dropped: the source address cannot be answered or is not the sender's.
@@ -90,7 +92,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -105,6 +107,7 @@ impl Reason {
         Self::CtInvalid,
         Self::CtRelated,
         Self::ForwardedByXdp,
+        Self::FragmentHeld,
         Self::EventLost,
         Self::InvalidSource,
         Self::PolicyDenied,
@@ -150,6 +153,7 @@ impl Reason {
             Self::CtInvalid => "Of no flow",
             Self::CtRelated => "Error about a flow",
             Self::ForwardedByXdp => "Forwarded by XDP",
+            Self::FragmentHeld => "Fragment held",
             Self::WriteFailed => "Error writing to packet",
             Self::UnsupportedL2 => "Unsupported L2 protocol",
             Self::NatNoMapping => "No mapping for NAT masquerade",

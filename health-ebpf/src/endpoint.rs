@@ -32,7 +32,7 @@ use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
 use crate::source::Source;
-use crate::{delivery, service};
+use crate::{delivery, early, service};
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
@@ -95,7 +95,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// What of an endpoint's packets differs between the IP versions.
-pub(crate) trait Packets: Steps + service::Steps + Source {
+pub(crate) trait Packets: Steps + service::Steps + Source + early::Pieces {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;
@@ -392,6 +392,9 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
         };
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
+        if let Some(verdict) = early::put_in_order::<T>(frame, IP_AT) {
+            return verdict;
+        }
         let mut is_new = false;
         if service::is_on() {
             match service::send::<T>(frame, endpoint) {

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod collect;
 pub mod conntrack;
 pub mod delivery;
+pub mod early;
 pub mod endpoint;
 pub mod endpoint_flow;
 pub mod events;

@@ -30,6 +30,10 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
+use crate::early::{
+    EARLY_PACKETS, EARLY_SOURCES, EarlyDraft, EarlyFrame, EarlyPacket, EarlySource, FrameKey,
+    HELD_FRAGMENTS, PacketKey,
+};
 use crate::service::SentErrors;
 use crate::xdp::Draft;
 
@@ -72,6 +76,26 @@ pub static HEALTH_FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
 #[map]
 pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
     LruHashMap::pinned(FRAGMENTS, 0);
+
+/// Packets of which fragments came early, or the first one was seen. What follows is of no meaning to anybody else, and not
+/// pinned.
+#[map]
+pub static HEALTH_EARLY: LruHashMap<PacketKey, EarlyPacket> =
+    LruHashMap::with_max_entries(EARLY_PACKETS, 0);
+
+/// Their fragments that are held.
+#[map]
+pub static HEALTH_EARLY_FRAMES: LruHashMap<FrameKey, EarlyFrame> =
+    LruHashMap::with_max_entries(HELD_FRAGMENTS, 0);
+
+/// Who sent them.
+#[map]
+pub static HEALTH_EARLY_SOURCES: LruHashMap<Addr, EarlySource> =
+    LruHashMap::with_max_entries(EARLY_SOURCES, 0);
+
+/// Where a CPU puts one together.
+#[map]
+pub static HEALTH_EARLY_DRAFT: PerCpuArray<EarlyDraft> = PerCpuArray::with_max_entries(1, 0);
 
 /// IPv4 translations of TCP.
 #[map]

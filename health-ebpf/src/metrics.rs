@@ -71,6 +71,13 @@ pub fn refuse_for<const N: usize>(
     None
 }
 
+/// The packet's bytes are kept, or on their way once more: what is left of it is dropped, and nobody hears of that.
+#[inline(always)]
+pub fn held(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
+    count(frame, reason, direction);
+    Verdict(TC_ACT_SHOT)
+}
+
 /// A packet that is none of our business: not counted, not touched.
 #[inline(always)]
 pub fn ignore() -> Verdict {

@@ -15,7 +15,7 @@ use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass, refuse};
 use crate::source::is_spoofed;
 use crate::tcp::{self, Packet};
-use crate::{arrivals as counts, nat, probe_flow, rtt, service, turnround};
+use crate::{arrivals as counts, early, nat, probe_flow, rtt, service, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
@@ -50,6 +50,14 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
     };
     if is_spoofed(frame, ethertype, ip_at) {
         return refuse(frame, Reason::InvalidSource, Direction::Ingress);
+    }
+    let waits = match ethertype {
+        ETHERTYPE_IPV4 => early::put_in_order::<Tuple4>(frame, ip_at),
+        ETHERTYPE_IPV6 => early::put_in_order::<Tuple6>(frame, ip_at),
+        _ => return ignore(),
+    };
+    if let Some(verdict) = waits {
+        return verdict;
     }
     if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Ingress) {
         tcp::received(frame, &packet);

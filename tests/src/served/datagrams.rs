@@ -13,6 +13,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::backend::PORT;
 use super::client::Answer;
+use crate::conntrack::packets::{self, IP_PROTOCOL_UDP};
 use crate::process::tell;
 
 /// Longest time between two checks whether to stop.
@@ -95,6 +96,8 @@ pub fn reply_to(datagram: &[u8], name: &str, peer: SocketAddr) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Datagrams {
     socket: UdpSocket,
+    namespace: String,
+    target: SocketAddr,
     /// Makes each question unique.
     asked: u64,
 }
@@ -121,6 +124,8 @@ impl Datagrams {
         let socket = NetNs::open(namespace)?.run_in(open)?;
         Ok(Self {
             socket: socket.with_context(|| format!("{namespace} to {target}"))?,
+            namespace: namespace.to_owned(),
+            target,
             asked: 0,
         })
     }
@@ -140,8 +145,50 @@ impl Datagrams {
 
     /// As [`ask`](Self::ask), with this question, which the answer must contain.
     pub fn ask_with(&mut self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
-        self.socket.set_read_timeout(Some(patience))?;
         self.socket.send(question)?;
+        self.hear(question, patience)
+    }
+
+    /// As [`ask_with`](Self::ask_with), in fragments of the question, the last one first.
+    pub fn ask_backwards(
+        &mut self,
+        question: &[u8],
+        patience: Duration,
+    ) -> anyhow::Result<Option<Answer>> {
+        const SIZE: usize = 1400;
+        let own = self.socket.local_addr()?;
+        let (hosts, ports) = (
+            (own.ip(), self.target.ip()),
+            (own.port(), self.target.port()),
+        );
+        let datagram = packets::udp(hosts, ports, question);
+        self.asked += 1;
+        let id = ports.0.wrapping_add(self.asked as u16);
+        let sender = NetNs::open(&self.namespace)?.run_in(|| self.raw())??;
+        let to = SocketAddr::new(self.target.ip(), 0).into();
+        for fragment in packets::fragments(hosts, IP_PROTOCOL_UDP, &datagram, id, SIZE)
+            .iter()
+            .rev()
+        {
+            sender.send_to(fragment, &to)?;
+        }
+        Ok(self.hear(question, patience)?)
+    }
+
+    /// A socket that sends packets with their IP headers.
+    fn raw(&self) -> io::Result<Socket> {
+        let domain = Domain::for_address(self.target);
+        let socket = Socket::new(domain, Type::RAW, Some(libc::IPPROTO_RAW.into()))?;
+        match self.target {
+            SocketAddr::V4(_) => socket.set_header_included_v4(true)?,
+            SocketAddr::V6(_) => socket.set_header_included_v6(true)?,
+        }
+        Ok(socket)
+    }
+
+    /// Waits for the answer to a question.
+    fn hear(&self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
+        self.socket.set_read_timeout(Some(patience))?;
         let mut buffer = vec![0; LONGEST];
         loop {
             let length = match self.socket.recv(&mut buffer) {

@@ -4,6 +4,7 @@
 mod conntrack_gc;
 mod ct_list;
 mod direct_packets;
+mod early_fragments;
 mod endpoint_flows;
 mod endpoint_packets;
 mod flood;

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_common::config::{HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER};
+use health_common::config::{
+    EARLY_FRAGMENTS, HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER,
+};
 use health_common::service::NUMBER_MASK;
 use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::loader::{LoadSettings, ProgramLog};
@@ -326,7 +328,8 @@ fn flags(config: &Config) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     // Another mode may have served until now, whichever this one is.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
-    flag(config.passive_rtt, PASSIVE_RTT)
+    EARLY_FRAGMENTS
+        | flag(config.passive_rtt, PASSIVE_RTT)
         | flag(config.services.has_host_routing(), HOST_ROUTING)
         | services
 }

@@ -24,6 +24,7 @@ pub(super) const ROWS: &[Row] = &[
         datagrams_move,
     ),
     ("fragments_go_where_their_first_one_goes", fragments),
+    ("fragments_whose_first_one_comes_last_arrive", backwards),
     ("sctp_is_translated", sctp),
 ];
 
@@ -134,6 +135,31 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
                 seen.insert(answer.backend);
             }
         }
+    }
+    Ok(())
+}
+
+/// By a service, and from endpoint to endpoint.
+fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = ServiceManifest::new("backwards", number).of([&stand.backends[1]]);
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    for target in targets(&service) {
+        wait_datagrams_answered_by(&client.name, target, &["web-2"])?;
+        arrive_backwards(&client.name, target)?;
+    }
+    Ok(())
+}
+
+/// The longest datagram that there is, and one in two fragments.
+pub(super) fn arrive_backwards(namespace: &str, target: SocketAddr) -> anyhow::Result<()> {
+    for length in [2000, 60_000] {
+        let question = vec![b'b'; length];
+        let mut flow = Datagrams::open(namespace, target)?;
+        wait_for("an answer to fragments", PATIENCE, || {
+            flow.ask_backwards(&question, SOON)
+        })
+        .with_context(|| format!("{length} bytes from {namespace} to {target}"))?;
     }
     Ok(())
 }

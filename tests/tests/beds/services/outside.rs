@@ -16,6 +16,7 @@ use tests::process::{Running, run, run_with_input};
 use tests::served::{Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Node, PATIENCE, wait_for};
 
+use super::flows::arrive_backwards;
 use super::own_ports;
 use super::same_ports;
 use super::trace::OUTSIDE_ROWS;
@@ -62,6 +63,7 @@ pub(super) const ROWS: &[Row] = &[
     ("a_udp_flow_moves", udp_moves),
     ("connections_outlive_backends_and_agents", connections),
     ("long_datagrams_and_smaller_paths", smaller_path),
+    ("fragments_whose_first_one_comes_last_arrive", backwards),
     ("flows_end_with_conntrack", flows_end),
 ];
 
@@ -587,6 +589,21 @@ fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
     all_answer(&mut open)?;
     node.take_over(None)?;
     all_answer(&mut open)
+}
+
+/// At backends of both nodes.
+fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    for backend in &stand.backends[..2] {
+        let service = ServiceManifest::new("backwards", number)
+            .of([backend])
+            .with_node_port(node_port(number));
+        stand.write(&service)?;
+        for (target, _) in node_targets(stand, number) {
+            wait_datagrams_answered_by(FAR, target, &[&backend.name])?;
+            arrive_backwards(FAR, target)?;
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of a datagram that goes in fragments.

@@ -1,0 +1,120 @@
+//! Fragments that come before the first one of their packet: how many are held, and whose.
+
+use std::net::IpAddr;
+
+use health_common::config::{DatapathConfig, EARLY_FRAGMENTS};
+use health_common::ct::Timeouts;
+use health_common::metrics::Reason;
+use tests::conntrack::packets::{IP_PROTOCOL_UDP, fragments, udp};
+use tests::testrun::{DROP, GO_ON, TestRun};
+
+use crate::endpoint_packets::Way::{self, In, Out};
+use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6};
+use crate::endpoint_packets::{HOST_MAC, MAC, framed, hosts};
+
+const PEERS: [&str; 2] = ["198.51.100.9", "2001:db8:9::9"];
+const SIZE: usize = 1400;
+/// More than any source may have held.
+const MANY: u16 = 5_000;
+
+/// With these flags. What is held stays when programs are given back: who holds any has programs of its own.
+fn programs(mut run: TestRun, flags: u16) -> TestRun {
+    let config = DatapathConfig {
+        flags,
+        timeouts: Timeouts::default(),
+        ..DatapathConfig::default()
+    };
+    run.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, HOST_MAC, config);
+    run
+}
+
+/// The fragments of one datagram, in their frames.
+fn datagram(way: Way, peer: IpAddr, id: u16, size: usize) -> Vec<Vec<u8>> {
+    let hosts = hosts(way, peer);
+    let datagram = udp(hosts, (4000, 53), &vec![b'x'; 60_000]);
+    fragments(hosts, IP_PROTOCOL_UDP, &datagram, id, size)
+        .iter()
+        .map(|fragment| framed(way, fragment))
+        .collect()
+}
+
+/// Whether the fragment was held. Otherwise it is as if nothing were.
+fn is_held(run: &TestRun, way: Way, frame: &[u8]) -> bool {
+    let program = match way {
+        In => "from_netdev",
+        Out => "from_endpoint",
+    };
+    let before = run.counted(Reason::FragmentHeld);
+    let code = run.run(program, frame).code;
+    match run.counted(Reason::FragmentHeld) - before {
+        0 => {
+            assert_eq!(code, GO_ON);
+            false
+        }
+        _ => {
+            assert_eq!(code, DROP);
+            true
+        }
+    }
+}
+
+fn ways() -> impl Iterator<Item = (Way, IpAddr)> {
+    let peers = PEERS.map(|text| text.parse().expect(text));
+    peers.into_iter().flat_map(|peer| [(In, peer), (Out, peer)])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_wait_for_the_first_one_and_follow_it_at_once() {
+    let run = programs(TestRun::load_alone(), EARLY_FRAGMENTS);
+    for (way, peer) in ways() {
+        let frames = datagram(way, peer, 1, SIZE);
+        assert!(is_held(&run, way, &frames[2]));
+        assert!(is_held(&run, way, &frames[1]));
+        // It comes by its device again, together with those.
+        assert!(is_held(&run, way, &frames[0]));
+        for frame in &frames {
+            assert!(!is_held(&run, way, frame), "{way:?} {peer}");
+        }
+        // Those of another packet wait for their own.
+        assert!(is_held(&run, way, &datagram(way, peer, 2, SIZE)[1]));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_go_on_where_none_are_to_be_held() {
+    let run = programs(TestRun::load(), 0);
+    for (way, peer) in ways() {
+        assert!(!is_held(&run, way, &datagram(way, peer, 1, SIZE)[1]));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_of_jumbo_frames_are_not_held() {
+    // What a test run takes, and more than other devices do.
+    const LARGE: usize = 2_400;
+    let run = programs(TestRun::load(), EARLY_FRAGMENTS);
+    for (way, peer) in ways() {
+        assert!(!is_held(&run, way, &datagram(way, peer, 1, LARGE)[1]));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn one_packet_and_one_source_have_so_many_held_and_others_have_room() {
+    let run = programs(TestRun::load_alone(), EARLY_FRAGMENTS);
+    for (way, peer) in ways() {
+        let frames = datagram(way, peer, 1, 640);
+        let held = frames[1..].iter().filter(|frame| is_held(&run, way, frame));
+        assert_eq!(held.count(), 64, "{way:?} {peer}");
+        // Not in what order: the time that a source's share is for may end meanwhile.
+        let is_refused = (2..MANY).any(|id| !is_held(&run, way, &datagram(way, peer, id, SIZE)[1]));
+        assert!(is_refused, "{way:?} {peer}");
+    }
+    let others = ["192.0.2.77", "2001:db8:77::1"].map(|text| text.parse().expect(text));
+    for peer in others {
+        assert!(is_held(&run, In, &datagram(In, peer, 1, SIZE)[1]), "{peer}");
+    }
+}
