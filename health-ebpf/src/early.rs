@@ -163,7 +163,7 @@ fn order(skb: *mut __sk_buff) -> u64 {
     let expires = now + config.timeouts.fragment;
     // SAFETY: a value of that map. Fragments of one packet come by one queue of a device; where they do not, one may be lost.
     let known = HEALTH_EARLY
-        .get_ptr_mut(&draft.key.packet)
+        .get_ptr_mut(draft.key.packet)
         .map(|known| unsafe { &mut *known })
         .filter(|known| known.expires > now);
     if draft.is_first != 0 {
@@ -209,7 +209,7 @@ fn note(draft: &EarlyDraft, expires: u32, held: u32) -> u64 {
         held,
         is_seen: (held == 0).into(),
     };
-    let _ = HEALTH_EARLY.insert(&draft.key.packet, &packet, u64::from(BPF_ANY));
+    let _ = HEALTH_EARLY.insert(draft.key.packet, packet, u64::from(BPF_ANY));
     GOES
 }
 
@@ -222,7 +222,7 @@ fn has_share(source: &Addr, now: u32) -> bool {
             count: 1,
         };
         return HEALTH_EARLY_SOURCES
-            .insert(source, &first, u64::from(BPF_ANY))
+            .insert(source, first, u64::from(BPF_ANY))
             .is_ok();
     };
     // SAFETY: a value of that map. A fragment more or less does no harm.
@@ -252,7 +252,7 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft) -> bool {
     };
     failed == 0
         && HEALTH_EARLY_FRAMES
-            .insert(&draft.key, &draft.frame, u64::from(BPF_ANY))
+            .insert(draft.key, &draft.frame, u64::from(BPF_ANY))
             .is_ok()
 }
 
@@ -269,12 +269,12 @@ fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) -> u64 {
         }
         draft.key.number = number;
         // Evicted ones are lost, as any packet may be.
-        if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(&draft.key) {
+        if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(draft.key) {
             // SAFETY: a value of that map, which nobody changes before it is removed.
             if become_copy(frame, unsafe { &*held }) {
                 send(frame);
             }
-            let _ = HEALTH_EARLY_FRAMES.remove(&draft.key);
+            let _ = HEALTH_EARLY_FRAMES.remove(draft.key);
         }
     }
     WAITS

@@ -28,7 +28,10 @@ pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
     match ethertype(frame) {
         ARP => sent_arp(scene, frame),
         IPV4 => match frame.get(26..30) {
-            Some(source) if frame.len() >= 34 && *source == scene.own.v4.octets() => Fate::Judged,
+            Some(source) if frame.len() >= 34 && *source == scene.own.v4.octets() => {
+                let offset = u16::from_be_bytes([frame[20], frame[21]]) & 0x1fff;
+                or_waits(offset != 0)
+            }
             _ => Fate::Dropped,
         },
         IPV6 => match Six::read(frame) {
@@ -37,6 +40,11 @@ pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
         },
         _ => Fate::Dropped,
     }
+}
+
+/// Policy decides about a packet; a later fragment waits for the first one, which may never come.
+fn or_waits(is_later: bool) -> Fate {
+    if is_later { Fate::Odd } else { Fate::Judged }
 }
 
 /// What is to become of a frame that the scene's sender, a host, puts on the wire of the endpoint that is its peer.
@@ -189,7 +197,7 @@ fn sent_ipv6(scene: &Scene, packet: &Six) -> Fate {
         Walk::Icmp([134 | 137, ..]) => Fate::Dropped,
         // Of a first fragment, or what is cut short: it may be a router's message.
         Walk::Unclear => Fate::Odd,
-        _ => Fate::Judged,
+        _ => or_waits(packet.is_later_fragment()),
     }
 }
 
@@ -232,6 +240,14 @@ impl<'a> Six<'a> {
     fn has_mapped_end(&self) -> bool {
         let ends = [self.source, self.destination];
         ends.iter().any(|end| end.to_ipv4_mapped().is_some())
+    }
+
+    /// Whether a fragment header follows that is not the first one's.
+    fn is_later_fragment(&self) -> bool {
+        const FRAGMENT: u8 = 44;
+        let offset = self.rest.get(2..4);
+        self.next_header == FRAGMENT
+            && offset.is_some_and(|bytes| bytes[0] != 0 || bytes[1] & 0xf8 != 0)
     }
 
     /// The length that the header claims.

@@ -810,7 +810,7 @@ fn others() -> Vec<Flow> {
         ),
         out_only(flow(
             "fragments without the first",
-            vec![there(Parts(3, &[1, 2]), "-").but(Fragments)],
+            vec![there(Parts(3, &[1, 2]), "-")],
         )),
         // The node's own reassembly comes before the endpoint's programs, and waits for it.
         in_only(flow(
