@@ -318,7 +318,7 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
     for node in [here, there] {
         for ip in own.iter().chain(&peers) {
             let pages = [(4240, "hello"), (10_256, "healthz")];
-            // By default, health is told by IPv4 alone.
+            // By default, health is served by IPv4 alone.
             for (port, path) in &pages[..if ip.is_ipv4() { 2 } else { 1 }] {
                 let url = format!("http://{}/{path}", SocketAddr::new(*ip, *port));
                 let asked = format!("curl -sS -m 10 -o /dev/null -w %{{http_code}} {url}");
@@ -341,8 +341,13 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn of_a_node_port_and_an_address_of_the_node_the_older_is_served() -> anyhow::Result<()> {
-    let stand = Stand::start_with(Mode::Ebpf, ["", ""], "--service-external-ips all")?;
+fn the_older_of_a_node_port_and_an_external_address_of_the_node_is_served() -> anyhow::Result<()> {
+    show_that_the_older_is_served(Mode::Ebpf)
+}
+
+/// A service has a NodePort, and another one an external address of the node with the same port.
+pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
+    let stand = Stand::start_with(mode, ["", ""], "--service-external-ips all")?;
     let node = stand.bed.node(1);
     let own = node.addresses();
     let [client, _] = &stand.clients;
