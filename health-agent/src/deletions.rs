@@ -86,6 +86,11 @@ impl Deletions {
         })
     }
 
+    /// Whether this one waits.
+    pub fn waits(&self, deletion: &Deletion) -> bool {
+        file(&self.folder, deletion).exists()
+    }
+
     /// Writes one down. One that waits already waits once.
     pub fn add(&self, deletion: &Deletion) -> Result<(), DeletionsError> {
         let path = file(&self.folder, deletion);

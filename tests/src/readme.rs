@@ -21,7 +21,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// The largest program that is released, megabytes.
 pub const PROGRAM_LIMIT_MB: f64 = 20.0;
-/// By how much a figure of the README may be off, of its own size, before it has to be written again.
+/// By how much a figure of the README may be off, of its own size, before a new one is needed.
 const TOLERANCE: f64 = 0.05;
 
 /// How words begin that not every run prints: statistics of several answers.

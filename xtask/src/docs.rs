@@ -77,7 +77,6 @@ const OF_NO_TENANT: &[&str] = &[
     "HEALTH_IP_CALLS",
     "HEALTH_MASQUERADE",
     "HEALTH_METRICS",
-    "HEALTH_OWN",
     "HEALTH_MONITOR",
     "HEALTH_PEERS",
     "HEALTH_RTT",

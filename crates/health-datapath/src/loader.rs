@@ -356,7 +356,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Has what happens at a device told of an endpoint.
+    /// Reports what happens at a device as that of an endpoint.
     pub(super) fn write_device(&mut self, ifindex: u32, id: u16) -> Result<(), DatapathError> {
         self.devices
             .insert(ifindex, u32::from(id), 0)

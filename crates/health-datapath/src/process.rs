@@ -1,8 +1,13 @@
 //! This process, as programs see it.
 
 use std::io;
+use std::os::fd::AsFd as _;
 
-use crate::sys;
+use health_common::LAYOUT_VERSION;
+use health_common::config::DatapathConfig;
+use health_model::settings::Location;
+
+use crate::{DatapathError, layout, pin_folder, sys};
 
 /// `r0 = bpf_get_current_pid_tgid()`.
 const CALL_PID_TGID: u64 = 0x0000_000e_0000_0085;
@@ -15,6 +20,41 @@ const EXIT: u64 = 0x0000_0000_0000_0095;
 /// ask for it, so a program does. Needs the right to load programs.
 pub fn tgid() -> io::Result<u32> {
     sys::run_raw_tracepoint(&[CALL_PID_TGID, UPPER_HALF, EXIT])
+}
+
+/// Makes the programs for sockets that an agent before this one left at work spare the sockets of this process from now on:
+/// they know the agent by its number. Does nothing where no programs of this layout are left, or where another agent works
+/// with them. Needs the right to load programs.
+pub fn spare_own_sockets(location: &Location) -> io::Result<()> {
+    let pins = location.pins();
+    let _lock = match pin_folder::lock(&pins) {
+        Ok(Some(lock)) => lock,
+        // Nothing is left, or whoever is at work there needs its own number.
+        Ok(None) | Err(DatapathError::InUse(_)) => return Ok(()),
+        Err(error) => return Err(io::Error::other(error)),
+    };
+    let (map, info) = match sys::open_map(&pins.join(layout::CONFIG.name)) {
+        Ok(Some(opened)) => opened,
+        Ok(None) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if info.value_size as usize != size_of::<DatapathConfig>() {
+        return Ok(());
+    }
+    let (first, mut value) = (0u32.to_ne_bytes(), [0; size_of::<DatapathConfig>()]);
+    let is_there = sys::lookup(map.as_fd(), &first, &mut value)?;
+    let Some(config) = sys::read::<DatapathConfig>(&value).filter(|_| is_there) else {
+        return Ok(());
+    };
+    if config.layout_version != LAYOUT_VERSION {
+        return Ok(());
+    }
+    let config = DatapathConfig {
+        agent_tgid: tgid()?,
+        ..config
+    };
+    sys::set(map.as_fd(), &first, sys::bytes_of(&config))
 }
 
 #[cfg(test)]

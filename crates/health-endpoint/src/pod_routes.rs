@@ -72,7 +72,7 @@ fn without_nodes(pod_cidrs: &[IpNet], nodes: &[IpAddr]) -> Vec<IpNet> {
 mod tests {
     use super::*;
 
-    use nix::sched::{CloneFlags, unshare};
+    use health_net::testing::in_a_namespace;
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -104,37 +104,27 @@ mod tests {
 
     #[test]
     fn routes_follow_the_pod_cidrs_and_leave_those_of_others() {
-        if !nix::unistd::geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
-        }
-        let run = || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = { runtime }.enable_all().build().unwrap();
-            runtime.block_on(async {
-                let handle = health_net::netlink::open().unwrap();
-                let foreign = Route {
-                    protocol: 99,
-                    ..Route::to_nobody("10.9.0.0/24".parse().unwrap())
-                };
-                route::add(&handle, &foreign).await.unwrap();
-                let cidrs = nets(&["10.1.0.0/24", "fd01::/64"]);
-                let added = [0, 1].map(|at| PodRouteChange::Added(cidrs[at]));
-                assert_eq!(sync(&handle, &cidrs, &[]).await.unwrap(), added);
-                assert_eq!(sync(&handle, &cidrs, &[]).await.unwrap(), []);
-                assert_eq!(shown("-4").len(), 2, "{:?}", shown("-4"));
-                assert_eq!(shown("-6").len(), 1, "{:?}", shown("-6"));
+        in_a_namespace(async || {
+            let handle = health_net::netlink::open().unwrap();
+            let foreign = Route {
+                protocol: 99,
+                ..Route::to_nobody("10.9.0.0/24".parse().unwrap())
+            };
+            route::add(&handle, &foreign).await.unwrap();
+            let cidrs = nets(&["10.1.0.0/24", "fd01::/64"]);
+            let added = [0, 1].map(|at| PodRouteChange::Added(cidrs[at]));
+            assert_eq!(sync(&handle, &cidrs, &[]).await.unwrap(), added);
+            assert_eq!(sync(&handle, &cidrs, &[]).await.unwrap(), []);
+            assert_eq!(shown("-4").len(), 2, "{:?}", shown("-4"));
+            assert_eq!(shown("-6").len(), 1, "{:?}", shown("-6"));
 
-                let others = nets(&["10.9.0.0/24", "fd01::/64"]);
-                let changed = [PodRouteChange::Deleted(cidrs[0])];
-                assert_eq!(sync(&handle, &others, &[]).await.unwrap(), changed);
-                let deleted = [PodRouteChange::Deleted(cidrs[1])];
-                assert_eq!(sync(&handle, &[], &[]).await.unwrap(), deleted);
-                assert_eq!(shown("-4").len(), 1, "{:?}", shown("-4"));
-                assert_eq!(shown("-6"), Vec::<String>::new());
-            });
-        };
-        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+            let others = nets(&["10.9.0.0/24", "fd01::/64"]);
+            let changed = [PodRouteChange::Deleted(cidrs[0])];
+            assert_eq!(sync(&handle, &others, &[]).await.unwrap(), changed);
+            let deleted = [PodRouteChange::Deleted(cidrs[1])];
+            assert_eq!(sync(&handle, &[], &[]).await.unwrap(), deleted);
+            assert_eq!(shown("-4").len(), 1, "{:?}", shown("-4"));
+            assert_eq!(shown("-6"), Vec::<String>::new());
+        });
     }
 }

@@ -325,3 +325,48 @@ fn read(path: &Path) -> io::Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long the text was that was taken last.
+    #[derive(Clone)]
+    struct Length(usize);
+
+    impl Contents for Length {
+        fn take(&mut self, _: &Path, text: &str) -> Vec<String> {
+            self.0 = text.len();
+            Vec::new()
+        }
+
+        fn count(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn a_manifest_that_is_too_long_keeps_its_last_objects() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.yaml");
+        let mut seen = Seen {
+            last: None,
+            read: None,
+            restless: 0,
+            contents: Length(0),
+            problems: Vec::new(),
+        };
+        fs::write(&path, "kind: Service").unwrap();
+        seen.take(&path);
+        assert_eq!((seen.contents.0, seen.problems.len()), (13, 0));
+        // Zeros that take no room on the disk.
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(LONGEST + 1).unwrap();
+        seen.take(&path);
+        assert_eq!(seen.contents.0, 13);
+        assert_eq!(
+            seen.problems,
+            ["cannot be read: longer than 67108864 bytes"]
+        );
+    }
+}

@@ -69,39 +69,29 @@ fn drain(socket: &Socket) -> usize {
 mod tests {
     use std::time::Duration;
 
-    use nix::sched::{CloneFlags, unshare};
     use tokio::time::timeout;
 
     use super::*;
+    use crate::testing::in_a_namespace;
     use crate::{link, netlink};
 
     #[test]
     fn a_change_of_a_device_is_news_once() {
-        if !nix::unistd::geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
-        }
-        let run = || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = { runtime }.enable_all().build().unwrap();
-            runtime.block_on(async {
-                let mut changes = Changes::listen().unwrap();
-                let nothing = timeout(Duration::from_millis(20), changes.next());
-                assert!(nothing.await.is_err());
-                let handle = netlink::open().unwrap();
-                let loopback = link::by_name(&handle, "lo").await.unwrap().unwrap();
-                link::set_up(&handle, &loopback).await.unwrap();
-                changes.next().await.unwrap();
-                // IPv6 may take a moment to give its address.
-                while timeout(Duration::from_secs(1), changes.next())
-                    .await
-                    .is_ok()
-                {}
-                let nothing = timeout(Duration::from_millis(20), changes.next());
-                assert!(nothing.await.is_err());
-            });
-        };
-        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+        in_a_namespace(async || {
+            let mut changes = Changes::listen().unwrap();
+            let nothing = timeout(Duration::from_millis(20), changes.next());
+            assert!(nothing.await.is_err());
+            let handle = netlink::open().unwrap();
+            let loopback = link::by_name(&handle, "lo").await.unwrap().unwrap();
+            link::set_up(&handle, &loopback).await.unwrap();
+            changes.next().await.unwrap();
+            // IPv6 may take a moment to give its address.
+            while timeout(Duration::from_secs(1), changes.next())
+                .await
+                .is_ok()
+            {}
+            let nothing = timeout(Duration::from_millis(20), changes.next());
+            assert!(nothing.await.is_err());
+        });
     }
 }

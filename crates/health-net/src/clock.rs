@@ -21,6 +21,12 @@ pub fn boot_id() -> io::Result<String> {
     Ok(id.trim_end().to_owned())
 }
 
+/// When the machine was started, by the clock of the day as it is now: time since 1970.
+pub fn boot_time() -> io::Result<Duration> {
+    let [now, up] = [ClockId::CLOCK_REALTIME, ClockId::CLOCK_BOOTTIME].map(clock_gettime);
+    Ok(Duration::from(now?).saturating_sub(up?.into()))
+}
+
 /// Seconds of `CLOCK_MONOTONIC`, as of the last tick of the kernel: what programs read afterwards is not
 /// before it.
 pub fn coarse_now_secs() -> u32 {
@@ -85,6 +91,14 @@ pub fn state() -> io::Result<ClockState> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_machine_was_started_when_the_kernel_says() {
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let line = stat.lines().find_map(|line| line.strip_prefix("btime "));
+        let btime: u64 = line.unwrap().parse().unwrap();
+        assert!(boot_time().unwrap().as_secs().abs_diff(btime) <= 1);
+    }
 
     #[test]
     fn the_kernel_tells_the_state_of_its_clock() {

@@ -27,6 +27,7 @@ pub mod stdout;
 pub mod sysctl;
 pub mod tc;
 pub mod tcp;
+pub mod testing;
 pub mod xdp;
 
 pub use error::KernelError;

@@ -30,7 +30,7 @@ pub enum RouteKind {
     /// They go on.
     #[default]
     Unicast,
-    /// Their senders are told that nobody is there.
+    /// Their senders get an ICMP error.
     Unreachable,
 }
 

@@ -63,7 +63,7 @@ impl<'a> Field<'a> {
         self.is_stored
     }
 
-    /// What a check of imports says of this field. Of what is stored it says nothing.
+    /// What a check of imports says of this field. It says nothing of what is stored.
     pub(super) fn check(&self, checked: Result<(), impl Into<Problem>>) -> Result<(), PolicyError> {
         match checked {
             Err(problem) if !self.is_stored => Err(self.error(problem)),

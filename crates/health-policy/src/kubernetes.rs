@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_version_imported_is_kept_and_told() {
+    fn what_an_earlier_version_imported_is_kept_and_reported() {
         for document in [
             of_port(json!({"port": 0})),
             of_port(json!({"port": "80", "protocol": "tcp"})),

@@ -1,6 +1,6 @@
 //! Carrying out what was to be deleted while no agent ran.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use health_endpoint::manager::{Manager, Selector};
 use health_endpoint::workload::{StateDir, WorkloadError};
@@ -14,6 +14,11 @@ use crate::deletions::{Deletion, Deletions, DeletionsError};
 const PERIOD: Duration = Duration::from_secs(1);
 /// How often what fails is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// After the folder was locked for so long, it is left to others for a moment. Whoever waits for a lock looks every 5 ms, so
+/// nobody would find it free between two deletions.
+const LOCKED: Duration = Duration::from_millis(100);
+const UNLOCKED: Duration = Duration::from_millis(20);
 
 /// Writes into the endpoints' files which of them are to be deleted, so that nobody wonders where their devices are.
 pub(super) fn announce(location: &Location, states: &StateDir) -> Result<(), AnnounceError> {
@@ -46,20 +51,41 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     if !Deletions::is_anything_waiting(location) {
         return true;
     }
-    let place = location.clone();
-    let locked = tokio::task::spawn_blocking(move || {
-        let deletions = Deletions::lock(&place)?;
-        let read = deletions.read()?;
-        Ok::<_, DeletionsError>((deletions, read))
-    });
-    let (deletions, (waiting, problems)) = match locked.await {
-        Ok(Ok(locked)) => locked,
-        Ok(Err(error)) => {
-            warn!(%error, "cannot read which endpoints are to be deleted");
-            return false;
-        }
+    let delete = |deletion: Deletion| async move {
+        let Deletion {
+            container_id,
+            ifname,
+        } = deletion.clone();
+        let meant = Selector::Attachment {
+            container_id,
+            ifname,
+        };
+        let ids = manager
+            .delete(&meant)
+            .await
+            .map_err(|error| error.to_string())?;
+        info!(
+            ?ids,
+            container = deletion.container_id,
+            ifname = deletion.ifname,
+            "deleted as asked for earlier"
+        );
+        Ok(())
+    };
+    carry_out_by(location, delete).await
+}
+
+/// Deletes by `delete` what waits now. The folder is locked for one deletion at a time, so that the plugin, which waits for
+/// a few seconds only, can write down others in between. Returns whether all of it is done.
+async fn carry_out_by<F: Future<Output = Result<(), String>>>(
+    location: &Location,
+    delete: impl Fn(Deletion) -> F,
+) -> bool {
+    let read = locked(location, |deletions| deletions.read());
+    let (waiting, problems) = match read.await {
+        Ok((_, read)) => read,
         Err(error) => {
-            warn!(%error, "cannot read which endpoints are to be deleted");
+            warn!(error, "cannot read which endpoints are to be deleted");
             return false;
         }
     };
@@ -70,31 +96,13 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
         );
     }
     let mut is_done = true;
+    let mut since = Instant::now();
     for deletion in waiting {
-        let Deletion {
-            container_id,
-            ifname,
-        } = deletion.clone();
-        let meant = Selector::Attachment {
-            container_id,
-            ifname,
-        };
-        let outcome = match manager.delete(&meant).await {
-            Ok(ids) => {
-                info!(
-                    ?ids,
-                    container = deletion.container_id,
-                    ifname = deletion.ifname,
-                    "deleted as asked for earlier"
-                );
-                deletions
-                    .remove(&deletion)
-                    .map(drop)
-                    .map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = outcome {
+        if since.elapsed() >= LOCKED {
+            tokio::time::sleep(UNLOCKED).await;
+            since = Instant::now();
+        }
+        if let Err(error) = carry_out_one(location, &deletion, &delete).await {
             warn!(
                 error,
                 container = deletion.container_id,
@@ -106,6 +114,39 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     is_done
 }
 
+async fn carry_out_one<F: Future<Output = Result<(), String>>>(
+    location: &Location,
+    deletion: &Deletion,
+    delete: &impl Fn(Deletion) -> F,
+) -> Result<(), String> {
+    let meant = deletion.clone();
+    // Until it is removed, nobody makes an endpoint of this container and interface.
+    let (deletions, waits) = locked(location, move |deletions| Ok(deletions.waits(&meant))).await?;
+    if !waits {
+        return Ok(());
+    }
+    delete(deletion.clone()).await?;
+    let removed = deletions.remove(deletion);
+    removed.map(drop).map_err(|error| error.to_string())
+}
+
+/// Locks the folder and does something with it.
+async fn locked<T: Send + 'static>(
+    location: &Location,
+    work: impl FnOnce(&Deletions) -> Result<T, DeletionsError> + Send + 'static,
+) -> Result<(Deletions, T), String> {
+    let location = location.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let deletions = Deletions::lock(&location)?;
+        let result = work(&deletions)?;
+        Ok::<_, DeletionsError>((deletions, result))
+    });
+    match done.await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Carries out what is written down from now on, until the agent ends.
 pub(super) async fn keep_carrying_out(location: Location, manager: Manager) {
     let mut ticks = tokio::time::interval(PERIOD);
@@ -115,5 +156,90 @@ pub(super) async fn keep_carrying_out(location: Location, manager: Manager) {
         if !carry_out(&location, &manager).await {
             tokio::time::sleep(AGAIN).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+    use std::thread;
+
+    use super::*;
+
+    fn location(root: &Path) -> Location {
+        Location {
+            instance: "default".to_owned(),
+            runtime_dir: root.join("run"),
+            state_dir: root.join("state"),
+            bpf_root: root.join("bpf"),
+        }
+    }
+
+    fn deletion(number: usize) -> Deletion {
+        Deletion {
+            container_id: format!("c{number}"),
+            ifname: "eth0".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_deletion_is_written_down_while_many_others_are_carried_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        let write_down = |number| {
+            let deletions = Deletions::lock(&location).unwrap();
+            deletions.add(&deletion(number)).unwrap();
+        };
+        (0..60).for_each(write_down);
+        let (writer, deleted) = (RefCell::new(None), RefCell::new(0));
+        let delete = |_| {
+            *deleted.borrow_mut() += 1;
+            let is_written = {
+                let mut writer = writer.borrow_mut();
+                let place = location.clone();
+                let writer = writer.get_or_insert_with(|| {
+                    thread::spawn(move || Deletions::lock(&place)?.add(&deletion(60)))
+                });
+                writer.is_finished()
+            };
+            async move {
+                // All of them together take longer than the plugin waits.
+                if !is_written {
+                    tokio::time::sleep(LOCKED).await;
+                }
+                Ok(())
+            }
+        };
+        assert!(carry_out_by(&location, delete).await);
+        assert_eq!(deleted.take(), 60);
+        let written = writer.take().unwrap().join().unwrap();
+        written.expect("the plugin finds the folder unlocked");
+        // It has its turn.
+        assert!(carry_out_by(&location, async |_| Ok(())).await);
+        assert!(!Deletions::is_anything_waiting(&location));
+    }
+
+    #[tokio::test]
+    async fn what_somebody_else_has_deleted_meanwhile_is_not_deleted_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        for number in 0..2 {
+            let deletions = Deletions::lock(&location).unwrap();
+            deletions.add(&deletion(number)).unwrap();
+        }
+        let read = locked(&location, |deletions| deletions.read()).await;
+        let (deletions, (waiting, _)) = read.unwrap();
+        assert!(deletions.remove(&waiting[0]).unwrap());
+        drop(deletions);
+        let deleted = RefCell::new(Vec::new());
+        let delete = |one| {
+            deleted.borrow_mut().push(one);
+            async { Ok(()) }
+        };
+        for one in &waiting {
+            carry_out_one(&location, one, &delete).await.unwrap();
+        }
+        assert_eq!(deleted.take(), waiting[1..]);
     }
 }

@@ -15,6 +15,12 @@ use tracing::{info, warn};
 const GROUP_FOLDER_MODE: u32 = 0o750;
 /// Mode of the folders above that are made with it: they may be passed.
 const PASSABLE_MODE: u32 = 0o711;
+/// What passing a folder takes, for group and others.
+const PASS: u32 = 0o011;
+/// What group and others may do.
+const OTHERS: u32 = 0o077;
+/// Others than owner and group may list or change.
+const OTHERS_USE: u32 = 0o006;
 /// Everybody may write, and whether they may remove what is another user's (inode(7)).
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
@@ -65,11 +71,13 @@ impl NewFolders {
     }
 
     /// Closes the runtime and the state folder to other users, but the runtime folder to members of `group`, and all that
-    /// is kept in them. Earlier versions left them open. A folder in which others keep something stays as it is.
+    /// is kept in them. Earlier versions left them open. A folder in which others keep something stays as it is. Where the
+    /// runtime folder of one instance is in that of another, the outer one can be passed while a group may use the inner one.
     pub(super) fn close(&self, location: &Location, group: Option<Gid>) -> anyhow::Result<()> {
         let (runtime_dir, state_dir) = (&location.runtime_dir, &location.state_dir);
         if self.is_own(runtime_dir, |path| is_of_runtime(path, location))? {
-            admit(runtime_dir, group)
+            let is_passed = leads_to_a_group(location)?;
+            admit(runtime_dir, group, is_passed)
                 .with_context(|| format!("cannot set the mode of {}", runtime_dir.display()))?;
         }
         let mut folders = vec![state_dir.join("endpoints"), location.deletions()];
@@ -87,6 +95,7 @@ impl NewFolders {
             require_unwritable(folder)?;
         }
         if let Some(group) = group {
+            open_outer(location).context("cannot open the way to the socket")?;
             warn_if_unreachable(runtime_dir, group);
         }
         Ok(())
@@ -114,16 +123,44 @@ fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 /// Whether agents keep this in their runtime folder: this one, or one of another instance below it.
 fn is_of_runtime(path: &Path, location: &Location) -> bool {
-    let is_in_it = |file: PathBuf| {
-        file.file_name()
-            .is_some_and(|name| path.join(name).exists())
-    };
     *path == location.pid_file()
         || *path == location.socket()
         || *path == location.deletions()
         || location.state_dir.starts_with(path)
-        || is_in_it(location.pid_file())
-        || is_in_it(location.socket())
+        || is_runtime_folder(path, location)
+}
+
+/// Whether this is the runtime folder of an agent, of whichever instance: what is in it has the same names.
+fn is_runtime_folder(path: &Path, location: &Location) -> bool {
+    let is_in_it = |file: PathBuf| {
+        file.file_name()
+            .is_some_and(|name| path.join(name).exists())
+    };
+    is_in_it(location.pid_file()) || is_in_it(location.socket())
+}
+
+/// Whether an agent of another instance lets a group into its runtime folder, which is in that of this one.
+fn leads_to_a_group(location: &Location) -> anyhow::Result<bool> {
+    let is_open_to_group = |path: &Path| {
+        let mode = fs::symlink_metadata(path).map_or(0, |metadata| metadata.mode());
+        mode & PASS != 0 && mode & OTHERS_USE == 0
+    };
+    let inside = entries(&location.runtime_dir)?;
+    Ok(inside
+        .iter()
+        .any(|path| is_runtime_folder(path, location) && is_open_to_group(path)))
+}
+
+/// Lets everybody pass the folder that this one is in, if that is the runtime folder of another instance.
+fn open_outer(location: &Location) -> io::Result<()> {
+    let Some(outer) = location.runtime_dir.parent() else {
+        return Ok(());
+    };
+    let mode = fs::symlink_metadata(outer)?.mode() & 0o7777;
+    if !is_runtime_folder(outer, location) || mode & PASS == PASS {
+        return Ok(());
+    }
+    fs::set_permissions(outer, fs::Permissions::from_mode(mode | PASS))
 }
 
 /// Whether agents keep this in their state folder, by its name.
@@ -142,12 +179,19 @@ fn tighten(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the members of a group into a folder, and nobody else besides its owner.
-fn admit(folder: &Path, group: Option<Gid>) -> io::Result<()> {
-    private::tighten(folder)?;
+/// Lets the members of a group into a folder, and nobody else besides its owner; others may pass it if `is_passed`.
+fn admit(folder: &Path, group: Option<Gid>, is_passed: bool) -> io::Result<()> {
+    let of_group = group.map_or(FOLDER_MODE, |_| GROUP_FOLDER_MODE);
+    let wanted = of_group | if is_passed { PASS } else { 0 };
+    // What is open already stays so meanwhile.
+    if fs::symlink_metadata(folder)?.mode() & OTHERS & !wanted != 0 {
+        private::tighten(folder)?;
+    }
     if let Some(group) = group {
         chown(folder, None, Some(group.as_raw()))?;
-        fs::set_permissions(folder, fs::Permissions::from_mode(GROUP_FOLDER_MODE))?;
+    }
+    if wanted != FOLDER_MODE {
+        fs::set_permissions(folder, fs::Permissions::from_mode(wanted))?;
     }
     Ok(())
 }
@@ -246,6 +290,39 @@ mod tests {
             place.state_dir.display()
         );
         assert!(error.contains(&words), "{error}");
+    }
+
+    #[test]
+    fn an_instance_whose_runtime_folder_is_inside_another_stays_reachable_for_its_group() {
+        let root = tempfile::tempdir().unwrap();
+        let outer = location(root.path());
+        let inner = Location {
+            instance: "blue".to_owned(),
+            runtime_dir: outer.runtime_dir.join("blue"),
+            state_dir: root.path().join("blue-state"),
+            ..outer.clone()
+        };
+        let start = |place: &Location, group: Option<Gid>| {
+            let mut new = NewFolders::default();
+            new.make(&place.runtime_dir).unwrap();
+            new.make(&place.state_dir).unwrap();
+            fs::write(place.pid_file(), "").unwrap();
+            new.close(place, group).unwrap();
+            [&outer, &inner].map(|place| match place.runtime_dir.exists() {
+                true => mode(&place.runtime_dir),
+                false => 0,
+            })
+        };
+        let group = Some(nix::unistd::getgid());
+        assert_eq!(start(&outer, None), [0o700, 0]);
+        assert_eq!(start(&inner, group), [0o711, 0o750]);
+        // Whichever starts again.
+        assert_eq!(start(&outer, None), [0o711, 0o750]);
+        assert_eq!(start(&outer, group), [0o751, 0o750]);
+        assert_eq!(start(&inner, group), [0o751, 0o750]);
+        // Nobody has to pass any more.
+        assert_eq!(start(&inner, None), [0o751, 0o700]);
+        assert_eq!(start(&outer, None), [0o700, 0o700]);
     }
 
     #[test]

@@ -35,6 +35,7 @@ use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};
 use health_datapath::events::{self, Hub};
 use health_datapath::kernel::{self, SuitableKernel};
+use health_datapath::process;
 use health_endpoint::health::HealthEndpoint;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{self, Identity, Responder};
@@ -66,6 +67,9 @@ use crate::task::AbortOnDrop;
 /// [`cleanup`] removes it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let kernel = kernel::require(&config.location.bpf_root, config.attach_mode)?;
+    // Before the first question to a registry: services that an agent before this one left must not answer it.
+    process::spare_own_sockets(&config.location)
+        .context("cannot spare this agent's sockets from services")?;
     let socket_group = config
         .socket_group
         .as_deref()
@@ -355,7 +359,7 @@ impl Agent {
         })
     }
 
-    /// Has the programs know the host's addresses from here on.
+    /// Keeps the host's addresses up to date in the programs from here on.
     async fn follow_own_addresses(
         node: &NodeDatapath,
         netlink: &netlink::Handle,

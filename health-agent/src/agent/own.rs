@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_this_nodes_entry_are_told_apart() {
+    fn changes_of_this_nodes_entry_are_distinguished() {
         let own = node(&["10.0.0.1"], &["10.1.0.0/24"]);
         let ips = |texts: &[&str]| node(texts, &[]).addresses;
         let more = |texts: &[&str]| OwnChange::MoreAddresses(ips(texts));

@@ -34,7 +34,7 @@ pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Re
     Ok(AbortOnDrop::spawn(async move {
         while changes.next().await.is_ok() {
             while let Err(error) = note(&netlink, &mut map).await {
-                warn!(%error, "the programs do not know the host's present addresses; they are told again");
+                warn!(%error, "the programs do not know the host's present addresses; it is tried again");
                 sleep(RETRY).await;
             }
             sleep(CHANGES_PERIOD).await;

@@ -79,7 +79,7 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
         ),
         (
             "overdue_container_probes",
-            "Probes of containers of which no run has found anything out for three periods",
+            "Probes of containers whose result should be there by now and is not",
             *overdue,
         ),
         (

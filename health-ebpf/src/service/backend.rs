@@ -38,7 +38,8 @@ use crate::nat::settings as masquerade;
 pub(super) const PORT_ATTEMPTS: u16 = 33;
 /// How many backends are chosen at most for a flow whose port cannot change.
 const BACKEND_ATTEMPTS: u16 = 5;
-/// Ports for flows whose own is taken: for privileged ones as [`PRIVILEGED`], as in `net/netfilter/nf_nat_core.c`.
+/// Ports for flows whose own is taken, but for privileged ones: those get [`PRIVILEGED`]. The kernel's own NAT has three ranges,
+/// 1-511, 600-1023 and 1024-65535, for ports below 512, below 1024 and others (`net/netfilter/nf_nat_core.c`).
 const UNPRIVILEGED: Ports = Ports {
     min: 1024,
     max: u16::MAX,

@@ -238,9 +238,9 @@ impl Containerd {
         kill(self.server.pid(), Signal::SIGSTOP).context("cannot stop containerd")
     }
 
-    /// Has the server go on that hangs.
+    /// Lets the server that hangs go on.
     pub fn go_on(&self) -> anyhow::Result<()> {
-        kill(self.server.pid(), Signal::SIGCONT).context("cannot have containerd go on")
+        kill(self.server.pid(), Signal::SIGCONT).context("cannot let containerd go on")
     }
 
     /// Kills a container.

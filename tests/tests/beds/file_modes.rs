@@ -36,7 +36,7 @@ true
 struct Place {
     // Removed last.
     dir: TempDir,
-    /// Of the user nobody.
+    /// That of the user nobody.
     own: PathBuf,
 }
 
@@ -245,7 +245,7 @@ fn a_group_reaches_the_socket_and_nothing_else() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn locks_that_another_user_holds_already_are_told_by_name() -> anyhow::Result<()> {
+fn locks_that_another_user_holds_already_are_named() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).without_agents().start()?;
     let node = bed.node(1);
     let place = Place::new()?;
@@ -297,10 +297,10 @@ fn locks_that_another_user_holds_already_are_told_by_name() -> anyhow::Result<()
         _ => {}
     }
 
-    // New endpoints fail closed, and who is to blame is told.
+    // New endpoints fail closed, and the holder is named.
     let _held = hold(&lock_file)?;
     let _agent = place.start(node, &[])?;
-    wait_for("the holder to be told", PATIENCE, || {
+    wait_for("the holder to be named", PATIENCE, || {
         let status = run(place.cli(node)?.args(["status", "-o", "json"]))?.success()?;
         ensure!(status.contains("flock, user 65534"), "{status}");
         Ok(Some(()))

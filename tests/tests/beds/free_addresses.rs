@@ -1,4 +1,4 @@
-//! Free addresses of a node's pod CIDRs: who sends there is told that nobody is there, and the packet does not go to and fro
+//! Free addresses of a node's pod CIDRs: who sends there gets an ICMP error, and the packet does not go to and fro
 //! between the node and its router.
 
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use tests::outside::{self, FAR};
 use tests::process::run;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Of the pod CIDRs of the first node, chosen by nobody: endpoints get others at random, but hardly these.
+/// Addresses in the pod CIDRs of the first node, chosen by nobody: endpoints get others at random, but hardly these.
 const FREE: [&str; 2] = ["10.244.1.253", "fd00:10:244:1::fffd"];
 
 /// Packets that the router has forwarded.
@@ -33,7 +33,7 @@ fn forwarded(like: IpAddr) -> anyhow::Result<u64> {
 }
 
 /// Sends a datagram there from outside, and waits for the error about it.
-fn is_told(address: IpAddr) -> anyhow::Result<()> {
+fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -83,7 +83,7 @@ fn routes(node: &Node) -> anyhow::Result<Vec<String>> {
 
 #[test]
 #[ignore = "needs root"]
-fn who_sends_to_a_free_address_is_told() -> anyhow::Result<()> {
+fn who_sends_to_a_free_address_gets_an_error() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).ipv6(true).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
@@ -96,7 +96,7 @@ fn who_sends_to_a_free_address_is_told() -> anyhow::Result<()> {
         Ok((routes(node)?.len() == 2).then_some(()))
     })?;
     for address in free {
-        is_told(address)?;
+        gets_an_error(address)?;
     }
     // Endpoints are reached as before.
     let member = Member::on(node, "one", "--label app=one")?;
@@ -109,7 +109,7 @@ fn who_sends_to_a_free_address_is_told() -> anyhow::Result<()> {
     // They stay without an agent, and the next one makes what is missing, beside what others have.
     node.kill_agent(Signal::SIGKILL)?;
     ensure!(routes(node)?.len() == 2, "{:?}", routes(node)?);
-    is_told(free[0])?;
+    gets_an_error(free[0])?;
     for cidr in node.pod_cidrs() {
         ip(
             node.name(),

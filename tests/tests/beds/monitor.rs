@@ -109,7 +109,7 @@ fn forged() -> Vec<u8> {
 /// Who is named by a false source has not sent it, and who is sent it has done nothing.
 #[test]
 #[ignore = "needs root"]
-fn a_false_source_is_told_of_the_device_that_it_came_by() -> anyhow::Result<()> {
+fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Result<()> {
     const OTHER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 8);
     const SENDER: u16 = 300;
     let mut programs = Programs::load(&ALL)?;

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use tests::apiserver::{ApiServer, node};
+use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 const KUBECONFIG: &str = "/run/health-agent/kubeconfig";
@@ -109,7 +110,7 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
     stand.server.stop();
     stand.node().take_over(None)?;
     assert!(stand.answers(V4)?);
-    ensure!(stand.node().stale_registry()?.is_some(), "it is not told");
+    ensure!(stand.node().stale_registry()?.is_some(), "it is not shown");
     stand.node().kill_agent(Signal::SIGKILL)?;
 
     stand.move_host()?;
@@ -125,6 +126,33 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
         stand.node().check_agent()?;
         Ok(stand.answers(OTHER_V4)?.then_some(()))
     })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -> anyhow::Result<()>
+{
+    let mut stand = Stand::start(&[V4], &[PODS4])?;
+    let manifests = Manifests::new()?;
+    let flags = format!("--service-manifests {}", manifests.path().display());
+    let node = stand.bed.node(1);
+    node.take_over_with(&flags)?;
+    node.wait_kept(stand.bed.nodes())?;
+    // By its number in the first PID namespace, which may be another than the one here.
+    let spared = || -> anyhow::Result<u64> {
+        let listed = node.listing("bpf map dump HEALTH_CONFIG")?;
+        let number = listed[0]["value"]["agent-tgid"].as_u64();
+        number.with_context(|| format!("no number of a process: {listed}"))
+    };
+    let former = spared()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    stand.server.stop();
+    stand.move_host()?;
+    stand.node().start_agent_with(&flags)?;
+    stand.wait_logged(&["waiting for node", "the kept entry does not fit"])?;
+    let now = spared()?;
+    ensure!(now != former, "the programs still spare {former}");
+    Ok(())
 }
 
 #[test]

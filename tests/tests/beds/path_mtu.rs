@@ -76,8 +76,8 @@ fn lost(node: &Node) -> anyhow::Result<u64> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_told_soon() -> anyhow::Result<()>
-{
+fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_soon_found()
+-> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .ipv6(true)
@@ -85,7 +85,7 @@ fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_told_soon() 
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (prober, other) = (bed.node(1), bed.node(2));
-    // What the other end of a veth does not take, its own end drops: the kernel says so with ENOBUFS.
+    // What the other end of a veth does not take, its own end drops. A raw socket hides that.
     let name = prober.name();
     ip(FABRIC, &format!("link set {name} mtu 1400"))?;
     let dropped = || -> anyhow::Result<u64> {

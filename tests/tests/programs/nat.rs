@@ -37,7 +37,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 const MORE_FRAGMENTS: u16 = 0x2000;
-/// Of what `to_service` sends to a backend elsewhere: `MARK_SERVED` of the programs.
+/// The mark of what `to_service` sends to a backend elsewhere: `MARK_SERVED` of the programs.
 const MARK_SERVED: u32 = 0x6865_2376;
 
 /// Who sends and receives, in one IP version.
@@ -196,7 +196,7 @@ impl Bed {
         port
     }
 
-    /// Has a host behind the gateway open a connection; the port that it left with.
+    /// Opens a connection from a host behind the gateway. Returns the port that it left with.
     fn establish(&self, from: End, to: End) -> u16 {
         let given = source_port(TCP, &self.leave(&of_flags(from, to, SYN)).bytes);
         let node = both().map(|hosts| hosts.node);
@@ -660,7 +660,7 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
         [(6000, 40_000), (443, 6000)],
         "nothing of the first is left"
     );
-    // Its own next packet opens it anew, and finds no port while the other one is answered.
+    // Its own next packet opens it again, and finds no port while the other one is answered.
     bed.0.change_flows::<Tuple4>("HEALTH_CT4", |entry| {
         entry.set_state(CtState::new(CT_SEEN_NON_SYN, ACK, ACK));
     });

@@ -142,7 +142,7 @@ impl Client {
         Some(port)
     }
 
-    /// Has the backend answer to a port that it saw: the client gets it from where it asked.
+    /// Lets the backend answer to a port that it saw: the client gets it from where it asked.
     fn check_answer(&self, stand: &Stand, by: By, seen: u16, flags: u8) {
         let (asked, backend) = (self.target(by), self.backend());
         let (outcome, expected) = match self.from {
@@ -364,7 +364,7 @@ fn a_port_is_its_clients_again_once_the_other_flow_is_over() {
 
 #[test]
 #[ignore = "needs root"]
-fn of_flows_with_another_port_nothing_is_left_after_their_time() {
+fn nothing_is_left_of_flows_with_another_port_after_their_time() {
     let mut tested = 0;
     clients(|stand, client| {
         stand.configure(LONG_TIMEOUTS);

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use health_common::metrics::Reason;
-use health_datapath::own::OwnAddress;
+use health_common::own::OWN_ENTRIES;
+use health_datapath::own::{OwnAddress, OwnError};
 use tests::packet::{ARP, IPV6, Ipv6, echo, ethernet, tagged};
 use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, TestRun};
 
@@ -61,7 +62,7 @@ fn stand() -> Stand {
     stand
 }
 
-/// Has the programs know these addresses of the host and their devices, and no others.
+/// Tells the programs these addresses of the host and their devices, and no others.
 fn has(stand: &Stand, own: &[(&str, u32)]) {
     let mut map = stand.run.datapath.own_addresses().expect("the map");
     let own = own.iter().map(|(text, device)| OwnAddress {
@@ -84,6 +85,31 @@ fn is_dropped(stand: &Stand, packet: &[u8]) -> bool {
             assert_eq!(counted, 0, "{outcome:?}");
             false
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn more_addresses_of_the_host_than_there_is_room_for_change_nothing() {
+    let stand = stand();
+    let mut map = stand.run.datapath.own_addresses().expect("the map");
+    let all = (0..=OWN_ENTRIES).map(|number| {
+        let address = IpAddr::from((0x0a60_0000 + number).to_be_bytes());
+        OwnAddress {
+            prefix: address.into(),
+            device: IFINDEX,
+        }
+    });
+    let result = map.set_all(all);
+    let wanted = OWN_ENTRIES as usize + 1;
+    assert!(
+        matches!(result, Err(OwnError::Full { wanted: found }) if found == wanted),
+        "{result:?}"
+    );
+    // The host's own ones are protected as before.
+    for hosts in hosts() {
+        let packet = at_uplink((hosts.node, 4000), (hosts.endpoint, 80), UDP);
+        assert!(is_dropped(&stand, &packet), "{}", hosts.node);
     }
 }
 

@@ -108,7 +108,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Counts anew. Ports keep their owners.
+    /// Counts from the start again. Ports keep their owners.
     pub(super) fn count<'a>(&mut self, ports: impl IntoIterator<Item = (&'a u32, &'a Port)>) {
         self.owners.clear();
         self.total = Entries::default();

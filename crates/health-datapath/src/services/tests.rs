@@ -545,7 +545,7 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     let (number, _) = set(&mut tables, None, &small, 0).unwrap();
 
     let (greedy, error) = take_all(&mut tables, "greedy", 100, 10);
-    // Of 1,024 the first is not used and one is the other's. 910 would be more than eight times what is left.
+    // There are 1,024: the first is not used, and one is the other's. 910 would be more than eight times what is left.
     assert_eq!(greedy.len(), 90);
     assert_eq!(
         error,

@@ -394,7 +394,7 @@ impl Subjects {
         fit.map(|(subject, _)| *subject)
     }
 
-    /// Has nothing pass by the policy of a subject, so that the tables that its endpoints name make room. Returns the
+    /// Lets nothing pass by the policy of a subject, so that the tables that its endpoints name make room. Returns the
     /// table that they are to name until they are built, and who names another; each is to be [moved](Self::moved).
     pub(super) fn close(&mut self, subject: Subject) -> Result<(u32, BTreeSet<u16>), PolicyError> {
         let Some(known) = self.in_force.get(&subject) else {

@@ -24,7 +24,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Gives a new endpoint its identity. Where it cannot be told at once, the endpoint fails closed.
+    /// Gives a new endpoint its identity. Where it is not known at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
         let labels = self.with(id, |entry, _| entry.saved.labels.clone())?;
         if labels.is_empty() {
@@ -212,7 +212,7 @@ impl Manager {
         }
     }
 
-    /// Has one built that is to fail closed and does not yet.
+    /// Builds one that is to fail closed and does not yet.
     fn close_without_identity(&self, id: u16) {
         let is_open = self.with(id, |entry, _| {
             entry.is_complete && entry.saved.lacks_identity() && !entry.is_closed

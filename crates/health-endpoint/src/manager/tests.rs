@@ -15,6 +15,7 @@ use health_model::identity::Identity;
 use health_net::mac::MacAddr;
 use health_net::netns::{NetNsError, NetNsId};
 use health_registry::identity::HeldIdentities;
+use jiff::Timestamp;
 use tempfile::TempDir;
 
 use super::*;
@@ -1174,10 +1175,24 @@ async fn those_of_a_former_boot_are_dropped_however_many_they_are() {
     bed.world.devices.lock().unwrap().clear();
     bed.world.held.lock().unwrap().clear();
     let states = StateDir::of(bed.dir.path());
-    for saved in states.load().unwrap().0 {
-        let former = SavedEndpoint {
-            boot_id: Some("another boot".to_owned()),
-            ..saved
+    for (saved, is_named) in states
+        .load()
+        .unwrap()
+        .0
+        .into_iter()
+        .zip([true, false].repeat(2))
+    {
+        let former = match is_named {
+            true => SavedEndpoint {
+                boot_id: Some("another boot".to_owned()),
+                ..saved
+            },
+            // As earlier versions wrote it.
+            false => SavedEndpoint {
+                boot_id: None,
+                created: Timestamp::UNIX_EPOCH,
+                ..saved
+            },
         };
         states.save(&former).unwrap();
     }

@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
 use health_model::durable;
@@ -102,10 +103,18 @@ impl SavedEndpoint {
         self.container_id.as_deref() == Some(container_id) && self.ifname == ifname
     }
 
-    /// Whether the machine has been started since it was made.
+    /// Whether the machine has been started since it was made. Where an earlier version did not write down the boot, the
+    /// time of its creation decides, which is wrong if the clock has been set since.
     pub fn is_of_former_boot(&self) -> bool {
         let now = clock::boot_id().ok();
-        self.boot_id.is_some() && now.is_some() && self.boot_id != now
+        match (&self.boot_id, &now) {
+            (Some(boot_id), Some(now)) => boot_id != now,
+            (Some(_), None) => false,
+            (None, _) => clock::boot_time().is_ok_and(|booted| {
+                let created = self.created.as_duration();
+                Duration::try_from(created).unwrap_or_default() < booted
+            }),
+        }
     }
 
     /// Changes the labels; what the identity is of stays known.
@@ -266,6 +275,24 @@ mod tests {
         assert_eq!(states.load().unwrap(), (vec![saved(9), saved(900)], vec![]));
         assert!(states.remove(9).unwrap() && !states.remove(9).unwrap());
         assert_eq!(states.load().unwrap().0, [saved(900)]);
+    }
+
+    #[test]
+    fn the_boot_of_an_endpoint_is_known_also_where_its_file_does_not_name_it() {
+        let boot = |id: Option<String>, created: Timestamp| {
+            let saved = SavedEndpoint {
+                boot_id: id,
+                created,
+                ..saved(9)
+            };
+            saved.is_of_former_boot()
+        };
+        let (then, now) = (Timestamp::UNIX_EPOCH, Timestamp::now());
+        let this = clock::boot_id().unwrap();
+        // Its id counts, whatever the clock says.
+        assert!(!boot(Some(this.clone()), then) && !boot(Some(this), now));
+        assert!(boot(Some("another".to_owned()), now));
+        assert!(boot(None, then) && !boot(None, now));
     }
 
     #[test]

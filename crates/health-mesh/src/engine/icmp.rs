@@ -11,8 +11,7 @@ use crate::target::{Protocol, TargetId};
 
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Times in a row that a target's probe is tried again. After that it has failed: the kernel says `ENOBUFS` of packets
-/// that this host's device or traffic control drops, too, and that may go on for ever.
+/// Times in a row that a target's probe is tried again. After that it has failed: the lack may last.
 const DEFERRALS: u8 = 20;
 
 impl Engine {

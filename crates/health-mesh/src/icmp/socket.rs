@@ -92,6 +92,9 @@ impl IcmpSocket {
         let slices = packets.each_ref().map(|packet| [IoSlice::new(packet)]);
         let mut headers = MultiHeaders::preallocate(requests.len(), None);
         let before = realtime()?;
+        // Without `IP_RECVERR` a raw socket hides `ENOBUFS` of a packet that the device or its queue drops (`raw_sendmsg` in
+        // net/ipv4/raw.c): it counts as sent, and times out. With that option, an ICMP error for any probe would fail the
+        // next send, whoever that goes to (`raw_err`).
         let sent = sendmmsg(
             self.socket.as_raw_fd(),
             &mut headers,
@@ -134,7 +137,7 @@ impl IcmpSocket {
             .map(|mut guard| guard.clear_ready())
     }
 
-    /// Receives what is there and hands over what concerns this agent's probes. Of a flood it takes a part, and leaves the
+    /// Receives what is there and hands over what concerns this agent's probes. It takes a part of a flood, and leaves the
     /// rest to the time after the next packet: it must not keep the agent from all else.
     pub(super) fn drain(&self, mut handle: impl FnMut(ReceivedMessage)) -> io::Result<()> {
         for _ in 0..DRAIN_BATCHES {

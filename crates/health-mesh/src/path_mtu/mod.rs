@@ -44,8 +44,7 @@ const USUAL_PROBES: u32 = 2;
 const SEARCHES: u32 = 3;
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Times that one is tried again. After that it counts as lost: the kernel says `ENOBUFS` of a packet that the device
-/// drops, too, as a veth does whose other end takes only smaller ones.
+/// Times that one is tried again. After that it counts as lost: the lack may last, and larger packets may need more.
 const DEFERRALS: u32 = 10;
 
 /// The MTU of a path as it was seen last.

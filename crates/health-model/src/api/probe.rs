@@ -43,7 +43,7 @@ pub struct ContainerProbe {
     pub timeout_ns: u64,
     /// When the next run is due.
     pub next: Option<Timestamp>,
-    /// How long no run has found anything out, ns, if that is more than three periods: the result may not hold any more.
+    /// How long no run has found anything out, ns, if a result should be there by now: the one shown may not hold any more.
     pub overdue_ns: Option<u64>,
     /// The last run.
     pub last_run: Option<ProbeRun>,

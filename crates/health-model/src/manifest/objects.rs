@@ -50,7 +50,7 @@ pub struct NoObject {
     /// Whether it is a sound object of a kind or version that nobody looks for. All else may be one of the kinds with a
     /// slip of the pen.
     pub is_other_kind: bool,
-    /// Of such an object: its kind and name, such as `Service shop/web`.
+    /// The kind and name of such an object, such as `Service shop/web`.
     pub name: Option<String>,
 }
 

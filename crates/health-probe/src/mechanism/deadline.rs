@@ -148,7 +148,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Of this thread.
+    /// That of this thread.
     fn open() -> Option<Self> {
         let file = File::open("/proc/thread-self/schedstat").ok()?;
         Some(Self { file, last: None })
@@ -226,7 +226,7 @@ mod tests {
                 let deadline = Deadline::after(Duration::from_secs(1));
                 while deadline.lost() < Duration::from_millis(50) {}
                 assert!(deadline.made_up() >= deadline.at() + Duration::from_millis(50));
-                // Of another thread nothing is known.
+                // Nothing is known of another thread.
                 let elsewhere = scope.spawn(move || deadline.lost());
                 assert_eq!(elsewhere.join().unwrap(), Duration::ZERO);
                 // What is made up for has an end.

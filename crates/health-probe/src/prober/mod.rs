@@ -5,6 +5,7 @@
 //! directly.
 
 mod attempt;
+mod news;
 mod stats;
 mod trial;
 
@@ -18,19 +19,20 @@ use std::time::Duration;
 use health_net::netns::NetNs;
 use jiff::Timestamp;
 use tokio::runtime::Builder;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::attempt::{Attempt, Commands};
+use self::news::NewsSender;
 use crate::runtime::Runtime;
-use crate::spec::{PodSpec, ProbeType};
+use crate::spec::PodSpec;
 use crate::worker::restart::Kill;
 use crate::worker::{
-    Event, Finished, Manager, ManagerOptions, PodStatus, Report, ResultUpdate, Snapshot, Start,
-    WorkerView,
+    Finished, Manager, ManagerOptions, PodStatus, Report, Snapshot, Start, WorkerView,
 };
 
+pub use self::news::{News, NewsReceiver};
 pub use self::stats::{DURATION_BOUNDS, Histogram, ProbeName, ProbeStats, Stats};
 pub use self::trial::{Trial, Tried};
 
@@ -74,26 +76,6 @@ pub struct ProberOptions {
     pub certificates: PathBuf,
 }
 
-/// What a prober tells, in the order in which it came to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// A result is new or has changed, and has its container killed in some cases.
-    Result(ResultUpdate, Option<Kill>),
-    /// A pod's status has changed.
-    Status(Arc<str>, PodStatus),
-    /// Something is to be told of a container.
-    Event {
-        /// The pod.
-        pod: Arc<PodSpec>,
-        /// The container's name.
-        container: Arc<str>,
-        /// The type of the probe.
-        kind: ProbeType,
-        /// What.
-        event: Event,
-    },
-}
-
 /// Probes containers. Clones share it; the probing ends with the last one.
 #[derive(Clone)]
 pub struct Prober(Arc<Shared>);
@@ -110,16 +92,14 @@ struct Shared {
     certificates: PathBuf,
     commands: Commands,
     stats: Mutex<Stats>,
-    news: mpsc::UnboundedSender<News>,
+    news: NewsSender,
 }
 
 impl Prober {
     /// Begins to probe, on a thread of its own: no slow request of the API delays a probe, and all that a probe takes is
     /// done without handing it from thread to thread. Probes from the network namespace that this is called in. Whoever
     /// has the receiver acts on what is told. An error is one of the thread.
-    pub fn start_on_thread(
-        options: ProberOptions,
-    ) -> io::Result<(Self, mpsc::UnboundedReceiver<News>)> {
+    pub fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (prober, told, ends) = {
             let _entered = runtime.enter();
@@ -133,18 +113,18 @@ impl Prober {
     }
 
     /// The same in the current tokio runtime.
-    pub fn start(options: ProberOptions) -> (Self, mpsc::UnboundedReceiver<News>) {
+    pub fn start(options: ProberOptions) -> (Self, NewsReceiver) {
         let (prober, told, _) = Self::start_task(options);
         (prober, told)
     }
 
-    fn start_task(options: ProberOptions) -> (Self, mpsc::UnboundedReceiver<News>, JoinHandle<()>) {
+    fn start_task(options: ProberOptions) -> (Self, NewsReceiver, JoinHandle<()>) {
         let ProberOptions {
             manager,
             containers,
             certificates,
         } = options;
-        let (news, told) = mpsc::unbounded_channel();
+        let (news, told) = news::channel();
         let prober = Self(Arc::new(Shared {
             manager: Mutex::new(Manager::new(manager)),
             began: Instant::now(),
@@ -226,8 +206,7 @@ impl Prober {
                             kind: start.kind,
                             event,
                         };
-                        // Nobody may want to know.
-                        let _ = self.0.news.send(told);
+                        self.0.news.send(told);
                     }
                 }
                 Finished::Dropped => {}
@@ -250,11 +229,11 @@ impl Prober {
         let mut manager = self.manager();
         for update in manager.take_updates() {
             let kill = manager.kill(&update);
-            let _ = self.0.news.send(News::Result(update, kill));
+            self.0.news.send(News::Result(update, kill));
         }
         for uid in manager.take_status_changes() {
             if let Some(status) = manager.status(&uid) {
-                let _ = self.0.news.send(News::Status(uid, status.clone()));
+                self.0.news.send(News::Status(uid, status.clone()));
             }
         }
     }

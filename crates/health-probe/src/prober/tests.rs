@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::*;
-use crate::spec;
+use crate::spec::{self, ProbeType};
 use crate::worker::{ContainerState, ContainerStatus, Limits, Phase, ProbeResult};
 
 /// For as long as whatever is waited for takes.
@@ -58,7 +58,7 @@ fn running() -> PodStatus {
     }
 }
 
-fn start() -> (Prober, mpsc::UnboundedReceiver<News>) {
+fn start() -> (Prober, NewsReceiver) {
     Prober::start(ProberOptions {
         manager: ManagerOptions {
             limits: Limits {
@@ -75,7 +75,7 @@ fn start() -> (Prober, mpsc::UnboundedReceiver<News>) {
 }
 
 /// Waits for the next result.
-async fn result(news: &mut mpsc::UnboundedReceiver<News>) -> (ProbeResult, Option<Kill>) {
+async fn result(news: &mut NewsReceiver) -> (ProbeResult, Option<Kill>) {
     let found = async {
         loop {
             if let Some(News::Result(update, kill)) = news.recv().await {

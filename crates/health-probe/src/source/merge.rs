@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_mirrors_that_claim_one_uid_none_takes_the_place_of_another() {
+    fn no_mirror_takes_the_place_of_another_that_claims_the_same_uid() {
         let mirror = |name| pod("kubernetes", name, Some("u"), MIRROR);
         for names in [["evil", "static-n1"], ["static-n1", "evil"]] {
             let merged = merge(&[set(&names.map(mirror))]);

@@ -27,29 +27,25 @@ const KINDS: ObjectKinds = ObjectKinds {
         kind("Job", "JobList", &["batch/v1"]),
         CRON_JOB,
     ],
-    names: &[
-        "Pod",
-        "Deployment",
-        "DaemonSet",
-        "StatefulSet",
-        "ReplicaSet",
-        "ReplicationController",
-        "Job",
-        "CronJob",
-        "List",
-    ],
-    item_names: &[
-        "Pod",
-        "Deployment",
-        "DaemonSet",
-        "StatefulSet",
-        "ReplicaSet",
-        "ReplicationController",
-        "Job",
-        "CronJob",
-    ],
+    names: NAMES,
+    item_names: match NAMES.split_last() {
+        Some((_list, items)) => items,
+        None => &[],
+    },
     noun: "pod",
 };
+/// Those that messages name. A list can be in no list.
+const NAMES: &[&str] = &[
+    "Pod",
+    "Deployment",
+    "DaemonSet",
+    "StatefulSet",
+    "ReplicaSet",
+    "ReplicationController",
+    "Job",
+    "CronJob",
+    "List",
+];
 const POD: ObjectKind = kind("Pod", "PodList", &["v1"]);
 const CRON_JOB: ObjectKind = kind("CronJob", "CronJobList", &["batch/v1"]);
 

@@ -36,10 +36,10 @@ pub use target::{Target, TargetAction, TargetError};
 /// A pod, as far as its probes need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSpec {
-    /// What tells it from all other pods: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without. Of a
-    /// mirror, see [`mirror`](Self::mirror).
+    /// What tells it from all other pods: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without. For
+    /// mirrors see [`mirror`](Self::mirror).
     pub uid: Arc<str>,
-    /// Of an object that mirrors a static pod: the UID that it claims for that pod.
+    /// The UID that an object that mirrors a static pod claims for that pod.
     pub mirrored_uid: Option<Arc<str>>,
     /// Its namespace; `default` if the manifest has none.
     pub namespace: String,

@@ -576,7 +576,7 @@ fn templates_of_pods_are_pods_with_the_names_of_their_objects() {
 }
 
 #[test]
-fn what_is_wrong_with_a_template_is_told_in_its_place() {
+fn what_is_wrong_with_a_template_is_reported_with_its_place() {
     let deployment = |rest: &str| format!("kind: Deployment\napiVersion: apps/v1\n{rest}");
     for (text, expected) in [
         (deployment(""), "spec.template: Required value"),

@@ -29,7 +29,7 @@ use health_model::activity::{self, Activity};
 use health_model::api::{
     ContainerEvent, ContainerProbe, ContainerProbeSummary, PodProblem, ProbedPod,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::containers::KnownContainers;
@@ -38,7 +38,7 @@ use self::moment::Moment;
 use self::pods::Pods;
 use self::saved::SavedState;
 use self::task::Task;
-use crate::prober::{News, Prober, ProberOptions, Stats};
+use crate::prober::{NewsReceiver, Prober, ProberOptions, Stats};
 use crate::runtime::Runtime;
 use crate::source::PodSet;
 use crate::spec::PodSpec;
@@ -148,7 +148,7 @@ impl Supervisor {
     /// Begins, with a prober that `start_prober` starts.
     fn start_with(
         options: SupervisorOptions,
-        start_prober: impl FnOnce(ProberOptions) -> io::Result<(Prober, mpsc::UnboundedReceiver<News>)>,
+        start_prober: impl FnOnce(ProberOptions) -> io::Result<(Prober, NewsReceiver)>,
     ) -> io::Result<Self> {
         let SupervisorOptions {
             pods,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PodProblem;
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
@@ -22,7 +22,7 @@ use super::pods::TrackedPod;
 use super::restarts::Actions;
 use super::view::Overdue;
 use super::{Endpoints, Restarts, Shared, saved};
-use crate::prober::News;
+use crate::prober::{News, NewsReceiver};
 use crate::runtime::{Observation, Runtime, RuntimeError};
 use crate::source::{PodSet, SourcedPod};
 use crate::spec::PodSpec;
@@ -93,7 +93,7 @@ impl Task {
         }
     }
 
-    pub(super) async fn run(mut self, mut news: mpsc::UnboundedReceiver<News>) {
+    pub(super) async fn run(mut self, mut news: NewsReceiver) {
         let mut stopped = self.shared.stop.subscribe();
         let mut endpoints = self.parts.endpoints.changes();
         self.follow_pods();
@@ -107,7 +107,7 @@ impl Task {
                 told = news.recv() => {
                     let Some(told) = told else { break };
                     self.take(told);
-                    while let Ok(told) = news.try_recv() {
+                    while let Some(told) = news.try_recv() {
                         self.take(told);
                     }
                     self.shared.note_change();

@@ -50,19 +50,27 @@ pub struct WorkerView<'a> {
     pub delay: Option<Delay>,
     /// From one run to the next, as things are.
     pub period: Duration,
-    /// Since when it is to be probed and no run has told anything, since the agent began.
+    /// Since when it is to be probed and no run has found anything out, since the agent began.
     pub fresh: Duration,
+    /// When the first run since then began; none if none has.
+    pub begun: Option<Duration>,
     /// Its last run.
     pub last_run: Option<&'a LastRun>,
 }
 
 impl WorkerView<'_> {
-    /// How long no run has told anything of a container that is to be probed, if that is too long for the result to be
-    /// taken for the present one.
+    /// How long no run has found anything out about a container that is to be probed, if a result should be there by now: a
+    /// run has to begin within some periods, and to end within its timeout.
     pub fn overdue(&self, now: Duration) -> Option<Duration> {
         let is_probed = self.waiting.is_none() && !self.on_hold && self.container_id.is_some();
-        let age = now.saturating_sub(self.fresh);
         let longest = self.period.saturating_mul(FRESH_PERIODS).max(FRESH_MIN);
-        (is_probed && age > longest).then_some(age)
+        let mut due = self.fresh.saturating_add(longest);
+        // One that began too late stays overdue until it ends.
+        if let Some(begun) = self.begun.filter(|begun| *begun <= due) {
+            let slack = self.period.max(FRESH_MIN);
+            let end = begun.saturating_add(self.probe.timeout);
+            due = due.max(end.saturating_add(slack));
+        }
+        (is_probed && now > due).then(|| now.saturating_sub(self.fresh))
     }
 }

@@ -399,6 +399,7 @@ impl Manager {
             },
             period: worker.period(),
             fresh: slot.fresh,
+            begun: slot.begun,
             last_run: slot.last_run.as_ref(),
         }
     }

@@ -66,7 +66,8 @@ pub use snapshot::{SavedWorker, Snapshot};
 pub use status::{ContainerState, ContainerStatus, Phase, PodStatus};
 pub use wheel::{TimerId, Wheel};
 
-/// A result that is older than so many periods is overdue, and may not hold any more.
+/// A result that is older than so many periods is overdue, and may not hold any more, unless a run that began before has not
+/// used up its timeout.
 pub const FRESH_PERIODS: u32 = 3;
 /// A result that is not older than that is never overdue: very short periods are not worth a word.
 pub const FRESH_MIN: Duration = Duration::from_secs(1);

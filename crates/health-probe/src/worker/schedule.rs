@@ -36,8 +36,10 @@ pub(super) struct Slot {
     pub(super) last_run: Option<LastRun>,
     /// What its pod holds of places and rate.
     pub(super) share: PodKey,
-    /// When a run last told something, or it was not to be probed.
+    /// When a run last found something out, or it was not to be probed.
     pub(super) fresh: Duration,
+    /// When the first run since then began.
+    pub(super) begun: Option<Duration>,
 }
 
 /// What a timer is for.
@@ -61,6 +63,12 @@ pub(super) enum State {
 }
 
 impl Slot {
+    /// A run found something out, or it is not to be probed.
+    fn refresh(&mut self, now: Duration) {
+        self.fresh = now;
+        self.begun = None;
+    }
+
     /// A result of its worker about a container.
     pub(super) fn update(&self, container_id: Arc<str>, result: ProbeResult) -> ResultUpdate {
         ResultUpdate {
@@ -131,7 +139,7 @@ impl Manager {
         if decision == Decision::Run {
             slot.state = State::Queued;
         } else {
-            slot.fresh = now;
+            slot.refresh(now);
             self.schedule(now, id);
         }
         self.publish(now, id, news);
@@ -146,6 +154,7 @@ impl Manager {
         let slot = &mut self.slots[id];
         self.shares.begin(slot.share, now);
         slot.state = State::InFlight;
+        slot.begun.get_or_insert(now);
         if !slot.has_begun {
             // Its ticks count from here, or from a little later: those that begin together at first do so no more.
             slot.has_begun = true;
@@ -206,7 +215,7 @@ impl Manager {
             },
         });
         if judgement.result.is_some() {
-            slot.fresh = now;
+            slot.refresh(now);
         }
         self.usage.end();
         self.shares.end(slot.share);
@@ -257,6 +266,7 @@ impl Manager {
             last_run: None,
             share,
             fresh: now,
+            begun: None,
         })
     }
 

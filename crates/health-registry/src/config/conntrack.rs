@@ -30,12 +30,6 @@ impl fmt::Display for GcInterval {
     }
 }
 
-impl From<GcInterval> for String {
-    fn from(interval: GcInterval) -> Self {
-        interval.to_string()
-    }
-}
-
 /// The text is no [`GcInterval`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write it like 30s or 5m, or adaptive")]
@@ -55,13 +49,7 @@ impl FromStr for GcInterval {
     }
 }
 
-impl TryFrom<String> for GcInterval {
-    type Error = GcIntervalError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(GcInterval, GcIntervalError);
 
 /// How long an entry outlives its last packet: up to ten days.
 pub type Lifetime = Seconds<1, { 240 * 3600 }>;

@@ -81,12 +81,6 @@ impl fmt::Display for ApiAccess {
     }
 }
 
-impl From<ApiAccess> for String {
-    fn from(access: ApiAccess) -> Self {
-        access.to_string()
-    }
-}
-
 /// The text is no [`ApiAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no kubeconfig; write its absolute path, or the flag without a value")]
@@ -104,13 +98,7 @@ impl FromStr for ApiAccess {
     }
 }
 
-impl TryFrom<String> for ApiAccess {
-    type Error = ApiAccessError;
-
-    fn try_from(text: String) -> Result<Self, ApiAccessError> {
-        text.parse()
-    }
-}
+text_form!(ApiAccess, ApiAccessError);
 
 /// The path, which tools of the CRI write with `unix://` in front.
 fn socket(text: &str) -> Result<PathBuf, Infallible> {

@@ -60,19 +60,7 @@ impl FromStr for ExternalIpSetting {
     }
 }
 
-impl From<ExternalIpSetting> for String {
-    fn from(setting: ExternalIpSetting) -> Self {
-        setting.to_string()
-    }
-}
-
-impl TryFrom<String> for ExternalIpSetting {
-    type Error = ExternalIpSettingError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(ExternalIpSetting, ExternalIpSettingError);
 
 #[cfg(test)]
 mod tests {

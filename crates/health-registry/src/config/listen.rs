@@ -40,12 +40,6 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-impl From<ListenAddress> for String {
-    fn from(address: ListenAddress) -> Self {
-        address.to_string()
-    }
-}
-
 /// The text is no [`ListenAddress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -68,13 +62,7 @@ impl FromStr for ListenAddress {
     }
 }
 
-impl TryFrom<String> for ListenAddress {
-    type Error = ListenAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(ListenAddress, ListenAddressError);
 
 #[cfg(test)]
 mod tests {

@@ -26,12 +26,6 @@ impl fmt::Display for MasqueradePorts {
     }
 }
 
-impl From<MasqueradePorts> for String {
-    fn from(ports: MasqueradePorts) -> Self {
-        ports.to_string()
-    }
-}
-
 /// The text is no [`MasqueradePorts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write it like 32768-65535: the lowest port and the highest, {MIN_PORT} or more")]
@@ -55,13 +49,7 @@ impl FromStr for MasqueradePorts {
     }
 }
 
-impl TryFrom<String> for MasqueradePorts {
-    type Error = MasqueradePortsError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(MasqueradePorts, MasqueradePortsError);
 
 /// Whose packets get this node's address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,8 @@
 //! The settings of one agent, validated once and then read only.
 
+#[macro_use]
+mod text;
+
 mod check;
 mod conntrack;
 mod containers;

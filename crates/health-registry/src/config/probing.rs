@@ -114,12 +114,6 @@ impl fmt::Display for ProbeChoice {
     }
 }
 
-impl From<ProbeChoice> for String {
-    fn from(choice: ProbeChoice) -> Self {
-        choice.to_string()
-    }
-}
-
 /// The text is no [`ProbeChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -149,13 +143,7 @@ impl FromStr for ProbeChoice {
     }
 }
 
-impl TryFrom<String> for ProbeChoice {
-    type Error = ProbeChoiceError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(ProbeChoice, ProbeChoiceError);
 
 /// Time between two looks at something, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,12 +156,6 @@ impl fmt::Display for Interval {
             Some(interval) => f.write_str(&duration_text(interval)),
             None => f.write_str("off"),
         }
-    }
-}
-
-impl From<Interval> for String {
-    fn from(interval: Interval) -> Self {
-        interval.to_string()
     }
 }
 
@@ -196,13 +178,7 @@ impl FromStr for Interval {
     }
 }
 
-impl TryFrom<String> for Interval {
-    type Error = IntervalError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(Interval, IntervalError);
 
 #[cfg(test)]
 mod tests {

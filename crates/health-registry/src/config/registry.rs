@@ -41,12 +41,6 @@ impl fmt::Display for RegistrySpec {
     }
 }
 
-impl From<RegistrySpec> for String {
-    fn from(spec: RegistrySpec) -> Self {
-        spec.to_string()
-    }
-}
-
 /// The text is no [`RegistrySpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -88,13 +82,7 @@ fn urls(list: &str) -> Option<Vec<String>> {
     list.split(',').map(url).collect()
 }
 
-impl TryFrom<String> for RegistrySpec {
-    type Error = RegistrySpecError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(RegistrySpec, RegistrySpecError);
 
 /// Another cluster, whose nodes are probed too: `NAME=REGISTRY`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,12 +97,6 @@ pub struct RemoteCluster {
 impl fmt::Display for RemoteCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.registry)
-    }
-}
-
-impl From<RemoteCluster> for String {
-    fn from(cluster: RemoteCluster) -> Self {
-        cluster.to_string()
     }
 }
 
@@ -141,13 +123,7 @@ impl FromStr for RemoteCluster {
     }
 }
 
-impl TryFrom<String> for RemoteCluster {
-    type Error = RemoteClusterError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
+text_form!(RemoteCluster, RemoteClusterError);
 
 #[cfg(test)]
 mod tests {

@@ -63,12 +63,6 @@ impl fmt::Display for EtcdAccess {
     }
 }
 
-impl From<EtcdAccess> for String {
-    fn from(access: EtcdAccess) -> Self {
-        access.to_string()
-    }
-}
-
 /// The text is not an [`EtcdAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -91,13 +85,7 @@ impl FromStr for EtcdAccess {
     }
 }
 
-impl TryFrom<String> for EtcdAccess {
-    type Error = EtcdAccessError;
-
-    fn try_from(text: String) -> Result<Self, EtcdAccessError> {
-        text.parse()
-    }
-}
+text_form!(EtcdAccess, EtcdAccessError);
 
 impl ServiceSources {
     /// Whether any source is set.

@@ -101,7 +101,7 @@ impl WrongTypes {
                     inner => format!("{path}.{inner}"),
                 },
                 problem: Problem::WrongType(problem),
-                // Of a list of which nothing is left, the missing value is no error of the member alone.
+                // Where nothing is left of a list, the missing value is no error of the member alone.
                 extent: first.map_or(Extent::Member, |first| errors[first].extent),
             };
             errors.retain(|error| !is_about(error));

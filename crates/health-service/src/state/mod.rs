@@ -262,7 +262,7 @@ impl State {
         self.no_local_endpoints
     }
 
-    /// What load balancers that check by this family are told, for each service that has a health-check node port. A
+    /// What load balancers that check by this family learn, for each service that has a health-check node port. A
     /// service without this family tells of its other one.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]

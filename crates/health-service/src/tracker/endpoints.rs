@@ -167,7 +167,7 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. Of those with the same address, the one with the best [`rank`] counts, else the one of
+    /// The endpoints of all ports. Where several have the same address, the one with the best [`rank`] counts, else the one of
     /// the first slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();

@@ -249,7 +249,7 @@ fn orders<T: Clone>(list: &[T]) -> Vec<Vec<T>> {
 }
 
 #[test]
-fn of_entries_with_one_address_the_best_counts_in_all_orders_in_one_slice_and_in_several() {
+fn the_best_of_several_entries_with_one_address_counts_in_all_orders_and_slices() {
     // Terminating, serving, ready, on this node; from the best to the worst.
     let ranks: Vec<[bool; 4]> = (0..16)
         .map(|bits| [bits & 8 != 0, bits & 4 == 0, bits & 2 == 0, bits & 1 == 0])

@@ -17,9 +17,13 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::publish;
+use crate::task::AbortOnDrop;
 
 /// Time between two looks at the addresses of those whom the agent asks by name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
+
+/// Where those listen whom the agent asks, and what they are.
+type AskedAddresses = BTreeMap<SocketAddr, String>;
 
 /// What is reserved comes from these.
 pub(in crate::agent) struct ReservedSources {
@@ -54,18 +58,17 @@ pub(super) async fn follow(
     };
     let own = own.clone();
     let port = config.health_port;
-    let asked = asked::asked(config).await;
-    // Whoever depends on an answer of a name server would not start without one.
-    let mut sources = literals(&asked);
+    let look_up = |one: Asked| async move { asked::addresses(&[one]).await };
+    let (mut sources, look_ups) = resolve(asked::asked(config).await, look_up);
     let now = move |from: &mut ReservedSources,
                     addresses: &mut OwnAddresses,
-                    sources: &BTreeMap<SocketAddr, String>| {
+                    sources: &mut watch::Receiver<AskedAddresses>| {
         let nodes = from.nodes.borrow_and_update().clone();
         let own_addresses = addresses.all.borrow_and_update().clone();
         let node_ports = addresses.node_ports.borrow_and_update().clone();
         let mut reserved = Reserved {
             addresses: taken(&from.gateways, &from.endpoints),
-            sources: sources.clone(),
+            sources: sources.borrow_and_update().clone(),
             own: (*own_addresses).clone(),
             node_ports: (*node_ports).clone(),
             ..fixed.clone()
@@ -74,10 +77,10 @@ pub(super) async fn follow(
         reserved
     };
     let mut changes = from.endpoints.changes();
-    let (sender, receiver) = watch::channel(Arc::new(now(&mut from, &mut addresses, &sources)));
+    let (sender, receiver) = watch::channel(Arc::new(now(&mut from, &mut addresses, &mut sources)));
     tokio::spawn(async move {
-        let mut resolve = interval(RESOLVE_PERIOD);
-        resolve.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // They end with this task.
+        let _look_ups = look_ups;
         loop {
             tokio::select! {
                 () = sender.closed() => return,
@@ -86,16 +89,48 @@ pub(super) async fn follow(
                 Ok(()) = from.nodes.changed() => {}
                 Ok(()) = addresses.all.changed() => {}
                 Ok(()) = addresses.node_ports.changed() => {}
-                _ = resolve.tick() => sources.extend(asked::addresses(&asked).await),
+                Ok(()) = sources.changed() => {}
             }
-            publish(&sender, now(&mut from, &mut addresses, &sources));
+            publish(&sender, now(&mut from, &mut addresses, &mut sources));
         }
     });
     receiver
 }
 
+/// The addresses of those whom the agent asks, and what they are. Names are looked up now and then, each in a task of its own:
+/// a name server that does not answer holds up nothing else. What a name has meant once stays.
+fn resolve<F>(
+    asked: Vec<Asked>,
+    look_up: impl Fn(Asked) -> F + Clone + Send + 'static,
+) -> (watch::Receiver<AskedAddresses>, Vec<AbortOnDrop>)
+where
+    F: Future<Output = AskedAddresses> + Send,
+{
+    // Whoever depends on an answer of a name server would not start without one.
+    let (sender, receiver) = watch::channel(literals(&asked));
+    let names = asked.into_iter().filter(|one| parse_ip(&one.host).is_err());
+    let look_ups = names.map(|one| {
+        let (sender, look_up) = (sender.clone(), look_up.clone());
+        AbortOnDrop::spawn(async move {
+            let mut ticks = interval(RESOLVE_PERIOD);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let found = look_up(one.clone()).await;
+                sender.send_if_modified(|known| {
+                    let is_known = |(address, what)| known.get(address) == Some(what);
+                    let is_new = !found.iter().all(is_known);
+                    known.extend(found);
+                    is_new
+                });
+            }
+        })
+    });
+    (receiver, look_ups.collect())
+}
+
 /// The addresses that are written in the settings.
-fn literals(asked: &[Asked]) -> BTreeMap<SocketAddr, String> {
+fn literals(asked: &[Asked]) -> AskedAddresses {
     let literal = |one: &Asked| {
         let ip = parse_ip(&one.host).ok()?;
         Some((SocketAddr::new(ip, one.port), one.what.clone()))
@@ -210,5 +245,29 @@ mod tests {
         let mut alone = Reserved::default();
         add_nodes(&mut alone, &NodeSet::default(), &own, 4240);
         assert_eq!((alone.own.len(), alone.pod_cidrs.len()), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_is_never_resolved_holds_up_no_other_one() {
+        let asked = ["192.0.2.1", "slow.example", "fast.example"].map(|host| Asked {
+            what: format!("etcd http://{host}:2379"),
+            host: host.to_owned(),
+            port: 2379,
+        });
+        let look_up = |one: Asked| async move {
+            if one.host == "slow.example" {
+                std::future::pending::<()>().await;
+            }
+            BTreeMap::from([(([192, 0, 2, 7], one.port).into(), one.what)])
+        };
+        let (mut found, _look_ups) = resolve(asked.to_vec(), look_up);
+        let literal: SocketAddr = ([192, 0, 2, 1], 2379).into();
+        assert!(found.borrow_and_update().keys().eq([&literal]));
+        found.changed().await.unwrap();
+        let named: SocketAddr = ([192, 0, 2, 7], 2379).into();
+        assert!(found.borrow_and_update().keys().eq([&literal, &named]));
+        // The same answer once more is no news.
+        tokio::time::sleep(3 * RESOLVE_PERIOD).await;
+        assert!(!found.has_changed().unwrap());
     }
 }

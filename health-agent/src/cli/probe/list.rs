@@ -12,7 +12,7 @@ use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, printable, table}
 const EXAMPLES: &str = "\
 Columns:
   RESULT       what holds, until as many runs in a row as the threshold say otherwise; \"was\" stands
-               before it where no run has found anything out for three periods
+               before it where a newer result should be there by now
   RUN          what the last runs said, and how many in a row did, of how many it takes
   STATE        when it is probed next, or why not
   LAST ERROR   what the last run found, if it was no success

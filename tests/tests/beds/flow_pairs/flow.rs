@@ -103,13 +103,13 @@ impl Flow {
         self.is_answered = true;
     }
 
-    /// Has the flow ask this.
+    /// Lets the flow ask this.
     pub(super) fn prepare(&mut self, question: &str) {
         question.clone_into(&mut self.question);
         (self.sent_at, self.is_answered) = (None, false);
     }
 
-    /// Has it ask what it has not asked yet.
+    /// Lets it ask what it has not asked yet.
     pub(super) fn prepare_next(&mut self) {
         self.asked += 1;
         self.prepare(&format!("{}-{}", self.prefix, self.asked));
@@ -206,10 +206,10 @@ impl Flow {
         }
     }
 
-    /// Has a connection end by a reset as its socket is closed.
+    /// Makes a connection end by a reset as its socket is closed.
     pub(super) fn reset(&self) {
         if self.kind == Kind::Tcp {
-            // Of a connection that is over nothing is to be reset.
+            // Nothing is to be reset of a connection that is over.
             let _ = self.socket.set_linger(Some(Duration::ZERO));
         }
     }

@@ -134,7 +134,7 @@ fn judge(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Res
     Ok(())
 }
 
-/// Of each rule for what is known to fail some pair fails.
+/// Some pair fails by each rule for what is known to fail.
 fn judge_list(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Result<()> {
     for rule in list {
         let mut known = pairs.to_vec();
@@ -233,7 +233,7 @@ fn pairs_are_answered_through_the_hosts_stack() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn pairs_are_answered_by_xdp() -> anyhow::Result<()> {
-    // What drivers can do is told by newer kernels alone. Without that, a veth's program hands nothing on.
+    // Only newer kernels report what drivers can do. Without that, a veth's program hands nothing on.
     let mode = match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => "native",
         None => "generic",

@@ -257,7 +257,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Has the first flow be in the state in which the second one is to meet it.
+    /// Brings the first flow to the state in which the second one is to meet it.
     fn change_first(&mut self) {
         for open in &mut self.open {
             let question = match open.pair.state {

@@ -170,7 +170,7 @@ impl Side {
         Ok(())
     }
 
-    /// Has the agents serve, until each client is known to have its lasting backend.
+    /// Lets the agents serve until each client is known to have its lasting backend.
     pub(super) fn serve(&self, bed: &Bed) -> anyhow::Result<()> {
         for service in Service::all() {
             self.write(service, &[service.target], bed)?;

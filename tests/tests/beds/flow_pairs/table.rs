@@ -96,7 +96,7 @@ pub(super) enum Kind {
     Tcp,
     /// Connected sockets of UDP.
     Udp,
-    /// A socket of UDP that sends wherever it is told: the same for both flows, if one client opens both.
+    /// A socket of UDP that sends wherever it is asked to: the same for both flows, if one client opens both.
     Unconnected,
     /// Echo requests, whose identifiers take the place of ports.
     Echo,
@@ -111,7 +111,7 @@ impl Kind {
     }
 }
 
-/// What became of the first flow before the second one is opened. Of other protocols than TCP only the first.
+/// What became of the first flow before the second one is opened. For other protocols than TCP, only the first applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
     Open,

@@ -1,7 +1,7 @@
 //! Services on real nodes, with real clients and servers: which backends answer, which requests are refused, and what
 //! happens to flows when backends come and go.
 
-mod bad_input;
+pub(crate) mod bad_input;
 mod choice;
 mod direct;
 mod drain;

@@ -19,7 +19,7 @@ pub(super) const ROWS: &[Row] = &[(
     of_endpoints,
 )];
 
-/// Of the first node's clients: through a ClusterIP, through the NodePort of the backend's own node, and to the backend itself,
+/// The first node's clients go through a ClusterIP, through the NodePort of the backend's own node, and to the backend itself,
 /// in each order. The backend is on another node, or on the client's.
 fn of_endpoints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut port = 20_000 + 100 * u16::from(number);
@@ -149,7 +149,7 @@ pub(super) fn are_left_by_a_flood(stand: &Stand, number: u8) -> anyhow::Result<(
     };
     let sender = NetNs::open(FAR)?.run_in(raw)??;
     for syn in 0..SYNS {
-        // Of the same network, where nobody has it.
+        // An address of the same network that nobody has.
         let source = IpAddr::from(Ipv4Addr::from(FAR4.to_bits() + 1 + syn / FROM_EACH));
         let port = 10_000 + (syn % FROM_EACH) as u16;
         let segment = Tcp::between((port, target.port()), SYN).segment(source, node);

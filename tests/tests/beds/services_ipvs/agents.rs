@@ -10,6 +10,7 @@ use tests::process::run;
 use tests::served::{Datagrams, ServiceManifest, cluster_ips, curl};
 use tests::{Node, PATIENCE, bed::command_in, outside, wait_for};
 
+use crate::services::bad_input::show_that_the_older_is_served;
 use crate::services::{
     Mode, ROWS, Row, SOON, Stand, show, targets, wait_answered_by, wait_datagrams_answered_by,
 };
@@ -45,6 +46,12 @@ fn every_row_of_the_specification_comes_true_by_ipvs() -> anyhow::Result<()> {
     let stand = Stand::start_with(Mode::Ipvs, ["", ""], TIMEOUTS)?;
     outside::add(stand.bed.node(1))?;
     show(&stand, &[ROWS.concat(), IPVS_ROWS.to_vec()].concat())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_older_of_a_node_port_and_an_external_address_is_served_by_ipvs() -> anyhow::Result<()> {
+    show_that_the_older_is_served(Mode::Ipvs)
 }
 
 /// What a tool prints on a node, once it has all these lines, whatever blanks are in them.

@@ -70,7 +70,7 @@ impl Search {
 
     /// When the command began. Reads much of `/proc`: blocks.
     pub(super) fn start(&mut self) -> Start {
-        // Among the processes of the host, those of the command cannot be told.
+        // Among the processes of the host, those of the command cannot be identified.
         if pid_namespace(self.container as i32) == fs::read_link("/proc/self/ns/pid").ok() {
             return Start::Unknown;
         }

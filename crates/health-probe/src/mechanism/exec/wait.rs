@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// When a command began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// It cannot be told: its time counts from when it was asked for.
+    /// It is not known: its time counts from when it was asked for.
     Unknown,
     /// It has not begun, or has ended.
     NotNow,

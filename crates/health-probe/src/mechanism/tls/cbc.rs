@@ -17,7 +17,7 @@ use rustls::{
 };
 
 const BLOCK_LEN: usize = 16;
-/// Of the keys and codes of HMAC-SHA1.
+/// Length of keys and codes of HMAC-SHA1, bytes.
 const MAC_LEN: usize = 20;
 /// Most of a record's content (RFC 5246, 6.2.1).
 const CONTENT_MAX: usize = 1 << 14;
@@ -90,8 +90,8 @@ static RSA: &[SignatureScheme] = &[
 static AES_128: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 16 };
 static AES_256: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 32 };
 
-/// AES-CBC with HMAC-SHA1. Of the key block, which has the keys of both sides' codes before those of their ciphers and no
-/// initialisation vectors, the first are what rustls calls keys, and the others what it calls vectors.
+/// AES-CBC with HMAC-SHA1. The key block has the keys of both sides' codes before those of their ciphers, and no
+/// initialisation vectors: the first are what rustls calls keys, and the others what it calls vectors.
 struct Cbc {
     key_len: usize,
 }

@@ -132,7 +132,7 @@ fn a_pod_of_fast_probes_has_its_rate_and_no_more() {
     let fast = count["fast"];
     assert!((5990..=6010).contains(&fast), "{fast}");
     assert!((11..=13).contains(&count["web"]), "{count:?}");
-    // Each of its probes has its turn, and is told to be late.
+    // Each of its probes has its turn, and is shown as late.
     let now = bed.now;
     let late = bed.manager.list().filter(|view| &*view.pod.uid == "fast");
     let late: Vec<_> = late.filter_map(|view| view.overdue(now)).collect();
@@ -213,4 +213,63 @@ fn a_result_is_overdue_after_three_periods_without_news_while_it_is_to_be_probed
     bed.set_status("web", status(vec![waiting]));
     run(&mut bed, secs(100));
     assert!(overdue(&bed).is_empty());
+}
+
+#[test]
+fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_timeout() {
+    let mut bed = Bed::with(LIMITS);
+    let patient = Probe {
+        timeout: secs(60),
+        ..probe()
+    };
+    add(&mut bed, "shop", "web", 1, &patient);
+    let overdue = |bed: &Bed| -> Vec<Duration> {
+        let views = bed.manager.list();
+        views.filter_map(|view| view.overdue(bed.now)).collect()
+    };
+    // Both probes, as soon as they may.
+    let begin = |bed: &mut Bed| {
+        let mut starts = Vec::new();
+        while starts.len() < 2 {
+            match bed.poll() {
+                Some(start) => starts.push(start),
+                None => bed.now = bed.manager.next_wake().unwrap(),
+            }
+        }
+        starts
+    };
+    for _ in 0..3 {
+        let starts = begin(&mut bed);
+        // It answers, and takes its time.
+        bed.now += secs(55);
+        assert!(overdue(&bed).is_empty());
+        for start in &starts {
+            bed.finish(start.worker, success());
+        }
+        assert!(overdue(&bed).is_empty());
+    }
+    // A result is due at the end of the timeout; a period later it is overdue.
+    begin(&mut bed);
+    bed.now += secs(60 + 10);
+    assert!(overdue(&bed).len() < 2, "the last one to begin is not");
+    bed.now += millis(1);
+    assert_eq!(overdue(&bed).len(), 2);
+}
+
+#[test]
+fn a_probe_that_cannot_begin_is_overdue_after_three_periods_whatever_its_timeout() {
+    let mut bed = Bed::with(Limits {
+        concurrent: 3,
+        ..LIMITS
+    });
+    add(&mut bed, "tenant", "slow-0", 1, &slow());
+    let ran = std::iter::from_fn(|| bed.poll()).count();
+    assert_eq!(ran, 1, "the other one has no place");
+    bed.now += secs(31);
+    let views = bed.manager.list();
+    let overdue: Vec<_> = views
+        .filter(|view| view.overdue(bed.now).is_some())
+        .collect();
+    assert_eq!(overdue.len(), 1);
+    assert!(!overdue[0].in_flight);
 }

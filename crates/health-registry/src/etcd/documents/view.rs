@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_too_large_is_told_with_what_was_there() {
+    fn a_value_that_is_too_large_is_named_and_its_former_one_stays() {
         let mut view = view();
         view.replace(vec![pair("a", "1")], SECOND);
         view.put(&pair("a", vec![b'x'; MAX_TEXT_LEN + 1]), SECOND);

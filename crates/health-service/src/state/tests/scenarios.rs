@@ -342,7 +342,7 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
 }
 
 #[test]
-fn of_a_node_port_and_an_address_of_the_node_the_older_owns_the_place() {
+fn the_older_of_a_node_port_and_an_address_of_the_node_owns_the_place() {
     let node: IpAddr = [172, 30, 0, 1].into();
     let external = |created| {
         let mut service = service("e", created, |common| common.external_ips.push(node));

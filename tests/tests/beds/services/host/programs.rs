@@ -182,6 +182,11 @@ fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
             );
         }
     }
+    // Whoever starts beside an agent that works here takes nothing from it.
+    process::spare_own_sockets(&run.location)?;
+    for target in targets {
+        ensure!(is_translated(target)?, "{target}");
+    }
     Ok(())
 }
 

@@ -1,0 +1,268 @@
+//! What a prober tells, on its way to whoever acts on it.
+//!
+//! Nobody waits to tell: whoever acts may be the one who tells. So there is room for [`ROOM`] news, and after that what is
+//! newer takes the place of what it makes void. No more than that, and one for each probe and pod, ever waits.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+use tracing::warn;
+
+use super::lock;
+use crate::spec::{PodSpec, ProbeType};
+use crate::worker::restart::Kill;
+use crate::worker::{Event, PodStatus, ResultUpdate};
+
+/// News that wait at most before newer ones replace older ones.
+const ROOM: usize = 4096;
+
+/// What a prober tells, in the order in which it came to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A result is new or has changed, and has its container killed in some cases.
+    Result(ResultUpdate, Option<Kill>),
+    /// A pod's status has changed.
+    Status(Arc<str>, PodStatus),
+    /// Something is to be told of a container.
+    Event {
+        /// The pod.
+        pod: Arc<PodSpec>,
+        /// The container's name.
+        container: Arc<str>,
+        /// The type of the probe.
+        kind: ProbeType,
+        /// What.
+        event: Event,
+    },
+}
+
+/// What news are about. Later ones about the same make earlier ones void: a failure that has its container killed is the
+/// last result of that container.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Probe(Arc<str>, Arc<str>, ProbeType),
+    Pod(Arc<str>),
+}
+
+impl News {
+    /// `None` for what nothing later makes void.
+    fn subject(&self) -> Option<Subject> {
+        match self {
+            Self::Result(update, _) => Some(Subject::Probe(
+                update.pod_uid.clone(),
+                update.container.clone(),
+                update.kind,
+            )),
+            Self::Status(uid, _) => Some(Subject::Pod(uid.clone())),
+            Self::Event { .. } => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    /// By their number.
+    news: BTreeMap<u64, News>,
+    /// The latest of each subject.
+    latest: HashMap<Subject, u64>,
+    /// Events that there was no room for.
+    lost: u64,
+    is_closed: bool,
+}
+
+impl Waiting {
+    fn push(&mut self, news: News) {
+        let subject = news.subject();
+        if self.news.len() >= ROOM {
+            match &subject {
+                Some(subject) => {
+                    if let Some(void) = self.latest.get(subject) {
+                        self.news.remove(void);
+                    }
+                }
+                None => {
+                    self.lost += 1;
+                    return;
+                }
+            }
+        }
+        if let Some(subject) = subject {
+            self.latest.insert(subject, self.next);
+        }
+        self.news.insert(self.next, news);
+        self.next += 1;
+    }
+
+    fn pop(&mut self) -> Option<News> {
+        let (number, news) = self.news.pop_first()?;
+        if let Some(subject) = news.subject()
+            && self.latest.get(&subject) == Some(&number)
+        {
+            self.latest.remove(&subject);
+        }
+        Some(news)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    arrived: Notify,
+}
+
+impl Queue {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        lock(&self.waiting)
+    }
+
+    fn close(&self) {
+        self.waiting().is_closed = true;
+        self.arrived.notify_one();
+    }
+}
+
+/// Where news go in.
+#[derive(Debug)]
+pub(super) struct NewsSender(Arc<Queue>);
+
+/// Where news come out.
+#[derive(Debug)]
+pub struct NewsReceiver(Arc<Queue>);
+
+/// A way from who tells to who acts.
+pub(super) fn channel() -> (NewsSender, NewsReceiver) {
+    let queue = Arc::new(Queue::default());
+    (NewsSender(queue.clone()), NewsReceiver(queue))
+}
+
+impl NewsSender {
+    /// Tells. Never waits. Nobody may want to know.
+    pub(super) fn send(&self, news: News) {
+        let mut waiting = self.0.waiting();
+        if waiting.is_closed {
+            return;
+        }
+        waiting.push(news);
+        drop(waiting);
+        self.0.arrived.notify_one();
+    }
+}
+
+impl NewsReceiver {
+    /// The next news; `None` when the prober has ended. Nothing is lost if this is dropped before it is done.
+    pub async fn recv(&mut self) -> Option<News> {
+        loop {
+            // In this order: what is told before the end is there.
+            let is_closed = self.0.waiting().is_closed;
+            if let Some(news) = self.try_recv() {
+                return Some(news);
+            }
+            if is_closed {
+                return None;
+            }
+            self.0.arrived.notified().await;
+        }
+    }
+
+    /// The next news, if there are any.
+    pub fn try_recv(&mut self) -> Option<News> {
+        let mut waiting = self.0.waiting();
+        let lost = std::mem::take(&mut waiting.lost);
+        let news = waiting.pop();
+        drop(waiting);
+        if lost > 0 {
+            warn!(lost, "events of probes were not kept: too many at once");
+        }
+        news
+    }
+}
+
+impl Drop for NewsSender {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Drop for NewsReceiver {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting();
+        let left = std::mem::take(&mut *waiting);
+        waiting.is_closed = true;
+        drop(waiting);
+        drop(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec;
+
+    fn status(pod: usize, ready: bool) -> News {
+        let status = PodStatus {
+            ready,
+            ..PodStatus::default()
+        };
+        News::Status(format!("uid-{pod}").into(), status)
+    }
+
+    fn event() -> News {
+        let text = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+            "spec": {"containers": [{"name": "app", "livenessProbe": {"tcpSocket": {"port": 80}}}]}}"#;
+        let pod = spec::read(text).pods.into_iter().next().expect("a pod");
+        News::Event {
+            pod: Arc::new(pod),
+            container: "app".into(),
+            kind: ProbeType::Liveness,
+            event: Event {
+                reason: "Unhealthy",
+                message: String::new(),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn news_are_bounded_and_the_last_word_about_each_pod_is_kept() {
+        let (sender, mut receiver) = channel();
+        for pod in 0..ROOM {
+            sender.send(status(pod % 8, false));
+        }
+        // Nobody reads: what is void goes, and what is new comes last.
+        for _ in 0..3 {
+            for pod in 0..16 {
+                sender.send(status(pod, true));
+                sender.send(event());
+            }
+        }
+        let all: Vec<News> = std::iter::from_fn(|| receiver.try_recv()).collect();
+        assert_eq!(all.len(), ROOM + 8);
+        let last: Vec<News> = (0..16).map(|pod| status(pod, true)).collect();
+        assert_eq!(all[all.len() - 16..], last);
+        // There is room again, for events too, and nothing is left out.
+        for news in [status(1, false), event(), status(1, true)] {
+            sender.send(news.clone());
+            assert_eq!(receiver.recv().await, Some(news));
+        }
+        sender.send(status(1, false));
+        sender.send(status(1, true));
+        drop(sender);
+        assert_eq!(receiver.recv().await, Some(status(1, false)));
+        assert_eq!(receiver.recv().await, Some(status(1, true)));
+        assert_eq!(receiver.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_news_gets_them_and_whoever_does_not_listen_keeps_none() {
+        let (sender, mut receiver) = channel();
+        let waits = tokio::spawn(async move { (receiver.recv().await, receiver) });
+        tokio::task::yield_now().await;
+        sender.send(event());
+        let (news, receiver) = waits.await.unwrap();
+        assert_eq!(news, Some(event()));
+        drop(receiver);
+        sender.send(event());
+        assert!(sender.0.waiting().news.is_empty());
+    }
+}
