@@ -1,6 +1,7 @@
 //! Fragments that come before the first one of their packet, which alone tells its flow. They are held until that comes,
 //! and then sent after it. A host that reassembles waits for it just so.
 
+use aya_ebpf::Global;
 use aya_ebpf::bindings::{
     __sk_buff, BPF_ANY, BPF_F_INGRESS, BPF_F_INVALIDATE_HASH, BPF_F_RECOMPUTE_CSUM,
 };
@@ -10,27 +11,23 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::config::EARLY_FRAGMENTS;
-use health_common::ct::{Tuple4, Tuple6};
-use health_common::fragment::{Fragment, FragmentHeader};
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
-use health_common::packet::EXTENSION_FRAGMENT;
 
 use crate::bounds::within;
-use crate::clock::coarse_now_secs;
+use crate::clock::{coarse_now_ns, coarse_now_secs};
+use crate::fragment::{self, Fragments};
 use crate::frame::Frame;
-use crate::ip_version::Version;
 use crate::maps::{
     HEALTH_CONFIG, HEALTH_EARLY, HEALTH_EARLY_DRAFT, HEALTH_EARLY_FRAMES, HEALTH_EARLY_SOURCES,
 };
 use crate::metrics::{Verdict, held};
-use crate::packet::load;
 
-/// How many fragments of all packets are held; the oldest go first.
+/// About how many fragments of all packets are held; the oldest go first.
 pub const HELD_FRAGMENTS: u32 = 1_024;
-/// How many packets are known of which a fragment was held or the first one was seen.
+/// About how many packets are known of which a fragment was held or the first one was seen.
 pub const EARLY_PACKETS: u32 = 8_192;
-/// How many sources of early fragments are counted.
+/// About how many sources of early fragments are counted.
 pub const EARLY_SOURCES: u32 = 1_024;
 /// How long a fragment is that can be held, from the link header on, bytes: those of devices of 1,500 bytes, with room for
 /// tags. On jumbo frames early fragments are of no known flow.
@@ -41,29 +38,48 @@ const HELD_OF_PACKET: u32 = 64;
 const HELD_OF_SOURCE: u32 = 256;
 /// See [`HELD_OF_SOURCE`].
 const WINDOW_SECS: u32 = 4;
+/// How long a first fragment can be on its way through the queue of a processor. After that it is lost.
+const QUEUED_NS: u64 = 20_000_000;
 
-/// A packet in fragments, at a device.
+/// From when on fragments are held, seconds of `CLOCK_MONOTONIC`: a while after the programs take over. They know nothing
+/// of packets whose first fragment others saw. Set as the programs are loaded.
+#[unsafe(no_mangle)]
+static HOLDS_FROM: Global<u32> = Global::new(0);
+
+/// A packet in fragments.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PacketKey {
     source: Addr,
     destination: Addr,
     id_be: u32,
-    ifindex: u32,
+    /// With IPv4, whose identifications each protocol may count for itself; 0 with IPv6.
+    protocol: u32,
 }
 
 /// What is known of it.
 #[repr(C)]
 pub struct EarlyPacket {
-    /// Until when: seconds of `CLOCK_MONOTONIC`. Identifications come again.
+    /// When the first fragment was sent on together with others, `CLOCK_MONOTONIC`.
+    released_ns: u64,
+    /// Until when this holds: seconds of `CLOCK_MONOTONIC`. Identifications come again.
     expires: u32,
-    /// How many of its fragments are held.
+    /// How many fragments are held.
     held: u32,
-    /// Whether the first one was seen.
-    is_seen: u32,
+    /// One of the following.
+    state: u32,
+    /// Explicit padding, zero.
+    pad: u32,
 }
 
-/// A fragment that is held: the how-manieth of which packet.
+/// The first fragment has not come yet.
+const WAITING: u32 = 0;
+/// It is in a queue, to come by its device again.
+const QUEUED: u32 = 1;
+/// It has passed.
+const PASSED: u32 = 2;
+
+/// A fragment that is held: its packet, and its place among those.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FrameKey {
@@ -75,6 +91,8 @@ pub struct FrameKey {
 #[repr(C)]
 pub struct EarlyFrame {
     length: u32,
+    /// The device by which it came.
+    ifindex: u32,
     bytes: [u8; FRAME_MAX as usize],
 }
 
@@ -93,38 +111,15 @@ pub struct EarlyDraft {
     is_first: u32,
 }
 
-/// Finds out whether a packet is a fragment.
-pub trait Pieces: Version {
-    /// Which fragment the packet is whose IP header is at `ip_at`. With IPv6 the fragment header has to follow it.
-    fn piece(frame: &Frame, ip_at: usize) -> Option<Fragment>;
-}
-
-impl Pieces for Tuple4 {
-    #[inline(always)]
-    fn piece(frame: &Frame, ip_at: usize) -> Option<Fragment> {
-        frame.at::<Self::Header>(ip_at)?.fragment()
-    }
-}
-
-impl Pieces for Tuple6 {
-    #[inline(always)]
-    fn piece(frame: &Frame, ip_at: usize) -> Option<Fragment> {
-        if frame.at::<Self::Header>(ip_at)?.next_header != EXTENSION_FRAGMENT {
-            return None;
-        }
-        let mut header = FragmentHeader::default();
-        let at = (ip_at + Self::HEADER_LEN) as u32;
-        load(frame, at, &mut header, size_of::<FragmentHeader>() as u32)?;
-        header.fragment()
-    }
-}
-
 /// Puts fragments in order at the device by which they come: `Some` when this one is held, or was sent on together with those
-/// that waited for it, to come by this device once more.
+/// that waited for it, to come by its device once more.
 #[inline(always)]
-pub fn put_in_order<T: Pieces>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let fragment = T::piece(frame, ip_at)?;
+pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (fragment, protocol) = T::fragment_at(frame, ip_at)?;
     let (source, destination) = T::addresses(frame, ip_at)?;
+    if !fragment.first && fragment::is_known::<T>(source, destination, fragment.id_be, protocol) {
+        return None;
+    }
     // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
     let draft = unsafe { &mut *HEALTH_EARLY_DRAFT.get_ptr_mut(0)? };
     draft.key = FrameKey {
@@ -132,30 +127,31 @@ pub fn put_in_order<T: Pieces>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
             source: source.to_addr(),
             destination: destination.to_addr(),
             id_be: fragment.id_be,
-            ifindex: frame.ifindex(),
+            protocol: protocol.into(),
         },
         number: 0,
     };
     draft.is_first = fragment.first.into();
-    (order(frame.skb()) == WAITS).then(|| held(frame, Reason::FragmentHeld, Direction::Ingress))
+    (hold_or_release(frame.skb()) == HELD)
+        .then(|| held(frame, Reason::FragmentHeld, Direction::Ingress))
 }
 
 /// The packet goes on.
-const GOES: u64 = 0;
+const FORWARD: u64 = 0;
 /// Its bytes are elsewhere now: what is left of it goes no further.
-const WAITS: u64 = 1;
+const HELD: u64 = 1;
 
-/// A function of its own in the kernel too: the verifier looks at it once for both IP versions.
+/// A function of its own in the kernel too, with a frame of its own.
 #[inline(never)]
-fn order(skb: *mut __sk_buff) -> u64 {
+fn hold_or_release(skb: *mut __sk_buff) -> u64 {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
     let (Some(draft), Some(config)) = (HEALTH_EARLY_DRAFT.get_ptr_mut(0), HEALTH_CONFIG.get(0))
     else {
-        return GOES;
+        return FORWARD;
     };
     if config.flags & EARLY_FRAGMENTS == 0 {
-        return GOES;
+        return FORWARD;
     }
     // SAFETY: as in `put_in_order`.
     let draft = unsafe { &mut *draft };
@@ -167,50 +163,78 @@ fn order(skb: *mut __sk_buff) -> u64 {
         .map(|known| unsafe { &mut *known })
         .filter(|known| known.expires > now);
     if draft.is_first != 0 {
-        let Some(known) = known else {
-            return note(draft, expires, 0);
-        };
-        known.expires = expires;
-        known.is_seen = 1;
-        let count = known.held;
-        known.held = 0;
-        return if count == 0 {
-            GOES
-        } else {
-            release(frame, draft, count)
-        };
+        return first(frame, draft, known, expires);
     }
     let number = match &known {
-        Some(known) if known.is_seen != 0 => return GOES,
+        Some(known) if known.state == PASSED => return FORWARD,
+        Some(known) if known.state == QUEUED => return queue_behind(frame, known),
         Some(known) => known.held,
         None => 0,
     };
-    if number >= HELD_OF_PACKET || !has_share(&draft.key.packet.source, now) {
-        return GOES;
-    }
-    draft.key.number = number;
-    if !keep(frame, draft) {
-        return GOES;
+    if now < HOLDS_FROM.load()
+        || number >= HELD_OF_PACKET
+        || !has_share(&draft.key.packet.source, now)
+        || !keep(frame, draft, number)
+    {
+        return FORWARD;
     }
     match known {
         Some(known) => known.held = number + 1,
-        None => {
-            note(draft, expires, 1);
-        }
+        None => note(draft, WAITING, expires),
     }
-    WAITS
+    HELD
 }
 
-/// Notes that the first fragment of a packet was seen, or that so many others are held.
+/// The first fragment of a packet: goes on, or into the queue with those that waited for it behind.
 #[inline(always)]
-fn note(draft: &EarlyDraft, expires: u32, held: u32) -> u64 {
-    let packet = EarlyPacket {
-        expires,
-        held,
-        is_seen: (held == 0).into(),
+fn first(
+    frame: &Frame,
+    draft: &mut EarlyDraft,
+    known: Option<&mut EarlyPacket>,
+    expires: u32,
+) -> u64 {
+    let Some(known) = known else {
+        note(draft, PASSED, expires);
+        return FORWARD;
     };
+    let count = known.held;
+    known.expires = expires;
+    // The kernel may have no room in the queue: the next one that comes tries again.
+    if count == 0 || !send(frame, frame.ifindex()) {
+        known.state = PASSED;
+        return FORWARD;
+    }
+    known.held = 0;
+    known.released_ns = coarse_now_ns();
+    known.state = QUEUED;
+    release(frame, draft, count);
+    HELD
+}
+
+/// A fragment that comes while the first one of its packet is in the queue.
+#[inline(always)]
+fn queue_behind(frame: &Frame, known: &EarlyPacket) -> u64 {
+    // The other one may be lost: nothing goes round for ever.
+    let is_queued = coarse_now_ns().wrapping_sub(known.released_ns) < QUEUED_NS;
+    if is_queued && send(frame, frame.ifindex()) {
+        HELD
+    } else {
+        FORWARD
+    }
+}
+
+/// Notes a packet of which nothing was known.
+#[inline(always)]
+fn note(draft: &EarlyDraft, state: u32, expires: u32) {
+    let packet = EarlyPacket {
+        released_ns: 0,
+        expires,
+        held: (state == WAITING).into(),
+        state,
+        pad: 0,
+    };
+    // Without room, later fragments are held in vain.
     let _ = HEALTH_EARLY.insert(draft.key.packet, packet, u64::from(BPF_ANY));
-    GOES
 }
 
 /// Whether another fragment of this source may be held.
@@ -236,11 +260,13 @@ fn has_share(source: &Addr, now: u32) -> bool {
 
 /// Copies a fragment to where it is held.
 #[inline(always)]
-fn keep(frame: &Frame, draft: &mut EarlyDraft) -> bool {
+fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     let Some(length) = within(frame.length(), 1, FRAME_MAX) else {
         return false;
     };
+    draft.key.number = number;
     draft.frame.length = length;
+    draft.frame.ifindex = frame.ifindex();
     // SAFETY: `within` bounds the length by that of the bytes, as the verifier sees.
     let failed = unsafe {
         bpf_skb_load_bytes(
@@ -256,13 +282,10 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft) -> bool {
             .is_ok()
 }
 
-/// Sends the first fragment, and behind it those that waited, to the device by which they came. Each is a copy of the
-/// packet at hand, whose bytes are then those of the next.
+/// Sends what waited to the devices by which it came. Each is a copy of the packet at hand, whose bytes are then those of the
+/// next.
 #[inline(always)]
-fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) -> u64 {
-    if !send(frame) {
-        return GOES;
-    }
+fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
     for number in 0..HELD_OF_PACKET {
         if number >= count {
             break;
@@ -271,13 +294,13 @@ fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) -> u64 {
         // Evicted ones are lost, as any packet may be.
         if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(draft.key) {
             // SAFETY: a value of that map, which nobody changes before it is removed.
-            if become_copy(frame, unsafe { &*held }) {
-                send(frame);
+            let held = unsafe { &*held };
+            if become_copy(frame, held) {
+                send(frame, held.ifindex);
             }
             let _ = HEALTH_EARLY_FRAMES.remove(draft.key);
         }
     }
-    WAITS
 }
 
 /// Gives the packet at hand the bytes of a fragment.
@@ -300,9 +323,9 @@ fn become_copy(frame: &Frame, held: &EarlyFrame) -> bool {
     }
 }
 
-/// Sends a copy of the packet to its device, on its way in.
+/// Puts a copy of the packet into the queue of this processor, to come by the device.
 #[inline(always)]
-fn send(frame: &Frame) -> bool {
+fn send(frame: &Frame, ifindex: u32) -> bool {
     // SAFETY: a valid context.
-    unsafe { bpf_clone_redirect(frame.skb(), frame.ifindex(), u64::from(BPF_F_INGRESS)) == 0 }
+    unsafe { bpf_clone_redirect(frame.skb(), ifindex, u64::from(BPF_F_INGRESS)) == 0 }
 }

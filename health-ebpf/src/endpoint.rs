@@ -26,6 +26,7 @@ use network_types::eth::EthHdr;
 use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::endpoint_flow::{Steps, Ways, track};
+use crate::fragment::Fragments;
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::ip_version::Version as _;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
@@ -95,7 +96,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// What of an endpoint's packets differs between the IP versions.
-pub(crate) trait Packets: Steps + service::Steps + Source + early::Pieces {
+pub(crate) trait Packets: Steps + service::Steps + Source + Fragments {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;

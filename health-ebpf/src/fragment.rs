@@ -1,12 +1,90 @@
 //! The ports of packets that come in fragments: kept from the first one, found for the others.
 
 use aya_ebpf::bindings::BPF_ANY;
-use health_common::ct::Timeouts;
-use health_common::fragment::FragmentPorts;
-use health_common::packet::{Kind, Packet};
+use health_common::ct::{Timeouts, Tuple4, Tuple6};
+use health_common::fragment::{
+    Fragment, FragmentHeader, FragmentKey4, FragmentKey6, FragmentPorts,
+};
+use health_common::packet::{EXTENSION_FRAGMENT, Kind, Packet};
 
 use crate::clock::coarse_now_secs;
+use crate::frame::Frame;
 use crate::ip_version::Version;
+use crate::packet::load;
+
+/// What tells whether a packet is a fragment, without reading the rest of it.
+pub trait Fragments: Version {
+    /// Which fragment the packet is whose IP header is at `ip_at`, and with IPv4 of which protocol. With IPv6 the fragment
+    /// header has to follow the IP header.
+    fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)>;
+    /// See [`FragmentKey4`] and [`FragmentKey6`].
+    fn fragment_key_of(
+        source: Self::Address,
+        destination: Self::Address,
+        id_be: u32,
+        protocol: u8,
+    ) -> Self::FragmentKey;
+}
+
+impl Fragments for Tuple4 {
+    #[inline(always)]
+    fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)> {
+        let ip = frame.at::<Self::Header>(ip_at)?;
+        Some((ip.fragment()?, ip.protocol))
+    }
+
+    #[inline(always)]
+    fn fragment_key_of(saddr_be: u32, daddr_be: u32, id_be: u32, protocol: u8) -> FragmentKey4 {
+        FragmentKey4 {
+            saddr_be,
+            daddr_be,
+            id_be: id_be as u16,
+            protocol,
+            pad: 0,
+        }
+    }
+}
+
+impl Fragments for Tuple6 {
+    #[inline(always)]
+    fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)> {
+        if frame.at::<Self::Header>(ip_at)?.next_header != EXTENSION_FRAGMENT {
+            return None;
+        }
+        let mut header = FragmentHeader::default();
+        let at = (ip_at + Self::HEADER_LEN) as u32;
+        load(frame, at, &mut header, size_of::<FragmentHeader>() as u32)?;
+        Some((header.fragment()?, 0))
+    }
+
+    #[inline(always)]
+    fn fragment_key_of(
+        saddr_be: [u32; 4],
+        daddr_be: [u32; 4],
+        id_be: u32,
+        _protocol: u8,
+    ) -> FragmentKey6 {
+        FragmentKey6 {
+            saddr_be,
+            daddr_be,
+            id_be,
+        }
+    }
+}
+
+/// Whether the ports of a packet are known, so that its first fragment went before.
+#[inline(always)]
+pub fn is_known<T: Fragments>(
+    source: T::Address,
+    destination: T::Address,
+    id_be: u32,
+    protocol: u8,
+) -> bool {
+    let key = T::fragment_key_of(source, destination, id_be, protocol);
+    // SAFETY: entries are replaced as a whole.
+    let ports = unsafe { T::fragments().get(key) };
+    ports.is_some_and(|ports| !ports.has_expired(coarse_now_secs()))
+}
 
 /// As [`find`] and [`keep`] together: for packets that nobody judges.
 #[inline(always)]

@@ -77,7 +77,7 @@ pub static HEALTH_FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
 pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
     LruHashMap::pinned(FRAGMENTS, 0);
 
-/// Packets of which fragments came early, or the first one was seen. What follows is of no meaning to anybody else, and not
+/// Packets of which fragments came early, or the first one was seen. Only the programs use this and what follows, so it is not
 /// pinned.
 #[map]
 pub static HEALTH_EARLY: LruHashMap<PacketKey, EarlyPacket> =

@@ -7,6 +7,7 @@ use aya::EbpfLoader;
 use super::layout::{self, IP_PROGRAMS};
 use super::load_all::load_all;
 use super::loader::{loaded, reopened};
+use super::parts::{HOLDS_FROM, holds_from};
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
 /// The programs' variable for the length of the header before IP, bytes.
@@ -25,12 +26,14 @@ impl Datapath {
     fn load_ip_programs(&mut self) -> Result<(), DatapathError> {
         // The loader creates maps whose pins are missing; these programs would then not share them.
         self.repair_pins()?;
+        let from = holds_from();
         let mut loader = EbpfLoader::new();
         self.parts.apply(&mut loader);
         let mut ebpf = loader
             .default_map_pin_directory(&self.pins)
             .map_pin_path(layout::CALLS.name, self.pins.join(layout::IP_CALLS.name))
             .override_global(LINK_HEADER_LEN, &0_u32, true)
+            .override_global(HOLDS_FROM, &from, true)
             // They log nothing; the code that would goes as they are loaded.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;

@@ -33,7 +33,7 @@ use super::layout::{self, PROGRAM_PINS};
 use super::layout_change::{make_room, set_aside};
 use super::load_all::load_all;
 use super::own::OwnAddresses;
-use super::parts::Parts;
+use super::parts::{HOLDS_FROM, Parts, holds_from};
 use super::pin_folder::{lock, locked, make_folders, remove_tree};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
@@ -146,12 +146,14 @@ impl Datapath {
             let all = layout::PROGRAMS.into_iter();
             all.filter(|name| parts.have(name))
         };
+        let from = holds_from();
         let mut loader = EbpfLoader::new();
         resizing.apply(&mut loader);
         parts.apply(&mut loader);
         let mut ebpf = loader
             .default_map_pin_directory(&pins)
             .override_global(aya_log::LEVEL, &level, false)
+            .override_global(HOLDS_FROM, &from, true)
             .load(PROGRAMS)?;
         let of_sockets = Sockets::program_names().filter(|_| parts.services);
         let mut refused = load_all(&mut ebpf, names().chain(of_sockets));

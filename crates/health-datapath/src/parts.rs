@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 
 use aya::EbpfLoader;
 use aya::maps::{MapError, ProgramArray};
+use health_net::clock;
 
 use super::layout::{
     CALLED, CALLS, DELIVER, FROM_SERVICE, IP_CALLED, IP_CALLS, IP_FROM_SERVICE, IP_MASQUERADE_IN,
@@ -12,6 +13,17 @@ use super::layout::{
 };
 use super::loader::map_error;
 use super::{Datapath, DatapathError};
+
+/// The variable with the time from when on the programs hold fragments that come early.
+pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
+/// How long programs that take over leave early fragments alone, seconds: those that take over see later fragments of packets
+/// whose first one came before. Loading them takes some of it.
+const TAKE_OVER_SECS: u64 = 5;
+
+/// The value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
+pub(super) fn holds_from() -> u32 {
+    (clock::now_ns() / 1_000_000_000 + TAKE_OVER_SECS) as u32
+}
 
 /// The parts that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

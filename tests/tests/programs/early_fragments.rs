@@ -7,6 +7,7 @@ use health_common::ct::Timeouts;
 use health_common::metrics::Reason;
 use tests::conntrack::packets::{IP_PROTOCOL_UDP, fragments, udp};
 use tests::testrun::{DROP, GO_ON, TestRun};
+use tests::{PATIENCE, wait_for};
 
 use crate::endpoint_packets::Way::{self, In, Out};
 use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6};
@@ -25,6 +26,14 @@ fn programs(mut run: TestRun, flags: u16) -> TestRun {
         ..DatapathConfig::default()
     };
     run.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, HOST_MAC, config);
+    if flags & EARLY_FRAGMENTS != 0 {
+        // Programs that have just taken over hold nothing.
+        let of_nobody = datagram(In, [192, 0, 2, 200].into(), 1, SIZE);
+        wait_for("fragments to be held", PATIENCE, || {
+            Ok(is_held(&run, In, &of_nobody[1]).then_some(()))
+        })
+        .expect("they are held");
+    }
     run
 }
 
