@@ -1,13 +1,13 @@
 //! Packets from a backend to a client.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, BPF_NOEXIST};
 use aya_ebpf::programs::TcContext;
 use health_common::config::DatapathConfig;
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
-use health_common::service::FLOW_FROM_OUTSIDE;
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MOVED};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
@@ -55,7 +55,7 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     }
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some(answered) = answered::<T, P>(&key, Some(config)) else {
+    let Some(answered) = find_answered::<T, P, true>(&key, Some(config)) else {
         return StepResult::PASSED;
     };
     if P::IS_UPLINK {
@@ -132,6 +132,15 @@ pub(super) fn answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
 ) -> Option<ServiceFlowParts<T::Address>> {
+    find_answered::<T, P, false>(key, lasts)
+}
+
+/// As [`answered`]; and if `RESTORES`, the flow's other entry is entered again where it was evicted.
+#[inline(always)]
+fn find_answered<T: Version, P: Hook, const RESTORES: bool>(
+    key: &T,
+    lasts: Option<&DatapathConfig>,
+) -> Option<ServiceFlowParts<T::Address>> {
     let entry = T::service_flows().get_ptr(key)?;
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
@@ -142,7 +151,9 @@ pub(super) fn answered<T: Version, P: Hook>(
         return Some(parts);
     }
     let flow = key.asked_by(&parts);
-    let out = T::service_flows().get_ptr_mut(&flow)?;
+    let Some(out) = T::service_flows().get_ptr_mut(&flow) else {
+        return RESTORES.then(|| restore(key, &flow, parts)).flatten();
+    };
     // SAFETY: as above.
     let sent = T::service_flow_parts(unsafe { &*out });
     if coarse_now_secs() >= sent.expires {
@@ -154,6 +165,32 @@ pub(super) fn answered<T: Version, P: Hook>(
     {
         prolong::<T>(out, key, config);
     }
+    Some(parts)
+}
+
+/// Enters a flow's entry of direction out again, given the key and the parts of the other one: what the client sends next would
+/// go to another backend, or by another port.
+#[inline(always)]
+fn restore<T: Version>(
+    key: &T,
+    flow: &T,
+    parts: ServiceFlowParts<T::Address>,
+) -> Option<ServiceFlowParts<T::Address>> {
+    if coarse_now_secs() >= parts.expires {
+        return None;
+    }
+    let seen_be = key.destination().1;
+    let out = ServiceFlowParts {
+        to: key.source(),
+        client_port_be: if parts.flags & FLOW_MOVED != 0 {
+            seen_be
+        } else {
+            0
+        },
+        ..parts
+    };
+    // Without room, the flow's next packet is one of a new flow.
+    let _ = T::service_flows().insert(flow, &T::service_flow(&out), u64::from(BPF_NOEXIST));
     Some(parts)
 }
 
