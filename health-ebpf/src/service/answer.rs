@@ -11,7 +11,7 @@ use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MOVED};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{error, opens, prolong};
+use super::request::{opens, prolong};
 use super::step::{Hook, Request, StepResult};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
@@ -25,7 +25,7 @@ use crate::rewrite::{self, Ends};
 const DESTINATION_PORT_AT: u32 = 2;
 
 /// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
-/// found, and not changed.
+/// found, and not changed. ICMP errors are for [`super::error`].
 #[inline(always)]
 pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -41,7 +41,7 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     request.content_at = content_at;
     match packet.kind {
         Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return answer_error::<T, P>(frame, request, ip_at),
+        Kind::IcmpError => return StepResult::error_at(content_at),
         Kind::NoFlow => return StepResult::PASSED,
     }
     if !find(&mut packet) {
@@ -192,49 +192,4 @@ fn restore<T: Version>(
     // Without room, the flow's next packet is one of a new flow.
     let _ = T::service_flows().insert(flow, &T::service_flow(&out), u64::from(BPF_NOEXIST));
     Some(parts)
-}
-
-/// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
-#[inline(always)]
-fn answer_error<T: Version, P: Hook>(
-    frame: &Frame,
-    request: &mut Request<T>,
-    ip_at: usize,
-) -> StepResult {
-    let error_at = request.content_at;
-    let Some((source, _)) = T::addresses(frame, ip_at) else {
-        return StepResult::PASSED;
-    };
-    let Some(inner) = T::read_inner(frame, ip_at, error_at, TUPLE_IN) else {
-        return StepResult::PASSED;
-    };
-    // As above.
-    let key = inner.reply;
-    let Some(answered) = answered::<T, P>(&key, None) else {
-        return StepResult::PASSED;
-    };
-    let frontend = answered.to;
-    if P::IS_UPLINK {
-        request.flow_flags = answered.flags.into();
-        if request.is_passing != 0 {
-            return StepResult::FOUND;
-        }
-    }
-    let inside = Ends::<T> {
-        end: End::Destination,
-        old: key.source(),
-        new: frontend,
-    };
-    // What routers on the way send stays theirs.
-    let sender = if source == key.source().0 {
-        frontend.0
-    } else {
-        source
-    };
-    let around = Ends::<T> {
-        end: End::Source,
-        old: (source, 0),
-        new: (sender, 0),
-    };
-    error(frame, (ip_at, error_at), &inner, &inside, &around)
 }
