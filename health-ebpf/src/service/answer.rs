@@ -12,7 +12,7 @@ use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
 use super::request::{opens, prolong};
-use super::step::{Hook, Request, StepResult};
+use super::step::{Hook, Request, StepResult, UplinkSteps};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
 use crate::frame::Frame;
@@ -55,8 +55,9 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     }
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some(answered) = find_answered::<T, P, true>(&key, Some(config)) else {
-        return StepResult::PASSED;
+    let answered = match find_answered::<T, P>(&key, Some(config)) {
+        Ok(answered) => answered,
+        Err(result) => return result,
     };
     if P::IS_UPLINK {
         // At an endpoint's device it was kept before.
@@ -84,6 +85,19 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
         }
         _ => StepResult::FOUND,
     }
+}
+
+/// As [`answer`] at an uplink, and enters the flow's other entry again where it was evicted.
+#[inline(always)]
+pub(super) fn answer_to_outside<T: UplinkSteps>(
+    skb: *mut __sk_buff,
+    request: &mut Request<T>,
+) -> StepResult {
+    let result = T::answer(skb, request);
+    if result == StepResult::LOST && T::restore(skb, request) == StepResult::FOUND {
+        return T::answer(skb, request);
+    }
+    result
 }
 
 /// Gives an answer its client's own port, as the result of [`answer`] wants it.
@@ -132,32 +146,34 @@ pub(super) fn answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
 ) -> Option<ServiceFlowParts<T::Address>> {
-    find_answered::<T, P, false>(key, lasts)
+    find_answered::<T, P>(key, lasts).ok()
 }
 
-/// As [`answered`]; and if `RESTORES`, the flow's other entry is entered again where it was evicted.
+/// As [`answered`]; else `LOST` if the flow's other entry alone is missing, or `PASSED`.
 #[inline(always)]
-fn find_answered<T: Version, P: Hook, const RESTORES: bool>(
+fn find_answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
-) -> Option<ServiceFlowParts<T::Address>> {
-    let entry = T::service_flows().get_ptr(key)?;
+) -> Result<ServiceFlowParts<T::Address>, StepResult> {
+    let Some(entry) = T::service_flows().get_ptr(key) else {
+        return Err(StepResult::PASSED);
+    };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
-        return None;
+        return Err(StepResult::PASSED);
     }
     if key.protocol() == IP_PROTOCOL_TCP {
-        return Some(parts);
+        return Ok(parts);
     }
     let flow = key.asked_by(&parts);
     let Some(out) = T::service_flows().get_ptr_mut(&flow) else {
-        return RESTORES.then(|| restore(key, &flow, parts)).flatten();
+        return Err(StepResult::LOST);
     };
     // SAFETY: as above.
     let sent = T::service_flow_parts(unsafe { &*out });
     if coarse_now_secs() >= sent.expires {
-        return None;
+        return Err(StepResult::PASSED);
     }
     // Otherwise the client's packets go elsewhere by now.
     if let Some(config) = lasts
@@ -165,31 +181,35 @@ fn find_answered<T: Version, P: Hook, const RESTORES: bool>(
     {
         prolong::<T>(out, key, config);
     }
-    Some(parts)
+    Ok(parts)
 }
 
-/// Enters a flow's entry of direction out again, given the key and the parts of the other one: what the client sends next would
-/// go to another backend, or by another port.
+/// Enters the entry of direction out of a packet's flow again, which was evicted: what the client sends next would go to another
+/// backend, or by another port. `FOUND`: it is there.
 #[inline(always)]
-fn restore<T: Version>(
-    key: &T,
-    flow: &T,
-    parts: ServiceFlowParts<T::Address>,
-) -> Option<ServiceFlowParts<T::Address>> {
-    if coarse_now_secs() >= parts.expires {
-        return None;
-    }
-    let seen_be = key.destination().1;
-    let out = ServiceFlowParts {
-        to: key.source(),
-        client_port_be: if parts.flags & FLOW_MOVED != 0 {
-            seen_be
-        } else {
-            0
-        },
-        ..parts
+pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let packet = P::ip_at(request).and_then(|ip_at| T::read(frame, ip_at, TUPLE_IN));
+    let Some(ParsedPacket { packet, .. }) = packet else {
+        return StepResult::PASSED;
     };
-    // Without room, the flow's next packet is one of a new flow.
-    let _ = T::service_flows().insert(flow, &T::service_flow(&out), u64::from(BPF_NOEXIST));
-    Some(parts)
+    // Keys must be on the stack.
+    let key = packet.tuple;
+    let Some(entry) = T::service_flows().get_ptr(&key) else {
+        return StepResult::PASSED;
+    };
+    // SAFETY: a value of that map.
+    let mut parts = T::service_flow_parts(unsafe { &*entry });
+    if coarse_now_secs() >= parts.expires {
+        return StepResult::PASSED;
+    }
+    let flow = key.asked_by(&parts);
+    parts.to = key.source();
+    if parts.flags & FLOW_MOVED != 0 {
+        parts.client_port_be = key.destination().1;
+    }
+    let flags = u64::from(BPF_NOEXIST);
+    match T::service_flows().insert(&flow, &T::service_flow(&parts), flags) {
+        Ok(()) => StepResult::FOUND,
+        Err(_) => StepResult::PASSED,
+    }
 }

@@ -178,7 +178,10 @@ pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
 #[inline(always)]
 pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
     let result = if is_admitted {
-        let answered = T::answer(frame.skb());
+        let mut answered = T::answer(frame.skb());
+        if answered == StepResult::LOST && T::restore(frame.skb()) == StepResult::FOUND {
+            answered = T::answer(frame.skb());
+        }
         match answered.begins_error_at() {
             Some(error_at) => T::tell_client(frame.skb(), error_at),
             None => answer::restore_port(frame.skb(), answered),

@@ -8,7 +8,7 @@ use health_common::packet::Packet;
 use health_common::service::Origin;
 use health_common::tuple::ServiceFlowParts;
 
-use super::answer::answer;
+use super::answer::{answer, restore};
 use super::backend::{choose, enter, take};
 use super::connected::{avoid_socket, leave_to_socket};
 use super::direct::accept::{accept, relay, take_off};
@@ -68,6 +68,8 @@ impl StepResult {
     pub(super) const TAKEN: Self = Self(11);
     /// The maps have no room for another flow.
     pub(super) const HAS_NO_ROOM: Self = Self(12);
+    /// It answers a flow whose entry of direction out is missing.
+    pub(super) const LOST: Self = Self(13);
 
     /// As [`Self::FOUND`], but the client's own port is still to be put into the transport header there: see
     /// [`super::answer::restore_port`].
@@ -329,6 +331,8 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
 pub trait Steps: SharedSteps<AtEndpoint> {
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff) -> StepResult;
+    /// See [`restore`].
+    fn restore(skb: *mut __sk_buff) -> StepResult;
     /// See [`tell_client`].
     fn tell_client(skb: *mut __sk_buff, error_at: u32) -> StepResult;
     /// See [`forget_ports`].
@@ -353,6 +357,8 @@ pub trait UplinkSteps: SharedSteps<AtUplink> + Direct {
     fn tell(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`restore`].
+    fn restore(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`forward`].
     fn forward(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`note`].
@@ -457,6 +463,7 @@ steps!(
     follow as uplink4_follow,
     tell as uplink4_tell,
     answer as uplink4_answer,
+    restore as uplink4_restore,
     forward as uplink4_forward,
     note as uplink4_note,
 );
@@ -464,6 +471,7 @@ steps_alone!(
     Tuple4:
     tell_client as service4_tell_client,
     answer as service4_answer,
+    restore as service4_restore,
     forget_ports as service4_forget_ports,
     withdraw as service4_withdraw,
     withdraw_from_outside as service4_withdraw_from_outside,
@@ -512,6 +520,7 @@ steps!(
     follow as uplink6_follow,
     tell as uplink6_tell,
     answer as uplink6_answer,
+    restore as uplink6_restore,
     forward as uplink6_forward,
     note as uplink6_note,
 );
@@ -519,6 +528,7 @@ steps_alone!(
     Tuple6:
     tell_client as service6_tell_client,
     answer as service6_answer,
+    restore as service6_restore,
     forget_ports as service6_forget_ports,
     withdraw as service6_withdraw,
     withdraw_from_outside as service6_withdraw_from_outside,

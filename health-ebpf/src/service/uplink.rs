@@ -12,7 +12,7 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::service::{FLOW_DIRECT, FLOW_OF_HOST};
 use network_types::eth::EthHdr;
 
-use super::answer::restore_port;
+use super::answer::{answer_to_outside, restore_port};
 use super::direct::accept::is_told;
 use super::error::{tell_backend, tell_client};
 use super::step::{AtUplink, Request, StepResult, UplinkSteps};
@@ -110,7 +110,7 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
         result = if request.is_error() {
             T::answer_error(skb, &mut request)
         } else {
-            T::answer(skb, &mut request)
+            answer_to_outside(skb, &mut request)
         };
     }
     if result != StepResult::FOUND {
@@ -142,7 +142,7 @@ fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
 fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
-    let answered = T::answer(skb, &mut request);
+    let answered = answer_to_outside(skb, &mut request);
     let result = if answered.begins_error_at().is_some() {
         tell_client(skb, &mut request)
     } else {
