@@ -309,6 +309,18 @@ pub fn has_entry<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
         .is_some_and(|entry| unsafe { !(*entry).has_expired(coarse_now_secs()) })
 }
 
+/// Whether there is an entry under this very key, of a flow that was answered or of TCP.
+#[inline(always)]
+pub fn is_answered<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
+    flows.get_ptr(key).is_some_and(|entry| {
+        // SAFETY: a value of that map.
+        unsafe {
+            !(*entry).has_expired(coarse_now_secs())
+                && (key.protocol() == IP_PROTOCOL_TCP || (*entry).rx_packets > 0)
+        }
+    })
+}
+
 /// As [`is_known`], if the gate admits the flow.
 #[inline(always)]
 pub fn is_admitted<K: Tuple, G: Gate<K>>(

@@ -14,7 +14,7 @@ use crate::bounds::within;
 use crate::frame::Frame;
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
-const ERROR_LEN: u32 = ECHO_LEN as u32;
+pub const ERROR_LEN: u32 = ECHO_LEN as u32;
 
 /// A packet whose headers were read.
 pub struct ParsedPacket<T> {

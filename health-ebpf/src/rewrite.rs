@@ -4,15 +4,19 @@ use core::ffi::c_long;
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes};
-use health_common::nat::{Change, ChecksumField, Difference, End, checksum_field, port_at};
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::nat::{ChecksumField, Difference, End, checksum_field, port_at};
 
+use crate::bounds::forgotten;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::packet::{Inner, load};
+use crate::packet::{ERROR_LEN, Inner, load};
 
 /// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
 /// checksum makes up for. Younger than the generated bindings.
 const BPF_F_IPV6: u64 = 1 << 7;
+/// Where no packet has anything, bytes: behind the longest one.
+const NOWHERE: u32 = 1 << 16;
 /// The checksum of an ICMP message; what ICMPv6 covers besides does not change with what is in it.
 const ICMP_CHECK: ChecksumField = ChecksumField {
     at: 2,
@@ -66,17 +70,7 @@ pub fn packet<T: Version>(
         }
     }
     if let Some(check_at) = T::IP_CHECK_AT {
-        // SAFETY: a valid context; the helper checks the rest.
-        let result = unsafe {
-            bpf_l3_csum_replace(
-                frame.skb(),
-                ip_at + check_at,
-                0,
-                u64::from(change.address.word()),
-                0,
-            )
-        };
-        done(result)?;
+        replace_ip(frame, ip_at + check_at, change.address)?;
     }
     store(frame, ip_at + ends.address_at(), &ends.new.0)
 }
@@ -102,43 +96,6 @@ pub fn port(
     }
 }
 
-/// As [`port`], of the packet in an ICMP error that begins at `error_at`; and the error's checksum.
-#[inline(always)]
-pub fn inner_port<T: Version>(
-    frame: &Frame,
-    error_at: u32,
-    inner: &Inner<T>,
-    end: End,
-    (old, new): (u16, u16),
-) -> Option<()> {
-    let protocol = inner.reply.protocol();
-    let change = Change {
-        address: Difference::NONE,
-        port: Difference::of16(old, new),
-    };
-    let check_at = inner_check_at(inner);
-    let check = match check_at {
-        Some(at) => Some(load_check(frame, at)?),
-        None => None,
-    };
-    let inside = change.inside(protocol, None, check);
-    if let (Some(at), Some(check)) = (check_at, inside.transport_check) {
-        store(frame, at, &check)?;
-    }
-    if let Some(at) = port_at(protocol, end) {
-        store(frame, inner.content_at + at, &new)?;
-    }
-    replace(frame, error_at, &ICMP_CHECK, inside.around, 0)
-}
-
-/// Where the packet in an ICMP error has its transport checksum, if it is there: a router need not send more than the first
-/// eight bytes.
-#[inline(always)]
-fn inner_check_at<T: Version>(inner: &Inner<T>) -> Option<u32> {
-    let field = checksum_field(inner.reply.protocol())?;
-    (field.at + 2 <= inner.content_len).then_some(inner.content_at + field.at)
-}
-
 /// Rewrites the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's
 /// own addresses. After `None` the packet is damaged.
 #[inline(always)]
@@ -154,7 +111,10 @@ pub fn inner<T: Version>(
         Some(at) => Some(load_check(frame, at)?),
         None => None,
     };
-    let check_at = inner_check_at(inner);
+    let check_at = match checksum_field(protocol) {
+        Some(field) if field.at + 2 <= inner.content_len => Some(inner.content_at + field.at),
+        _ => None,
+    };
     let check = match check_at {
         Some(at) => Some(load_check(frame, at)?),
         None => None,
@@ -171,6 +131,90 @@ pub fn inner<T: Version>(
     }
     store(frame, inner.ip_at + ends.address_at(), &ends.new.0)?;
     replace(frame, error_at, &ICMP_CHECK, inside.around, 0)
+}
+
+/// The packet in an ICMP error, and what it becomes. It is one of a protocol with ports, whose checksum covers the addresses.
+pub struct Quoted<T: Version> {
+    /// Where its transport header begins.
+    pub content_at: u32,
+    /// How many bytes of it are there from the transport header on.
+    pub content_len: u32,
+    /// Its protocol.
+    pub protocol: u8,
+    /// Source and destination before: address and port, network byte order.
+    pub old: [(T::Address, u16); 2],
+    /// Source and destination after.
+    pub new: [(T::Address, u16); 2],
+}
+
+/// Rewrites both ends of the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's own
+/// addresses. After `None` the packet is damaged.
+#[inline(always)]
+pub fn quoted<T: Version>(frame: &Frame, error_at: u32, quoted: &Quoted<T>) -> Option<()> {
+    let ip_at = error_at + ERROR_LEN;
+    let change =
+        T::change(&quoted.old[0], &quoted.new[0]).and(T::change(&quoted.old[1], &quoted.new[1]));
+    // The checksums inside change, too: the error's own is over them.
+    let covered = change.address.and(change.port);
+    let mut around = covered;
+    if let Some(check_at) = T::IP_CHECK_AT {
+        let old = load_check(frame, ip_at + check_at)?;
+        let new = change.address.apply(old);
+        store(frame, ip_at + check_at, &new)?;
+        around = around.and(Difference::of16(old, new));
+    }
+    // A number and no `Option`: LLVM would make it two values, of which the verifier takes one for not set.
+    let check_at = forgotten(checksum_field(quoted.protocol).map_or(NOWHERE, |field| field.at));
+    if check_at + 2 <= quoted.content_len {
+        let check_at = quoted.content_at + check_at;
+        let old = load_check(frame, check_at)?;
+        let new = if quoted.protocol == IP_PROTOCOL_UDP {
+            covered.apply_optional(old)
+        } else {
+            covered.apply(old)
+        };
+        store(frame, check_at, &new)?;
+        around = around.and(Difference::of16(old, new));
+    }
+    let [source, destination] = quoted.new;
+    store(frame, quoted.content_at, &[source.1, destination.1])?;
+    store(
+        frame,
+        ip_at + T::ADDRESSES_AT[0],
+        &[source.0, destination.0],
+    )?;
+    replace(frame, error_at, &ICMP_CHECK, around, 0)
+}
+
+/// Rewrites source and destination address of an ICMP message that begins at `content_at`, whose IP header is at `ip_at`. After
+/// `None` the packet is damaged.
+#[inline(always)]
+pub fn around<T: Version>(
+    frame: &Frame,
+    ip_at: u32,
+    content_at: u32,
+    old: [T::Address; 2],
+    new: [T::Address; 2],
+) -> Option<()> {
+    let change = T::change(&(old[0], 0), &(new[0], 0)).and(T::change(&(old[1], 0), &(new[1], 0)));
+    if let Some(field) = checksum_field(T::ICMP)
+        && field.has_pseudo_header
+    {
+        replace_pseudo::<T>(frame, content_at, &field, change.address)?;
+    }
+    if let Some(check_at) = T::IP_CHECK_AT {
+        replace_ip(frame, ip_at + check_at, change.address)?;
+    }
+    store(frame, ip_at + T::ADDRESSES_AT[0], &new)
+}
+
+/// Changes the checksum of an IPv4 header.
+#[inline(always)]
+fn replace_ip(frame: &Frame, at: u32, difference: Difference) -> Option<()> {
+    // SAFETY: a valid context; the helper checks the rest.
+    let result =
+        unsafe { bpf_l3_csum_replace(frame.skb(), at, 0, u64::from(difference.word()), 0) };
+    done(result)
 }
 
 /// Changes a checksum by what changed in the pseudo header.

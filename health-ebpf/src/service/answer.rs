@@ -1,18 +1,18 @@
 //! Packets from a backend to a client.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, BPF_NOEXIST};
 use aya_ebpf::programs::TcContext;
 use health_common::config::DatapathConfig;
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
-use health_common::service::FLOW_FROM_OUTSIDE;
+use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MOVED};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{error, opens, prolong};
-use super::step::{Hook, Request, StepResult};
+use super::request::{opens, prolong};
+use super::step::{Hook, Request, StepResult, UplinkSteps};
 use crate::clock::coarse_now_secs;
 use crate::fragment::{find, keep};
 use crate::frame::Frame;
@@ -25,7 +25,7 @@ use crate::rewrite::{self, Ends};
 const DESTINATION_PORT_AT: u32 = 2;
 
 /// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
-/// found, and not changed.
+/// found, and not changed. ICMP errors are for [`super::error`].
 #[inline(always)]
 pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -41,7 +41,7 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     request.content_at = content_at;
     match packet.kind {
         Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return answer_error::<T, P>(frame, request, ip_at),
+        Kind::IcmpError => return StepResult::error_at(content_at),
         Kind::NoFlow => return StepResult::PASSED,
     }
     if !find(&mut packet) {
@@ -55,8 +55,9 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     }
     // Keys must be on the stack.
     let key = request.tuple;
-    let Some(answered) = answered::<T, P>(&key, Some(config)) else {
-        return StepResult::PASSED;
+    let answered = match find_answered::<T, P>(&key, Some(config)) {
+        Ok(answered) => answered,
+        Err(result) => return result,
     };
     if P::IS_UPLINK {
         // At an endpoint's device it was kept before.
@@ -84,6 +85,19 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
         }
         _ => StepResult::FOUND,
     }
+}
+
+/// As [`answer`] at an uplink, and enters the flow's other entry again where it was evicted.
+#[inline(always)]
+pub(super) fn answer_to_outside<T: UplinkSteps>(
+    skb: *mut __sk_buff,
+    request: &mut Request<T>,
+) -> StepResult {
+    let result = T::answer(skb, request);
+    if result == StepResult::LOST && T::restore(skb, request) == StepResult::FOUND {
+        return T::answer(skb, request);
+    }
+    result
 }
 
 /// Gives an answer its client's own port, as the result of [`answer`] wants it.
@@ -132,21 +146,34 @@ pub(super) fn answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
 ) -> Option<ServiceFlowParts<T::Address>> {
-    let entry = T::service_flows().get_ptr(key)?;
+    find_answered::<T, P>(key, lasts).ok()
+}
+
+/// As [`answered`]; else `LOST` if the flow's other entry alone is missing, or `PASSED`.
+#[inline(always)]
+fn find_answered<T: Version, P: Hook>(
+    key: &T,
+    lasts: Option<&DatapathConfig>,
+) -> Result<ServiceFlowParts<T::Address>, StepResult> {
+    let Some(entry) = T::service_flows().get_ptr(key) else {
+        return Err(StepResult::PASSED);
+    };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
-        return None;
+        return Err(StepResult::PASSED);
     }
     if key.protocol() == IP_PROTOCOL_TCP {
-        return Some(parts);
+        return Ok(parts);
     }
     let flow = key.asked_by(&parts);
-    let out = T::service_flows().get_ptr_mut(&flow)?;
+    let Some(out) = T::service_flows().get_ptr_mut(&flow) else {
+        return Err(StepResult::LOST);
+    };
     // SAFETY: as above.
     let sent = T::service_flow_parts(unsafe { &*out });
     if coarse_now_secs() >= sent.expires {
-        return None;
+        return Err(StepResult::PASSED);
     }
     // Otherwise the client's packets go elsewhere by now.
     if let Some(config) = lasts
@@ -154,50 +181,35 @@ pub(super) fn answered<T: Version, P: Hook>(
     {
         prolong::<T>(out, key, config);
     }
-    Some(parts)
+    Ok(parts)
 }
 
-/// Turns an ICMP error about a packet that went to a backend into one about the packet that the client sent.
+/// Enters the entry of direction out of a packet's flow again, which was evicted: what the client sends next would go to another
+/// backend, or by another port. `FOUND`: it is there.
 #[inline(always)]
-fn answer_error<T: Version, P: Hook>(
-    frame: &Frame,
-    request: &mut Request<T>,
-    ip_at: usize,
-) -> StepResult {
-    let error_at = request.content_at;
-    let Some((source, _)) = T::addresses(frame, ip_at) else {
+pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let packet = P::ip_at(request).and_then(|ip_at| T::read(frame, ip_at, TUPLE_IN));
+    let Some(ParsedPacket { packet, .. }) = packet else {
         return StepResult::PASSED;
     };
-    let Some(inner) = T::read_inner(frame, ip_at, error_at, TUPLE_IN) else {
+    // Keys must be on the stack.
+    let key = packet.tuple;
+    let Some(entry) = T::service_flows().get_ptr(&key) else {
         return StepResult::PASSED;
     };
-    // As above.
-    let key = inner.reply;
-    let Some(answered) = answered::<T, P>(&key, None) else {
+    // SAFETY: a value of that map.
+    let mut parts = T::service_flow_parts(unsafe { &*entry });
+    if coarse_now_secs() >= parts.expires {
         return StepResult::PASSED;
-    };
-    let frontend = answered.to;
-    if P::IS_UPLINK {
-        request.flow_flags = answered.flags.into();
-        if request.is_passing != 0 {
-            return StepResult::FOUND;
-        }
     }
-    let inside = Ends::<T> {
-        end: End::Destination,
-        old: key.source(),
-        new: frontend,
-    };
-    // What routers on the way send stays theirs.
-    let sender = if source == key.source().0 {
-        frontend.0
-    } else {
-        source
-    };
-    let around = Ends::<T> {
-        end: End::Source,
-        old: (source, 0),
-        new: (sender, 0),
-    };
-    error(frame, (ip_at, error_at), &inner, &inside, &around)
+    let flow = key.asked_by(&parts);
+    parts.to = key.source();
+    if parts.flags & FLOW_MOVED != 0 {
+        parts.client_port_be = key.destination().1;
+    }
+    let flags = u64::from(BPF_NOEXIST);
+    match T::service_flows().insert(&flow, &T::service_flow(&parts), flags) {
+        Ok(()) => StepResult::FOUND,
+        Err(_) => StepResult::PASSED,
+    }
 }

@@ -48,6 +48,8 @@ const PRIVILEGED: Ports = Ports {
     min: 512,
     max: 1023,
 };
+/// Spreads numbers that are close to each other: 2^32 by the golden ratio, as in `include/linux/hash.h`.
+const GOLDEN_RATIO: u32 = 0x61c8_8647;
 /// Bits of a key of `HEALTH_SOURCE_RANGES`.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
@@ -140,7 +142,7 @@ pub(super) fn move_on<T: Version>(request: &mut Request<T>) -> StepResult {
     if request.attempt >= PORT_ATTEMPTS {
         return StepResult::dropped(Reason::ServiceNoBackend);
     }
-    request.moved_port_be = other_port(request.tuple.source().1).to_be();
+    request.moved_port_be = other_port(&request.tuple, request.attempt.into()).to_be();
     StepResult::TAKEN
 }
 
@@ -150,15 +152,17 @@ fn can_move(protocol: u8) -> bool {
     matches!(protocol, IP_PROTOCOL_TCP | IP_PROTOCOL_UDP)
 }
 
-/// A port to try for a flow from this one, network byte order; host byte order.
+/// A port to try for a flow, host byte order; `attempt`: how many were tried before. A flow that lost its entry tries the same
+/// ones again, and so finds that of its answers.
 #[inline(always)]
-fn other_port(port_be: u16) -> u16 {
-    let ports = if u16::from_be(port_be) < UNPRIVILEGED.min {
+fn other_port<T: Version>(flow: &T, attempt: u32) -> u16 {
+    let ports = if u16::from_be(flow.source().1) < UNPRIVILEGED.min {
         PRIVILEGED
     } else {
         UNPRIVILEGED
     };
-    ports.min + scaled(random(), ports.count()) as u16
+    let spread = (hash(flow, false) ^ attempt).wrapping_mul(GOLDEN_RATIO);
+    ports.min + scaled(spread, ports.count()) as u16
 }
 
 /// Has a client stay with a backend.

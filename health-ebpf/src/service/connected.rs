@@ -7,8 +7,10 @@ use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::masquerade::Address as _;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::backend::move_on;
+use super::backend::{is_of_flow, move_on};
+use super::request::{answer_key, opens};
 use super::step::{Hook, Request, StepResult};
+use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
 use crate::ip_version::Version;
 
@@ -35,18 +37,38 @@ pub(super) fn leave_to_socket<T: Version, P: Hook>(
 }
 
 /// Has another port tried for a flow to a process of this host that has a connection of its own with the client between the same
-/// ports: conntrack does not know those.
+/// ports: conntrack does not know those. Where the flow began before and lost an entry, the socket is its own.
 #[inline(always)]
 pub(super) fn avoid_socket<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {
-    let sent = request.moved().with_destination(request.backend());
-    if is_for_socket(frame, &sent) {
+    let sent = request.moved();
+    if !began_before::<T, P>(request, &sent)
+        && is_for_socket(frame, &sent.with_destination(request.backend()))
+    {
         move_on(request)
     } else {
         StepResult::CHOSEN
     }
+}
+
+/// Whether a packet is of a flow of which the entry of its answers is there; given its tuple with the port that the backend sees.
+#[inline(always)]
+fn began_before<T: Version, P: Hook>(request: &Request<T>, sent: &T) -> bool {
+    // Keys must be on the stack.
+    let answer = answer_key::<T, P>(sent, request.backend());
+    let Some(entry) = T::service_flows().get_ptr(&answer) else {
+        return false;
+    };
+    // SAFETY: a value of that map.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    let goes_on = if sent.protocol() == IP_PROTOCOL_TCP {
+        !opens(request)
+    } else {
+        coarse_now_secs() < parts.expires
+    };
+    goes_on && is_of_flow(&parts, &request.tuple, sent)
 }
 
 /// Whether a packet with this tuple is for a socket of the host that is connected to its source.

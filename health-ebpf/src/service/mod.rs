@@ -7,6 +7,7 @@ mod answer;
 mod backend;
 mod connected;
 mod direct;
+mod error;
 mod forward;
 mod reject;
 mod request;
@@ -31,6 +32,7 @@ use network_types::eth::EthHdr;
 
 use backend::PORT_ATTEMPTS;
 pub(crate) use backend::{forget, forget_untracked, tracked_flow};
+use error::tell_backend;
 pub use reject::SentErrors;
 use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
@@ -94,7 +96,7 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
     let (found, is_new) = find_backend::<T, AtEndpoint>(skb, &mut request);
     let result = match found {
         StepResult::FOUND => T::rewrite(skb, &mut request),
-        StepResult::IS_ERROR => T::send_error(skb, &mut request),
+        StepResult::IS_ERROR => tell_backend(skb, &mut request),
         result => result,
     };
     match result {
@@ -176,7 +178,14 @@ pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
 #[inline(always)]
 pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
     let result = if is_admitted {
-        answer::restore_port(frame.skb(), T::answer(frame.skb()))
+        let mut answered = T::answer(frame.skb());
+        if answered == StepResult::LOST && T::restore(frame.skb()) == StepResult::FOUND {
+            answered = T::answer(frame.skb());
+        }
+        match answered.begins_error_at() {
+            Some(error_at) => T::tell_client(frame.skb(), error_at),
+            None => answer::restore_port(frame.skb(), answered),
+        }
     } else {
         T::withdraw_from_outside(frame.skb())
     };

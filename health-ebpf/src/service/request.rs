@@ -23,7 +23,7 @@ use crate::fragment::{find as find_fragment, forget as forget_fragment, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
-use crate::packet::{Inner, ParsedPacket};
+use crate::packet::ParsedPacket;
 use crate::rewrite::{self, Ends};
 
 /// Reads a packet that may be for a service, and finds the backend of its flow.
@@ -481,74 +481,4 @@ pub(super) fn forget_ports<T: Version, P: Hook>(
 fn rewritten<T: Version, P: Hook>(frame: &Frame, request: &Request<T>) -> Option<T> {
     let ParsedPacket { packet, .. } = T::read(frame, P::ip_at(request)?, TUPLE_OUT)?;
     (!packet.is_later()).then_some(packet.tuple)
-}
-
-/// Sends an ICMP error about what a service answered to the backend that did.
-#[inline(always)]
-pub(super) fn send_error<T: Version, P: Hook>(
-    frame: &Frame,
-    request: &mut Request<T>,
-) -> StepResult {
-    let error_at = request.content_at;
-    let Some(ip_at) = P::ip_at(request) else {
-        return StepResult::PASSED;
-    };
-    let Some((source, destination)) = T::addresses(frame, ip_at) else {
-        return StepResult::PASSED;
-    };
-    let Some(inner) = T::read_inner(frame, ip_at, error_at, TUPLE_OUT) else {
-        return StepResult::PASSED;
-    };
-    // Keys must be on the stack.
-    let flow = inner.reply;
-    let Some(entry) = T::service_flows().get_ptr(&flow) else {
-        return StepResult::PASSED;
-    };
-    // SAFETY: a value of that map.
-    let parts = T::service_flow_parts(unsafe { &*entry });
-    // Of another endpoint's flow nobody tells. From outside, routers on the way do.
-    let is_between =
-        (P::IS_UPLINK || source == flow.source().0) && destination == flow.destination().0;
-    let is_from_outside = parts.flags & FLOW_FROM_OUTSIDE != 0;
-    let is_own = !P::IS_UPLINK && parts.to.0 == flow.source().0;
-    if !is_between || is_own || is_from_outside != P::IS_UPLINK {
-        return StepResult::PASSED;
-    }
-    request.flow_flags = parts.flags.into();
-    let own_be = flow.source().1;
-    let seen_be = parts.port_beyond(own_be);
-    if seen_be != own_be
-        && rewrite::inner_port(frame, error_at, &inner, End::Destination, (own_be, seen_be))
-            .is_none()
-    {
-        return StepResult::dropped(Reason::WriteFailed);
-    }
-    let inside = Ends::<T> {
-        end: End::Source,
-        old: flow.destination(),
-        new: parts.to,
-    };
-    let around = Ends::<T> {
-        end: End::Destination,
-        old: (destination, 0),
-        new: (parts.to.0, 0),
-    };
-    error(frame, (ip_at, error_at), &inner, &inside, &around)
-}
-
-/// Rewrites an ICMP error, and the packet in it.
-#[inline(always)]
-pub(super) fn error<T: Version>(
-    frame: &Frame,
-    (ip_at, error_at): (usize, u32),
-    inner: &Inner<T>,
-    inside: &Ends<T>,
-    around: &Ends<T>,
-) -> StepResult {
-    if rewrite::inner(frame, error_at, inner, inside).is_none()
-        || rewrite::packet(frame, ip_at as u32, Some(error_at), T::ICMP, around).is_none()
-    {
-        return StepResult::dropped(Reason::WriteFailed);
-    }
-    StepResult::FOUND
 }

@@ -226,6 +226,7 @@ where
     };
     forget(socket);
     let Some(backend) = backend else {
+        forget_asked(socket, named);
         return GO_ON;
     };
     // Without room the process hears of the backend, and is not helped when that is gone.
@@ -378,6 +379,16 @@ fn forget(socket: &SocketKey) {
     let _ = HEALTH_SOCKETS.remove(answers);
     if HEALTH_SOCKETS.remove(socket).is_ok() {
         discount_flow(flow.backend, flow.service);
+    }
+}
+
+/// Forgets that a socket of UDP, which now connects to this address itself, asked it by addresses of services.
+#[inline(always)]
+fn forget_asked(socket: &SocketKey, named: &Named) {
+    if socket.protocol == IP_PROTOCOL_UDP {
+        let answers = socket.answers(named.addr, named.port_be);
+        let _ = HEALTH_SOCKETS.remove(answers);
+        let _ = HEALTH_TURNS.remove(answers);
     }
 }
 

@@ -8,15 +8,18 @@ use health_common::packet::Packet;
 use health_common::service::Origin;
 use health_common::tuple::ServiceFlowParts;
 
-use super::answer::answer;
+use super::answer::{answer, restore};
 use super::backend::{choose, enter, take};
 use super::connected::{avoid_socket, leave_to_socket};
 use super::direct::accept::{accept, relay, take_off};
 use super::direct::{Direct, follow, settle, tell};
+use super::error::{
+    answer_error, read_error, rewrite_around, rewrite_quoted, send_error, tell_client,
+};
 use super::forward::{forward, note};
 use super::reject::{Unreachable, reject};
 use super::request::{
-    find, forget_ports, pass_by, rewrite, send_error, take_answers, withdraw, withdraw_from_outside,
+    find, forget_ports, pass_by, rewrite, take_answers, withdraw, withdraw_from_outside,
 };
 use crate::bounds::{forgotten, header_at};
 use crate::frame::{Frame, IP_AT};
@@ -65,12 +68,30 @@ impl StepResult {
     pub(super) const TAKEN: Self = Self(11);
     /// The maps have no room for another flow.
     pub(super) const HAS_NO_ROOM: Self = Self(12);
+    /// It answers a flow whose entry of direction out is missing.
+    pub(super) const LOST: Self = Self(13);
 
     /// As [`Self::FOUND`], but the client's own port is still to be put into the transport header there: see
     /// [`super::answer::restore_port`].
     #[inline(always)]
     pub(super) const fn with_port(content_at: u32, is_tcp: bool, own_be: u16) -> Self {
         Self(1 << 31 | (is_tcp as u32) << 30 | (content_at & 0x3fff) << 16 | own_be as u32)
+    }
+
+    /// It is an ICMP error, which begins there.
+    #[inline(always)]
+    pub(super) const fn error_at(content_at: u32) -> Self {
+        Self(1 << 30 | content_at & 0xffff)
+    }
+
+    /// What [`Self::error_at`] was made of.
+    #[inline(always)]
+    pub(super) const fn begins_error_at(self) -> Option<u32> {
+        if self.0 >> 30 == 1 {
+            Some(self.0 & 0xffff)
+        } else {
+            None
+        }
     }
 
     /// Whether it is made by [`Self::with_port`].
@@ -133,7 +154,9 @@ pub struct Request<T: Version> {
     /// Address of the backend.
     pub(super) addr_be: T::Address,
     /// Its port.
-    pub(super) port_be: u32,
+    pub(super) port_be: u16,
+    /// To whom an ICMP error goes: a [`super::error::Told`].
+    pub(super) told: u16,
     /// Index of the backend of a new flow.
     pub(super) backend: u32,
     /// Number of the service's port, for a new flow.
@@ -151,11 +174,16 @@ pub struct Request<T: Version> {
     /// The port that the backend sees the client by, where it is another: see [`health_common::service::FLOW_MOVED`]. Else 0.
     pub(super) moved_port_be: u16,
     /// Of the segment, 0 for other protocols.
-    pub(super) tcp_flags: u32,
+    pub(super) tcp_flags: u16,
+    /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
+    pub(super) is_passing: u16,
     /// Flags of its flow.
     pub(super) flow_flags: u32,
-    /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
-    pub(super) is_passing: u32,
+    /// Of an ICMP error: where the transport header of the packet begins that it quotes. Else 0. The tuple is then that of a reply
+    /// to this packet.
+    pub(super) quoted_at: u16,
+    /// How many bytes of it are there from there on.
+    pub(super) quoted_len: u16,
 }
 
 impl<T: Version> Request<T>
@@ -174,6 +202,7 @@ where
             tuple: T::default(),
             addr_be: T::Address::default(),
             port_be: 0,
+            told: 0,
             backend: 0,
             service: 0,
             attempt: 0,
@@ -185,6 +214,8 @@ where
             tcp_flags: 0,
             flow_flags: 0,
             is_passing: 0,
+            quoted_at: 0,
+            quoted_len: 0,
         }
     }
 
@@ -203,12 +234,12 @@ impl<T: Version> Request<T> {
     /// Where the backend listens.
     #[inline(always)]
     pub(super) fn backend(&self) -> (T::Address, u16) {
-        (self.addr_be, self.port_be as u16)
+        (self.addr_be, self.port_be)
     }
 
     #[inline(always)]
     pub(super) fn set_backend(&mut self, (addr_be, port_be): (T::Address, u16)) {
-        (self.addr_be, self.port_be) = (addr_be, port_be.into());
+        (self.addr_be, self.port_be) = (addr_be, port_be);
     }
 
     /// The packet's tuple, with the source port that the backend sees.
@@ -232,7 +263,13 @@ impl<T: Version> Request<T> {
     /// Whether the packet is of a flow itself, and not an error about one.
     #[inline(always)]
     pub(super) fn has_flow(&self) -> bool {
-        self.tuple.protocol() != 0
+        self.tuple.protocol() != 0 && !self.is_error()
+    }
+
+    /// Whether it is such an error, and the packet that it quotes was read.
+    #[inline(always)]
+    pub(super) fn is_error(&self) -> bool {
+        self.quoted_at != 0
     }
 
     /// Whether the packet's IP header follows an Ethernet header, and there is no VLAN tag.
@@ -275,8 +312,16 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     fn enter(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`rewrite`].
     fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`read_error`].
+    fn read_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`send_error`].
     fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`answer_error`].
+    fn answer_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`rewrite_quoted`].
+    fn rewrite_quoted(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`rewrite_around`].
+    fn rewrite_around(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`reject`].
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
 }
@@ -286,6 +331,10 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
 pub trait Steps: SharedSteps<AtEndpoint> {
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff) -> StepResult;
+    /// See [`restore`].
+    fn restore(skb: *mut __sk_buff) -> StepResult;
+    /// See [`tell_client`].
+    fn tell_client(skb: *mut __sk_buff, error_at: u32) -> StepResult;
     /// See [`forget_ports`].
     fn forget_ports(skb: *mut __sk_buff) -> StepResult;
     /// See [`withdraw`].
@@ -308,6 +357,8 @@ pub trait UplinkSteps: SharedSteps<AtUplink> + Direct {
     fn tell(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`restore`].
+    fn restore(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`forward`].
     fn forward(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`note`].
@@ -338,8 +389,21 @@ macro_rules! steps {
 }
 
 macro_rules! steps_alone {
-    ($tuple:ty: $($step:ident as $name:ident),+ $(,)?) => {
-        impl Steps for $tuple {$(
+    ($tuple:ty: tell_client as $tell_client:ident, $($step:ident as $name:ident),+ $(,)?) => {
+        impl Steps for $tuple {
+            #[inline(always)]
+            fn tell_client(skb: *mut __sk_buff, error_at: u32) -> StepResult {
+                #[unsafe(no_mangle)]
+                #[inline(never)]
+                extern "C" fn $tell_client(skb: *mut __sk_buff, error_at: u32) -> u32 {
+                    let mut request = Request::<$tuple>::new();
+                    request.content_at = error_at;
+                    tell_client::<$tuple, AtEndpoint>(skb, &mut request).0
+                }
+                StepResult($tell_client(skb, error_at))
+            }
+
+            $(
             #[inline(always)]
             fn $step(skb: *mut __sk_buff) -> StepResult {
                 #[unsafe(no_mangle)]
@@ -365,7 +429,11 @@ steps!(
     take as service4_take,
     enter as service4_enter,
     rewrite as service4_rewrite,
+    read_error as service4_read_error,
     send_error as service4_send_error,
+    answer_error as service4_answer_error,
+    rewrite_quoted as service4_rewrite_quoted,
+    rewrite_around as service4_rewrite_around,
     reject as service4_reject,
 );
 steps!(
@@ -380,7 +448,11 @@ steps!(
     settle as uplink4_settle,
     enter as uplink4_enter,
     rewrite as uplink4_rewrite,
+    read_error as uplink4_read_error,
     send_error as uplink4_send_error,
+    answer_error as uplink4_answer_error,
+    rewrite_quoted as uplink4_rewrite_quoted,
+    rewrite_around as uplink4_rewrite_around,
     reject as uplink4_reject,
 );
 steps!(
@@ -391,12 +463,15 @@ steps!(
     follow as uplink4_follow,
     tell as uplink4_tell,
     answer as uplink4_answer,
+    restore as uplink4_restore,
     forward as uplink4_forward,
     note as uplink4_note,
 );
 steps_alone!(
     Tuple4:
+    tell_client as service4_tell_client,
     answer as service4_answer,
+    restore as service4_restore,
     forget_ports as service4_forget_ports,
     withdraw as service4_withdraw,
     withdraw_from_outside as service4_withdraw_from_outside,
@@ -411,7 +486,11 @@ steps!(
     take as service6_take,
     enter as service6_enter,
     rewrite as service6_rewrite,
+    read_error as service6_read_error,
     send_error as service6_send_error,
+    answer_error as service6_answer_error,
+    rewrite_quoted as service6_rewrite_quoted,
+    rewrite_around as service6_rewrite_around,
     reject as service6_reject,
 );
 steps!(
@@ -426,7 +505,11 @@ steps!(
     settle as uplink6_settle,
     enter as uplink6_enter,
     rewrite as uplink6_rewrite,
+    read_error as uplink6_read_error,
     send_error as uplink6_send_error,
+    answer_error as uplink6_answer_error,
+    rewrite_quoted as uplink6_rewrite_quoted,
+    rewrite_around as uplink6_rewrite_around,
     reject as uplink6_reject,
 );
 steps!(
@@ -437,12 +520,15 @@ steps!(
     follow as uplink6_follow,
     tell as uplink6_tell,
     answer as uplink6_answer,
+    restore as uplink6_restore,
     forward as uplink6_forward,
     note as uplink6_note,
 );
 steps_alone!(
     Tuple6:
+    tell_client as service6_tell_client,
     answer as service6_answer,
+    restore as service6_restore,
     forget_ports as service6_forget_ports,
     withdraw as service6_withdraw,
     withdraw_from_outside as service6_withdraw_from_outside,

@@ -12,8 +12,9 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::service::{FLOW_DIRECT, FLOW_OF_HOST};
 use network_types::eth::EthHdr;
 
-use super::answer::restore_port;
+use super::answer::{answer_to_outside, restore_port};
 use super::direct::accept::is_told;
+use super::error::{tell_backend, tell_client};
 use super::step::{AtUplink, Request, StepResult, UplinkSteps};
 use super::{dropped, enter, find_backend, is_on, send_back};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
@@ -100,13 +101,17 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
             }
             T::rewrite(skb, &mut request)
         }
-        StepResult::IS_ERROR => T::send_error(skb, &mut request),
+        StepResult::IS_ERROR => tell_backend(skb, &mut request),
         StepResult::REJECTED => return reject(frame, T::reject(skb, &mut request)),
         result => result,
     };
     if result == StepResult::PASSED {
         request.is_passing = 1;
-        result = T::answer(skb, &mut request);
+        result = if request.is_error() {
+            T::answer_error(skb, &mut request)
+        } else {
+            answer_to_outside(skb, &mut request)
+        };
     }
     if result != StepResult::FOUND {
         return dropped(frame, result, Direction::Ingress).unwrap_or_else(ignore);
@@ -137,7 +142,12 @@ fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
 fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
     let skb = frame.skb();
     let mut request = Request::<T>::at(ip_at);
-    let result = restore_port(skb, T::answer(skb, &mut request));
+    let answered = answer_to_outside(skb, &mut request);
+    let result = if answered.begins_error_at().is_some() {
+        tell_client(skb, &mut request)
+    } else {
+        restore_port(skb, answered)
+    };
     if result != StepResult::FOUND {
         return match dropped(frame, result, Direction::Egress) {
             Some(verdict) => verdict,

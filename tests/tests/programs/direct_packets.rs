@@ -11,15 +11,17 @@ use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6};
 use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::service::direct::DirectConfig;
-use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_RELAYED};
+use health_common::service::{
+    FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MOVED, FLOW_PLAIN, FLOW_RELAYED,
+};
 use health_common::tuple::{ServiceFlowParts, Tuple};
 use nix::sched::{CloneFlags, unshare};
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, ethernet, siphash};
 use tests::testrun::{DROP, GO_ON};
 use tests::xdp::{ip, set_forwarding};
 
-use crate::endpoint_packets::Way::In;
-use crate::endpoint_packets::{ACK, FIN, RST, SYN, TCP, UDP, segment, with_ports};
+use crate::endpoint_packets::Way::{In, Out};
+use crate::endpoint_packets::{ACK, FIN, RST, SYN, TCP, UDP, frame, segment, with_ports};
 use crate::service_packets::{BACKEND_PORT, Hosts, NODE_PORT, Stand, hosts, node_port};
 
 const KEYS: [[u64; 2]; 2] = [[0x1122, 0x3344], [0x5566, 0x7788]];
@@ -379,6 +381,93 @@ fn datagrams_without_room_for_the_option_have_the_flow_last_on_the_backends_node
             after.iter().all(|end| *end > latest + 5_000),
             "{before:?} {after:?}"
         );
+    }
+}
+
+/// Removes all flows of UDP through services.
+fn end_flows<T: Version>(stand: &Stand, name: &str) {
+    let mut flows = stand.run.hash_map::<T, T::ServiceFlow>(name);
+    let keys: Vec<T> = flows.keys().map(|key| key.expect("a key")).collect();
+    for key in keys {
+        flows.remove(&key).expect("an entry");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
+    for hosts in hosts() {
+        let stand = keyed(&KEYS);
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let told = || stand.run.run("from_netdev", &ends.told(KEYS[0], UDP)).code;
+        assert_ne!(told(), DROP);
+        // The flow is over.
+        end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
+        end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
+        let ports = with_ports(BACKEND_PORT, CLIENT_PORT);
+        let late = frame(Out, hosts.client, UDP, &ports);
+        assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
+        assert_ne!(told(), DROP, "{ends:?}");
+        let answer = between(ends.backend, ends.client, UDP);
+        let named = between(ends.frontend, ends.client, UDP);
+        let outcome = stand.run.run("to_netdev", &answer);
+        assert_eq!(essence(&outcome.bytes), essence(&named), "{ends:?}");
+        // What its peer answers is a flow that the backend opened.
+        end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
+        end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
+        assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
+        let ports = with_ports(CLIENT_PORT, BACKEND_PORT);
+        let answer = frame(In, hosts.client, UDP, &ports);
+        assert_eq!(stand.run.run(In.program(), &answer).code, GO_ON);
+        assert_eq!(told(), DROP, "{ends:?}");
+    }
+}
+
+/// Enters a flow of the client to the backend itself by another port, as one that met a flow through a service.
+fn enter_moved<T: Version>(stand: &Stand, ends: &Ends, other_port: u16) {
+    let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
+    let [client, to] = [ends.client, ends.backend].map(end);
+    let parts = ServiceFlowParts {
+        to: (to.0, to.1.to_be()),
+        backend: 0,
+        service: 0,
+        expires: u32::MAX,
+        flags: FLOW_FROM_OUTSIDE | FLOW_PLAIN | FLOW_MOVED,
+        client_port_be: other_port.to_be(),
+    };
+    stand
+        .run
+        .hash_map::<T, T::ServiceFlow>(T::FLOWS[0])
+        .insert(T::of([client, to], TUPLE_OUT), T::service_flow(&parts), 0)
+        .expect("room for a flow");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection() {
+    const OTHER_PORT: u16 = 4321;
+    let stand = keyed(&KEYS);
+    for hosts in hosts() {
+        let ends = Ends::of(&hosts, hosts.endpoint);
+        let enter = || match hosts.node {
+            IpAddr::V4(_) => enter_moved::<Tuple4>(&stand, &ends, OTHER_PORT),
+            IpAddr::V6(_) => enter_moved::<Tuple6>(&stand, &ends, OTHER_PORT),
+        };
+        let told = || stand.run.run("from_netdev", &ends.told(KEYS[0], TCP)).code;
+        let reach = |port, flags| {
+            let packet = segment(In, hosts.client, (port, BACKEND_PORT), flags);
+            assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
+        };
+        enter();
+        // While that flow is open, its segments could not be told from those of another one.
+        reach(OTHER_PORT, SYN);
+        assert_eq!(told(), DROP, "{ends:?}");
+        reach(OTHER_PORT, RST);
+        assert_ne!(told(), DROP, "{ends:?}");
+        let content = ends.segment(ends.backend, ACK);
+        let plain = ends.packet(ends.backend, &[], TCP, &content);
+        let outcome = stand.run.run("from_netdev", &plain);
+        assert_eq!(essence(&outcome.bytes), essence(&plain), "{ends:?}");
     }
 }
 

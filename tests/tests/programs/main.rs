@@ -16,6 +16,7 @@ mod packets;
 mod policy_flows;
 mod policy_packets;
 mod policy_verdicts;
+mod service_errors;
 mod service_flood;
 mod service_packets;
 mod service_ports;

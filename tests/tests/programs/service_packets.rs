@@ -228,7 +228,12 @@ pub(crate) fn segment_at_uplink(
     frame_at_uplink(source.0, destination.0, TCP, &segment)
 }
 
-fn frame_at_uplink(source: IpAddr, destination: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
+pub(crate) fn frame_at_uplink(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    content: &[u8],
+) -> Vec<u8> {
     let (ethertype, packet) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let ip = Ipv4 {

@@ -1,14 +1,21 @@
 //! Flows of one client port to one backend, by several ways at once: each gets its own answers, by another port where the
 //! backend could not tell them apart.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::panic::resume_unwind;
+use std::thread;
 
-use health_common::ct::{CtEntry, Timeouts, Tuple4, Tuple6};
+use aya::Pod;
+use health_common::ct::{CtEntry, TUPLE_OUT, Timeouts, Tuple4, Tuple6};
 use health_common::service::{ALGORITHM_RANDOM, KIND_CLUSTER_IP, KIND_NODE_PORT};
+use health_common::tuple::Tuple;
 use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::services::{PortSpec, Target};
+use nix::sched::{CloneFlags, unshare};
+use socket2::{Domain, Socket, Type};
 use tests::packet::IPV4;
-use tests::testrun::{DROP, GO_ON, LONG_TIMEOUTS, REDIRECT};
+use tests::testrun::{DROP, GO_ON, LONG_TIMEOUTS, REDIRECT, TestRun};
+use tests::xdp::ip;
 
 use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{ACK, RST, SCTP, SYN, TCP, UDP, Way, frame, segment, with_ports};
@@ -421,6 +428,165 @@ fn no_packet_in_a_peers_name_takes_the_answers_of_a_flow_that_the_backend_opened
             assert!(leaves(stand, ACK), "{client:?}");
         }
     });
+}
+
+/// Evicts the entries of what clients send to a destination; those of the answers stay.
+fn evict_requests(run: &TestRun, to: (IpAddr, u16)) {
+    let mut evicted = 0;
+    for name in ["HEALTH_REVNAT4", "HEALTH_REVNAT_ANY4"] {
+        evicted += evict_from::<Tuple4>(run, name, |key| {
+            let address = IpAddr::V4(key.daddr_be.to_ne_bytes().into());
+            (address, u16::from_be(key.dport_be)) == to
+        });
+    }
+    for name in ["HEALTH_REVNAT6", "HEALTH_REVNAT_ANY6"] {
+        evicted += evict_from::<Tuple6>(run, name, |key| {
+            let octets = key.daddr_be.map(u32::to_ne_bytes).concat();
+            let octets: [u8; 16] = octets.try_into().expect("an address");
+            (IpAddr::V6(octets.into()), u16::from_be(key.dport_be)) == to
+        });
+    }
+    assert_ne!(evicted, 0, "{to:?}");
+}
+
+fn evict_from<T: Tuple<ServiceFlow: Pod> + Pod>(
+    run: &TestRun,
+    name: &str,
+    is_evicted: impl Fn(&T) -> bool,
+) -> usize {
+    let mut flows = run.hash_map::<T, T::ServiceFlow>(name);
+    let keys = flows.keys().map(|key| key.expect("a key"));
+    let keys = keys.filter(|key| key.direction() == TUPLE_OUT && is_evicted(key));
+    let keys: Vec<T> = keys.collect();
+    for key in &keys {
+        flows.remove(key).expect("an entry");
+    }
+    keys.len()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_whose_flow_lost_one_of_its_entries_keep_their_port() {
+    clients(|stand, client| {
+        if client.protocol != UDP {
+            return;
+        }
+        let seen = WAYS.map(|by| client.open(stand, by));
+        for (by, seen) in WAYS.into_iter().zip(seen) {
+            // Nothing is kept of the first one, which goes to the backend itself.
+            if by != Nothing || seen != client.port {
+                evict_requests(&stand.run, client.target(by));
+            }
+            client.go_on(stand, by, seen);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_answer_to_datagrams_whose_entry_was_evicted_has_them_keep_port_and_backend() {
+    clients(|stand, client| {
+        if client.protocol != UDP || client.from != Place::Endpoint {
+            return;
+        }
+        let hosts = client.hosts;
+        let mut services = two_services(UDP, &hosts, hosts.elsewhere);
+        for service in &mut services {
+            service.cluster = [hosts.elsewhere, hosts.client].map(backend).to_vec();
+            service.algorithm = ALGORITHM_RANDOM;
+        }
+        stand.serve(&services);
+        for port in 4000..4032 {
+            let asked = client.target(ClusterIp);
+            let request = client.at_endpoint(Out, asked, port, 0);
+            let sent = stand.run.run(Out.program(), &request).bytes;
+            let backends = [hosts.elsewhere, hosts.client].map(|ip| (ip, BACKEND_PORT));
+            let mut chosen = backends.into_iter().filter(|to| {
+                let expected = client.at_endpoint(Out, *to, port, 0);
+                comparable(UDP, &sent) == comparable(UDP, &expected)
+            });
+            let chosen = chosen.next().expect("one of both backends");
+            evict_requests(&stand.run, asked);
+            let answer = client.at_endpoint(In, chosen, port, 0);
+            let got = stand.run.run(In.program(), &answer).bytes;
+            let expected = client.at_endpoint(In, asked, port, 0);
+            assert_eq!(comparable(UDP, &got), comparable(UDP, &expected));
+            assert_eq!(stand.run.run(Out.program(), &request).bytes, sent);
+        }
+    });
+}
+
+/// Runs a test in a namespace whose own addresses are those of node and client.
+fn in_namespace(test: fn()) -> anyhow::Result<()> {
+    let thread = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        ip("link set lo up")?;
+        for hosts in hosts() {
+            for address in [hosts.node, hosts.client] {
+                let nodad = if address.is_ipv6() { "nodad" } else { "" };
+                ip(&format!("address add {address} dev lo {nodad}"))?;
+            }
+        }
+        test();
+        anyhow::Ok(())
+    });
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// A socket of the server that is connected to the client; of TCP, with that of the client.
+fn connected(protocol: u8, server: SocketAddr, client: SocketAddr) -> anyhow::Result<Vec<Socket>> {
+    let domain = Domain::for_address(server);
+    if protocol == UDP {
+        let socket = Socket::new(domain, Type::DGRAM, None)?;
+        socket.bind(&server.into())?;
+        socket.connect(&client.into())?;
+        return Ok(vec![socket]);
+    }
+    let listener = TcpListener::bind(server)?;
+    let socket = Socket::new(domain, Type::STREAM, None)?;
+    socket.bind(&client.into())?;
+    socket.connect(&server.into())?;
+    Ok(vec![listener.accept()?.0.into(), socket])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_socket_of_a_flow_itself_does_not_take_its_port() -> anyhow::Result<()> {
+    in_namespace(|| {
+        let mut stand = Stand::new();
+        for hosts in hosts() {
+            for protocol in [TCP, UDP] {
+                stand.serve(&two_services(protocol, &hosts, hosts.node));
+                let asked = (hosts.cluster_ip, NODE_PORT);
+                let server = (hosts.node, BACKEND_PORT);
+                let client = (hosts.client, 4000);
+                let send = |client: (IpAddr, u16), flags: u8| {
+                    let packet = match protocol {
+                        TCP => segment_at_uplink(client, asked, flags),
+                        _ => at_uplink(client, asked, UDP),
+                    };
+                    let sent = stand.run.run("from_netdev", &packet).bytes;
+                    assert_ne!(sent, packet, "{hosts:?} {protocol}");
+                    source_port(&sent)
+                };
+                assert_eq!(send(client, SYN), client.1);
+                let connect = |client: (IpAddr, u16)| {
+                    connected(protocol, server.into(), client.into()).expect("a socket")
+                };
+                let own = connect(client);
+                assert_eq!(send(client, ACK), client.1);
+                evict_requests(&stand.run, asked);
+                assert_eq!(send(client, ACK), client.1, "{hosts:?} {protocol}");
+                // Whose socket was there before the flow is somebody else's.
+                if protocol == UDP {
+                    let other = (hosts.client, 4001);
+                    drop(own);
+                    let _socket = connect(other);
+                    assert_ne!(send(other, SYN), other.1, "{hosts:?} {protocol}");
+                }
+            }
+        }
+    })
 }
 
 #[test]

@@ -13,7 +13,7 @@ use health_common::tuple::ServiceFlowParts;
 
 use super::{Direct, covered, direct_tag, resize};
 use crate::clock::are_flows_held;
-use crate::conntrack::has_entry;
+use crate::conntrack::is_answered;
 use crate::fib::FibLookup;
 use crate::frame::Frame;
 use crate::ipcache::identity_of;
@@ -141,6 +141,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
     // Keys must be on the stack.
     let answer = sent.reply();
     let flow = sent.with_destination(frontend);
+    let opened = answer.with_direction(TUPLE_OUT);
     let known = T::service_flows().get_ptr_mut(&answer);
     // SAFETY: a value of that map.
     let known = known.map(|entry| (entry, T::service_flow_parts(unsafe { &*entry })));
@@ -158,7 +159,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
         // What the backend sends is of a flow that it opened itself.
-        _ if has_entry(T::flows(), &answer.with_direction(TUPLE_OUT)) => {
+        _ if is_answered(T::flows(), &opened) => {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
         Some(_) => forget(sent),
@@ -166,6 +167,19 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
     }
     if are_flows_held(config) {
         return StepResult::dropped(Reason::FlowsHeld);
+    }
+    if !is_tcp {
+        // Of a datagram that was sent after its flow had ended: the next one is of that flow, and its client's.
+        let _ = T::flows().remove(&opened);
+    }
+    // The segments behind this one would go the way of a flow of the client to the backend itself that was given another port.
+    if is_tcp && let Some(other) = T::service_flows().get_ptr(&sent) {
+        // SAFETY: a value of that map.
+        let parts = T::service_flow_parts(unsafe { &*other });
+        if is_open::<T, AtUplink>(sent.sent_by(&parts)) {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        }
+        let _ = T::service_flows().remove(&sent);
     }
     let parts = ServiceFlowParts {
         to: frontend,

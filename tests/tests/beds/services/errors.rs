@@ -8,15 +8,27 @@ use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
 use tests::bed::{add_address, command_in, ip};
 use tests::process::run;
-use tests::served::{Backend, Connection, Datagrams, ServiceManifest, ServicePort};
+use tests::served::{Answer, Backend, Connection, Datagrams, ServiceManifest, ServicePort};
 use tests::{Member, PATIENCE, wait_for};
 
+use super::outside::node_port;
 use super::{Row, SOON, Stand, counted, targets, wait_answered_by};
 
 pub(super) const ROWS: &[Row] = &[
     ("an_error_of_a_backend_gets_to_the_client", port_unreachable),
     ("a_client_learns_of_a_smaller_path", smaller_path),
     ("nobody_has_the_address_of_a_service", spoofed),
+];
+
+pub(super) const EBPF_ROWS: &[Row] = &[
+    (
+        "a_client_that_its_backend_sees_by_another_port_learns_of_a_smaller_path",
+        smaller_path_by_another_port,
+    ),
+    (
+        "an_endpoint_that_is_its_own_backend_is_told_that_nobody_listens",
+        own_port_unreachable,
+    ),
 ];
 
 /// A port where nobody listens.
@@ -77,30 +89,87 @@ fn unheard(backend: &Backend, like: SocketAddr) -> anyhow::Result<u64> {
     Ok(count.parse()?)
 }
 
+/// At a ClusterIP and at a NodePort.
+fn own_port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let backend = &stand.backends[0];
+    let mut service = ServiceManifest::new("nobody-at-home", number).of([backend]);
+    service.ports = vec![
+        ServicePort::http(80),
+        ServicePort {
+            target: NOBODY,
+            ..ServicePort::datagrams(80)
+        },
+    ];
+    let service = service.with_node_port(node_port(number));
+    stand.write(&service)?;
+    let node_addresses = stand.bed.node(1).addresses().into_iter();
+    let node_ports = node_addresses.map(|ip| SocketAddr::new(ip, node_port(number)));
+    let own = &backend.member.name;
+    for target in targets(&service).into_iter().chain(node_ports) {
+        wait_answered_by(own, target, &[&backend.name])?;
+        let before = unheard(backend, target)?;
+        wait_for(
+            "datagrams to be refused",
+            PATIENCE,
+            || match Datagrams::open(own, target)?.ask(SOON) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Some(())),
+                other => anyhow::bail!("{target}: {other:?}"),
+            },
+        )?;
+        ensure!(unheard(backend, target)? > before, "{target}");
+    }
+    Ok(())
+}
+
 const SMALLER: u32 = 1300;
 
 /// The node forwards a packet to a backend, finds it too large, and the client sees an error about the service.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[2];
-    let service = ServiceManifest::new("narrow", number).of([backend]);
+    learn_smaller_path(stand, backend, number, |client, target, _| {
+        Connection::open(&client.name, target)?.upload(1 << 20)
+    })
+}
+
+/// The same while the client has a connection to the backend itself between the same ports.
+fn smaller_path_by_another_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let mut port = 21_000 + 10 * u16::from(number);
+    let backend = &stand.backends[1];
+    learn_smaller_path(stand, backend, number, |client, target, own| {
+        port += 1;
+        let mut first = Connection::open_from(&client.name, port, own)?;
+        first.ask()?;
+        Connection::open_from(&client.name, port, target)?.upload(1 << 20)
+    })
+}
+
+/// Has a client send more through a service than fits into packets of the way to the backend, whose own address is the last
+/// argument.
+fn learn_smaller_path(
+    stand: &Stand,
+    backend: &Backend,
+    number: u8,
+    mut send: impl FnMut(&Member, SocketAddr, SocketAddr) -> anyhow::Result<Answer>,
+) -> anyhow::Result<()> {
+    let service = ServiceManifest::new(&format!("narrow-{number}"), number).of([backend]);
     stand.write(&service)?;
     let [client, _] = &stand.clients;
     let (here, there) = (stand.bed.node(1), stand.bed.node(2));
     for target in targets(&service) {
-        wait_answered_by(&client.name, target, &["web-3"])?;
+        wait_answered_by(&client.name, target, &[&backend.name])?;
     }
     let addresses = backend.member.addresses();
     for (to, via) in addresses.iter().zip(there.addresses()) {
         let route = format!("route add {to} via {via} dev eth0 mtu {SMALLER}");
         ip(here.name(), &route)?;
     }
-    let learn = || -> anyhow::Result<()> {
-        for target in targets(&service) {
+    let mut learn = || -> anyhow::Result<()> {
+        for (target, own) in targets(&service).into_iter().zip(backend.addresses()) {
             ensure!(
                 known_mtu(client, target.ip())? != Some(SMALLER),
                 "known before"
             );
-            Connection::open(&client.name, target)?.upload(1 << 20)?;
+            send(client, target, own)?;
             let mtu = known_mtu(client, target.ip())?;
             ensure!(mtu == Some(SMALLER), "{target}: learned {mtu:?}");
         }

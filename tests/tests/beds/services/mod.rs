@@ -190,6 +190,7 @@ pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, err
 /// Those of a mode alone.
 const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
+    errors::EBPF_ROWS,
     host::REACH_ROWS,
     host::FLOW_ROWS,
     host_routing::ROWS,

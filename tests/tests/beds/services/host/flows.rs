@@ -33,6 +33,10 @@ pub(in crate::services) const ROWS: &[Row] = &[
         asked_by_several_addresses,
     ),
     (
+        "a_socket_that_connects_to_a_backend_it_asked_as_a_service_hears_from_the_backend",
+        connects_after_asking,
+    ),
+    (
         "flows_of_the_host_are_counted_until_their_sockets_are_closed",
         counts,
     ),
@@ -212,6 +216,36 @@ fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> 
                     );
                     ensure!(from == *to, "{question} to {questions:?}: {from} answers");
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An unconnected socket asks a service, and its only backend by both addresses; then it connects to the backend itself.
+fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let node = stand.bed.node(1);
+    let backend = stand.backend("web-1")?;
+    let service = ServiceManifest::new("connects-after-asking", number).of([backend]);
+    stand.write(&service)?;
+    for asked in targets(&service) {
+        wait_datagrams_answered_by(node.name(), asked, &[&backend.name])?;
+        let mut own = backend.addresses().into_iter();
+        let own = own.find(|own| own.is_ipv4() == asked.is_ipv4());
+        let own = own.context("no address of this IP version")?;
+        let mut ways = vec![(asked, own)];
+        if asked.is_ipv4() {
+            ways.push((mapped(asked), mapped(own)));
+        }
+        for (asked, own) in ways {
+            for others in [&[asked][..], &[asked, own]] {
+                let socket = unconnected(node, asked)?;
+                for other in others {
+                    ask_from(&socket, *other)?;
+                }
+                socket.connect(own)?;
+                ensure!(socket.peer_addr()? == own, "{:?}", socket.peer_addr());
+                ensure!(ask_connected(&socket, own)? == backend.name);
             }
         }
     }
