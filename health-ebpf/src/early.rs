@@ -1,6 +1,11 @@
 //! Fragments that come before the first one of their packet, which alone tells its flow. They are held until that comes,
 //! and then sent after it. A host that reassembles waits for it just so.
 
+#![allow(
+    clippy::needless_borrows_for_generic_args,
+    reason = "keys are in a map: copies of them would be on the stack, which has no room"
+)]
+
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
     __sk_buff, BPF_ANY, BPF_F_INGRESS, BPF_F_INVALIDATE_HASH, BPF_F_RECOMPUTE_CSUM,
@@ -14,7 +19,7 @@ use health_common::config::EARLY_FRAGMENTS;
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 
-use crate::bounds::within;
+use crate::bounds::{header_at, within};
 use crate::clock::{coarse_now_ns, coarse_now_secs};
 use crate::fragment::{self, Fragments};
 use crate::frame::Frame;
@@ -108,31 +113,16 @@ pub struct EarlySource {
 pub struct EarlyDraft {
     key: FrameKey,
     frame: EarlyFrame,
-    is_first: u32,
 }
 
 /// Puts fragments in order at the device by which they come: `Some` when this one is held, or was sent on together with those
 /// that waited for it, to come by its device once more.
 #[inline(always)]
 pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let (fragment, protocol) = T::fragment_at(frame, ip_at)?;
-    let (source, destination) = T::addresses(frame, ip_at)?;
-    if !fragment.first && fragment::is_known::<T>(source, destination, fragment.id_be, protocol) {
+    if !T::may_be_fragment(frame.at(ip_at)?) {
         return None;
     }
-    // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
-    let draft = unsafe { &mut *HEALTH_EARLY_DRAFT.get_ptr_mut(0)? };
-    draft.key = FrameKey {
-        packet: PacketKey {
-            source: source.to_addr(),
-            destination: destination.to_addr(),
-            id_be: fragment.id_be,
-            protocol: protocol.into(),
-        },
-        number: 0,
-    };
-    draft.is_first = fragment.first.into();
-    (hold_or_release(frame.skb()) == HELD)
+    (arrange::<T>(frame.skb(), ip_at as u32) == HELD)
         .then(|| held(frame, Reason::FragmentHeld, Direction::Ingress))
 }
 
@@ -141,28 +131,28 @@ const FORWARD: u64 = 0;
 /// Its bytes are elsewhere now: what is left of it goes no further.
 const HELD: u64 = 1;
 
-/// A function of its own in the kernel too, with a frame of its own.
+/// A function of its own in the kernel too: the frames of its callers have no room.
 #[inline(never)]
-fn hold_or_release(skb: *mut __sk_buff) -> u64 {
+fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
-    let (Some(draft), Some(config)) = (HEALTH_EARLY_DRAFT.get_ptr_mut(0), HEALTH_CONFIG.get(0))
-    else {
+    let (Some(ip_at), Some(config)) = (header_at(ip_at), HEALTH_CONFIG.get(0)) else {
         return FORWARD;
     };
     if config.flags & EARLY_FRAGMENTS == 0 {
         return FORWARD;
     }
-    // SAFETY: as in `put_in_order`.
-    let draft = unsafe { &mut *draft };
+    let Some((draft, is_first)) = draft::<T>(frame, ip_at) else {
+        return FORWARD;
+    };
     let now = coarse_now_secs();
     let expires = now + config.timeouts.fragment;
     // SAFETY: a value of that map. Fragments of one packet come by one queue of a device; where they do not, one may be lost.
     let known = HEALTH_EARLY
-        .get_ptr_mut(draft.key.packet)
+        .get_ptr_mut(&draft.key.packet)
         .map(|known| unsafe { &mut *known })
         .filter(|known| known.expires > now);
-    if draft.is_first != 0 {
+    if is_first {
         return first(frame, draft, known, expires);
     }
     let number = match &known {
@@ -183,6 +173,28 @@ fn hold_or_release(skb: *mut __sk_buff) -> u64 {
         None => note(draft, WAITING, expires),
     }
     HELD
+}
+
+/// The draft with the key of a fragment's packet, and whether this is the first one; `None` for one that waits for nobody.
+#[inline(always)]
+fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut EarlyDraft, bool)> {
+    let (fragment, protocol) = T::fragment_at(frame, ip_at)?;
+    let (source, destination) = T::addresses(frame, ip_at)?;
+    if !fragment.first && fragment::is_known::<T>(source, destination, fragment.id_be, protocol) {
+        return None;
+    }
+    // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
+    let draft = unsafe { &mut *HEALTH_EARLY_DRAFT.get_ptr_mut(0)? };
+    draft.key = FrameKey {
+        packet: PacketKey {
+            source: source.to_addr(),
+            destination: destination.to_addr(),
+            id_be: fragment.id_be,
+            protocol: protocol.into(),
+        },
+        number: 0,
+    };
+    Some((draft, fragment.first))
 }
 
 /// The first fragment of a packet: goes on, or into the queue with those that waited for it behind.
@@ -234,7 +246,7 @@ fn note(draft: &EarlyDraft, state: u32, expires: u32) {
         pad: 0,
     };
     // Without room, later fragments are held in vain.
-    let _ = HEALTH_EARLY.insert(draft.key.packet, packet, u64::from(BPF_ANY));
+    let _ = HEALTH_EARLY.insert(&draft.key.packet, packet, u64::from(BPF_ANY));
 }
 
 /// Whether another fragment of this source may be held.
@@ -278,7 +290,7 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     };
     failed == 0
         && HEALTH_EARLY_FRAMES
-            .insert(draft.key, &draft.frame, u64::from(BPF_ANY))
+            .insert(&draft.key, &draft.frame, u64::from(BPF_ANY))
             .is_ok()
 }
 
@@ -292,13 +304,13 @@ fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
         }
         draft.key.number = number;
         // Evicted ones are lost, as any packet may be.
-        if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(draft.key) {
+        if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(&draft.key) {
             // SAFETY: a value of that map, which nobody changes before it is removed.
             let held = unsafe { &*held };
             if become_copy(frame, held) {
                 send(frame, held.ifindex);
             }
-            let _ = HEALTH_EARLY_FRAMES.remove(draft.key);
+            let _ = HEALTH_EARLY_FRAMES.remove(&draft.key);
         }
     }
 }

@@ -14,6 +14,8 @@ use crate::packet::load;
 
 /// What tells whether a packet is a fragment, without reading the rest of it.
 pub trait Fragments: Version {
+    /// Whether it is worth to look closer.
+    fn may_be_fragment(ip: &Self::Header) -> bool;
     /// Which fragment the packet is whose IP header is at `ip_at`, and with IPv4 of which protocol. With IPv6 the fragment
     /// header has to follow the IP header.
     fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)>;
@@ -27,6 +29,11 @@ pub trait Fragments: Version {
 }
 
 impl Fragments for Tuple4 {
+    #[inline(always)]
+    fn may_be_fragment(ip: &Self::Header) -> bool {
+        ip.fragment().is_some()
+    }
+
     #[inline(always)]
     fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)> {
         let ip = frame.at::<Self::Header>(ip_at)?;
@@ -47,8 +54,13 @@ impl Fragments for Tuple4 {
 
 impl Fragments for Tuple6 {
     #[inline(always)]
+    fn may_be_fragment(ip: &Self::Header) -> bool {
+        ip.next_header == EXTENSION_FRAGMENT
+    }
+
+    #[inline(always)]
     fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)> {
-        if frame.at::<Self::Header>(ip_at)?.next_header != EXTENSION_FRAGMENT {
+        if !Self::may_be_fragment(frame.at(ip_at)?) {
             return None;
         }
         let mut header = FragmentHeader::default();
