@@ -109,15 +109,23 @@ impl Deletions {
         durable::remove(&path).map_err(|source| error("remove", &path, source))
     }
 
-    /// Those that wait, and what is wrong with files that cannot be read, which are removed.
+    /// Those that wait, and what is wrong with other files: those with invalid content are removed, what cannot be read is
+    /// read later.
     pub fn read(&self) -> Result<(Vec<Deletion>, Vec<String>), DeletionsError> {
         let (mut deletions, mut problems) = (Vec::new(), Vec::new());
         for path in self.files()? {
             match read(&path) {
-                Ok(deletion) => deletions.push(deletion),
-                // What cannot be read now is read later.
-                Err(source) if source.kind() != io::ErrorKind::InvalidData => {
-                    return Err(error("read", &path, source));
+                Ok(deletion) => {
+                    // Another version of this program may have named it otherwise.
+                    let name = file(&self.folder, &deletion);
+                    if name != path {
+                        fs::rename(&path, &name)
+                            .map_err(|source| error("rename", &path, source))?;
+                    }
+                    deletions.push(deletion);
+                }
+                Err(problem) if problem.kind() != io::ErrorKind::InvalidData => {
+                    problems.push(format!("{}: {problem}", path.display()));
                 }
                 Err(problem) => {
                     durable::remove(&path).map_err(|source| error("remove", &path, source))?;
@@ -180,6 +188,22 @@ mod tests {
             container_id: format!("c{n}"),
             ifname: "eth0".to_owned(),
         }
+    }
+
+    #[test]
+    fn a_file_of_another_name_is_removed_too_and_one_that_cannot_be_read_holds_up_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = location(dir.path());
+        let deletions = Deletions::lock(&location).unwrap();
+        let folder = location.deletions();
+        let text = serde_json::to_vec(&deletion(1)).unwrap();
+        fs::write(folder.join("other.json"), text).unwrap();
+        fs::create_dir(folder.join("a.json")).unwrap();
+        let (waiting, problems) = deletions.read().unwrap();
+        assert_eq!(waiting, [deletion(1)]);
+        assert!(problems[0].contains("a.json"), "{problems:?}");
+        assert!(deletions.remove(&deletion(1)).unwrap());
+        assert_eq!(deletions.read().unwrap().0, []);
     }
 
     #[test]

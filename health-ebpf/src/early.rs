@@ -119,7 +119,9 @@ pub struct EarlyDraft {
 /// that waited for it, to come by its device once more.
 #[inline(always)]
 pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    if !T::may_be_fragment(frame.at(ip_at)?) {
+    // What is held would come again with the tag of the first one, or without its own.
+    let is_tagged = frame.has_vlan_tag() || ip_at != frame.link_header_len();
+    if is_tagged || !T::may_be_fragment(frame.at(ip_at)?) {
         return None;
     }
     (arrange::<T>(frame.skb(), ip_at as u32) == HELD)

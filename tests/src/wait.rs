@@ -13,6 +13,8 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause of a wait that takes long, unless looks take long themselves.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// In the environment: how many times as long to wait on a slow machine.
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
@@ -53,14 +55,15 @@ pub fn wait_for<T>(
                 because.unwrap_or_default()
             );
         }
-        pause_since(begin);
+        let long_wait = (start.elapsed() / 20).min(LONGEST_PAUSE);
+        thread::sleep(pause_since(begin).max(long_wait));
     }
 }
 
-/// Pauses after a look that began then. What costs a processor much is not looked at all the time, and least on a slow
-/// machine, whose only processor also does what is waited for.
-pub(crate) fn pause_since(begin: Instant) {
-    thread::sleep(PAUSE.max(begin.elapsed() * slowness()));
+/// The pause after a look that began then. What costs a processor much is looked at for a third of the time at most, and
+/// least on a slow machine, whose only processor also does what is waited for.
+pub(crate) fn pause_since(begin: Instant) -> Duration {
+    PAUSE.max(begin.elapsed() * 2 * slowness())
 }
 
 /// How many times as long everything takes on this machine.

@@ -32,7 +32,11 @@ pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Re
         .await
         .context("cannot tell the programs the host's addresses")?;
     Ok(AbortOnDrop::spawn(async move {
-        while changes.next().await.is_ok() {
+        loop {
+            if let Err(error) = changes.next().await {
+                warn!(%error, "changes of the host's addresses are no longer followed");
+                return;
+            }
             while let Err(error) = note(&netlink, &mut map).await {
                 warn!(%error, "the programs do not know the host's present addresses; it is tried again");
                 sleep(RETRY).await;

@@ -17,6 +17,7 @@ mod router;
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -294,7 +295,7 @@ impl Bed {
                         .collect(),
                 ));
             }
-            pause_since(begin);
+            thread::sleep(pause_since(begin));
         }
     }
 

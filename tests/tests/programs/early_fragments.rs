@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use health_common::config::{DatapathConfig, EARLY_FRAGMENTS};
 use health_common::ct::Timeouts;
 use health_common::metrics::Reason;
+use health_common::neighbour::ETHERTYPE_VLAN;
 use tests::conntrack::packets::{IP_PROTOCOL_UDP, fragments, udp};
+use tests::packet::tagged;
 use tests::testrun::{DROP, GO_ON, TestRun};
 use tests::{PATIENCE, wait_for};
 
@@ -96,6 +98,17 @@ fn fragments_go_on_where_none_are_to_be_held() {
     let run = programs(TestRun::load(), 0);
     for (way, peer) in ways() {
         assert!(!is_held(&run, way, &datagram(way, peer, 1, SIZE)[1]));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_with_a_vlan_tag_are_not_held() {
+    let run = programs(TestRun::load(), EARLY_FRAGMENTS);
+    for peer in PEERS.map(|text| text.parse().expect(text)) {
+        let frame = &datagram(In, peer, 1, SIZE)[1];
+        assert!(is_held(&run, In, frame));
+        assert!(!is_held(&run, In, &tagged(frame, &[(ETHERTYPE_VLAN, 5)])));
     }
 }
 

@@ -202,6 +202,7 @@ impl Store {
                     let page = self.get(&from, options.with_keys_only()).await?;
                     let page = page.ok_or_else(|| too_large("list the keys"))?;
                     let Some(kv) = page.kvs().first() else { break };
+                    check_page(&[kv.key()], false, &from, &end)?;
                     from = behind(kv.key());
                     pairs.push(pair(kv, Value::TooLarge(None)));
                     continue;
@@ -215,6 +216,8 @@ impl Store {
             {
                 return Err(StoreError::new("list the keys", "another cluster answers"));
             }
+            let keys: Vec<&[u8]> = page.kvs().iter().map(KeyValue::key).collect();
+            check_page(&keys, page.more(), &from, &end)?;
             let newest_here = page.kvs().iter().max_by_key(|kv| kv.mod_revision());
             if let Some(kv) = newest_here
                 && newest
@@ -427,6 +430,16 @@ fn unanswered(attempt: &'static str) -> StoreError {
     StoreError::new(attempt, format!("no answer for {REQUEST_TIMEOUT:?}"))
 }
 
+/// Fails unless a page has what was asked for, in order, and leads further if there is more: the list would not end.
+fn check_page(keys: &[&[u8]], more: bool, from: &[u8], end: &[u8]) -> Result<(), StoreError> {
+    let is_inside = keys.iter().all(|key| (from..end).contains(key));
+    if is_inside && keys.is_sorted_by(|one, next| one < next) && !(more && keys.is_empty()) {
+        return Ok(());
+    }
+    let why = "the answer has keys that were not asked for, or not in order";
+    Err(StoreError::new("list the keys", why))
+}
+
 fn too_large(attempt: &'static str) -> StoreError {
     StoreError::new(attempt, "the answer is too large")
 }
@@ -516,6 +529,17 @@ fn end_of(prefix: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_that_leads_nowhere_or_elsewhere_is_an_error() {
+        let check = |keys: &[&[u8]], more| check_page(keys, more, b"/p/b", b"/p0").is_ok();
+        assert!(check(&[], false));
+        assert!(check(&[b"/p/b", b"/p/c"], true));
+        assert!(!check(&[], true), "there is more, and nothing came");
+        assert!(!check(&[b"/p/a"], true), "a key of the page before");
+        assert!(!check(&[b"/p/c", b"/p/b"], false), "not in order");
+        assert!(!check(&[b"/q/a"], false), "of nobody who was asked for");
+    }
 
     #[test]
     fn keys_that_are_no_utf8_stay_apart() {

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Either, Full, Limited};
+use futures_util::StreamExt as _;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, BodyStream, Either, Full, Limited, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -19,7 +22,7 @@ use tower::{BoxError, ServiceBuilder, service_fn};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest time for an answer: all of it, but of a watch only the headers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer other than a watch: room for a page of very large objects.
+/// Most bytes of an answer, or of one event of a watch: room for a page of very large objects.
 const MAX_ANSWER: usize = 32 << 20;
 /// A connection on which nothing moves is probed after this time...
 const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
@@ -174,7 +177,7 @@ fn connect(mut config: Config, watched: Arc<Notify>) -> Result<Client, kube::Err
 }
 
 type Http<C> = hyper_util::client::legacy::Client<C, Body>;
-type Answer = Response<Either<hyper::body::Incoming, Full<hyper::body::Bytes>>>;
+type Answer = Response<Either<UnsyncBoxBody<Bytes, BoxError>, Full<Bytes>>>;
 
 async fn exchange<C>(
     http: Http<C>,
@@ -190,7 +193,7 @@ where
         let answer = http.request(request).await?;
         if is_watch && answer.status().is_success() {
             watched.notify_one();
-            return Ok(answer.map(Either::Left));
+            return Ok(answer.map(|events| Either::Left(bounded_lines(events))));
         }
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
@@ -199,6 +202,32 @@ where
     answer
         .await
         .unwrap_or_else(|_| Err(format!("no answer within {ANSWER_TIMEOUT:?}").into()))
+}
+
+/// The events of a watch, a line each. Whoever reads them keeps a line until it ends, so one that is too long is an error.
+fn bounded_lines(events: Incoming) -> UnsyncBoxBody<Bytes, BoxError> {
+    let mut length = 0;
+    let frames = BodyStream::new(events).map(move |frame| {
+        let frame = frame?;
+        bound_line(&mut length, &frame)?;
+        Ok(frame)
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+/// Counts the bytes of the line that the frames seen so far end with.
+fn bound_line(length: &mut usize, frame: &Frame<Bytes>) -> Result<(), BoxError> {
+    let Some(bytes) = frame.data_ref() else {
+        return Ok(());
+    };
+    *length = match bytes.iter().rposition(|&byte| byte == b'\n') {
+        Some(at) => bytes.len() - at - 1,
+        None => *length + bytes.len(),
+    };
+    if *length > MAX_ANSWER {
+        return Err(format!("an event has more than {MAX_ANSWER} bytes").into());
+    }
+    Ok(())
 }
 
 /// What went wrong, for a report: one line of bounded length, whatever the server sent.
@@ -250,6 +279,20 @@ pub(crate) fn line(text: &str) -> String {
 mod tests {
     use super::*;
     use std::io::Write as _;
+
+    #[test]
+    fn an_event_of_a_watch_that_does_not_end_is_an_error() {
+        let frame = |length: usize, end: &str| {
+            let line = "x".repeat(length) + end;
+            Frame::data(Bytes::from(line))
+        };
+        let mut length = 0;
+        for _ in 0..4 {
+            bound_line(&mut length, &frame(MAX_ANSWER / 2, "\n")).unwrap();
+        }
+        bound_line(&mut length, &frame(MAX_ANSWER, "")).unwrap();
+        bound_line(&mut length, &frame(1, "")).unwrap_err();
+    }
 
     #[test]
     fn a_kubeconfig_that_cannot_be_used_is_named() {

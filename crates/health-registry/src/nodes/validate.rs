@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use health_model::address::{parse_ip, parse_network};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::Node;
 
@@ -144,6 +144,14 @@ pub enum Problem<P: fmt::Display> {
         written: IpNet,
         /// What it should be.
         network: IpNet,
+    },
+    /// A prefix of addresses that pods cannot have. Routes for it would take the host's own packets away.
+    #[error("CIDR {cidr} overlaps {special}, whose addresses are no pods'")]
+    SpecialCidr {
+        /// As written.
+        cidr: IpNet,
+        /// What it overlaps.
+        special: IpNet,
     },
     /// Two prefixes with addresses in common.
     #[error("pod CIDR {cidr} of {owner} overlaps {other} of {other_owner} at {place}")]
@@ -525,11 +533,38 @@ fn address<P: Clone + fmt::Display>(
     Ok((address, place))
 }
 
+/// Networks that are no pods': this network, loopback, link-local, multicast and reserved addresses (RFC 6890).
+const SPECIAL: [IpNet; 8] = [
+    v4([0, 0, 0, 0], 8),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([224, 0, 0, 0], 3),
+    v6([0, 0, 0, 0, 0, 0, 0, 0], 128),
+    v6([0, 0, 0, 0, 0, 0, 0, 1], 128),
+    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
+    v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),
+];
+
+const fn v4([a, b, c, d]: [u8; 4], len: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), len))
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], len: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, g, h),
+        len,
+    ))
+}
+
 fn cidr<P: Clone + fmt::Display>(written: SourceText<P>) -> Result<(IpNet, P), RefusedEntry<P>> {
     let SourceText { text, place } = written;
     let Ok(cidr) = parse_network(&text) else {
         return Err(refused(&place, Problem::InvalidCidr(shortened(text))));
     };
+    if let Some(special) = SPECIAL.iter().find(|special| overlap(cidr, **special)) {
+        let special = *special;
+        return Err(refused(&place, Problem::SpecialCidr { cidr, special }));
+    }
     if cidr != cidr.trunc() {
         return Err(refused(
             &place,
@@ -571,6 +606,27 @@ mod tests {
             pod_cidrs: pod_cidrs.iter().map(written).collect(),
             health_addresses: health.iter().map(written).collect(),
             place,
+        }
+    }
+
+    #[test]
+    fn networks_that_are_no_pods_are_refused_as_pod_cidrs() {
+        for cidr in [
+            "127.0.0.53/32",
+            "0.0.0.0/0",
+            "128.0.0.0/1",
+            "169.254.169.254/32",
+            "239.0.0.0/8",
+            "::1/128",
+            "fe80::/64",
+            "ff00::/7",
+        ] {
+            let error = Claims::default().take(node("a", &["10.0.0.1"], &[cidr], &[]), "west");
+            let problem = error.unwrap_err().problem;
+            assert!(
+                matches!(problem, Problem::SpecialCidr { .. }),
+                "{cidr}: {problem}"
+            );
         }
     }
 

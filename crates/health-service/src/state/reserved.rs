@@ -129,9 +129,11 @@ impl Reserved {
         if let Some(peer) = peer.filter(|peer| (protocol, port) == (Protocol::TCP, peer.port)) {
             return Some(ReservedFor::Peer(peer.name.clone()));
         }
-        // The cluster assigns these, and agents may ask the API server by the one that it has.
+        let own = self.registered.contains(&ip).then_some(&self.node);
+        let node = own.or(peer.map(|peer| &peer.name));
+        // The cluster assigns these, never a node's, and agents may ask the API server by the one that it has.
         if kind == FrontendKind::ClusterIp {
-            return None;
+            return node.cloned().map(ReservedFor::Node);
         }
         let source = self.sources.get(&address);
         if let Some(what) = source.filter(|_| protocol == Protocol::TCP) {
@@ -145,11 +147,7 @@ impl Reserved {
         }
         match &self.external_ips {
             ExternalIps::All => None,
-            ExternalIps::NoNodes => {
-                let own = self.registered.contains(&ip).then_some(&self.node);
-                let node = own.or(peer.map(|peer| &peer.name));
-                node.cloned().map(ReservedFor::Node)
-            }
+            ExternalIps::NoNodes => node.cloned().map(ReservedFor::Node),
             ExternalIps::Within(networks) => {
                 let is_in_one = networks.iter().any(|network| network.contains(&ip));
                 (!is_in_one).then_some(ReservedFor::Outside)
