@@ -152,22 +152,29 @@ pub(super) fn unused_port() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// Connections in TIME_WAIT that have this port on either side.
+/// How many ends of connections with this port on either side are in TIME_WAIT.
 pub(super) fn time_waits(port: u16) -> usize {
-    const TIME_WAIT: &str = "06";
+    ends(port, |state| state == TIME_WAIT)
+}
+
+/// How many ends of connections with this port on either side are open, or not yet closed by both.
+pub(super) fn open_ends(port: u16) -> usize {
+    ends(port, |state| state != TIME_WAIT && state != LISTEN)
+}
+
+/// States as `/proc/net/tcp` has them.
+const TIME_WAIT: &str = "06";
+const LISTEN: &str = "0A";
+
+fn ends(port: u16, wanted: impl Fn(&str) -> bool) -> usize {
     let port = format!(":{port:04X}");
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap());
     let lines = tables.iter().flat_map(|table| table.lines());
     lines
         .filter(|line| {
             let fields: Vec<_> = line.split_whitespace().collect();
-            fields.get(3) == Some(&TIME_WAIT)
+            fields.get(3).is_some_and(|state| wanted(state))
                 && (fields[1].ends_with(&port) || fields[2].ends_with(&port))
         })
         .count()
-}
-
-/// Open files of this process.
-pub(super) fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
 }
