@@ -144,11 +144,21 @@ pub fn run_program(
     packet: &[u8],
     context: Option<&[u8]>,
 ) -> Option<Outcome> {
+    run_program_often(program, packet, context, 1)
+}
+
+fn run_program_often(
+    program: &SchedClassifier,
+    packet: &[u8],
+    context: Option<&[u8]>,
+    times: u32,
+) -> Option<Outcome> {
     let mut out = vec![0; packet.len() + 256];
     let options = TestRunOptions {
         data_in: Some(packet),
         data_out: Some(&mut out),
         ctx_in: context,
+        repeat: times,
         ..TestRunOptions::new()
     };
     let result = match program.test_run(options) {
@@ -349,6 +359,12 @@ impl TestRun {
     pub fn run(&self, program: &str, packet: &[u8]) -> Outcome {
         self.try_run(program, packet)
             .unwrap_or_else(|| panic!("the kernel takes no test run of {} bytes", packet.len()))
+    }
+
+    /// Runs a program on a packet so many times, one after the other in one call.
+    pub fn run_often(&self, program: &str, packet: &[u8], times: u32) {
+        let outcome = run_program_often(&self.program(program), packet, None, times);
+        assert!(outcome.is_some(), "the kernel takes no such test run");
     }
 
     /// Runs a program on a packet that the device is to cut into segments of `size` bytes of data (GSO).

@@ -77,7 +77,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
             manifests.write(&service)?;
             let names: Vec<_> = backends.iter().map(|one| one.name.as_str()).collect();
             answered_by(&names)?;
-            load.goes_on()?;
+            load.goes_on(format!("{} is replaced", names[index]))?;
         }
         Ok(())
     })

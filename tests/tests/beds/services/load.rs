@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use tests::served::{Connection, Datagrams, curl};
@@ -22,9 +23,11 @@ pub(crate) struct Load {
     is_over: AtomicBool,
     /// Requests that were answered.
     done: AtomicUsize,
+    /// What goes on meanwhile, and since when.
+    step: Mutex<Option<(String, Instant)>>,
 }
 
-/// Tells clients that it is over, also by a panic.
+/// Ends all of it, also by a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -46,7 +49,12 @@ impl Load {
         let done = thread::scope(|scope| {
             let users = users.iter();
             let users: Vec<_> = users
-                .map(|(use_it, from, target)| scope.spawn(move || use_it(self, from, *target)))
+                .map(|(use_it, from, target)| {
+                    scope.spawn(move || {
+                        let _over = Over(&self.is_over);
+                        use_it(self, from, *target).with_context(|| self.moment())
+                    })
+                })
                 .collect();
             let over = Over(&self.is_over);
             let done = work();
@@ -60,13 +68,24 @@ impl Load {
         Ok(done)
     }
 
-    /// Waits until requests were answered from now on.
-    pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
+    /// Names what follows, and waits until requests were answered from now on.
+    pub(crate) fn goes_on(&self, step: String) -> anyhow::Result<()> {
         let before = self.done.load(Ordering::Relaxed);
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some((step, Instant::now()));
         wait_for("requests to be answered", PATIENCE, || {
+            ensure!(!self.is_over.load(Ordering::Relaxed), "a request failed");
             let done = self.done.load(Ordering::Relaxed);
             Ok((done >= before + 4 * REQUESTS).then_some(()))
         })
+        .with_context(|| self.moment())
+    }
+
+    fn moment(&self) -> String {
+        let step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        step.as_ref().map_or_else(
+            || "before the first step".to_owned(),
+            |(step, since)| format!("{:.1?} after: {step}", since.elapsed()),
+        )
     }
 
     fn until_over(&self, mut work: impl FnMut() -> anyhow::Result<usize>) -> anyhow::Result<()> {

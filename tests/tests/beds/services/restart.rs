@@ -51,28 +51,24 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
             for node in stand.bed.nodes() {
                 // Whatever happens, there is load in between.
                 node.kill_agent(signal)?;
-                load.goes_on()
-                    .with_context(|| format!("without {}", node.name()))?;
+                load.goes_on(format!("{signal} for {}", node.name()))?;
                 node.take_over(binary)?;
-                load.goes_on()
-                    .with_context(|| format!("{} is back", node.name()))?;
+                load.goes_on(format!("{} is back", node.name()))?;
             }
         }
         for node in stand.bed.nodes() {
             node.kill_agent(Signal::SIGKILL)?;
             pretend_layout(node, LAYOUT_VERSION - 1)?;
-            load.goes_on()?;
+            load.goes_on(format!("maps of {} are of an older layout", node.name()))?;
             node.take_over(None)?;
-            load.goes_on()
-                .with_context(|| format!("{} with other settings", node.name()))?;
+            load.goes_on(format!("{} is back with new maps", node.name()))?;
         }
         for (backends, sizes) in SIZES {
             for node in stand.bed.nodes() {
                 node.kill_agent(Signal::SIGKILL)?;
-                load.goes_on()?;
+                load.goes_on(format!("{} is killed to have {sizes}", node.name()))?;
                 node.take_over_with(sizes)?;
-                load.goes_on()
-                    .with_context(|| format!("{} with {sizes}", node.name()))?;
+                load.goes_on(format!("{} is back with {sizes}", node.name()))?;
                 let maps = node.listing("bpf map list")?;
                 let maps = maps.as_array().context("the maps are no list")?;
                 let map = maps.iter().find(|map| map["name"] == "HEALTH_BACKENDS");

@@ -123,14 +123,14 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         change(node, Mode::Ipvs, Signal::SIGTERM)?;
         by_ebpf.go_on("from ebpf to ipvs")?;
         let mut by_ipvs = Established::open(&stand, &service)?;
-        load.goes_on()?;
+        load.goes_on("from ebpf to ipvs".to_owned())?;
         change(node, Mode::Ebpf, Signal::SIGKILL)?;
         by_ipvs.go_on("from ipvs to ebpf")?;
-        load.goes_on()?;
+        load.goes_on("from ipvs to ebpf".to_owned())?;
         // Its successor finds what is left of IPVS, too.
         node.kill_agent(Signal::SIGKILL)?;
         node.take_over_with(Mode::Ebpf.flags())?;
-        load.goes_on()?;
+        load.goes_on("killed and back".to_owned())?;
         by_ebpf.go_on("and back")?;
         by_ipvs.go_on("after another start")?;
         ensure!(has_ipvs(node)?, "IPVS is gone, and its connections are not");
