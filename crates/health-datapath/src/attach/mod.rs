@@ -30,7 +30,8 @@ pub(super) use clsact::Clsact;
 const FROM_ENDPOINT: &str = "from_endpoint";
 const TO_ENDPOINT: &str = "to_endpoint";
 
-/// How long flows are held at most while maps are replaced: if the agent is killed meanwhile, they go on by themselves.
+/// How long flows are held at most after each step of replacing maps: if the agent is killed meanwhile, they go on by
+/// themselves.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// What holds programs on their devices.
@@ -286,16 +287,14 @@ impl Datapath {
         self.make_folders()?;
         let loaded = self.load_ip_programs_for(hooks);
         let loaded = loaded.and(self.load_xdp_for(hooks));
-        let holds = self.resizing.as_ref().is_some_and(PendingResize::has_flows);
+        let holds = self.holds_flows();
         let start = Instant::now();
-        if holds {
-            // Most is copied before, so that flows are held as shortly as can be. Former programs know what is in the former
-            // maps alone, and new ones what is in the new.
-            if let Some(resizing) = &mut self.resizing {
-                resizing.carry_over()?;
-            }
-            self.hold_flows(LONGEST_HOLD)?;
+        // Most is copied before, so that flows are held as shortly as can be. Former programs know what is in the former maps
+        // alone, and new ones what is in the new.
+        if let Some(resizing) = &self.resizing {
+            resizing.carry_over()?;
         }
+        self.hold_on()?;
         let held = Instant::now();
         let replaced = self.replace_programs(hooks, loaded);
         if holds {
@@ -320,7 +319,7 @@ impl Datapath {
         loaded: Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
         if let Some(resizing) = &mut self.resizing {
-            resizing.carry_over()?;
+            resizing.catch_up()?;
             self.connect_programs()?;
         }
         let mut outcome = loaded;
@@ -345,6 +344,19 @@ impl Datapath {
         match &mut self.resizing {
             Some(resizing) => resizing.finish(),
             None => Ok(()),
+        }
+    }
+
+    /// Whether flows that begin now would be lost with the former maps, or on programs that still have those.
+    fn holds_flows(&self) -> bool {
+        self.resizing.as_ref().is_some_and(PendingResize::has_flows)
+    }
+
+    /// Holds flows, or goes on with that, if they would be lost.
+    fn hold_on(&mut self) -> Result<(), DatapathError> {
+        match self.holds_flows() {
+            true => self.hold_flows(LONGEST_HOLD),
+            false => Ok(()),
         }
     }
 
@@ -432,6 +444,7 @@ impl Datapath {
         hook: &Hook,
         candidates: fn(&Hook, &Path) -> Vec<PathBuf>,
     ) -> Result<(), DatapathError> {
+        self.hold_on()?;
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let former = folders.iter().flat_map(|folder| candidates(hook, folder));
         let means = self.means_at(hook);

@@ -1,10 +1,10 @@
 //! Maps that are to have another size than they had: the new ones take the place of the former, whose entries are carried
 //! over while packets go on.
 //!
-//! The pin of a former map is set aside, so that the loader makes a new one. Right before the programs are
-//! replaced, all entries are copied; right after, those that came in between. Meanwhile programs begin no flow whose packets
-//! would be lost on those that do not know it: see [`flows_held_until_ns`](health_common::config::DatapathConfig). A start
-//! that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing. As
+//! The pin of a former map is set aside, so that the loader makes a new one. All entries are copied first; those that
+//! programs wrote since, right before the programs are replaced and right after. Between these two, programs begin no flow whose
+//! packets would be lost on those that do not know it: see
+//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing. As
 //! nobody can tell whether programs use the former map or the new one by then, both are former maps if the next start wants
 //! a third size.
 
@@ -84,8 +84,7 @@ impl PendingResize {
 
     /// Whether flows that begin meanwhile would be lost on programs that have the other maps.
     pub(super) fn has_flows(&self) -> bool {
-        let mut contents = self.maps.iter().map(|map| map.contents);
-        contents.any(|contents| matches!(contents, Contents::Conntrack | Contents::Programs))
+        self.maps.iter().any(|map| map.contents.is_of_programs())
     }
 
     /// Sets a map aside if it is to have another size. Returns the size that it has or gets.
@@ -151,17 +150,21 @@ impl PendingResize {
         Ok(size)
     }
 
-    /// Copies what the new maps do not have. To be called right before the programs are replaced, and
-    /// right after.
-    pub(super) fn carry_over(&mut self) -> Result<(), DatapathError> {
-        self.copy_all()?;
+    /// Copies what the new maps do not have.
+    pub(super) fn carry_over(&self) -> Result<(), DatapathError> {
+        self.copy_all(|_| true).map(drop)
+    }
+
+    /// Copies what programs wrote since then. To be called right before they are replaced.
+    pub(super) fn catch_up(&mut self) -> Result<(), DatapathError> {
+        self.copy_all(Contents::is_of_programs)?;
         self.set_aside.clear();
         Ok(())
     }
 
-    /// Forgets the former maps, when no program uses them any more.
+    /// Copies what programs wrote up to now, and forgets the former maps, when no program uses them any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
-        let copied = self.copy_all()?;
+        let copied = self.copy_all(Contents::is_of_programs)?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
             let room = self.sizes.iter().find(|(map, _)| *map == sized.map);
             if let Some((_, room)) = room.filter(|(_, room)| entries > u64::from(*room)) {
@@ -181,10 +184,17 @@ impl PendingResize {
         Ok(())
     }
 
-    /// Copies entries to all maps on their way. Returns what [`Self::copy`] returns of each.
-    fn copy_all(&self) -> Result<Vec<u64>, DatapathError> {
+    /// Copies entries to those maps on their way that have such contents. Returns what [`Self::copy`] returns of each, 0 for
+    /// others.
+    fn copy_all(&self, is_meant: fn(Contents) -> bool) -> Result<Vec<u64>, DatapathError> {
         let mut known = BTreeMap::new();
-        let copied = self.maps.iter().map(|sized| self.copy(sized, &mut known));
+        let copied = self
+            .maps
+            .iter()
+            .map(|sized| match is_meant(sized.contents) {
+                true => self.copy(sized, &mut known),
+                false => Ok(0),
+            });
         copied.collect()
     }
 

@@ -109,3 +109,10 @@ pub(super) enum Contents {
     /// Nothing that is wanted.
     Unwanted,
 }
+
+impl Contents {
+    /// Whether programs write entries that are carried over.
+    pub(super) fn is_of_programs(self) -> bool {
+        matches!(self, Self::Conntrack | Self::Programs)
+    }
+}
