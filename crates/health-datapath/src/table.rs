@@ -1,6 +1,7 @@
 //! Maps of one type, read and written many entries at a time.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::{fmt, io};
 
@@ -98,6 +99,32 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.map.fd().as_fd()
+    }
+}
+
+impl<V: Pod> Table<u32, V> {
+    /// The values of an array at these places, up to its end.
+    pub(super) fn range(&self, places: Range<u32>) -> io::Result<Vec<V>> {
+        let mut values = Vec::new();
+        let mut next = places.start;
+        while next < places.end {
+            let room = (places.end - next).min(BATCH as u32);
+            let mut keys = vec![0; room as usize * size_of::<u32>()];
+            let mut read = vec![0; room as usize * size_of::<V>()];
+            // The cursor of an array is the place before the first one that is read.
+            let cursor = next.checked_sub(1).map(u32::to_ne_bytes);
+            let cursor = cursor.as_ref().map(|before| &before[..]);
+            let mut end = [0; size_of::<u32>()];
+            let (count, is_end) =
+                sys::lookup_batch(self.fd(), cursor, &mut end, &mut keys, &mut read, room)?;
+            let read = read.chunks_exact(size_of::<V>()).take(count as usize);
+            values.extend(read.filter_map(sys::read::<V>));
+            if is_end {
+                break;
+            }
+            next += count;
+        }
+        Ok(values)
     }
 }
 

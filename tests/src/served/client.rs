@@ -6,7 +6,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use health_net::netns::NetNs;
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -169,12 +169,24 @@ impl Connection {
         self.upload(0)
     }
 
+    /// Sends a request without a body, after which the server closes the connection.
+    pub fn ask_last(mut self) -> anyhow::Result<Answer> {
+        let answer = self.send(0, "Connection: close\r\n")?;
+        let read = self.0.read(&mut [0]).context("the connection's end")?;
+        ensure!(read == 0, "more than an answer");
+        Ok(answer)
+    }
+
     /// Sends a request with a body of this many bytes.
     pub fn upload(&mut self, bytes: usize) -> anyhow::Result<Answer> {
+        self.send(bytes, "")
+    }
+
+    fn send(&mut self, bytes: usize, header: &str) -> anyhow::Result<Answer> {
         let stream = self.0.get_mut();
         write!(
             stream,
-            "POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {bytes}\r\n\r\n"
+            "POST / HTTP/1.1\r\nHost: web\r\n{header}Content-Length: {bytes}\r\n\r\n"
         )
         .and_then(|()| stream.write_all(&vec![b'x'; bytes]))
         .context("cannot ask on an open connection")?;

@@ -1,6 +1,6 @@
 //! Lists the contents of the maps of services.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map};
 use std::net::SocketAddr;
 
 use health_common::service::{
@@ -8,11 +8,11 @@ use health_common::service::{
 };
 use ipnet::IpNet;
 
-use super::free::Store;
+use super::free::{Extent, Store};
 use super::keys::{FrontendKey, read_source_range, socket_addr};
 use super::lookup::reading;
-use super::maps::values;
 use super::pool::Range;
+use super::snapshot::Snapshot;
 use super::{ServiceMaps, ServicesError};
 use crate::layout;
 
@@ -57,27 +57,9 @@ impl ListedBackend {
 }
 
 /// What pools refer to, read within a short time.
-#[derive(Default)]
 struct Arrays {
+    places: Snapshot,
     backends: BTreeMap<u32, Backend>,
-    slots: Places,
-    maglev: Places,
-}
-
-/// Values of an array, from an index on.
-#[derive(Default)]
-struct Places {
-    first: usize,
-    values: Vec<u32>,
-}
-
-impl Places {
-    /// So many from an index on; none if they are not all there.
-    fn get(&self, at: usize, len: usize) -> &[u32] {
-        let from = at.checked_sub(self.first);
-        let values = from.and_then(|from| self.values.get(from..from + len));
-        values.unwrap_or_default()
-    }
 }
 
 impl ServiceMaps {
@@ -88,7 +70,10 @@ impl ServiceMaps {
         self.for_each_frontend(|key, frontend| {
             frontends.insert(key, frontend);
         })?;
-        let arrays = self.arrays(frontends.values().any(has_table))?;
+        let arrays = Arrays {
+            places: Snapshot::read(self, frontends.values().flat_map(extents))?,
+            backends: self.backends()?,
+        };
         let listed = frontends.into_iter().map(|(key, entry)| ListedFrontend {
             address: key.address(),
             protocol: key.protocol,
@@ -147,59 +132,35 @@ impl ServiceMaps {
         let Some(entry) = self.frontend(FrontendKey::new(address, protocol))? else {
             return Ok(None);
         };
-        let pool = |pool| -> Result<_, ServicesError> {
-            Ok(self.arrays_of(&entry, pool)?.pool(&entry, pool))
+        let mut arrays = Arrays {
+            places: Snapshot::read(self, extents(&entry))?,
+            backends: BTreeMap::new(),
         };
+        for pool in [entry.inside, entry.outside] {
+            for index in arrays.indexes(&entry, pool).to_vec() {
+                if let btree_map::Entry::Vacant(vacant) = arrays.backends.entry(index)
+                    && let Some(backend) =
+                        reading(layout::BACKENDS.name, self.backends.get(&index))?
+                {
+                    vacant.insert(backend);
+                }
+            }
+        }
         Ok(Some(ListedFrontend {
             address,
             protocol,
             entry,
-            inside: pool(entry.inside)?,
-            outside: pool(entry.outside)?,
+            inside: arrays.pool(&entry, entry.inside),
+            outside: arrays.pool(&entry, entry.outside),
         }))
     }
+}
 
-    /// All that pools may refer to. Maglev tables have most room of all, and often nobody uses it.
-    fn arrays(&self, with_maglev: bool) -> Result<Arrays, ServicesError> {
-        let all = |array, name| match values(array) {
-            Ok(values) => Ok(Places { first: 0, values }),
-            Err(source) => Err(ServicesError::kernel("read", name, source)),
-        };
-        Ok(Arrays {
-            slots: all(&self.slots, layout::SLOTS.name)?,
-            maglev: match with_maglev {
-                true => all(&self.maglev, layout::MAGLEV.name)?,
-                false => Places::default(),
-            },
-            backends: self.backends()?,
-        })
-    }
-
-    /// What a pool of a frontend refers to, and nothing else.
-    fn arrays_of(&self, frontend: &Frontend, pool: Pool) -> Result<Arrays, ServicesError> {
-        let mut arrays = Arrays::default();
-        let Some(Range { extent, .. }) = Range::of_frontend(frontend, pool) else {
-            return Ok(arrays);
-        };
-        let (array, read) = match extent.store {
-            Store::Maglev => (&self.maglev, &mut arrays.maglev),
-            _ => (&self.slots, &mut arrays.slots),
-        };
-        read.first = extent.at as usize;
-        for index in extent.at..extent.at.saturating_add(extent.len) {
-            match reading(extent.store.map(), array.get(&index))? {
-                Some(value) => read.values.push(value),
-                // The array ends here.
-                None => break,
-            }
-        }
-        for index in arrays.indexes(frontend, pool).to_vec() {
-            if let Some(backend) = reading(layout::BACKENDS.name, self.backends.get(&index))? {
-                arrays.backends.insert(index, backend);
-            }
-        }
-        Ok(arrays)
-    }
+/// Where the pools of a frontend are.
+fn extents(frontend: &Frontend) -> impl Iterator<Item = Extent> {
+    let pools = [frontend.inside, frontend.outside];
+    let ranges = pools.map(|pool| Range::of_frontend(frontend, pool));
+    ranges.into_iter().flatten().map(|range| range.extent)
 }
 
 /// Whether the pools of a frontend have weights.
@@ -215,17 +176,22 @@ fn has_table(frontend: &Frontend) -> bool {
 impl Arrays {
     /// The backends' indexes at the places of a pool.
     fn indexes(&self, frontend: &Frontend, pool: Pool) -> &[u32] {
-        let (at, len) = (pool.at as usize, pool.len as usize);
-        match has_table(frontend) {
-            true => self.maglev.get(at, len),
-            // Behind a counter.
-            false => self.slots.get(at + 1, len),
-        }
+        let values = match has_table(frontend) {
+            true => self.places.get(Store::Maglev, pool.at, pool.len),
+            false => self.behind_counter(pool, 0),
+        };
+        values.unwrap_or_default()
+    }
+
+    /// A part of a pool, of as many values as it has backends: all are behind a counter.
+    fn behind_counter(&self, pool: Pool, part: u32) -> Option<&[u32]> {
+        let at = pool.len.checked_mul(part)?.checked_add(1)?;
+        self.places
+            .get(Store::Slots, pool.at.checked_add(at)?, pool.len)
     }
 
     /// The backends of a pool in the order of its slots; those of a Maglev table by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
-        let (at, len) = (pool.at as usize, pool.len as usize);
         let indexes = self.indexes(frontend, pool);
         let even = 1.0 / f64::from(pool.len);
         if has_table(frontend) {
@@ -241,7 +207,7 @@ impl Arrays {
         let mut shares = vec![even; indexes.len()];
         if is_weighted(frontend) {
             // Behind the indexes, thresholds and then aliases.
-            let behind = |part: usize| self.slots.get(at + 1 + part * len, len);
+            let behind = |part| self.behind_counter(pool, part).unwrap_or_default();
             shares.fill(0.0);
             for (index, (threshold, alias)) in behind(1).iter().zip(behind(2)).enumerate() {
                 let kept = f64::from(*threshold) / f64::from(u32::MAX);

@@ -303,10 +303,3 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
     })?;
     MapData::from_fd(map).map_err(map_io)
 }
-
-/// The values of an array, in the order of their indexes.
-pub(super) fn values<V: Pod>(array: &Table<u32, V>) -> io::Result<Vec<V>> {
-    let mut values = Vec::with_capacity(array.max_entries()? as usize);
-    array.for_each(|_, value| values.push(value))?;
-    Ok(values)
-}

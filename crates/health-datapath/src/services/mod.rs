@@ -21,6 +21,7 @@ mod ranges;
 mod read;
 mod recount;
 mod shares;
+mod snapshot;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,7 @@ use keys::{FrontendKey, Socket, socket, source_range};
 use numbers::Numbers;
 use pool::Range;
 use shares::Shares;
+use snapshot::Snapshot;
 
 /// The desired entries of a service's port, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -239,13 +241,6 @@ struct Known {
     index: u32,
     /// Whether it gets no new flows.
     lingers: bool,
-}
-
-/// The contents of the arrays when they were read.
-#[derive(Debug)]
-struct Snapshot {
-    slots: Vec<u32>,
-    maglev: Vec<u32>,
 }
 
 impl ServiceTables {

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use health_common::service::{ALGORITHM_MAGLEV, FRONTEND_WEIGHTED, Frontend, Pool};
 
+use super::alias;
 use super::free::{Extent, Store};
-use super::{Snapshot, alias};
+use super::snapshot::Snapshot;
 
 /// Fills Maglev tables of one size.
 pub trait FillMaglev {
@@ -179,12 +180,9 @@ impl Range {
 
     /// What was read at its places, without the counter in front.
     fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
-        let (array, counter) = match self.extent.store {
-            Store::Maglev => (&snapshot.maglev, 0),
-            _ => (&snapshot.slots, 1),
-        };
-        let at = self.extent.at as usize;
-        array.get(at + counter..at + self.extent.len as usize)
+        let Extent { store, at, len } = self.extent;
+        let counter = u32::from(store != Store::Maglev);
+        snapshot.get(store, at + counter, len - counter)
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use health_common::service::{BACKEND_LINGERS, Backend};
 
 use super::free::{Extent, Store};
-use super::maps::values;
 use super::pool::Range;
-use super::{Known, ServiceTables, ServicesError, Sizes, Snapshot, family};
+use super::snapshot::Snapshot;
+use super::{Known, ServiceTables, ServicesError, Sizes, family};
 use crate::layout;
 
 impl ServiceTables {
@@ -24,24 +24,9 @@ impl ServiceTables {
         self.read_backends()?;
         let reading = |map| move |source| ServicesError::kernel("read", map, source);
         self.read_frontends()?;
-        // By default there is room for 300,000 places and two million of Maglev, of which an agent that begins uses none.
         let ranges = self.ports.values().flat_map(|port| &port.ranges);
-        let (mut has_slots, mut has_maglev) = (false, false);
-        for range in ranges {
-            match range.extent.store {
-                Store::Maglev => has_maglev = true,
-                Store::Slots | Store::Backends => has_slots = true,
-            }
-        }
-        let slots = match has_slots {
-            true => values(&self.maps.slots).map_err(reading(layout::SLOTS.name))?,
-            false => Vec::new(),
-        };
-        let maglev = match has_maglev {
-            true => values(&self.maps.maglev).map_err(reading(layout::MAGLEV.name))?,
-            false => Vec::new(),
-        };
-        self.snapshot = Some(Snapshot { slots, maglev });
+        let snapshot = Snapshot::read(&self.maps, ranges.map(|range| range.extent))?;
+        self.snapshot = Some(snapshot);
         let source_ranges = self.maps.source_ranges.entries();
         let source_ranges = source_ranges.map_err(reading(layout::SOURCE_RANGES.name))?;
         self.source_range_count = source_ranges.len() as u32;

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use tests::served::{Connection, Datagrams, curl};
+use tests::served::{Connection, Datagrams};
 use tests::{Member, PATIENCE, wait_for};
 
-/// Requests of one curl.
-const REQUESTS: usize = 20;
+/// Requests that are answered before a step is over.
+const REQUESTS: usize = 80;
 /// Requests on each kept-alive connection before it is closed.
 const KEPT_ALIVE: usize = 50;
 /// Between requests of a user, whose clients and servers would take all processors from the agents otherwise.
@@ -75,7 +75,7 @@ impl Load {
         wait_for("requests to be answered", PATIENCE, || {
             ensure!(!self.is_over.load(Ordering::Relaxed), "a request failed");
             let done = self.done.load(Ordering::Relaxed);
-            Ok((done >= before + 4 * REQUESTS).then_some(()))
+            Ok((done >= before + REQUESTS).then_some(()))
         })
         .with_context(|| self.moment())
     }
@@ -96,12 +96,12 @@ impl Load {
         Ok(())
     }
 
-    /// On new connections.
+    /// On new connections, which the server closes.
     pub(crate) fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
-            let answers = curl(from, target, REQUESTS)?;
-            ensure!(answers.failed.is_empty(), "{from} to {target}: {answers}");
-            Ok(REQUESTS)
+            let answer = Connection::open(from, target).and_then(Connection::ask_last);
+            answer.with_context(|| format!("{from} to {target}"))?;
+            Ok(1)
         })
     }
 
