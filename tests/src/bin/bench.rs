@@ -68,7 +68,9 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             let names: Vec<&str> = ALL.iter().map(|benchmark| benchmark.name).collect();
             format!("no benchmark {name}; there are: {}", names.join(", "))
         })?;
-    raise_open_files_limit()?;
+    if let Some(advice) = raise_open_files_limit()? {
+        eprintln!("{advice}");
+    }
     let report = (benchmark.run)(&Options {
         peers: cli.peers.clone(),
         kinds: cli.fault.clone(),

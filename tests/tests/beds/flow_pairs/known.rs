@@ -19,7 +19,10 @@ pub(super) const AGENTS: &[Known] = &[
     Known {
         why: "sockets of the host with one port are connected to the backend itself: to the kernel they are one",
         has: |pair| {
+            // A NodePort of another node is no socket's: that node translates it.
+            let is_far = pair.flows.iter().any(|(_, way)| *way == Way::OtherNode);
             is_of(pair, Client::Host)
+                && !is_far
                 && matches!(pair.kind, Kind::Tcp | Kind::Udp)
                 && pair.state.goes_on()
         },
