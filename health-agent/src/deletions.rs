@@ -49,7 +49,7 @@ pub enum DeletionsError {
         source: io::Error,
     },
     /// Nothing more can wait.
-    #[error("{MOST} deletions wait in {} already; start the agent, which carries them out", .0.display())]
+    #[error("{MOST} deletions are queued in {} already; start the agent to carry them out", .0.display())]
     Full(PathBuf),
 }
 

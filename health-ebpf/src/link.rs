@@ -27,13 +27,13 @@ const TO_NEIGHBOUR: u32 = 2;
 const OF_LISTENER: u32 = 3;
 const OF_DHCP: u32 = 4;
 
-/// What of this differs between the IP versions: IPv4 has nothing of it in IP packets.
+/// Link-local packets, which differ between the IP versions: IPv4 has its neighbour discovery outside IP.
 pub trait Link: Version {
-    /// Whether a packet is from an address that only its link knows, or from none.
+    /// Whether the source is link-local or unspecified.
     fn has_link_source(ip: &Self::Header) -> bool;
-    /// Whether a packet is to an address that only its link knows.
+    /// Whether the destination is link-local.
     fn has_link_destination(ip: &Self::Header) -> bool;
-    /// Whether a packet from an address that only its link knows is one that its link needs. `may_ask`: by DHCPv6, too.
+    /// Whether a link-local packet must pass. `may_ask`: DHCPv6 requests, too.
     fn is_needed(frame: &Frame, may_ask: bool) -> bool;
     /// Whether an ICMP message of this type and code discovers neighbours, and goes (`direction` as in a tuple) from
     /// or to one: the host, which `peer` is then.

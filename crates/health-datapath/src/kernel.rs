@@ -35,7 +35,7 @@ pub enum UnmetRequirement {
         missing: Vec<&'static str>,
     },
     /// No way to attach programs as they are to be.
-    #[error("--attach-mode {mode}: kernel {kernel} cannot attach programs so; leave the flag out")]
+    #[error("--attach-mode {mode}: kernel {kernel} cannot attach programs this way; omit the flag")]
     NoAttachment {
         /// What was asked for.
         mode: Attachment,
@@ -65,7 +65,7 @@ impl SuitableKernel {
             attachment = %node,
             endpoint_attachment = %endpoints,
             missing = ?report.missing(),
-            "the kernel has what it takes"
+            "the kernel has all features that are needed"
         );
     }
 }

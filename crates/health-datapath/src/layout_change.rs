@@ -139,14 +139,14 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
         info!(
             from = version,
             to = LAYOUT_VERSION,
-            "pinned maps are of another layout: all flows and counters are kept"
+            "pinned maps have another layout: all flows and counters are kept"
         );
     } else {
         warn!(
             from = version,
             to = LAYOUT_VERSION,
             maps = anew.join(" "),
-            "pinned maps are of another layout: these begin anew, and what the others hold is kept"
+            "pinned maps have another layout: these start empty, the others keep their entries"
         );
     }
     Ok(())

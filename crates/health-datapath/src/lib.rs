@@ -136,7 +136,7 @@ pub enum DatapathError {
     #[error("program {0} was not loaded")]
     NotLoaded(&'static str),
     /// Another agent works with the same pins.
-    #[error("another agent works with {0}: stop it, or give this one an --instance of its own")]
+    #[error("another agent is using {0}: stop it, or give this one an --instance of its own")]
     InUse(PathBuf),
     /// A pin could not be made.
     #[error("cannot pin {path}: {source}")]

@@ -78,7 +78,7 @@ pub enum PolicyError {
         used: usize,
     },
     /// Tables are not changed: endpoints may be using them.
-    #[error("policy table {0} is there already: write the new policy to another one")]
+    #[error("policy table {0} already exists: write the new policy to another one")]
     Exists(u32),
     /// Table 0 is none.
     #[error("policy tables are numbered from 1")]
@@ -311,7 +311,7 @@ impl PolicyTables {
             Ok(()) => written.iter().for_each(|entry| self.release(entry)),
             // It stays a table, to be removed with the others that nobody names.
             Err(error) => {
-                tracing::warn!(table, %error, "cannot take back a policy table");
+                tracing::warn!(table, %error, "cannot release a policy table");
                 self.tables.insert(table, written);
             }
         }

@@ -102,7 +102,7 @@ impl Sockets {
             match program {
                 Ok(program) => programs.insert(name, program),
                 Err(error) => {
-                    warn!(%error, "services cannot be there for the host's own sockets");
+                    warn!(%error, "cannot serve services to host sockets");
                     return Ok(Self::default());
                 }
             };

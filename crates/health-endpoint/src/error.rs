@@ -14,7 +14,7 @@ use super::workload::WorkloadError;
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// There is none.
-    #[error("no endpoint {0}; `health-agent endpoint list` shows those there are")]
+    #[error("no endpoint {0}; `health-agent endpoint list` lists the existing ones")]
     NotFound(u16),
     /// It is the health endpoint.
     #[error("endpoint {0} is this node's health endpoint, which the agent keeps as it is")]
@@ -53,16 +53,16 @@ pub enum EndpointError {
         id: u16,
     },
     /// All ids are in use.
-    #[error("no endpoint id is free: 4095 endpoints are the most that a node can have")]
+    #[error("no free endpoint id: a node can have at most 4095 endpoints")]
     NoIds,
     /// It is not there as a whole.
-    #[error("endpoint {0} is still being made; try again later")]
+    #[error("endpoint {0} is still being created; try again later")]
     Busy(u16),
     /// It was deleted meanwhile.
     #[error("endpoint {0} was deleted meanwhile")]
     Deleted(u16),
     /// The work on it was broken off.
-    #[error("the work on the endpoint was broken off: {0}")]
+    #[error("work on the endpoint was interrupted: {0}")]
     BrokenOff(String),
     /// Its state does not allow it.
     #[error("endpoint {id}: {refused}; try again later")]

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 /// The identity cannot be told for now; it is asked for again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the identity of the labels cannot be told yet: {0}")]
+#[error("the identity of these labels is not known yet: {0}")]
 pub struct IdentityUnavailable(pub String);
 
 /// An acquisition, to be given back once. The number alone does not identify it: the store may have lost it and given

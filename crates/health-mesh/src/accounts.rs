@@ -34,7 +34,7 @@ impl Accounts {
         if leftovers > 0 {
             tracing::info!(
                 probes = leftovers,
-                "an agent before this one left probes; counted as lost"
+                "probes of the former agent are counted as lost"
             );
         }
         Ok(Self {

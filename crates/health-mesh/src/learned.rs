@@ -38,7 +38,7 @@ impl LearnedAddresses {
         let addresses = match read(&path) {
             Ok(addresses) => addresses,
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "learned addresses not read");
+                tracing::warn!(path = %path.display(), %error, "cannot read learned addresses");
                 Addresses::new()
             }
         };
@@ -124,9 +124,9 @@ async fn keep(path: PathBuf, mut changes: watch::Receiver<Arc<Addresses>>) {
         match tokio::task::spawn_blocking(move || write(&to, &addresses)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(path = %path.display(), %error, "learned addresses not kept");
+                tracing::warn!(path = %path.display(), %error, "cannot save learned addresses");
             }
-            Err(error) => tracing::warn!(%error, "learned addresses not kept"),
+            Err(error) => tracing::warn!(%error, "cannot save learned addresses"),
         }
     }
 }

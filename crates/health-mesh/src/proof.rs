@@ -189,7 +189,7 @@ impl HelloKeys {
         })
     }
 
-    /// Which key the code was made with. To compare numbers takes no longer the more of a guess is right.
+    /// Which key the code was made with. Compares in constant time.
     fn find(&self, text: &str, covered: &[&[u8]], given: u128) -> Option<KeyAge> {
         let fits = |key| code(key, text.as_bytes(), covered) ^ given == 0;
         if fits(&self.current) {

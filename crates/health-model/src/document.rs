@@ -16,7 +16,7 @@ const VALUES_MAX: usize = 500_000;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// Too much to read.
-    #[error("a text of {bytes} bytes is too large: {max} at most")]
+    #[error("{bytes} bytes of text are too many; at most {max} are allowed")]
     TooLarge {
         /// Its size.
         bytes: usize,
@@ -165,9 +165,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
             self.count()?;
             let value = fields.next_value_seed(self)?;
             if map.contains_key(&key) {
-                return Err(de::Error::custom(format_args!(
-                    "key {key:?} is there twice"
-                )));
+                return Err(de::Error::custom(format_args!("key {key:?} appears twice")));
             }
             map.insert(key, value);
         }

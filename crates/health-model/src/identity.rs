@@ -23,7 +23,7 @@ const RESERVED: [(u32, &str); 9] = [
 
 /// A text is neither a number nor a reserved identity's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no identity: give its number, or a reserved one's name such as reserved:host")]
+#[error("{0:?} is not an identity; give its number, or a reserved name such as reserved:host")]
 pub struct ParseIdentityError(String);
 
 /// A security identity.

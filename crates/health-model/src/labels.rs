@@ -40,7 +40,7 @@ pub enum LabelError {
         start: String,
     },
     /// One key twice.
-    #[error("label {key} is there twice, as {first:?} and as {second:?}")]
+    #[error("label {key} appears twice, as {first:?} and as {second:?}")]
     Twice {
         /// Source and key.
         key: String,
@@ -50,7 +50,7 @@ pub enum LabelError {
         second: String,
     },
     /// Too many.
-    #[error("{0} labels are too many: {LABELS_MAX} at most")]
+    #[error("{0} labels are too many; at most {LABELS_MAX} are allowed")]
     TooMany(usize),
 }
 

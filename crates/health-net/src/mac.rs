@@ -13,7 +13,7 @@ pub struct MacAddr(pub [u8; 6]);
 
 /// Text that is no Ethernet address.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no hardware address: six hexadecimal bytes with colons between are")]
+#[error("{0:?} is not a MAC address; expected aa:bb:cc:dd:ee:ff")]
 pub struct BadMacAddr(String);
 
 /// The group bit of the first byte: set for multicast.

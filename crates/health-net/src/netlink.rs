@@ -195,7 +195,7 @@ mod tests {
             let staying = listed.iter().filter(|link| !link.loopback).filter(stays);
             staying.count() == 2 * usize::from(STAYING)
         };
-        // Where the changes do not stop, a listing may fail, but is never told in part.
+        // Where the changes do not stop, a listing may fail, but is never returned partially.
         for _ in 0..100 {
             if let Ok(listed) = link::list(&handle).await {
                 assert!(is_whole(&listed), "{listed:?}");

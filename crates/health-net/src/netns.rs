@@ -58,7 +58,7 @@ pub fn cookie() -> io::Result<u64> {
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
     /// The file is not a network namespace.
-    #[error("{} is no network namespace: give a file such as /run/netns/NAME or /proc/PID/ns/net", .0.display())]
+    #[error("{} is not a network namespace; give a file such as /run/netns/NAME or /proc/PID/ns/net", .0.display())]
     NotANamespace(PathBuf),
     /// The name cannot be a file's.
     #[error("{0:?} cannot name a network namespace")]
@@ -145,7 +145,7 @@ impl NetNs {
         });
         made.and_then(|()| Self::open(name)).inspect_err(|_| {
             if let Err(error) = remove(name) {
-                warn!(%error, "cannot undo the making of a network namespace");
+                warn!(%error, "cannot undo the creation of a network namespace");
             }
         })
     }
@@ -325,7 +325,7 @@ fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
             Err((_, Errno::EWOULDBLOCK)) => {
                 warn!(
                     folder = %dir.display(),
-                    "somebody keeps this folder locked; its mounts are shared without the lock"
+                    "another process keeps this folder locked; its mounts are shared without the lock"
                 );
                 return Ok(None);
             }
@@ -389,7 +389,7 @@ mod tests {
         ] {
             let error = NetNs::at(Path::new(other)).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{other} is no network namespace")),
+                error.starts_with(&format!("{other} is not a network namespace")),
                 "{error}"
             );
         }

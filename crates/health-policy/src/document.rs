@@ -100,7 +100,7 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
         for policy in found.policies {
             let name = policy.name.clone();
             if policies.insert(name.clone(), policy).is_some() {
-                let problem = Problem::Conflict("it is there twice".to_owned());
+                let problem = Problem::Conflict("it appears twice".to_owned());
                 return Err(PolicyError::from(problem).of_policy(&name));
             }
         }
@@ -114,7 +114,7 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
         .sum();
     if count > RULES_MAX {
         let problem = Problem::Conflict(format!(
-            "{count} rules in one import are too many: {RULES_MAX} at most"
+            "{count} rules in one import are too many; at most {RULES_MAX} are allowed"
         ));
         return Err(problem.into());
     }
@@ -738,9 +738,9 @@ spec:
             assert!(error.contains(message), "{error}");
         }
         for (document, message) in [
-            ("", "there is no policy in it"),
-            ("# nothing\n", "there is no policy in it"),
-            ("[]", "there is no policy in it"),
+            ("", "it contains no policy"),
+            ("# nothing\n", "it contains no policy"),
+            ("[]", "it contains no policy"),
             ("hello", "must be a map, not text"),
             ("{", "not JSON: EOF while parsing"),
             ("a: [", "line "),
@@ -759,7 +759,7 @@ spec:
             ),
             (
                 r#"{"kind": "NetworkPolicy", "kind": "NetworkPolicy"}"#,
-                "key \"kind\" is there twice",
+                "key \"kind\" appears twice",
             ),
             ("kind: NetworkPolicy", "apiVersion: missing"),
             (
@@ -835,7 +835,7 @@ kind: \"Config\\nMap\"
         let rest = text.replace("kind: NetworkPolicy", "kind: Secret");
         assert_eq!(
             error(&rest),
-            "there is no policy in it, only Service shop/web and 4 more of other kinds"
+            "it contains no policy, only Service shop/web and 4 more of other kinds"
         );
     }
 

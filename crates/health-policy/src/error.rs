@@ -70,7 +70,7 @@ pub enum Problem {
     #[error(transparent)]
     Text(#[from] DocumentError),
     /// No policy in it.
-    #[error("there is no policy in it{}", but(.skipped))]
+    #[error("it contains no policy{}", but(.skipped))]
     Empty {
         /// Objects of other kinds that are in it.
         skipped: Vec<String>,
@@ -93,7 +93,7 @@ pub enum Problem {
         found: &'static str,
     },
     /// A list that is too long.
-    #[error("{count} of them are too many: {max} at most")]
+    #[error("{count} are too many; at most {max} are allowed")]
     TooMany {
         /// Its length.
         count: usize,

@@ -249,7 +249,7 @@ spec: {podSelector: {}}
         assert_eq!(repository, before);
         let twice = format!("{WEB}---{WEB}");
         let error = repository.import(&twice).unwrap_err().to_string();
-        assert!(error.ends_with("shop/web: it is there twice"), "{error}");
+        assert!(error.ends_with("shop/web: it appears twice"), "{error}");
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
         ),
         (
             format!("[\"{}\"]", "x".repeat(TEXT_MAX)),
-            "is too large: 10485760 at most",
+            "are too many; at most 10485760 are allowed",
         ),
         (
             format!("kind: \"{}\"", "x".repeat(9 << 20)),
@@ -129,14 +129,17 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
             rules(100_000),
             "a document of more than 500000 values is too large",
         ),
-        (rules(20_000), "20000 of them are too many: 10000 at most"),
+        (
+            rules(20_000),
+            "20000 are too many; at most 10000 are allowed",
+        ),
         (
             ingress(json!({"fromEndpoints": [{"matchLabels": many_labels}]})),
-            "fromEndpoints[0].matchLabels: 10000 of them are too many: 256",
+            "fromEndpoints[0].matchLabels: 10000 are too many; at most 256",
         ),
         (
             ingress(json!({"toPorts": [{"ports": many_ports}]})),
-            "toPorts[0].ports: 41 of them are too many: 40 at most",
+            "toPorts[0].ports: 41 are too many; at most 40 are allowed",
         ),
         (
             ingress(json!({"fromCIDR": many_cidrs})),

@@ -125,7 +125,7 @@ async fn a_damaged_file_is_named_left_alone_and_taken_up_again_when_it_is_mended
     let stale = until(&mut watch, "the damage", |now| now.stale.is_some()).await;
     let reason = &stale.stale.as_ref().unwrap().reason;
     assert!(
-        reason.contains("identities.json is no identity file"),
+        reason.contains("identities.json is not an identity file"),
         "{reason}"
     );
     assert_eq!(has(&stale, &app(1)), Some(first));

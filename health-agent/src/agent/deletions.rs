@@ -106,7 +106,7 @@ async fn carry_out_by<F: Future<Output = Result<(), String>>>(
             warn!(
                 error,
                 container = deletion.container_id,
-                "cannot delete an endpoint; it is tried again"
+                "cannot delete an endpoint; it will be retried"
             );
             is_done = false;
         }

@@ -136,8 +136,8 @@ async fn run_in_folders(
     stop.send_replace(true);
     match api.await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => warn!(%error, "the API did not end in order"),
-        Err(error) => warn!(%error, "the API did not end in order"),
+        Ok(Err(error)) => warn!(%error, "the API did not shut down cleanly"),
+        Err(error) => warn!(%error, "the API did not shut down cleanly"),
     }
     result
 }
@@ -368,7 +368,7 @@ impl Agent {
         own_addresses::follow(netlink.clone(), map).await
     }
 
-    /// Starts what asks and answers for this node, and what keeps its conntrack maps from filling up. The mesh ends when nobody keeps its handle.
+    /// Starts the prober, the responder and the conntrack collector. The mesh ends when its handle is dropped.
     fn start_probing(
         config: &Config,
         own: &Node,

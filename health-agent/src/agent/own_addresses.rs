@@ -38,7 +38,7 @@ pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Re
                 return;
             }
             while let Err(error) = note(&netlink, &mut map).await {
-                warn!(%error, "the programs do not know the host's present addresses; it is tried again");
+                warn!(%error, "the programs do not know the host's present addresses; it will be retried");
                 sleep(RETRY).await;
             }
             sleep(CHANGES_PERIOD).await;

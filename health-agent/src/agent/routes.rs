@@ -97,13 +97,13 @@ impl Keeper {
             }
             fresh += 1;
             if fresh <= LOGGED {
-                warn!(error, "a route of a pod CIDR cannot be had");
+                warn!(error, "cannot add the route to a pod CIDR");
             }
         };
         let own_problem = match to_nobody {
             Ok(changes) => {
                 for change in changes {
-                    info!(%change, "free addresses of this node's pod CIDRs are nobody's");
+                    info!(%change, "free addresses of this node's pod CIDRs are unreachable");
                 }
                 None
             }
@@ -129,7 +129,7 @@ impl Keeper {
         };
         if fresh > LOGGED {
             let more = fresh - LOGGED;
-            warn!(more, "more routes of pod CIDRs cannot be had");
+            warn!(more, "cannot add the routes to more pod CIDRs");
         }
         problem.or(own_problem)
     }

@@ -186,7 +186,7 @@ impl AgentSource {
             let problems = match looked.await {
                 Ok(problems) => problems,
                 Err(error) => {
-                    warn!(%error, "cannot look at the parts of the agent");
+                    warn!(%error, "cannot inspect the state of the agent");
                     continue;
                 }
             };
@@ -283,7 +283,7 @@ impl AgentSource {
         if let (Some(manager), Some(report)) = (self.manager.get(), node.health_report(found))
             && let Err(error) = manager.note_health(report)
         {
-            warn!(%error, "the health endpoint has an address that is not this node's to give");
+            warn!(%error, "the health endpoint has an address outside this node's pod CIDRs");
         }
     }
 

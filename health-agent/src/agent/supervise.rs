@@ -219,7 +219,7 @@ impl Agent {
                 }
                 Err(error) => {
                     if !std::mem::replace(is_told, true) {
-                        warn!(%address, "{error:#}; it is tried again");
+                        warn!(%address, "{error:#}; it will be retried");
                     }
                     true
                 }

@@ -211,7 +211,7 @@ fn end<S: Source>(
         known.map(|labels| (identity, labels)).ok_or_else(|| {
             Refusal(
                 StatusCode::NOT_FOUND,
-                format!("{field}: no identity {identity}; `health-agent identity list` shows those there are"),
+                format!("{field}: no identity {identity}; `health-agent identity list` lists the existing ones"),
             )
         })
     };
@@ -274,7 +274,7 @@ fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
         [name] => Ok((*name).clone()),
         [] => Err(Refusal(
             StatusCode::NOT_FOUND,
-            format!("no policy {text:?}; `health-agent policy get` shows those there are"),
+            format!("no policy {text:?}; `health-agent policy get` lists the existing ones"),
         )),
         several => Err(bad(format!(
             "{text:?} may be any of {}; say its kind too",

@@ -390,7 +390,7 @@ fn of_known_node<T>(
     match node {
         Some(node) if told.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
             StatusCode::NOT_FOUND,
-            format!("no node '{node}'; `health-agent node list` shows those there are"),
+            format!("no node '{node}'; `health-agent node list` lists the existing ones"),
         )),
         _ => Ok(told),
     }
@@ -416,7 +416,9 @@ async fn identity<S: Source>(
         found.ok_or_else(|| {
             Refusal(
                 StatusCode::NOT_FOUND,
-                format!("no identity {number}; `health-agent identity list` shows those there are"),
+                format!(
+                    "no identity {number}; `health-agent identity list` lists the existing ones"
+                ),
             )
         })
     })

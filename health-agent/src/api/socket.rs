@@ -31,7 +31,7 @@ pub enum BindError {
         pid: i32,
     },
     /// Something else has its name.
-    #[error("cannot make the socket {0}: the name is taken by something that is no socket")]
+    #[error("cannot make the socket {0}: the path exists and is not a socket")]
     NoSocket(PathBuf),
     /// The system refused.
     #[error("cannot {what} the socket {path}: {source}")]
@@ -49,7 +49,7 @@ pub enum BindError {
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// There is none of that name.
-    #[error("--socket-group '{0}': there is no such group; `getent group` lists those there are")]
+    #[error("--socket-group '{0}': there is no such group; `getent group` lists the existing ones")]
     Unknown(String),
     /// The system's database of groups cannot be read.
     #[error("--socket-group '{name}': cannot look it up: {source}")]

@@ -148,7 +148,7 @@ const fn halves(tag: u64) -> [u32; 2] {
 impl Option4 {
     const LEN: u16 = size_of::<Self>() as u16;
     const PLAIN: u8 = 0x45;
-    /// Of flags and fragment offset: more fragments, and the offset.
+    /// Mask of the MF bit and the fragment offset.
     const FRAGMENT: u16 = 0x3fff;
     const WITH_IT: u8 = 0x45 + (size_of::<Self>() / 4) as u8;
 

@@ -420,7 +420,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
             "--netns /run/netns/no-such".to_owned(),
             "/run/netns/no-such",
         ),
-        ("--netns /dev/null".to_owned(), "no network namespace"),
+        ("--netns /dev/null".to_owned(), "not a network namespace"),
         (format!("--netns {}", own.display()), "agent's own"),
     ] {
         let told = refusal(node, &format!("endpoint create {words}"))?;

@@ -208,7 +208,7 @@ fn healthz_warns_of_a_store_of_identities_that_is_away() -> anyhow::Result<()> {
     let path = node.runtime_dir().join("state/identities.json");
     let good = fs::read(&path)?;
     fs::write(&path, "{ rubbish")?;
-    wait_warning(node, "identity-store", "is no identity file")?;
+    wait_warning(node, "identity-store", "is not an identity file")?;
     let (_, told) = liveness(node)?;
     let check = told.checks.iter().find(|one| one.name == "identity-store");
     let check = check.context("no check")?;

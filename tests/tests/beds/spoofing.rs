@@ -35,7 +35,7 @@ fn mac(namespace: &str, device: &str) -> anyhow::Result<[u8; 6]> {
         .split(':')
         .map(|byte| u8::from_str_radix(byte, 16))
         .collect();
-    <[u8; 6]>::try_from(bytes?).map_err(|bytes| anyhow::anyhow!("{bytes:?} is no hardware address"))
+    <[u8; 6]>::try_from(bytes?).map_err(|bytes| anyhow::anyhow!("{bytes:?} is not a MAC address"))
 }
 
 /// A datagram to the port, with this as its data.

@@ -436,9 +436,9 @@ fn maps_of_others_are_shown_as_far_as_they_tell() -> anyhow::Result<()> {
     for (path, why) in [
         (
             bed.location.pins().join("programs/to_netdev"),
-            "no pinned map",
+            "not a pinned map",
         ),
-        ("/etc/hostname".into(), "no pinned map"),
+        ("/etc/hostname".into(), "not a pinned map"),
         ("/nonexistent/map".into(), "No such file"),
     ] {
         let path = path.display().to_string();

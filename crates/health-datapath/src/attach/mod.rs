@@ -337,7 +337,7 @@ impl Datapath {
         self.attach_adopted();
         // The rest serves without them; they are tried again as what is found missing.
         if let Err(error) = self.sockets.attach(&self.pins) {
-            warn!(%error, "services are not there for the host's own sockets");
+            warn!(%error, "host sockets cannot reach services");
         }
         outcome?;
         self.remove_others(hooks)?;

@@ -77,7 +77,9 @@ pub enum DumpError {
     )]
     OtherLayout(PathBuf),
     /// Something else is pinned there, or nothing at all.
-    #[error("{0} is no pinned map; give the name of one of the agent's, or a path in a bpffs")]
+    #[error(
+        "{0} is not a pinned map; give the name of one of the agent's maps, or a path in a bpffs"
+    )]
     NotAMap(PathBuf),
     /// The kind of map has no entries that could be listed.
     #[error("{path} cannot be dumped: the entries of maps of kind {kind} cannot be listed")]
@@ -88,7 +90,7 @@ pub enum DumpError {
         kind: &'static str,
     },
     /// The types of its entries are not understood.
-    #[error("cannot tell the types of {path}: {source}")]
+    #[error("cannot determine the types of {path}: {source}")]
     Types {
         /// Where it is pinned.
         path: PathBuf,

@@ -33,13 +33,13 @@ pub trait Switch: Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum SubscribeError {
     /// No place.
-    #[error("{READERS} readers monitor already; end one of them")]
+    #[error("{READERS} monitors are running already; stop one of them")]
     TooMany,
     /// No agent.
-    #[error("the agent stops; try again when it is back")]
+    #[error("the agent is stopping; try again once it is back")]
     Closed,
     /// The programs cannot be told.
-    #[error("cannot tell the programs what to write: {0}")]
+    #[error("cannot set what the programs report: {0}")]
     Switch(io::Error),
 }
 

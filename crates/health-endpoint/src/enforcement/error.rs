@@ -14,7 +14,7 @@ pub enum EnforceError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// There is none of this name.
-    #[error("no policy {0}; `health-agent policy get` shows those there are")]
+    #[error("no policy {0}; `health-agent policy get` lists the existing ones")]
     NoPolicy(PolicyName),
     /// More networks than there is room for beside the addresses of endpoints and nodes.
     #[error(
@@ -27,7 +27,7 @@ pub enum EnforceError {
         max: usize,
     },
     /// What was kept cannot be read. Enforcing nothing instead would let everything pass.
-    #[error("cannot read the policies in {}: {source}; mend the file, or delete it to begin without policy", path.display())]
+    #[error("cannot read the policies in {}: {source}; fix the file, or delete it to start without policy", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum EnforceError {
         source: io::Error,
     },
     /// A change could not be kept, and was not made.
-    #[error("cannot keep the policies in {}: {source}; nothing was changed", path.display())]
+    #[error("cannot save the policies in {}: {source}; nothing was changed", path.display())]
     Save {
         /// The file.
         path: PathBuf,

@@ -387,7 +387,7 @@ impl Enforcer {
 
 /// Logs what could not be done in this turn: without it, policy is not in force. A new agent could do no more.
 fn to_be_tried_again(what: &str, error: &dyn std::error::Error) -> Problem {
-    warn!(%error, "{what}; it is tried again");
+    warn!(%error, "{what}; it will be retried");
     Problem::warning(format!("{what}: {error}"))
 }
 

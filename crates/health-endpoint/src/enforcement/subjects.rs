@@ -117,7 +117,7 @@ pub(super) struct BuildFailure {
 pub(super) struct Behind {
     /// Those to build, or that are being built.
     pub(super) pending: BTreeSet<u16>,
-    /// Those whose build failed, and why; it is tried again. Also those that cannot be deleted.
+    /// Those whose build failed, and why; it will be retried. Also those that cannot be deleted.
     pub(super) failed: BTreeMap<u16, String>,
     /// Those that are being deleted. Nobody builds them or waits for them.
     pub(super) leaving: BTreeSet<u16>,

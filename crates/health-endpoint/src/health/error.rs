@@ -14,7 +14,7 @@ use super::{DEVICE, Fault};
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
     /// All ids are in use.
-    #[error("no endpoint id is free for the health endpoint: delete an endpoint")]
+    #[error("no free endpoint id for the health endpoint; delete an endpoint")]
     NoIds,
     /// The device's name is someone else's.
     #[error(

@@ -404,7 +404,7 @@ pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
     let file = StateFile::in_dir(&spec.state_dir);
     match (netlink::open(), file.load()) {
         (Ok(host), Some(made)) => undo(&host, &spec.instance, &file, saved, &made).await,
-        (Err(error), _) => warn!(%error, "cannot undo the making of the health endpoint"),
+        (Err(error), _) => warn!(%error, "cannot undo the creation of the health endpoint"),
         (Ok(_), None) => {}
     }
 }
@@ -418,7 +418,7 @@ async fn undo(
     attempted: &State,
 ) {
     if let Err(error) = pair::remove(host, instance).await {
-        warn!(%error, "cannot undo the making of the health endpoint");
+        warn!(%error, "cannot undo the creation of the health endpoint");
     }
     let before = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
     let (_, failed) = attempted.sysctls.since(&before).restore();

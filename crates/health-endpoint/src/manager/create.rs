@@ -31,7 +31,7 @@ impl Manager {
         match self.make_reserved(id, asked).await {
             Ok(endpoint) => Ok(endpoint),
             Err(error) => {
-                warn!(id, %error, "an endpoint cannot be made");
+                warn!(id, %error, "cannot create an endpoint");
                 self.clear_away(id, &error).await;
                 Err(error)
             }
@@ -50,7 +50,7 @@ impl Manager {
             if let Some((id, _)) = sibling
                 && let Some(why) = self.end_of(id).await?
             {
-                warn!(id, why, "an endpoint gives way to a new one");
+                warn!(id, why, "an endpoint is replaced by a new one");
                 self.unmake(id).await?;
                 continue;
             }
@@ -66,7 +66,7 @@ impl Manager {
             let Some(why) = self.end_of(id).await? else {
                 return Err(refused);
             };
-            warn!(id, why, "an endpoint gives way to a new one");
+            warn!(id, why, "an endpoint is replaced by a new one");
             self.unmake(id).await?;
         }
     }
@@ -244,7 +244,7 @@ impl Manager {
             if !self.0.devices.is_in_use(address).await? {
                 return Ok(address);
             }
-            warn!(%address, "an address of the pod CIDR is in use by somebody else");
+            warn!(%address, "an address of the pod CIDR is in use by another program");
             let now = Instant::now();
             self.table().ipam.refuse(&mut search, address, now);
         }

@@ -82,7 +82,7 @@ impl Manager {
         self.table().queue.forget(id);
         self.note_change();
         if let Err(error) = self.remove(id).await {
-            error!(id, %error, "cannot take back an endpoint that was not made; the next start does");
+            error!(id, %error, "cannot clean up after an endpoint that was not created; the next start will");
         }
     }
 
@@ -166,7 +166,7 @@ impl Manager {
         });
         // It goes all the same.
         if let Err(error) = noted.await {
-            warn!(id, %error, "cannot write down that an endpoint is being deleted");
+            warn!(id, %error, "cannot record that an endpoint is being deleted");
         }
     }
 
@@ -187,7 +187,7 @@ impl Manager {
                 Err(WorkloadError::ForeignDevice { .. }) => {
                     warn!(
                         id,
-                        device, "a device of this name is somebody else's: left alone"
+                        device, "a device with this name belongs to another program; left alone"
                     );
                 }
                 removed => {

@@ -49,7 +49,7 @@ impl Manager {
                 "the device of an endpoint is gone, and its namespace with it; dropped"
             );
             if let Err(error) = self.unmake(id).await {
-                warn!(id, %error, "an endpoint cannot be dropped");
+                warn!(id, %error, "cannot drop an endpoint");
             }
         }
     }

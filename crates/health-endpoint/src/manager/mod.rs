@@ -167,7 +167,7 @@ impl Manager {
             && let Err(error) = manager.note_health(health)
         {
             // As a registry may fix it: it is nobody else's to have.
-            debug!(%error, "the health endpoint has an address that is not this node's to give");
+            debug!(%error, "the health endpoint has an address outside this node's pod CIDRs");
         }
         manager.take_over(survey);
         tokio::spawn(manager.clone().build_forever());

@@ -61,7 +61,7 @@ impl Manager {
                     }
                     Err(EndpointError::NotFound(_) | EndpointError::Deleted(_)) => true,
                     Err(error) => {
-                        warn!(id, mtu, %error, "an endpoint cannot follow the node's MTU; it is tried again");
+                        warn!(id, mtu, %error, "an endpoint cannot follow the node's MTU; it will be retried");
                         false
                     }
                 };

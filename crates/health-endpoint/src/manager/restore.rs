@@ -149,7 +149,7 @@ impl Manager {
             }
             for address in entry.saved.addresses() {
                 if let Err(error) = table.ipam.claim(address, owner.clone()) {
-                    warn!(id, %error, "an endpoint keeps an address that is not this node's to give");
+                    warn!(id, %error, "an endpoint keeps an address outside this node's pod CIDRs");
                     entry.note(now, Status::Warning, error.to_string());
                 }
             }
@@ -180,7 +180,7 @@ impl Manager {
             let Some(reason) = reason else {
                 break;
             };
-            warn!(%reason, "endpoints keep what the agent before this one built");
+            warn!(%reason, "endpoints keep the datapath that the former agent built");
             let now = self.now();
             self.table().note_held_back(&reason, now);
             self.note_change();

@@ -375,7 +375,7 @@ impl Table {
     pub(super) fn note_held_back(&mut self, reason: &RegenerationError, now: Timestamp) {
         for id in self.former() {
             if let Some(entry) = self.entries.get_mut(&id) {
-                let message = format!("what was in force still is: {reason}");
+                let message = format!("its former policy stays in force: {reason}");
                 entry.note(now, Status::Warning, message);
             }
         }

@@ -1458,7 +1458,7 @@ async fn those_that_are_held_back_take_nobody_s_place() {
         let log = bed.manager.log(endpoint.id).unwrap();
         let told = log
             .iter()
-            .filter(|entry| entry.message.contains("what was in force still is"));
+            .filter(|entry| entry.message.contains("former policy stays in force"));
         let told: Vec<&str> = told
             .map(|entry| entry.message.rsplit(": ").next().unwrap())
             .collect();

@@ -200,7 +200,7 @@ impl HostDevices {
 
     async fn undo(&self, device: &str) {
         if let Err(error) = self.take_away(device).await {
-            warn!(%error, device, "cannot undo the making of an endpoint");
+            warn!(%error, device, "cannot undo the creation of an endpoint");
         }
     }
 

@@ -69,7 +69,7 @@ pub(super) struct Redirect {
 
 /// A `Location` that leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the redirect leads to no address of HTTP")]
+#[error("the redirect does not lead to an HTTP URL")]
 pub(super) struct BadLocation;
 
 impl Url {

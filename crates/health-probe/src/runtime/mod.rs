@@ -4,6 +4,7 @@
 
 mod config;
 mod error;
+mod exec;
 mod messages;
 mod observe;
 mod restart;
@@ -32,11 +33,16 @@ use tower::service_fn;
 use self::messages::{Nothing, StopContainerRequest};
 use crate::mechanism::chain;
 
+pub(crate) use self::exec::{ExecSyncRequest, Executed};
+
 pub use self::error::{Reason, RuntimeError};
 pub use self::status::{Observation, RuntimeContainer, RuntimePod};
 
 /// Most bytes of an answer. Runtimes hold back what is more than 16 MiB, as the kubelet takes no more.
 const ANSWER_LIMIT: usize = 17 << 20;
+/// Most bytes of a command's output that wait to be read, and of all commands.
+const COMMAND_WINDOW: u32 = 64 << 10;
+const COMMANDS_WINDOW: u32 = 1 << 20;
 /// Longest time for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same where a container is made or started.
@@ -46,6 +52,8 @@ const LONG_PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Runtime {
     channel: Channel,
+    /// For commands: what these write is in no other call's way.
+    commands: Channel,
     socket: Arc<Path>,
 }
 
@@ -71,8 +79,15 @@ impl Runtime {
         };
         // The authority of requests. Nothing is resolved.
         let endpoint = Endpoint::from_static("http://localhost");
+        let bounded = endpoint
+            .clone()
+            .initial_stream_window_size(COMMAND_WINDOW)
+            .initial_connection_window_size(COMMANDS_WINDOW);
+        let connect_for_commands = connect.clone();
         Self {
             channel: endpoint.connect_with_connector_lazy(service_fn(move |_| connect())),
+            commands: bounded
+                .connect_with_connector_lazy(service_fn(move |_| connect_for_commands())),
             socket: path,
         }
     }

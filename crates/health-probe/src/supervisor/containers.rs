@@ -91,7 +91,8 @@ impl Containers for KnownContainers {
     }
 }
 
-/// The process with the lowest number in a network namespace.
+/// The process with the lowest number in a network namespace: of those that see other files than this agent, if there are any.
+/// What an administrator runs in a container's namespace is not the container.
 fn first_process_in(netns: &Path) -> Option<u32> {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
@@ -100,6 +101,8 @@ fn first_process_in(netns: &Path) -> Option<u32> {
     let wanted = identity(netns)?;
     let entries = fs::read_dir("/proc").ok()?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| identity(Path::new(&format!("/proc/{pid}/ns/net"))) == Some(wanted))
-        .min()
+    let of = |pid: &u32, kind: &str| identity(Path::new(&format!("/proc/{pid}/ns/{kind}")));
+    let own = identity(Path::new("/proc/self/ns/mnt"));
+    pids.filter(|pid| of(pid, "net") == Some(wanted))
+        .min_by_key(|pid| (of(pid, "mnt") == own, *pid))
 }

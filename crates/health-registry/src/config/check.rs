@@ -286,7 +286,7 @@ fn interface(value: &str) -> Result<(), InvalidSetting> {
         Err(InvalidSetting::new(
             "--device",
             value.escape_default(),
-            "is no interface name; `ip link` lists those there are",
+            "is no interface name; `ip link` lists the existing ones",
         ))
     }
 }

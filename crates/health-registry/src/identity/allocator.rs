@@ -46,7 +46,7 @@ pub enum IdentityError {
         count: usize,
     },
     /// What stands in the store cannot be right.
-    #[error("the identity store's {key} cannot be used: {reason}; mend or delete it")]
+    #[error("the identity store's {key} cannot be used: {reason}; fix or delete it")]
     Corrupt {
         /// Its name in the store.
         key: String,

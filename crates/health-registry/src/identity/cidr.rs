@@ -45,7 +45,7 @@ impl CidrIdentities {
         let path = state_dir.join(FILE);
         let kept = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
-            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are numbered anew");
+            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are renumbered");
             // It is of no use to anybody but those who want to know what happened.
             let _ = fs::rename(&path, &aside);
             CidrDocument {

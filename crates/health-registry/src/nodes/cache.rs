@@ -43,7 +43,7 @@ impl Cache {
     pub(super) fn load(state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let clusters = read(&path).unwrap_or_else(|error| {
-            tracing::warn!(path = %path.display(), %error, "kept nodes not read");
+            tracing::warn!(path = %path.display(), %error, "cannot read the saved nodes");
             BTreeMap::new()
         });
         Self {

@@ -241,16 +241,16 @@ nodes:
             ),
             (
                 "nodes:\n- {name: a, addresses: [10.0.0.1]}\n- {name: a, addresses: [10.0.0.2]}",
-                "line 3, column 10: node default/a is there twice, first at line 2, column 10",
+                "line 3, column 10: node default/a is listed twice, first at line 2, column 10",
             ),
             (
                 "nodes:\n- {name: a, addresses: [10.0.0.1]}\n- {name: b, addresses: [10.0.0.1]}",
-                "line 3, column 25: address 10.0.0.1 is there twice, first at line 2, column 25 \
+                "line 3, column 25: address 10.0.0.1 is listed twice, first at line 2, column 25 \
                  as default/a",
             ),
             (
                 "nodes:\n- {name: a, addresses: [10.0.0.1], secondaryAddresses: [10.0.0.1]}",
-                "line 2, column 57: address 10.0.0.1 is there twice",
+                "line 2, column 57: address 10.0.0.1 is listed twice",
             ),
             (
                 "nodes:\n- {name: a, addresses: [10.0.0.256]}",

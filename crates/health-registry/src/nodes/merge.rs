@@ -161,8 +161,10 @@ impl Merger {
         let written = tokio::task::spawn_blocking(move || save.write()).await;
         match written {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(path = %path.display(), %error, "nodes not kept"),
-            Err(error) => tracing::warn!(%error, "nodes not kept"),
+            Ok(Err(error)) => {
+                tracing::warn!(path = %path.display(), %error, "cannot save the nodes")
+            }
+            Err(error) => tracing::warn!(%error, "cannot save the nodes"),
         }
     }
 }

@@ -111,7 +111,7 @@ pub enum Problem<P: fmt::Display> {
     #[error("node {0} has no address")]
     NoAddress(String),
     /// Two nodes with one name.
-    #[error("node {name} is there twice, first at {first}")]
+    #[error("node {name} is listed twice, first at {first}")]
     DuplicateName {
         /// `cluster/node`.
         name: String,
@@ -125,7 +125,7 @@ pub enum Problem<P: fmt::Display> {
     #[error("{0} is not a unicast address")]
     NotUnicast(IpAddr),
     /// One address for two things.
-    #[error("address {address} is there twice, first at {first} as {owner}")]
+    #[error("address {address} is listed twice, first at {first} as {owner}")]
     DuplicateAddress {
         /// The address.
         address: IpAddr,
@@ -146,7 +146,7 @@ pub enum Problem<P: fmt::Display> {
         network: IpNet,
     },
     /// A prefix of addresses that pods cannot have. Routes for it would take the host's own packets away.
-    #[error("CIDR {cidr} overlaps {special}, whose addresses are no pods'")]
+    #[error("CIDR {cidr} overlaps {special}, whose addresses are not for pods")]
     SpecialCidr {
         /// As written.
         cidr: IpNet,

@@ -94,9 +94,9 @@ impl Driver {
 fn tell(before: &Option<String>, now: &Option<String>) {
     match now {
         Some(error) if before.as_ref() != Some(error) => {
-            warn!(error, "a sync has failed; it is tried again");
+            warn!(error, "a sync failed; it will be retried");
         }
-        None if before.is_some() => info!("syncs are well again"),
+        None if before.is_some() => info!("syncs succeed again"),
         _ => {}
     }
 }

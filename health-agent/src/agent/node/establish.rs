@@ -78,7 +78,7 @@ impl NodeDatapath {
                 Some(endpoint)
             }
             Some(why) => {
-                info!(%why, "no health endpoint: hosts alone are probed");
+                info!(%why, "no health endpoint: only hosts are probed");
                 forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
                 None
             }
@@ -128,7 +128,7 @@ impl NodeDatapath {
         health::take_back(&self.spec, None).await;
         // It takes its settings with it.
         if let Err(error) = self.ensure_forwarding() {
-            warn!(%error, "the host may not forward packets of endpoints; it is tried again");
+            warn!(%error, "the host may not forward packets of endpoints; it will be retried");
         }
     }
 
@@ -316,7 +316,7 @@ fn socket_root(config: &Config) -> Option<PathBuf> {
     });
     if root.is_none() {
         warn!(
-            "services are not there for the host's own sockets: the root of the control groups (cgroup2) is not mounted \
+            "host sockets cannot reach services: the root of the control groups (cgroup2) is not mounted \
              here; endpoints have them"
         );
     }

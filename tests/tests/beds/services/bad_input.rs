@@ -241,7 +241,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     wait_for("more syncs to fail", PATIENCE, || {
         Ok((failures(node)? > before + 2).then_some(()))
     })?;
-    let told = node.logged(&["a sync has failed", "has no room"])?;
+    let told = node.logged(&["a sync failed", "has no room"])?;
     ensure!(told.len() == 1, "{told:?}");
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;

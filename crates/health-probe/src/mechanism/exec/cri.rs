@@ -9,40 +9,17 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 
-use super::tree::Search;
+use super::tree::{Search, is_in_own_namespace};
 use super::wait::{Command, Start, Waited, wait};
 use super::{judge, timed_out};
 use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
-use crate::runtime::Runtime;
+use crate::runtime::{ExecSyncRequest, Executed, Runtime};
 
 /// How long the processes of a command that took too long are looked for and killed.
 const CLEAN_UP: Duration = Duration::from_secs(10);
 /// Between two looks for processes that were started while others were killed.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// `runtime.v1.ExecSyncRequest`. This and its answer are all that is needed of the protocol.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ExecSyncRequest {
-    #[prost(string, tag = "1")]
-    pub(crate) container_id: String,
-    #[prost(string, repeated, tag = "2")]
-    cmd: Vec<String>,
-    /// In seconds.
-    #[prost(int64, tag = "3")]
-    timeout: i64,
-}
-
-/// `runtime.v1.ExecSyncResponse`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ExecSyncResponse {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(crate) stdout: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) stderr: Vec<u8>,
-    #[prost(int32, tag = "3")]
-    pub(crate) exit_code: i32,
-}
 
 /// A command for the runtime to run. Its clones are the same probe.
 #[derive(Clone, Debug)]
@@ -79,7 +56,7 @@ impl CriExec {
 }
 
 /// What a runtime says in the end.
-type Answer = Result<ExecSyncResponse, Status>;
+type Answer = Result<Executed, Status>;
 
 /// Has the command run once.
 pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
@@ -107,7 +84,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     // It goes on while the processes are killed: a runtime may not care for those of a client that went away.
     let mut call = tokio::spawn(async move {
         let _held = held;
-        runtime.unary("ExecSync", request).await
+        runtime.exec_sync(&request).await
     });
     let answer = match wait(deadline, &mut call, &mut search).await {
         Waited::Ended(Ok(answer)) => answer,
@@ -117,11 +94,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
         }
     };
     match answer {
-        Ok(answer) => {
-            let mut output = answer.stdout;
-            output.extend_from_slice(&answer.stderr);
-            judge(answer.exit_code, &output)
-        }
+        Ok(executed) => judge(executed.exit_code, &executed.output),
         Err(status) if status.code() == Code::DeadlineExceeded => {
             timed_out(&probe.command, deadline.timeout())
         }
@@ -168,8 +141,8 @@ async fn late(
         None => (None, true),
         Some(search) => kill(search).await,
     };
-    // Among the processes of the host, those of the command cannot be told.
-    let was_started = was_started || probe.pid.is_some_and(shares_processes);
+    // Among the processes of the host, those of the command cannot be identified.
+    let was_started = was_started || probe.pid.is_some_and(is_in_own_namespace);
     probe.is_unstarted.store(!was_started, Ordering::Relaxed);
     tokio::spawn(clean_up(search, call, alone));
     if was_started {
@@ -184,12 +157,6 @@ fn not_started(probe: &CriExec, deadline: Deadline) -> Outcome {
         probe.runtime.socket().display(),
         deadline.timeout()
     ))
-}
-
-/// Whether a process sees this host's processes.
-fn shares_processes(pid: u32) -> bool {
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    namespace(&pid.to_string()) == namespace("self")
 }
 
 /// Kills what there is of a command. Returns whether there was anything.

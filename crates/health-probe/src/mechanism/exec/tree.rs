@@ -4,23 +4,31 @@
 //! marks those, so they are told by what they share with the command's process: their parents, its session, its pipes.
 //! A process that has cut all of these ties before the command timed out is the container's own from then on.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{Pid, SysconfVar, sysconf};
+use nix::unistd::{SysconfVar, sysconf};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::wait::Start;
+
+/// How long one search takes at most: containers may have any number of processes and descriptors.
+const LONGEST_SEARCH: Duration = Duration::from_millis(500);
+/// Descriptors of a process that are looked at for pipes.
+const DESCRIPTORS: usize = 256;
 
 /// What a command of a runtime is known by.
 #[derive(Debug)]
 pub(super) struct Search {
     /// A process of the container.
     container: u32,
+    /// The PID namespace of the container; `None` if that process is gone, or where it is this host's own: among its processes,
+    /// those of the command cannot be identified.
+    namespace: Option<PathBuf>,
     command: Vec<String>,
     /// When the runtime was asked to run it, in ticks since boot.
     since: u64,
@@ -52,6 +60,7 @@ impl Search {
     pub(super) fn new(container: u32, command: &[String]) -> Self {
         Self {
             container,
+            namespace: pid_namespace(container as i32).filter(|_| !is_in_own_namespace(container)),
             command: command.to_vec(),
             since: now(),
             ties: Ties::default(),
@@ -61,17 +70,30 @@ impl Search {
     /// Kills the command's processes that there are, and returns how many. Reads much of `/proc`: blocks.
     pub(super) fn kill(&mut self) -> usize {
         let found = self.find();
-        for pid in &found {
-            // It may have ended.
-            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
-        }
+        found.iter().for_each(|process| self.kill_one(process));
         found.len()
+    }
+
+    /// Kills a process, unless it has ended and another one has its number.
+    fn kill_one(&self, process: &Process) {
+        let Some(pidfd) =
+            Pid::from_raw(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        else {
+            return;
+        };
+        // From here on the descriptor is of the process that is looked at.
+        let now = Process::read(process.pid);
+        let is_same = now.is_some_and(|now| now.started == process.started)
+            && pid_namespace(process.pid) == self.namespace;
+        if is_same {
+            // It may have ended since.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
     }
 
     /// When the command began. Reads much of `/proc`: blocks.
     pub(super) fn start(&mut self) -> Start {
-        // Among the processes of the host, those of the command cannot be identified.
-        if pid_namespace(self.container as i32) == fs::read_link("/proc/self/ns/pid").ok() {
+        if is_in_own_namespace(self.container) {
             return Start::Unknown;
         }
         let is_there = !self.find().is_empty();
@@ -82,21 +104,22 @@ impl Search {
     }
 
     /// The command's processes that live, as far as they are tied to it or to those found before.
-    fn find(&mut self) -> Vec<i32> {
-        let Some(namespace) = pid_namespace(self.container as i32) else {
+    fn find(&mut self) -> Vec<Process> {
+        let Some(namespace) = &self.namespace else {
             return Vec::new();
         };
-        let processes: Vec<_> = all()
-            .filter(|pid| pid_namespace(*pid).as_ref() == Some(&namespace))
+        let until = Instant::now() + LONGEST_SEARCH;
+        let mut processes: Vec<_> = all()
+            .filter(|pid| pid_namespace(*pid).as_ref() == Some(namespace))
             .filter_map(Process::read)
             .filter(|process| process.started >= self.since)
             .collect();
         let mut ties = std::mem::take(&mut self.ties);
         if ties.processes.is_empty() {
-            // Whoever runs something in a container is outside.
+            // Whoever runs something in a container is outside. Of a parent that has just ended, nothing is known.
             let entered = processes.iter().filter(|process| {
                 process.pid != self.container as i32
-                    && pid_namespace(process.parent).as_ref() != Some(&namespace)
+                    && pid_namespace(process.parent).is_some_and(|outer| outer != *namespace)
             });
             let (exact, others): (Vec<_>, Vec<_>) =
                 entered.partition(|process| self.is_command(process.pid));
@@ -106,20 +129,26 @@ impl Search {
                 (exact, _) => exact.iter().for_each(|process| ties.add(process)),
             }
         }
-        // Children of children come with the next pass.
+        // Children of children come with the next pass. Pipes are read once for all passes.
+        let mut pipes_of = HashMap::new();
         let mut known = 0;
-        while known < ties.processes.len() {
+        while known < ties.processes.len() && Instant::now() < until {
             known = ties.processes.len();
             for process in &processes {
-                if !ties.processes.contains(&process.pid) && ties.hold(process) {
+                if ties.processes.contains(&process.pid) || Instant::now() >= until {
+                    continue;
+                }
+                let pipes = pipes_of
+                    .entry(process.pid)
+                    .or_insert_with(|| pipes(process.pid));
+                if ties.hold(process, pipes) {
                     ties.add(process);
                 }
             }
         }
-        let tied = processes.iter().map(|process| process.pid);
-        let found = tied.filter(|pid| ties.processes.contains(pid)).collect();
+        processes.retain(|process| ties.processes.contains(&process.pid));
         self.ties = ties;
-        found
+        processes
     }
 
     /// Whether a process was started by the command. A script shows with its interpreter in front.
@@ -156,10 +185,10 @@ impl Ties {
         self.pipes.extend(pipes(process.pid));
     }
 
-    fn hold(&self, process: &Process) -> bool {
+    fn hold(&self, process: &Process, pipes: &[PathBuf]) -> bool {
         self.processes.contains(&process.parent)
             || self.sessions.contains(&process.session)
-            || pipes(process.pid).any(|pipe| self.pipes.contains(&pipe))
+            || pipes.iter().any(|pipe| self.pipes.contains(pipe))
     }
 }
 
@@ -191,13 +220,20 @@ fn pid_namespace(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
-/// The pipes that a process has open.
-fn pipes(pid: i32) -> impl Iterator<Item = PathBuf> {
+/// Whether a process sees this host's processes.
+pub(super) fn is_in_own_namespace(pid: u32) -> bool {
+    pid_namespace(pid as i32) == fs::read_link("/proc/self/ns/pid").ok()
+}
+
+/// The pipes among the first descriptors of a process.
+fn pipes(pid: i32) -> Vec<PathBuf> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
-        .flatten();
+        .flatten()
+        .take(DESCRIPTORS);
     let files = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    files.filter(|file| file.as_os_str().as_bytes().starts_with(b"pipe:"))
+    let is_pipe = |file: &PathBuf| file.as_os_str().as_bytes().starts_with(b"pipe:");
+    files.filter(is_pipe).collect()
 }
 
 /// Whether a process is still that of the runtime, which becomes the command's.

@@ -73,15 +73,15 @@ pub(super) enum CallError {
 /// What a server of HTTP/2 does not do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
-    #[error("it does not begin with settings")]
+    #[error("the first frame is not SETTINGS")]
     Beginning,
-    #[error("a frame is longer than was agreed")]
+    #[error("frame exceeds the maximum size")]
     FrameSize,
-    #[error("a frame's length does not fit its type")]
+    #[error("invalid frame length for its type")]
     FrameLength,
-    #[error("a frame comes where it must not")]
+    #[error("unexpected frame")]
     Unexpected,
-    #[error("padding is longer than its frame")]
+    #[error("padding exceeds its frame")]
     Padding,
     #[error(transparent)]
     Headers(#[from] HpackError),

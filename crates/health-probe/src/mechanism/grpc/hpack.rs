@@ -33,15 +33,15 @@ const STATIC: [(&str, &str); 61] = [
 /// Headers that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HpackError {
-    #[error("packed headers are cut short")]
+    #[error("truncated HPACK block")]
     Short,
-    #[error("a number in packed headers is too large")]
+    #[error("HPACK integer too large")]
     Number,
-    #[error("a string in packed headers cannot be read")]
+    #[error("invalid HPACK string")]
     String,
-    #[error("packed headers refer to one that there is not")]
+    #[error("invalid HPACK table index")]
     Index,
-    #[error("packed headers ask for a larger table than was agreed")]
+    #[error("HPACK table size update exceeds the limit")]
     TableSize,
     #[error("the headers are too large")]
     TooLarge,

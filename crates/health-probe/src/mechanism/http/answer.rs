@@ -12,7 +12,7 @@ const LOOK_ALWAYS: usize = 512;
 /// What is wrong with a head.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HeadError {
-    #[error("it is no HTTP/1")]
+    #[error("it is not HTTP/1")]
     Version,
     #[error("invalid HTTP status")]
     Status,
@@ -20,7 +20,7 @@ pub(super) enum HeadError {
     Header(httparse::Error),
     #[error("the head is too large")]
     TooLarge,
-    #[error("the length of the body cannot be read")]
+    #[error("invalid Content-Length")]
     Length,
     #[error("the body has a coding that nobody asked for")]
     Coding,
@@ -40,9 +40,9 @@ impl From<httparse::Error> for HeadError {
 /// What is wrong with a body.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BodyError {
-    #[error("a chunk's size cannot be read")]
+    #[error("invalid chunk size")]
     ChunkSize,
-    #[error("a chunk does not end where it says")]
+    #[error("a chunk is longer than its size")]
     ChunkEnd,
 }
 
@@ -386,10 +386,10 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_an_error() {
         for (answer, expected) in [
-            ("SSH-2.0-OpenSSH_9.2\r\n", "it is no HTTP/1"),
-            ("\x16\x03\x01", "it is no HTTP/1"),
-            ("HTTP/2 200 OK\r\n\r\n", "it is no HTTP/1"),
-            ("\r\n\r\n", "it is no HTTP/1"),
+            ("SSH-2.0-OpenSSH_9.2\r\n", "it is not HTTP/1"),
+            ("\x16\x03\x01", "it is not HTTP/1"),
+            ("HTTP/2 200 OK\r\n\r\n", "it is not HTTP/1"),
+            ("\r\n\r\n", "it is not HTTP/1"),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
                 "the body has a coding that nobody asked for",
@@ -405,27 +405,27 @@ mod tests {
             ),
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-                "the length of the body cannot be read",
+                "invalid Content-Length",
             ),
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\n",
-                "the length of the body cannot be read",
+                "invalid Content-Length",
             ),
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
-                "the length of the body cannot be read",
+                "invalid Content-Length",
             ),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx",
-                "a chunk's size cannot be read",
+                "invalid chunk size",
             ),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\n",
-                "a chunk's size cannot be read",
+                "invalid chunk size",
             ),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab",
-                "a chunk does not end where it says",
+                "a chunk is longer than its size",
             ),
         ] {
             assert_eq!(

@@ -17,7 +17,7 @@ use self::state::State;
 use super::{PATIENCE, Runtime};
 
 pub(crate) use self::process::IsolatedProcess;
-pub(crate) use self::state::Stage;
+pub(crate) use self::state::{ExecSyncResponse, Stage};
 
 /// A container runtime. It ends when it is dropped.
 pub(crate) struct FakeRuntime {

@@ -22,7 +22,7 @@ use super::super::messages::{
 };
 use super::state::{State, id};
 use super::{Call, Fault, Shared};
-use crate::mechanism::exec::cri::ExecSyncRequest;
+use crate::runtime::ExecSyncRequest;
 
 const SERVICE: &str = "/runtime.v1.RuntimeService/";
 

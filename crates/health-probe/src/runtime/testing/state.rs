@@ -12,7 +12,17 @@ use super::super::messages::{
     PodSandboxStatusResponse, READY, RUNNING,
 };
 use super::Fault;
-use crate::mechanism::exec::cri::ExecSyncResponse;
+
+/// `runtime.v1.ExecSyncResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ExecSyncResponse {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) stdout: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) stderr: Vec<u8>,
+    #[prost(int32, tag = "3")]
+    pub(crate) exit_code: i32,
+}
 
 /// `ContainerState` of a container that was made and not started.
 const CREATED: i32 = 0;

@@ -57,7 +57,7 @@ pub type Text<'a> = Result<&'a [u8], String>;
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentsError {
     /// The settings name something else.
-    #[error("cannot read documents from {0}: it is no etcd")]
+    #[error("cannot read documents from {0}: it is not etcd")]
     NoEtcd(RegistrySpec),
     /// The settings cannot be used.
     #[error(transparent)]

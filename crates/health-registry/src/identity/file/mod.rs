@@ -44,7 +44,9 @@ enum FileError {
     },
     #[error(transparent)]
     Lock(#[from] LockError),
-    #[error("{path} is no identity file: {reason}; mend it, or move it away and lose the numbers")]
+    #[error(
+        "{path} is not an identity file: {reason}; fix it, or move it away and lose the numbers"
+    )]
     Damaged { path: PathBuf, reason: String },
 }
 

@@ -377,7 +377,7 @@ mod tests {
             (
                 "nodes/x",
                 good.replace("10.0.0.9", "10.0.0.1"),
-                "address 10.0.0.1 is there twice",
+                "address 10.0.0.1 is listed twice",
             ),
         ] {
             let mut view = View::new("default", None);

@@ -323,7 +323,7 @@ fn warn_of_lost(known: &Present, present: &Present) {
     if addresses + entries + servers > 0 {
         warn!(
             addresses,
-            entries, servers, "somebody has removed what services are served by; it is put back"
+            entries, servers, "IPVS state was removed externally; restoring it"
         );
     }
 }

@@ -251,7 +251,7 @@ pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
         .map(|service| format!("{ip} is {} with {}", service.full_name(), ports_of(service)))
         .collect();
     let near = match near.is_empty() {
-        true => "`health-agent service list` shows those there are".to_owned(),
+        true => "`health-agent service list` lists the existing ones".to_owned(),
         false => near.join("; "),
     };
     Refusal(

@@ -46,7 +46,7 @@ impl ResetArgs {
                 if !keys.iter().any(|key| addresses.has(key)) {
                     bail!(
                         "no such row of {peer}: nothing was reset; \
-                         `health-agent bpf rtt list` shows those there are"
+                         `health-agent bpf rtt list` lists the existing ones"
                     );
                 }
                 wanted.push(addresses);

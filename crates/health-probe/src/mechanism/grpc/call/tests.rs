@@ -229,47 +229,47 @@ fn what_breaks_the_protocol_is_told() {
     for (frames, expected) in [
         (
             vec![b"HTTP/1.1 400 Bad Request\r\n".to_vec()],
-            "it does not begin with settings",
+            "the first frame is not SETTINGS",
         ),
         (
             vec![frame(frame::SETTINGS, flag::ACK, 0, &[])],
-            "it does not begin with settings",
+            "the first frame is not SETTINGS",
         ),
         (
             vec![settings(), vec![0, 0x40, 1, 0, 0, 0, 0, 0, 1]],
-            "a frame is longer than was agreed",
+            "frame exceeds the maximum size",
         ),
         (
             vec![frame(frame::SETTINGS, 0, 0, &[0])],
-            "a frame's length does not fit its type",
+            "invalid frame length for its type",
         ),
         (
             vec![settings(), frame(frame::PING, 0, 0, &[0])],
-            "a frame's length does not fit its type",
+            "invalid frame length for its type",
         ),
         (
             vec![settings(), frame(frame::PING, 0, 1, &[0; 8])],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![settings(), frame(frame::DATA, 0, STREAM, b"x")],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![settings(), frame(frame::HEADERS, 4, 3, &head())],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![settings(), frame(frame::PUSH_PROMISE, 4, STREAM, &[0; 4])],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![settings(), frame(frame::CONTINUATION, 4, STREAM, &head())],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![settings(), begun.clone(), begun.clone()],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![
@@ -277,7 +277,7 @@ fn what_breaks_the_protocol_is_told() {
                 frame(frame::HEADERS, 0, STREAM, &head()),
                 frame(frame::PING, 0, 0, &[0; 8]),
             ],
-            "a frame comes where it must not",
+            "unexpected frame",
         ),
         (
             vec![
@@ -289,11 +289,11 @@ fn what_breaks_the_protocol_is_told() {
                     &[9, 0x88],
                 ),
             ],
-            "padding is longer than its frame",
+            "padding exceeds its frame",
         ),
         (
             vec![settings(), frame(frame::HEADERS, 4, STREAM, &[0x80])],
-            "packed headers refer to one that there is not",
+            "invalid HPACK table index",
         ),
         (
             vec![
