@@ -86,7 +86,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         ),
         (
             r#"{"netns":"/a","labels":["a=1","a=2"]}"#,
-            "labels: label unspec:a is there twice",
+            "labels: label unspec:a appears twice",
         ),
         (
             r#"{"netns":"/a","labels":["reserved:host"]}"#,

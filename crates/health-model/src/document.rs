@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 /// Reads a value, and counts what it is made of down from the limit. Unlike `Value`'s own reading it
-/// refuses a key that is there twice: of two rules the first must not vanish.
+/// refuses a key that is listed twice: of two rules the first must not vanish.
 #[derive(Clone, Copy)]
 struct Seed<'a>(&'a Cell<usize>);
 

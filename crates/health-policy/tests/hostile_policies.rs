@@ -143,7 +143,7 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
         ),
         (
             ingress(json!({"fromCIDR": many_cidrs})),
-            "fromCIDR: 20000 of them are too many",
+            "fromCIDR: 20000 are too many",
         ),
     ] {
         let error = read(&document, document.len()).unwrap_err();

@@ -285,7 +285,7 @@ impl Node {
     }
 
     /// As [`Node::take_over`], with these flags beside those that the bed was built with, words separated by blanks. Of a
-    /// flag that is there twice, these count.
+    /// flag that is listed twice, these count.
     pub fn take_over_with(&self, words: &str) -> anyhow::Result<()> {
         let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         let flags: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();

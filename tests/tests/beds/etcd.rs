@@ -268,7 +268,7 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
             (
                 "thief",
                 record("thief", r#""addresses":["172.30.0.1"]"#),
-                "address 172.30.0.1 is there twice",
+                "address 172.30.0.1 is listed twice",
             ),
             (
                 "wide",

@@ -211,7 +211,7 @@ async fn objects_that_cannot_be_used_are_named_and_the_others_stand() -> anyhow:
         ("overlaps", "overlaps 10.244."),
         (
             "second",
-            "address 172.30.0.2 is there twice, first at Node n2",
+            "address 172.30.0.2 is listed twice, first at Node n2",
         ),
         ("sla/sh", "slash"),
         ("without", "west/without has no address"),

@@ -323,7 +323,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
             assert_eq!(listed, living as usize, "none is missing");
             assert!(
                 times.values().all(|times| *times == 1),
-                "none is there twice"
+                "none is listed twice"
             );
             Ok(())
         });

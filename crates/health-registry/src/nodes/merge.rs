@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(rejected[0].key, "west/b");
         assert_eq!(
             rejected[0].reason,
-            "address 10.0.0.1 is there twice, first at etcd:http://home as home/a"
+            "address 10.0.0.1 is listed twice, first at etcd:http://home as home/a"
         );
         assert_eq!(rejected[1].key, "home/c");
         assert_eq!(

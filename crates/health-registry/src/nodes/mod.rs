@@ -61,7 +61,7 @@ impl Node {
 /// What registries say at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSet {
-    /// Sorted by full name. No address is there twice.
+    /// Sorted by full name. No address is listed twice.
     pub nodes: Vec<Node>,
     /// The registries that they come from, and how these do.
     pub sources: Vec<SourceState>,

@@ -664,11 +664,11 @@ mod tests {
         for (entry, expected) in [
             (
                 node("a", &["10.0.0.2"], &[], &[]),
-                "node west/a is there twice, first at key a",
+                "node west/a is listed twice, first at key a",
             ),
             (
                 node("b", &["10.0.0.2", "10.0.0.1"], &[], &[]),
-                "address 10.0.0.1 is there twice, first at key a as west/a",
+                "address 10.0.0.1 is listed twice, first at key a as west/a",
             ),
             (
                 node("b", &["10.0.0.2", "10.1.0.9"], &[], &[]),

@@ -272,3 +272,67 @@ fn ticks_per_second() -> u64 {
     let rate = rate.and_then(|rate| u64::try_from(rate).ok());
     rate.filter(|rate| *rate > 0).unwrap_or(USUAL)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::io::{BufRead as _, BufReader, Write as _, stdin};
+    use std::process::{Command, Stdio, id};
+
+    use super::*;
+
+    /// Set where the test runs as its own child, the first process of a PID namespace.
+    const INSIDE: &str = "HEALTH_PROBE_INSIDE";
+    const OWN_NAME: &str =
+        "mechanism::exec::tree::tests::nothing_is_killed_among_the_agents_own_processes";
+
+    fn lines(output: impl std::io::Read) -> impl Iterator<Item = String> {
+        BufReader::new(output).lines().map(Result::unwrap)
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn nothing_is_killed_among_the_agents_own_processes() {
+        if env::var_os(INSIDE).is_some() {
+            let mut search = Search::new(id(), &["sleep".to_owned(), "1000".to_owned()]);
+            println!("begins");
+            lines(stdin()).next().unwrap();
+            println!("killed {}", search.kill());
+            return;
+        }
+        let mut inside = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+            .arg(env::current_exe().unwrap())
+            .args(["--exact", OWN_NAME, "--include-ignored", "--nocapture"])
+            .env(INSIDE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = lines(inside.stdout.take().unwrap());
+        said.find(|line| line.ends_with("begins")).unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", inside.id());
+        let first = fs::read_to_string(children).unwrap();
+        // Whoever is entered from outside has no parent there, as a command of a runtime.
+        let mut entered = Command::new("nsenter")
+            .args([
+                "--target",
+                first.trim(),
+                "--pid",
+                "sh",
+                "-c",
+                "echo in; exec sleep 1000",
+            ])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        lines(entered.stdout.take().unwrap()).next().unwrap();
+        inside.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+        let killed = said.find(|line| line.contains("killed")).unwrap();
+        let is_alive = entered.try_wait().unwrap().is_none();
+        entered.kill().unwrap();
+        entered.wait().unwrap();
+        assert!(inside.wait().unwrap().success());
+        assert_eq!((killed.as_str(), is_alive), ("killed 0", true));
+    }
+}

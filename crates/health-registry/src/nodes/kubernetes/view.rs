@@ -120,7 +120,7 @@ mod tests {
             [
                 (
                     "a-late",
-                    "address 10.0.0.9 is there twice, first at Node joins as west/joins"
+                    "address 10.0.0.9 is listed twice, first at Node joins as west/joins"
                 ),
                 (
                     "away",

@@ -264,7 +264,7 @@ impl Model {
                 })
                 .map(|(_, kind)| rank(other, port, *kind))
         });
-        // One that is there twice, by its address and its NodePort, comes first by either.
+        // One that is listed twice, by its address and its NodePort, comes first by either.
         let first = ranks.min()?;
         (first.2 != key.name).then_some(first)
     }
