@@ -2,11 +2,11 @@
 //! over while packets go on.
 //!
 //! The pin of a former map is set aside, so that the loader makes a new one. All entries are copied first; those that
-//! programs wrote since, right before the programs are replaced and right after. Between these two, programs begin no flow whose
-//! packets would be lost on those that do not know it: see
-//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that ends before that puts the pins back. One that is killed leaves both, and the next one copies what is missing. As
-//! nobody can tell whether programs use the former map or the new one by then, both are former maps if the next start wants
-//! a third size.
+//! programs wrote since, right before the programs are replaced and right after. Between these two, programs begin no flow
+//! whose packets would be lost on those that do not know it: see
+//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that ends before that puts the pins back. One
+//! that is killed leaves both, and the next one copies what is missing. As nobody can tell whether programs use the former
+//! map or the new one by then, both are former maps if the next start wants a third size.
 
 mod copy;
 mod growth;
