@@ -1,6 +1,6 @@
 //! Lists the contents of the maps of services.
 
-use std::collections::{BTreeMap, HashMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 
 use health_common::service::{
@@ -136,14 +136,13 @@ impl ServiceMaps {
             places: Snapshot::read(self, extents(&entry))?,
             backends: BTreeMap::new(),
         };
-        for pool in [entry.inside, entry.outside] {
-            for index in arrays.indexes(&entry, pool).to_vec() {
-                if let btree_map::Entry::Vacant(vacant) = arrays.backends.entry(index)
-                    && let Some(backend) =
-                        reading(layout::BACKENDS.name, self.backends.get(&index))?
-                {
-                    vacant.insert(backend);
-                }
+        // Most places of a Maglev table name a backend that others name, too.
+        let pools = [entry.inside, entry.outside];
+        let indexes = pools.iter().flat_map(|pool| arrays.indexes(&entry, *pool));
+        let indexes: BTreeSet<u32> = indexes.copied().collect();
+        for index in indexes {
+            if let Some(backend) = reading(layout::BACKENDS.name, self.backends.get(&index))? {
+                arrays.backends.insert(index, backend);
             }
         }
         Ok(Some(ListedFrontend {

@@ -182,7 +182,7 @@ impl Range {
     fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
         let Extent { store, at, len } = self.extent;
         let counter = u32::from(store != Store::Maglev);
-        snapshot.get(store, at + counter, len - counter)
+        snapshot.get(store, at.checked_add(counter)?, len - counter)
     }
 }
 

@@ -14,22 +14,11 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::ServiceExt as _;
 
+use super::messages::ExecSyncRequest;
 use super::{ANSWER_LIMIT, Runtime};
 use crate::mechanism::{OUTPUT_LIMIT, chain};
 
 const METHOD: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
-
-/// `runtime.v1.ExecSyncRequest`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ExecSyncRequest {
-    #[prost(string, tag = "1")]
-    pub(crate) container_id: String,
-    #[prost(string, repeated, tag = "2")]
-    pub(crate) cmd: Vec<String>,
-    /// In seconds.
-    #[prost(int64, tag = "3")]
-    pub(crate) timeout: i64,
-}
 
 /// What is kept of `runtime.v1.ExecSyncResponse`.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -138,3 +138,14 @@ pub(super) struct ContainerId {
     #[prost(string, tag = "1")]
     pub(super) container_id: String,
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ExecSyncRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) cmd: Vec<String>,
+    /// In seconds.
+    #[prost(int64, tag = "3")]
+    pub(crate) timeout: i64,
+}

@@ -33,7 +33,8 @@ use tower::service_fn;
 use self::messages::{Nothing, StopContainerRequest};
 use crate::mechanism::chain;
 
-pub(crate) use self::exec::{ExecSyncRequest, Executed};
+pub(crate) use self::exec::Executed;
+pub(crate) use self::messages::ExecSyncRequest;
 
 pub use self::error::{Reason, RuntimeError};
 pub use self::status::{Observation, RuntimeContainer, RuntimePod};
@@ -144,7 +145,7 @@ impl Runtime {
     }
 
     /// A call without a limit of time of its own.
-    pub(crate) async fn unary<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
+    async fn unary<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
     where
         Q: Message + Default + 'static,
         A: Message + Default + 'static,

@@ -125,14 +125,16 @@ impl Search {
                 entered.partition(|process| self.is_command(process.pid));
             match (&exact[..], &others[..]) {
                 // It has become another program, and there is no other that it could be.
-                ([], [one]) => ties.add(one),
-                (exact, _) => exact.iter().for_each(|process| ties.add(process)),
+                ([], [one]) => ties.add(one, &pipes(one.pid)),
+                (exact, _) => exact
+                    .iter()
+                    .for_each(|process| ties.add(process, &pipes(process.pid))),
             }
         }
         // Children of children come with the next pass. Pipes are read once for all passes.
         let mut pipes_of = HashMap::new();
         let mut known = 0;
-        while known < ties.processes.len() && Instant::now() < until {
+        while known < ties.processes.len() {
             known = ties.processes.len();
             for process in &processes {
                 if ties.processes.contains(&process.pid) || Instant::now() >= until {
@@ -142,7 +144,7 @@ impl Search {
                     .entry(process.pid)
                     .or_insert_with(|| pipes(process.pid));
                 if ties.hold(process, pipes) {
-                    ties.add(process);
+                    ties.add(process, pipes);
                 }
             }
         }
@@ -172,7 +174,7 @@ impl Search {
 }
 
 impl Ties {
-    fn add(&mut self, process: &Process) {
+    fn add(&mut self, process: &Process, pipes: &[PathBuf]) {
         if self.processes.is_empty() {
             self.sessions.insert(process.session);
             self.first = Some((process.pid, process.started));
@@ -182,7 +184,7 @@ impl Ties {
             self.sessions.insert(process.session);
         }
         self.processes.insert(process.pid);
-        self.pipes.extend(pipes(process.pid));
+        self.pipes.extend(pipes.iter().cloned());
     }
 
     fn hold(&self, process: &Process, pipes: &[PathBuf]) -> bool {
