@@ -6,11 +6,12 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use aya::Pod;
+use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData};
 use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, CtState, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::service::socket::SOCKET_ENTRIES;
-use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4};
+use health_common::service::{Backend, Frontend, FrontendKey4, ServiceFlow4, SourceRange};
 use health_common::tcp::{ACK, SYN};
 use health_common::tuple::{ServiceFlowParts, Tuple as _};
 use health_datapath::dump::Pinned;
@@ -557,6 +558,64 @@ fn a_move_to_a_third_size_after_one_that_was_cut_short_loses_no_flow() -> anyhow
     start.attach(&[])?;
     assert_eq!(maps.room()?, (2_048, Vec::new()));
     assert_eq!(maps.flows()?, 3);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn services_start_after_a_start_without_them_that_was_cut_short() -> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    maps.load(service_sizes(4_096))?.attach(&[])?;
+    let frontend = |port_be| FrontendKey4 {
+        port_be,
+        ..FrontendKey4::default()
+    };
+    let range = |service_be| {
+        let range = SourceRange {
+            service_be,
+            ..SourceRange::default()
+        };
+        Key::new(u32::BITS, range)
+    };
+    let ranges = || -> anyhow::Result<LpmTrie<MapData, SourceRange, u32>> {
+        let pin = maps.location().pins().join(layout::SOURCE_RANGES.name);
+        Ok(LpmTrie::try_from(Map::LpmTrie(MapData::from_pin(pin)?))?)
+    };
+    for number in 1..=3 {
+        maps.open::<FrontendKey4, Frontend>(&layout::SVC4)?.insert(
+            frontend(number),
+            Frontend::default(),
+            0,
+        )?;
+        ranges()?.insert(&range(number.into()), 1, 0)?;
+    }
+
+    // Killed once it had made maps without room.
+    let elsewhere = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let nothing = MapSizes {
+        services: None,
+        ..MapSizes::default()
+    };
+    drop(elsewhere.load(nothing)?);
+    for map in [&layout::SVC4, &layout::SOURCE_RANGES] {
+        let pin = maps.location().pins().join(map.name);
+        std::fs::rename(&pin, pin.with_file_name(format!("{}_former", map.name)))?;
+        MapData::from_pin(elsewhere.location().pins().join(map.name))?.pin(&pin)?;
+    }
+
+    maps.load(service_sizes(4_096))?.attach(&[])?;
+    for map in [&layout::SVC4, &layout::SOURCE_RANGES] {
+        assert_eq!(maps.room_of(map)?.1, Vec::<String>::new(), "{map:?}");
+    }
+    for number in 1..=3 {
+        maps.open::<FrontendKey4, Frontend>(&layout::SVC4)?
+            .get(&frontend(number), 0)?;
+        ranges()?.get(&range(number.into()), 0)?;
+    }
     Ok(())
 }
 

@@ -31,8 +31,8 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies living entries that `to` does not have, those of programs as far as there is room: those of `first` before others.
-/// Returns how many are alive.
+/// Copies living entries that `to` does not have, as far as there is room: those of `first` before others. Returns how many are
+/// alive.
 pub(super) fn copy_entries(
     sized: &SizedMap,
     from: &OwnedFd,
@@ -67,14 +67,17 @@ fn copy_those(
         }
         alive += 1;
         match sys::add(to.as_fd(), key, value) {
-            // A hash map makes no room.
-            Err(error) if error.raw_os_error() == Some(libc::E2BIG) && sized.ring.is_some() => {
-                Ok(())
-            }
+            Err(error) if is_full(&error) => Ok(()),
             result => result.map(drop),
         }
     })?;
     Ok(alive)
+}
+
+/// Whether a map took no entry since it is full (kernel/bpf/hashtab.c, `alloc_htab_elem`; kernel/bpf/lpm_trie.c,
+/// `trie_update_elem`).
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
 }
 
 /// Copies places of an array that are empty in `to`, which has all of them.
