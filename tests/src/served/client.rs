@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -11,6 +11,7 @@ use health_net::netns::NetNs;
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use super::bind::bind;
 use crate::PATIENCE;
 use crate::bed::command_in;
 use crate::process::run;
@@ -143,17 +144,10 @@ impl Connection {
 
     /// As [`open`](Self::open), from this port.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
-        let any: IpAddr = match target {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
         let connect = || -> io::Result<TcpStream> {
             let domain = Domain::for_address(target);
             let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-            if port != 0 {
-                socket.set_reuse_address(true)?;
-                socket.bind(&SocketAddr::new(any, port).into())?;
-            }
+            bind(&socket, port, target)?;
             socket.connect_timeout(&target.into(), PATIENCE)?;
             Ok(socket.into())
         };

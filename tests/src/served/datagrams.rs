@@ -1,7 +1,7 @@
 //! A UDP server that answers with its name, and its client.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -12,6 +12,7 @@ use health_net::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
 use super::backend::PORT;
+use super::bind::bind;
 use super::client::Answer;
 use crate::conntrack::packets::{self, IP_PROTOCOL_UDP};
 use crate::process::tell;
@@ -111,13 +112,8 @@ impl Datagrams {
     /// As [`open`](Self::open), at this port, which other sockets may have, too.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let open = || {
-            let unspecified: IpAddr = match target {
-                SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            };
             let socket = Socket::new(Domain::for_address(target), Type::DGRAM, None)?;
-            socket.set_reuse_address(port != 0)?;
-            socket.bind(&SocketAddr::new(unspecified, port).into())?;
+            bind(&socket, port, target)?;
             socket.connect(&target.into())?;
             io::Result::Ok(UdpSocket::from(socket))
         };

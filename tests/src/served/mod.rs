@@ -2,6 +2,7 @@
 //! endpoints, and clients that count who answered.
 
 mod backend;
+mod bind;
 mod client;
 mod datagrams;
 mod manifest;

@@ -57,7 +57,8 @@ fn of_endpoints(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 /// A client outside, and processes of the node that serves it, by one port to one backend on another node.
 pub(super) fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let mut port = 40_000 + 100 * u16::from(number);
+    // Above those that the kernel gives to sockets, and among those that agents give to flows.
+    let mut port = 61_000 + 20 * u16::from(number);
     let backend = &stand.backends[1];
     let service = stand
         .service("meets", number)
