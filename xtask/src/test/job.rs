@@ -1,12 +1,15 @@
 //! One process with tests, on a machine of its own: what it is to run, and what came of it.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, SysconfVar, sysconf};
 
 use super::events::{self, Outcome, TestEnd};
 use super::programs::TestProgram;
@@ -16,6 +19,14 @@ use crate::workspace::Workspace;
 
 /// Longest time of a process. The longest one takes two minutes on a quiet machine, and half an hour in a long run.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
+
+/// What a process with tests did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) ended: Vec<TestEnd>,
+    /// How long processors were busy with it, and with its children.
+    pub(crate) busy: Duration,
+}
 
 /// Tests that run in one process.
 #[derive(Clone, Debug)]
@@ -49,7 +60,7 @@ impl Job<'_> {
         &self,
         workspace: &Workspace,
         environment: &[String],
-    ) -> anyhow::Result<Vec<TestEnd>> {
+    ) -> anyhow::Result<Done> {
         let mut command = self.command(workspace, environment)?;
         let mut child = command
             .current_dir(&self.program.package)
@@ -83,18 +94,25 @@ impl Job<'_> {
             // It has no machine that ends with its lifeline.
             child.kill().context("cannot end a test program")?;
         }
+        let busy = processor_time(&child)?;
         let status = child.wait().context("cannot wait for a test program")?;
         let why = if timed_out {
             format!("it had not ended after {} s", LIMIT.as_secs())
         } else {
             format!("its process ended with {status}")
         };
-        Ok(record.close(&self.tests, &why))
+        Ok(Done {
+            ended: record.close(&self.tests, &why),
+            busy,
+        })
     }
 
-    /// The ends of all its tests, where it could not run at all.
-    pub(crate) fn failed(&self, why: &str) -> Vec<TestEnd> {
-        Record::default().close(&self.tests, why)
+    /// What is said of it where it could not run at all.
+    pub(crate) fn failed(&self, why: &str) -> Done {
+        Done {
+            ended: Record::default().close(&self.tests, why),
+            busy: Duration::ZERO,
+        }
     }
 
     fn command(&self, workspace: &Workspace, environment: &[String]) -> anyhow::Result<Command> {
@@ -160,6 +178,22 @@ impl Record {
     }
 }
 
+/// Waits for the end of a child, which stays to be waited for, and returns how long processors were busy with it and its
+/// children (proc_pid_stat(5), fields 14 to 17).
+fn processor_time(child: &Child) -> anyhow::Result<Duration> {
+    const FIRST: usize = 11; // behind the name and its bracket
+    let pid = Pid::from_raw(child.id().try_into()?);
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)
+        .context("cannot wait for a test program")?;
+    let file = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    let (_, rest) = stat.rsplit_once(')').context("no name")?;
+    let ticks = rest.split_whitespace().skip(FIRST).take(4);
+    let ticks: u64 = ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    let each = sysconf(SysconfVar::CLK_TCK)?.context("no clock ticks")?;
+    Ok(Duration::from_millis(ticks * 1000 / u64::try_from(each)?))
+}
+
 /// Passes lines on while they are wanted. Bytes that are no UTF-8 are replaced.
 fn each_line(from: impl Read, mut wanted: impl FnMut(String) -> bool) {
     let mut from = BufReader::new(from);
@@ -179,6 +213,17 @@ fn each_line(from: impl Read, mut wanted: impl FnMut(String) -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_are_busy_with_a_child_and_its_children() -> anyhow::Result<()> {
+        let spin = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("sh -c '{spin}'; true")])
+            .spawn()?;
+        assert!(processor_time(&child)? > Duration::ZERO);
+        assert!(child.wait()?.success());
+        Ok(())
+    }
 
     #[test]
     fn a_test_that_its_process_did_not_end_has_failed_with_all_that_was_printed() {

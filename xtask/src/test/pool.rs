@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::events::Outcome;
-use super::job::Job;
+use super::job::{Done, Job};
 use super::report::Report;
 use crate::workspace::Workspace;
 
@@ -78,7 +78,9 @@ pub(crate) fn run(
         }
         drop(sender);
         for (job, result) in results {
-            let ended = result.unwrap_or_else(|error| job.failed(&format!("{error:#}")));
+            let Done { ended, busy } =
+                result.unwrap_or_else(|error| job.failed(&format!("{error:#}")));
+            report.add_busy(job.name(), busy);
             times.note(job.name(), ended.iter().map(|ended| ended.took).sum());
             let whole_program = job.tests.len() > 1;
             for ended in &ended {

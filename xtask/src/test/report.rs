@@ -37,6 +37,8 @@ pub(crate) struct Report {
     /// By name, and with what they said.
     failed: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
+    /// Of each process.
+    busy: Vec<(Duration, String)>,
 }
 
 impl Report {
@@ -53,29 +55,25 @@ impl Report {
         self.took.push((ended.took, name));
     }
 
+    /// Adds how long processors were busy with a process of this name.
+    pub(crate) fn add_busy(&mut self, name: String, busy: Duration) {
+        self.busy.push((busy, name));
+    }
+
     /// The time of all tests together.
     pub(crate) fn total(&self) -> Duration {
         self.took.iter().map(|(took, _)| took).sum()
     }
 
-    /// The slowest tests and the slowest files.
-    pub(crate) fn print_slowest(&mut self) {
-        self.took.sort_by(|first, second| second.cmp(first));
-        let mut files = BTreeMap::<&str, Duration>::new();
-        for (took, name) in &self.took {
-            let file = name.split("::").next().unwrap_or(name);
-            *files.entry(file).or_default() += *took;
+    /// The slowest tests and files, and those that cost most, if there are several.
+    pub(crate) fn print_slowest(&self) {
+        if self.took.len() < 2 {
+            return;
         }
-        let mut files: Vec<_> = files.into_iter().map(|(file, took)| (took, file)).collect();
-        files.sort_by(|first, second| second.cmp(first));
-        println!("\nslowest tests");
-        for (took, name) in self.took.iter().take(SLOWEST) {
-            println!("{:>8.1} s  {name}", took.as_secs_f64());
-        }
-        println!("slowest files, their tests added up");
-        for (took, file) in files.iter().take(SLOWEST) {
-            println!("{:>8.1} s  {file}", took.as_secs_f64());
-        }
+        print_largest("slowest tests", self.took.clone());
+        print_largest("slowest files, their tests added up", by_file(&self.took));
+        print_largest("processors' time, by process", self.busy.clone());
+        print_largest("processors' time, by file", by_file(&self.busy));
     }
 
     /// What failed, each with the end of what it said: the tail of a log tells why.
@@ -83,6 +81,25 @@ impl Report {
         for (name, said) in &self.failed {
             println!("\nfailed {name}\n{}", last_lines(said));
         }
+    }
+}
+
+/// What each file took, its tests added up.
+fn by_file(tests: &[(Duration, String)]) -> Vec<(Duration, String)> {
+    let mut files = BTreeMap::<&str, Duration>::new();
+    for (took, name) in tests {
+        let file = name.split("::").next().unwrap_or(name);
+        *files.entry(file).or_default() += *took;
+    }
+    let files = files.into_iter();
+    files.map(|(file, took)| (took, file.to_owned())).collect()
+}
+
+fn print_largest(title: &str, mut took: Vec<(Duration, String)>) {
+    took.sort_by(|first, second| second.cmp(first));
+    println!("\n{title}");
+    for (took, name) in took.iter().take(SLOWEST) {
+        println!("{:>8.1} s  {name}", took.as_secs_f64());
     }
 }
 
