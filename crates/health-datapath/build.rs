@@ -24,6 +24,8 @@ use object::elf::{SHF_ALLOC, SHT_REL, SHT_RELA, SHT_STRTAB};
 const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
 /// Set for the second process.
 const INNER: &str = "HEALTH_EBPF_BUILD";
+/// Cargo's variable for what compiles the workspace's own crates. Clippy's driver lints the programs, too.
+const WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
 /// The programs of `health-ebpf`.
 const OBJECTS: [&str; 2] = ["bench", "datapath"];
 /// What they are made of, from the workspace on.
@@ -89,7 +91,7 @@ fn outer() -> anyhow::Result<ExitCode> {
     let lock = File::create(store.join("lock")).context("cannot make the objects' lock")?;
     lock.lock().context("cannot lock the objects")?;
     if !folder.exists() {
-        let made = store.join("build").join(&arch);
+        let made = store.join("build");
         let code = compile(&made, &tools)?;
         if code != ExitCode::SUCCESS {
             return Ok(code);
@@ -111,6 +113,7 @@ fn state(workspace: &Path, linker: &Path, arch: &str) -> anyhow::Result<String> 
     let mut hasher = DefaultHasher::new();
     (include_str!("build.rs"), TOOLCHAIN_FILE, COMPILER_FLAGS).hash(&mut hasher);
     (arch, env::var_os("CARGO_CFG_TARGET_ENDIAN")).hash(&mut hasher);
+    [WRAPPER, "CLIPPY_ARGS"].map(env::var_os).hash(&mut hasher);
     let metadata = fs::metadata(linker).context("cannot look at bpf-linker")?;
     (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
     for source in SOURCES {
@@ -255,7 +258,37 @@ fn build() -> anyhow::Result<ExitCode> {
     };
     aya_build::build_ebpf([package], Toolchain::Custom(channel()?))
         .context("cannot compile the eBPF programs")?;
+    if env::var_os(WRAPPER).is_some() {
+        lint().context("cannot lint the eBPF programs")?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Goes through the programs once more by the wrapper: Clippy's driver does not optimize, so that what it compiles has too
+/// large a stack. All else is as aya-build has it, whose target folder then has all that they depend on.
+fn lint() -> anyhow::Result<()> {
+    let variable = |name| env::var(name).with_context(|| format!("{name} is not set"));
+    let arch = variable("CARGO_CFG_TARGET_ARCH")?;
+    let target_dir = Path::new(&variable("OUT_DIR")?).join("aya-build/target/health-ebpf");
+    let output = Command::new("rustup")
+        .args(["run", channel()?, "cargo", "check", "--release"])
+        .args(["--package=health-ebpf", "--bins", "-Zbuild-std=core"])
+        .arg("--target=bpfel-unknown-none")
+        .arg("--target-dir")
+        .arg(target_dir)
+        .current_dir("../../health-ebpf")
+        .env(
+            "CARGO_ENCODED_RUSTFLAGS",
+            format!("--cfg=bpf_target_arch=\"{arch}\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf"),
+        )
+        .env_remove("RUSTC")
+        .output()
+        .context("cannot run cargo")?;
+    for line in String::from_utf8_lossy(&output.stderr).lines() {
+        println!("cargo::warning={line}");
+    }
+    ensure!(output.status.success(), "cargo check: {}", output.status);
+    Ok(())
 }
 
 /// The pinned toolchain's name.

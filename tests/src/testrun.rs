@@ -18,7 +18,6 @@ use aya::{Pod, TestRunOptions};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Timeouts};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
-use health_common::service::{DEFAULT_BACKENDS, DEFAULT_MAGLEV, DEFAULT_SLOTS};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::MapSizes;
 use health_datapath::dump::Pinned;
@@ -228,17 +227,23 @@ impl Loaded {
     }
 }
 
-/// Room for what a test writes. Arrays of the usual sizes have a million more places, which would all be read after
-/// each test.
+/// Room for what a test writes. Maps of the usual sizes have a million places more in their arrays, all of which are read
+/// after each test.
 fn shared_sizes() -> MapSizes {
+    const PART: u32 = 16;
+    let services = ServiceMapSizes::default();
+    let flows = MapSizes::default();
     MapSizes {
+        conntrack: flows.conntrack / PART,
+        nat: flows.nat / PART,
         services: Some(ServiceMapSizes {
-            backends: DEFAULT_BACKENDS / 16,
-            slots: DEFAULT_SLOTS / 16,
-            maglev: DEFAULT_MAGLEV / 16,
-            ..ServiceMapSizes::default()
+            backends: services.backends / PART,
+            slots: services.slots / PART,
+            maglev: services.maglev / PART,
+            flows: services.flows / PART,
+            ..services
         }),
-        ..MapSizes::default()
+        ..flows
     }
 }
 

@@ -281,7 +281,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
     const COMING_AND_GOING: u32 = 2_000;
     // Either way they are read in several batches.
     let living = if is_long() { 20_000 } else { 5_000 };
-    let bed = TestRun::load();
+    let bed = TestRun::load_alone();
     let tuple = |number: u32| Tuple4 {
         saddr_be: number.to_be(),
         daddr_be: 1,

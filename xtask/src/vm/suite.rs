@@ -28,7 +28,6 @@ use crate::{packages, setup};
 const CI: &[&str] = &[
     RESTART_WITH_CLSACT,
     RESTART_WITH_TCX,
-    "mesh::three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel",
     "packets::a_probe_and_its_reply_make_a_round_trip",
     "packets::an_echo_request_of_any_size_becomes_its_reply",
     "packets::each_exchange_is_in_conntrack",
