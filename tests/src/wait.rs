@@ -14,7 +14,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause of a wait that takes long, unless looks take long themselves.
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// In the environment: how many times as long to wait on a slow machine.
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
@@ -55,7 +55,7 @@ pub fn wait_for<T>(
                 because.unwrap_or_default()
             );
         }
-        let long_wait = (start.elapsed() / 20).min(LONGEST_PAUSE);
+        let long_wait = (start.elapsed() / 10).min(LONGEST_PAUSE);
         thread::sleep(pause_since(begin).max(long_wait));
     }
 }
