@@ -1,4 +1,4 @@
-//! Has the release binary linked small, by what LLD can do. On x86-64 it is rustc's own linker.
+//! Makes the release binary small with LLD's features. On x86-64, LLD is rustc's own linker.
 
 use std::env;
 use std::ffi::CStr;
@@ -16,9 +16,9 @@ fn main() {
     if !is("TARGET", "x86_64-unknown-linux-gnu") {
         return;
     }
-    // Functions whose code is the same are there once. Nothing in Rust depends on their addresses.
+    // Merges functions with identical code. Nothing in Rust depends on their addresses.
     println!("cargo:rustc-link-arg-bins=-Wl,--icf=all");
-    // A panic ends the process, and without symbols nobody could read what an unwinder finds.
+    // A panic aborts the process, and without symbols an unwinder's result would be unreadable.
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/no-unwind.ld");
     println!("cargo:rerun-if-changed={script}");
     println!("cargo:rustc-link-arg-bins=-Wl,--no-eh-frame-hdr,-T,{script}");

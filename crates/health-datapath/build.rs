@@ -1,11 +1,11 @@
-//! Compiles the eBPF programs of `health-ebpf` into `OUT_DIR`, where the agent embeds them from.
+//! Compiles the eBPF programs of `health-ebpf` into `OUT_DIR`, from where the agent embeds them.
 //!
-//! What they are made of is the same for each profile and target of one architecture. So they are compiled once
-//! for each change of that and kept in the workspace's `target/ebpf`, from where they are copied.
+//! Their inputs are the same for every profile and target of one architecture. So they are compiled once per change of the
+//! inputs and kept in the workspace's `target/ebpf`, from where they are copied.
 //!
-//! The BPF target needs `core` built from source, which the pinned stable compiler does only under
-//! `RUSTC_BOOTSTRAP=1`. So that nothing else in the build sees that variable, this script runs
-//! itself once more with it set and leaves the work to that process.
+//! The BPF target needs `core` built from source, which the pinned stable compiler does only under `RUSTC_BOOTSTRAP=1`. To
+//! hide that variable from the rest of the build, this script runs itself again with it set and leaves the work to that
+//! process.
 
 use std::env;
 use std::ffi::OsString;
@@ -24,11 +24,11 @@ use object::elf::{SHF_ALLOC, SHT_REL, SHT_RELA, SHT_STRTAB};
 const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
 /// Set for the second process.
 const INNER: &str = "HEALTH_EBPF_BUILD";
-/// Cargo's variable for what compiles the workspace's own crates. Clippy's driver lints the programs, too.
+/// Cargo's variable for the compiler wrapper of the workspace's own crates. Clippy's driver lints the programs too.
 const WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
 /// The programs of `health-ebpf`.
 const OBJECTS: [&str; 2] = ["bench", "datapath"];
-/// What they are made of, from the workspace on.
+/// Their sources, relative to the workspace.
 const SOURCES: [&str; 5] = [
     "Cargo.lock",
     "Cargo.toml",
@@ -36,17 +36,15 @@ const SOURCES: [&str; 5] = [
     "health-common/src",
     "health-ebpf",
 ];
-/// So many states of the sources have their objects kept.
+/// Number of source states whose objects are kept.
 const KEPT: usize = 16;
 
 /// Flags for the eBPF programs, separated by spaces.
 ///
-/// The default is the first instruction set, without operations on 32 bits. All kernels from 5.12 on have the
-/// third one.
+/// The default is the first instruction set, without 32-bit operations. All kernels from 5.12 on support the third.
 ///
-/// `bpf-linker` has LLVM copy in order, which leaves no stores for filling and moving memory: they become calls of
-/// functions that go byte by byte, and the verifier follows them on each way that leads there. The limits are
-/// those that copies have.
+/// `bpf-linker` makes LLVM copy in order, which leaves no inline stores for memset and memmove: they become calls to
+/// byte-by-byte functions, which the verifier follows on every path that leads there. The limits equal those for copies.
 const COMPILER_FLAGS: &str = "-Ctarget-cpu=v3 -Clink-arg=--llvm-args=-max-store-memset=128 \
                               -Clink-arg=--llvm-args=-max-store-memmove=128";
 
@@ -80,14 +78,14 @@ fn outer() -> anyhow::Result<ExitCode> {
     if !linker.exists() {
         bail!("{} is missing; run: cargo xtask setup", linker.display());
     }
-    // A path that does not exist would have cargo run this script each time, so name it only now.
+    // A missing path would make cargo run this script every time, so name it only now.
     println!("cargo::rerun-if-changed={}", linker.display());
 
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
     let store = workspace.join("target/ebpf");
     let folder = store.join(state(&workspace, &linker, &arch)?);
     fs::create_dir_all(&store).with_context(|| format!("cannot make {}", store.display()))?;
-    // Builds for other profiles and targets may run at once: they wait for these objects, and take them.
+    // Concurrent builds for other profiles and targets wait for these objects, then use them.
     let lock = File::create(store.join("lock")).context("cannot make the objects' lock")?;
     lock.lock().context("cannot lock the objects")?;
     if !folder.exists() {
@@ -108,7 +106,7 @@ fn outer() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Names the state of everything that the objects depend on.
+/// Identifies the state of everything that the objects depend on.
 fn state(workspace: &Path, linker: &Path, arch: &str) -> anyhow::Result<String> {
     let mut hasher = DefaultHasher::new();
     (include_str!("build.rs"), TOOLCHAIN_FILE, COMPILER_FLAGS).hash(&mut hasher);
@@ -122,7 +120,7 @@ fn state(workspace: &Path, linker: &Path, arch: &str) -> anyhow::Result<String> 
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-/// Takes a file in, or all files of a folder, with their names.
+/// Hashes a file, or all files of a folder, with their names.
 fn hash_all(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     let failed = || format!("cannot read {}", path.display());
     path.hash(hasher);
@@ -146,7 +144,7 @@ fn hash_all(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
 fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for name in OBJECTS {
-        // Those of other sources, which must not be taken for what is made now.
+        // Objects from other sources must not be mistaken for new ones.
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot remove the last {name}"));
@@ -164,10 +162,10 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
         .env("OUT_DIR", folder)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("PATH", path)
-        // aya-build sets the flags of the compiler itself; these come beside them.
+        // aya-build sets the compiler's flags itself; these are added to them.
         .env("CARGO_UNSTABLE_PROFILE_RUSTFLAGS", "true")
         .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", COMPILER_FLAGS)
-        // The rest of the profile is for a small agent.
+        // The rest of the profile aims at a small agent.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4")
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
@@ -187,7 +185,7 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Puts the objects of one folder into another, all or none of them.
+/// Strips the objects of one folder and stores them in another, all or none.
 fn keep(made: &Path, folder: &Path) -> anyhow::Result<()> {
     let unfinished = folder.with_file_name("unfinished");
     fs::create_dir_all(&unfinished)
@@ -201,10 +199,10 @@ fn keep(made: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::rename(&unfinished, folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
-/// An object without its debug information, of which the linker makes `.BTF` and `.BTF.ext`: they stay.
+/// Strips debug information from an object. The linker generates `.BTF` and `.BTF.ext` from it: those stay.
 ///
-/// Relocations stay where there are instructions: in those two sections all is in its place already, for them
-/// they are of use to a linker alone.
+/// Relocations stay only for instructions: in those two sections everything is already in place, so their relocations would
+/// only help a linker.
 fn strip(object: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut builder = Builder::read(object)?;
     let loaded: Vec<_> = builder
@@ -232,7 +230,7 @@ fn strip(object: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(stripped)
 }
 
-/// Removes what was kept for the longest time.
+/// Removes the oldest surplus states.
 fn forget_oldest(store: &Path) -> anyhow::Result<()> {
     let mut kept: Vec<(SystemTime, PathBuf)> = fs::read_dir(store)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -264,8 +262,8 @@ fn build() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Goes through the programs once more by the wrapper: Clippy's driver does not optimize, so that what it compiles has too
-/// large a stack. All else is as aya-build has it, whose target folder then has all that they depend on.
+/// Checks the programs again with the wrapper: Clippy's driver does not optimize, so the code that it compiles uses too much
+/// stack. Everything else matches aya-build, whose target folder then has all dependencies.
 fn lint() -> anyhow::Result<()> {
     let variable = |name| env::var(name).with_context(|| format!("{name} is not set"));
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;

@@ -1,6 +1,6 @@
-//! Errors as one text.
+//! An error and its causes as one text.
 
-/// The error and what caused it, without what an error already quotes of its cause.
+/// The error and its causes, without the ones that an error's text already quotes.
 pub(crate) fn with_causes(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();

@@ -1,5 +1,5 @@
-//! What is to be deleted as soon as an agent runs: the CNI plugin writes it down while there is none, so that the deletion
-//! of a container waits for nobody, and the agent carries it out.
+//! Deletions that wait for an agent. The CNI plugin queues them while no agent runs, so that deleting a container never
+//! has to wait; the agent carries them out.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -13,16 +13,16 @@ use health_model::settings::Location;
 use serde::{Deserialize, Serialize};
 
 const EXTENSION: &str = "json";
-/// Name of the file that is locked by whoever reads or changes the folder.
+/// Name of the lock file; every reader and writer of the folder locks it.
 const LOCK: &str = "deletions.lock";
-/// How long others may be at the folder.
+/// How long to wait for the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Most deletions that may wait: more than a node can have endpoints.
+/// Maximum number of queued deletions: more than a node can have endpoints.
 const MOST: usize = 4096;
 /// Largest file, bytes: a container id and the name of a device.
 const MAX_LEN: u64 = 64 * 1024;
 
-/// An endpoint to be deleted, by what it was made for.
+/// An endpoint to delete, identified by its attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Deletion {
@@ -32,23 +32,23 @@ pub struct Deletion {
     pub ifname: String,
 }
 
-/// Why deletions cannot be written down or read.
+/// Why deletions cannot be queued or read.
 #[derive(Debug, thiserror::Error)]
 pub enum DeletionsError {
-    /// The folder is locked for too long, or cannot be.
+    /// Another process held the folder's lock for too long, or locking failed.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// A file or the folder cannot be used.
+    /// A file or the folder is unusable.
     #[error("cannot {attempt} {}: {source}", path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// On which file.
+        /// The file concerned.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing more can wait.
+    /// The queue is full.
     #[error("{MOST} deletions are queued in {} already; start the agent to carry them out", .0.display())]
     Full(PathBuf),
 }
@@ -57,12 +57,13 @@ pub enum DeletionsError {
 #[derive(Debug)]
 pub struct Deletions {
     folder: PathBuf,
-    // Held for its lock, which goes when it is closed.
+    // Held for its lock, which is released on close.
     _lock: File,
 }
 
 impl Deletions {
-    /// Locks the folder of an agent at this place; makes it if it is missing. Blocks for 5 s at most.
+    /// Locks the deletions folder of the agent at this location, and creates it if it is missing. Blocks for 5 s at
+    /// most.
     pub fn lock(location: &Location) -> Result<Self, DeletionsError> {
         let folder = location.deletions();
         private::make_folder(&folder).map_err(|source| error("make", &folder, source))?;
@@ -73,12 +74,12 @@ impl Deletions {
         })
     }
 
-    /// Whether this one seems to wait. What is true without the lock may be false a moment later.
+    /// Whether this deletion seems to be queued. Without the lock, the answer may be outdated a moment later.
     pub fn seems_to_wait(location: &Location, deletion: &Deletion) -> bool {
         file(&location.deletions(), deletion).exists()
     }
 
-    /// Whether anything seems to wait.
+    /// Whether any deletion seems to be queued.
     pub fn is_anything_waiting(location: &Location) -> bool {
         let entries = fs::read_dir(location.deletions());
         entries.is_ok_and(|mut entries| {
@@ -86,12 +87,12 @@ impl Deletions {
         })
     }
 
-    /// Whether this one waits.
+    /// Whether this deletion is queued.
     pub fn waits(&self, deletion: &Deletion) -> bool {
         file(&self.folder, deletion).exists()
     }
 
-    /// Writes one down. One that waits already waits once.
+    /// Queues a deletion. Does nothing if it is queued already.
     pub fn add(&self, deletion: &Deletion) -> Result<(), DeletionsError> {
         let path = file(&self.folder, deletion);
         if !path.exists() && self.files()?.len() >= MOST {
@@ -103,20 +104,20 @@ impl Deletions {
             .map_err(|source| error("write", &path, source))
     }
 
-    /// Forgets one. Returns whether it waited.
+    /// Removes a deletion from the queue. Returns whether it was queued.
     pub fn remove(&self, deletion: &Deletion) -> Result<bool, DeletionsError> {
         let path = file(&self.folder, deletion);
         durable::remove(&path).map_err(|source| error("remove", &path, source))
     }
 
-    /// Those that wait, and what is wrong with other files: those with invalid content are removed, what cannot be read is
-    /// read later.
+    /// Returns the queued deletions and the problems with other files. Removes files with invalid content; keeps
+    /// unreadable files for a later read.
     pub fn read(&self) -> Result<(Vec<Deletion>, Vec<String>), DeletionsError> {
         let (mut deletions, mut problems) = (Vec::new(), Vec::new());
         for path in self.files()? {
             match read(&path) {
                 Ok(deletion) => {
-                    // Another version of this program may have named it otherwise.
+                    // Another version of this program may have named it differently.
                     let name = file(&self.folder, &deletion);
                     if name != path {
                         fs::rename(&path, &name)
@@ -150,7 +151,7 @@ fn is_deletion(path: &Path) -> bool {
 }
 
 fn file(folder: &Path, deletion: &Deletion) -> PathBuf {
-    // A name of a bounded length; two of one name would need a container id that was made up for that.
+    // Bounds the length of the name. Only a container id crafted for that purpose could collide.
     let mut hasher = DefaultHasher::new();
     deletion.hash(&mut hasher);
     folder.join(format!("{:016x}.{EXTENSION}", hasher.finish()))

@@ -1,11 +1,11 @@
-//! What the numbers in a frontend's entry are called.
+//! Names for the numbers in a frontend's entry.
 
 use health_common::service::{
     ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_RANDOM, ALGORITHM_ROUND_ROBIN,
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT,
 };
 
-/// The kind of a frontend; its number if it has no name.
+/// The kind of a frontend, or its number if it has no name.
 pub(crate) fn kind_name(kind: u8) -> String {
     named(
         kind,
@@ -18,7 +18,7 @@ pub(crate) fn kind_name(kind: u8) -> String {
     )
 }
 
-/// How a frontend chooses a backend; its number if it has no name.
+/// The algorithm by which a frontend picks a backend, or its number if it has no name.
 pub(crate) fn algorithm_name(algorithm: u8) -> String {
     named(
         algorithm,

@@ -1,7 +1,7 @@
 //! The daemon of health-agent and its command line.
 //!
-//! Data flows one way: sources (flags, the node registry, the kernel) become state, state goes to
-//! the datapath; maps become results, results go to the API and the command line.
+//! Data flows one way. Sources (flags, the node registry, the kernel) become state, and state goes to the datapath;
+//! maps become results, and results go to the API and the command line.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! The command-line program: settles what must be settled while the process has one thread, then
-//! hands over to the command.
+//! The command-line program: does the setup that needs a single-threaded process, then hands over to the command.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,16 +15,16 @@ use health_net::{hostns, inside};
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads of the daemon: one would let a slow request delay a probe, more only cost memory.
+/// Threads of the daemon. With one, a slow request would delay probes; more than two only cost memory.
 const DAEMON_THREADS: usize = 2;
 
-/// Probes of ten thousand peers make and drop small things all the time. The C library's allocator is left
-/// with twice the memory that they take; how this one is set stands in `.cargo/config.toml`.
+/// Probing ten thousand peers allocates and frees small objects all the time, which leaves the C library's allocator
+/// with twice the memory that they need. `.cargo/config.toml` configures this one.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    // A probe's command is started by this program once more.
+    // To run a container probe's command, this program starts itself again.
     if let Some(code) = inside::serve() {
         return code;
     }
@@ -35,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line. Runtimes call the CNI plugin by its link and without any words.
+/// The command line. Container runtimes call the CNI plugin by its link and without arguments.
 fn words() -> Vec<OsString> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let called = words.first().map(Path::new).and_then(Path::file_name);
@@ -51,26 +50,25 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         args.logging.init();
         end_on_panic();
     }
-    // Threads that exist would stay behind in the old namespaces.
+    // Existing threads would stay in the old namespaces.
     hostns::leave_hidden_mounts(&location.bpf_root)
         .context("cannot leave a private mount namespace")?;
-    // An endpoint's is the agent's to enter.
+    // For `endpoint` commands, the agent enters the namespace.
     if let Some(path) = &cli.global.netns
         && !matches!(cli.command, Command::Endpoint(_))
     {
         hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;
-    // Unboxed, each kind of runtime would have all commands compiled into it once more.
+    // Unboxed, every command would be compiled into each kind of runtime.
     let command: Pin<Box<dyn Future<Output = _>>> = Box::pin(cli.command.execute(location));
     let result = runtime.block_on(command);
-    // The command is over; whatever thread is still busy must not hold up the exit.
+    // The command is done; a thread that is still busy must not delay the exit.
     runtime.shutdown_background();
     result
 }
 
-/// Ends the daemon on a panic in every build, not only in release builds: without one of its tasks it would only seem
-/// alive.
+/// Aborts the daemon on a panic in every build, not only in release builds: with a dead task it would only seem alive.
 fn end_on_panic() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |panicked| {

@@ -1,4 +1,4 @@
-//! The pid file: one agent at a time for each runtime folder.
+//! The pid file: one agent at a time per runtime folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -16,12 +16,12 @@ pub enum PidFileError {
          and a --runtime-dir of its own"
     )]
     Held {
-        /// The holder, as it wrote itself down.
+        /// The holder's pid, as written in the file.
         pid: String,
         /// The pid file.
         path: PathBuf,
     },
-    /// A process that is no agent holds it.
+    /// A process that is not an agent holds it.
     #[error(
         "the pid file {path} is locked by {holder}, which did not write it: end that process; agents of earlier \
          versions let everybody open this file"
@@ -32,26 +32,25 @@ pub enum PidFileError {
         /// The pid file.
         path: PathBuf,
     },
-    /// The file cannot be used.
+    /// The file is unusable.
     #[error("cannot {what} the pid file {path}: {source}")]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The pid file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 /// A locked file with this process's id in it. Dropping it removes the file.
 ///
-/// The lock, not the file, tells that an agent runs: a file that a killed agent left behind is
-/// taken over.
+/// The lock, not the file, shows that an agent runs: the next agent takes over a file that a killed agent left.
 #[derive(Debug)]
 pub struct PidFile {
     path: PathBuf,
-    // Held for its lock, which goes when it is closed.
+    // Held for its lock, which is released on close.
     _file: File,
 }
 
@@ -92,8 +91,8 @@ impl PidFile {
                 }
                 Err(TryLockError::Error(e)) => return Err(failed("lock")(e)),
             }
-            // The last holder may have removed the file between the open and the lock: the lock is
-            // then on a file that nobody else will ever find.
+            // The last holder may have removed the file between open and lock. Then the lock is on a file that no other
+            // process can find.
             if !is_at(&file, path).map_err(failed("inspect"))? {
                 continue;
             }

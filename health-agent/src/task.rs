@@ -1,4 +1,4 @@
-//! Tasks that end with their owner.
+//! Tasks that stop when their owner is dropped.
 
 use tokio::task::JoinHandle;
 

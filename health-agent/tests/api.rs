@@ -1,4 +1,4 @@
-//! The API over its socket, held against its own OpenAPI document.
+//! The API over its socket, checked against its own OpenAPI document.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -19,20 +19,20 @@ use serde_json::{Value, json};
 
 const METHODS: [&str; 5] = ["get", "put", "post", "delete", "patch"];
 
-/// An answer as it came.
+/// An answer as received.
 struct Answer {
     code: u64,
     media_type: Option<String>,
     body: String,
 }
 
-/// Sends `head`, a request's first line and headers, and what follows it.
+/// Sends `head`, a request's first line and headers, followed by `body`.
 fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
-    // The agent may answer before it has all.
+    // The agent may answer before it has received everything.
     let _ = write!(stream, "{head}\r\nhost: localhost\r\n\r\n{body}");
     let mut answer = Vec::new();
-    // What it did not read when it closed is an error, after the answer.
+    // If the agent closes without reading everything, an error follows the answer.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -47,7 +47,7 @@ fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     }
 }
 
-/// Status code and body, null if it is empty.
+/// Status code and body; null for an empty body.
 fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     let method = method.to_uppercase();
     let answer = send(agent, &format!("{method} {path} HTTP/1.1"), "");
@@ -61,7 +61,7 @@ fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     (answer.code, body)
 }
 
-/// As [`request`], with a body.
+/// Like [`request`], with a body.
 fn request_with(agent: &Agent, method: &str, path: &str, body: &str) -> (u64, Value) {
     let (method, length) = (method.to_uppercase(), body.len());
     let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}");
@@ -115,7 +115,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
     }
     let huge = format!(r#"{{"netns":"{}"}}"#, "x".repeat(400 << 10));
     assert_eq!(request_with(&agent, "post", "/v1/endpoints", &huge).0, 413);
-    // Elsewhere none is taken at all.
+    // Other paths take no body at all.
     assert_eq!(request_with(&agent, "get", "/v1/endpoints", "{}").0, 413);
     let (code, answer) = request(&agent, "delete", "/v1/endpoints");
     assert_eq!(
@@ -130,7 +130,7 @@ fn document(agent: &Agent) -> Value {
     document
 }
 
-/// Follows `$ref`, which names a place in the document.
+/// Resolves `$ref`, which points into the document.
 fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     match value["$ref"].as_str() {
         Some(reference) => {
@@ -141,7 +141,7 @@ fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     }
 }
 
-/// Whether a value is as a schema says, whose references lead into `root`.
+/// Checks a value against a schema whose references lead into `root`.
 fn assert_conforms(root: &Value, schema: &Value, value: &Value, what: &str) {
     let mut whole = root.clone();
     let schema = schema.as_object().unwrap().clone();
@@ -157,7 +157,7 @@ fn assert_conforms(root: &Value, schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}");
 }
 
-/// Whether an answer is as an operation of the document says.
+/// Checks an answer against an operation of the document.
 fn assert_documented(document: &Value, operation: &Value, code: u64, body: &Value) {
     let responses = &operation["responses"];
     let response = responses
@@ -173,7 +173,7 @@ fn assert_documented(document: &Value, operation: &Value, code: u64, body: &Valu
     }
 }
 
-/// Whether a value is what Cilium calls `name`.
+/// Checks a value against the schema that Cilium calls `name`.
 fn assert_ciliums(name: &str, value: &Value) {
     let schemas: Value = serde_json::from_str(include_str!("common/cilium_health.json")).unwrap();
     let schema = json!({ "$ref": format!("#/$defs/{name}") });
@@ -181,7 +181,7 @@ fn assert_ciliums(name: &str, value: &Value) {
     assert_conforms(&schemas, &schema, value, name);
 }
 
-/// A report without trouble, and one with everything that one can hold.
+/// A report without problems, and one with everything that it can contain.
 const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
 
 fn troubled(fixture: &mut Fixture) {
@@ -198,7 +198,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
         let agent = Agent::start(change);
         let document = document(&agent);
         for (path, operations) in document["paths"].as_object().unwrap() {
-            // What is managed is another endpoint than the fixture's.
+            // The managed endpoint is not the fixture's own.
             let is_managed = ["/labels", "/log", "/healthz"]
                 .iter()
                 .any(|end| path.ends_with(end));
@@ -236,7 +236,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };
-                // Policy and traces need programs, which there are none of here; tests of beds have them.
+                // Policy and traces need programs, which do not exist here; bed tests have them.
                 let needs_programs =
                     path.starts_with("/v1/policies") || path == "/v1/services/trace";
                 let expected = if needs_programs { 503 } else { 200 };
@@ -280,9 +280,9 @@ fn everything_under_v1beta_has_ciliums_fields_and_types() {
     }
 }
 
-/// The lines of an answer, each of which is what the document calls `schema`.
+/// The lines of an answer, each checked against the document's `schema`.
 fn lines(agent: &Agent, request: &str, schema: &str) -> Vec<Value> {
-    // In HTTP/1.0 there are no chunks to put together.
+    // HTTP/1.0 has no chunks to reassemble.
     let answer = send(agent, &format!("{request} HTTP/1.0"), "");
     assert_eq!(answer.code, 200);
     assert_eq!(answer.media_type.as_deref(), Some("application/jsonl"));
@@ -498,7 +498,7 @@ fn idle_watchers_leave_room_for_changes() {
         stream.read_exact(&mut begin).unwrap();
         String::from_utf8_lossy(&begin[9..]).into_owned()
     };
-    // All of them are there before anybody is answered.
+    // All of them are connected before any is answered.
     let mut watchers: Vec<_> = (0..100).map(|_| watch()).collect();
     let mut change = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
     let patience = Some(Duration::from_secs(60));
@@ -521,7 +521,7 @@ fn idle_watchers_leave_room_for_changes() {
         refusal["error"],
         "16 watches of endpoints are under way; try again later"
     );
-    // One that goes gives its place to another.
+    // A client that disconnects frees its place for another.
     drop(watchers);
     let began = Instant::now();
     while code(&mut watch()) != "200" {

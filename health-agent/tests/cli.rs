@@ -1,4 +1,4 @@
-//! The real program, as its users call it.
+//! The real program, called as users call it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -20,7 +20,7 @@ use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryS
 use health_registry::config::Config;
 use serde_json::Value;
 
-/// All commands by their full names, groups included; the program itself is "".
+/// All commands by their full names, including groups; the program itself is "".
 fn commands() -> Vec<String> {
     fn walk(name: &str, command: &clap::Command, all: &mut Vec<String>) {
         all.push(name.to_owned());
@@ -33,14 +33,14 @@ fn commands() -> Vec<String> {
     all
 }
 
-/// The program with `arguments`, untouched by the environment of the test.
+/// The program with `arguments`, isolated from the test's environment.
 fn program(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_health-agent"));
     command.args(arguments.split_ascii_whitespace()).env_clear();
     command
 }
 
-/// The program, told to look for its agent in `dir`.
+/// The program, looking for its agent in `dir`.
 fn program_in(dir: &Path, arguments: &str) -> Command {
     let mut command = program(arguments);
     for flag in ["--runtime-dir", "--state-dir", "--bpf-root"] {
@@ -57,14 +57,14 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// What the program prints when all is well.
+/// The output of the program on success.
 fn printed(agent: &Agent, arguments: &str) -> String {
     let output = program_in(agent.dir(), arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{arguments}: {output:?}");
     stdout(&output).to_owned()
 }
 
-/// The one line that a failure is explained by.
+/// The one-line error message of a failure.
 fn failure(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -91,7 +91,7 @@ fn the_help_of_every_command_ends_with_examples() {
     assert!(commands().contains(&" bpf map dump".to_owned()));
 }
 
-/// Longer lines break where nobody meant them to: a terminal is taken to have 100 columns.
+/// Longer lines would break in the wrong place: the assumed terminal width is 100 columns.
 #[test]
 fn what_follows_the_flags_in_a_help_fits_100_columns() {
     fn check(command: &clap::Command) {
@@ -559,7 +559,7 @@ fn a_reader_may_stop_reading() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Closed before the program can have written anything.
+        // Closed before the program can write anything.
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert_eq!(stderr(&output), "", "{command:?}");

@@ -1,4 +1,4 @@
-//! Scrapes beside each other.
+//! Concurrent scrapes.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -15,7 +15,7 @@ use health_agent::api::source::Source as _;
 use health_agent::metrics::{Exporter, Format};
 use health_model::settings::Location;
 
-/// A scraper that reads nothing until another scrape has ended.
+/// A scraper that does not read until another scrape has finished.
 struct Slow {
     exporter: Arc<Exporter<Fixture, Location>>,
     others: usize,

@@ -1,5 +1,5 @@
-//! What the real program shows while it goes on: reports one after the other, on a terminal and on a
-//! pipe, and probing as its results come.
+//! The real program's continuous output: successive reports, on a terminal and on a pipe, and probing as its results
+//! arrive.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -26,19 +26,19 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 const COLUMNS: u16 = 100;
 const ROWS: u16 = 14;
-/// How the begin and the end of a synchronized update are written.
+/// The escape sequences for the start and end of a synchronized update.
 const BEGIN_OF_DRAWING: &[u8] = b"\x1b[?2026h";
 const END_OF_DRAWING: &[u8] = b"\x1b[?2026l";
 
-/// A program on a terminal of its own.
+/// A program on its own terminal.
 struct OnTerminal {
     child: Child,
     keyboard: File,
     output: Receiver<Vec<u8>>,
     terminal: vt100::Parser,
-    /// Received, and not on the screen yet.
+    /// Received, but not on the screen yet.
     unseen: Vec<u8>,
-    /// All that was on the screen.
+    /// Everything that has been on the screen.
     written: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ impl OnTerminal {
             ws_ypixel: 0,
         };
         let pty = openpty(&size, None).unwrap();
-        // Held by the program itself, the far side would keep the terminal from hanging up.
+        // If the program itself held the far side, the terminal could not hang up.
         for side in [&pty.master, &pty.slave] {
             fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         }
@@ -91,9 +91,8 @@ impl OnTerminal {
         }
     }
 
-    /// Waits until the screen is as wanted, and returns what is on it. No drawing is passed over,
-    /// even if more than one has come, and none is looked at before it is whole: a terminal's reader
-    /// gets it in pieces.
+    /// Waits until the screen meets a condition, and returns its contents. Checks every drawing, even if several have
+    /// arrived, but only once it is complete: a terminal's reader receives it in pieces.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -122,13 +121,13 @@ impl OnTerminal {
         self.written.extend_from_slice(bytes);
     }
 
-    /// Takes what was received behind the drawing that was waited for.
+    /// Processes what arrived after the awaited drawing.
     fn take_unseen(&mut self) {
         let bytes = std::mem::take(&mut self.unseen);
         self.take(&bytes);
     }
 
-    /// Waits until as much more is written as `count` redrawings take.
+    /// Waits until the output contains `count` more redraws.
     fn wait_for_redrawings(&mut self, count: usize) {
         self.take_unseen();
         let wanted = self.redrawings() + count;
@@ -138,12 +137,12 @@ impl OnTerminal {
         }
     }
 
-    /// How often a synchronized update ended.
+    /// Number of completed synchronized updates.
     fn redrawings(&self) -> usize {
         self.count_written(END_OF_DRAWING)
     }
 
-    /// Whether a synchronized update has begun and not ended.
+    /// Whether a synchronized update has started and not ended.
     fn is_drawing(&self) -> bool {
         self.count_written(BEGIN_OF_DRAWING) > self.redrawings()
     }
@@ -153,7 +152,7 @@ impl OnTerminal {
         places.filter(|w| *w == mark).count()
     }
 
-    /// Presses Ctrl-C and waits for the end.
+    /// Presses Ctrl-C and waits for the exit.
     fn interrupt(mut self) -> (ExitStatus, vt100::Screen) {
         self.keyboard.write_all(b"\x03").unwrap();
         let status = self.child.wait().unwrap();
@@ -166,7 +165,7 @@ impl OnTerminal {
 }
 
 impl Drop for OnTerminal {
-    /// A test that failed leaves no program behind.
+    /// A failed test leaves no program behind.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -203,7 +202,7 @@ fn a_watched_report_is_redrawn_in_place_and_gives_the_cursor_back() {
 fn watching_outlasts_the_agent_and_marks_what_changed() {
     let ill = Agent::start(|fixture| fixture.peer = Some("Connection timed out"));
     let well = Agent::start(|_| {});
-    // The agent that is watched is whichever this leads to.
+    // The watched agent is whichever one this link points to.
     let dir = tempfile::tempdir().unwrap();
     let watched = dir.path().join("agent");
     let turn_to = |agent: &Agent| {
@@ -225,7 +224,7 @@ fn watching_outlasts_the_agent_and_marks_what_changed() {
         marked.lines().nth(3),
         Some("* default/hnode2               172.30.0.2   unreachable   reachable")
     );
-    // Nothing changes any more.
+    // No further changes.
     watch.wait_for(|screen| screen.contains("\n  default/hnode2 "));
     assert_eq!(watch.interrupt().0.code(), Some(0));
 }
@@ -256,7 +255,7 @@ fn on_a_pipe_reports_follow_one_another() {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let lines: Vec<String> = output.lines().take(count).map(Result::unwrap).collect();
-        // Its reader is gone now.
+        // Its reader has gone now.
         assert_eq!(child.wait().unwrap().code(), Some(0), "{flags}");
         lines
     };
@@ -283,7 +282,7 @@ impl Prober {
         Self { dir, lines }
     }
 
-    /// Takes the request, and begins the answer.
+    /// Accepts the request, and starts the answer.
     fn accept(&self) -> UnixStream {
         let (stream, _) = self.lines.accept().unwrap();
         let mut request = BufReader::new(stream.try_clone().unwrap());
@@ -308,7 +307,7 @@ fn send(to: &mut UnixStream, event: &ProbeEvent) {
     to.write_all(&line).unwrap();
 }
 
-/// What an agent that is well reports.
+/// The report of a healthy agent.
 fn report() -> HealthStatus {
     let agent = Agent::start(|fixture| fixture.peer = Some("Connection timed out"));
     let output = Command::new(env!("CARGO_BIN_EXE_health-agent"))

@@ -2,8 +2,8 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IP address as maps hold it: 16 bytes in network order, IPv4 mapped into `::ffff:0:0/96`
-/// (RFC 4291 section 2.5.5.2).
+/// An IP address as stored in maps: 16 bytes in network order, IPv4 mapped into `::ffff:0:0/96` (RFC 4291 section
+/// 2.5.5.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Addr {
@@ -30,7 +30,7 @@ impl Addr {
         }
     }
 
-    /// The link-local address that a device with this hardware address has (RFC 4291 appendix A, RFC 4862 section 5.3).
+    /// The link-local address of a device with this hardware address (RFC 4291 appendix A, RFC 4862 section 5.3).
     #[inline(always)]
     pub const fn link_local([a, b, c, d, e, f]: [u8; 6]) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Addr {
         w[0] | w[1] == 0 && w[2] == 0xffff_u32.to_be()
     }
 
-    /// Whether no address is held (`::`).
+    /// Whether the address is unset (`::`).
     #[inline(always)]
     pub const fn is_unset(&self) -> bool {
         let w = &self.words_be;
@@ -93,8 +93,7 @@ impl From<IpAddr> for Addr {
     }
 }
 
-/// The same words, copied one by one: the whole LLVM copies by way of the stack, of which eBPF programs have
-/// little.
+/// Copies the words one by one. LLVM copies a whole array through the stack, which is scarce in eBPF programs.
 #[inline(always)]
 pub const fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
@@ -117,7 +116,7 @@ pub const fn v6_source_is_possible(words_be: &[u32; 4]) -> bool {
     !v6_is_group(words_be) && !zero_or_one
 }
 
-/// Whether an IPv6 address (words in network byte order) is a group's, `ff00::/8` (RFC 4291 section 2.7).
+/// Whether an IPv6 address (words in network byte order) is multicast, `ff00::/8` (RFC 4291 section 2.7).
 #[inline(always)]
 pub const fn v6_is_group(words_be: &[u32; 4]) -> bool {
     u32::from_be(words_be[0]) >> 24 == 0xff

@@ -1,18 +1,18 @@
 //! Echo probes of other agents that arrived here, and their replies that left: `HEALTH_ARRIVALS`.
 //!
-//! Counted by agent and not by address: an agent may have several addresses, and others may translate
-//! them. An agent that was restarted is another one.
+//! Counted per agent, not per address: an agent may have several addresses, and NAT may translate them. A restarted
+//! agent counts as a new one.
 //!
 //! The module of the same name in `health-ebpf` counts them.
 
 use crate::probe::Path;
 
-/// Entries of the map; of more agents, those least recently heard of go.
+/// Capacity of the map; when full, it evicts the agents heard from least recently.
 pub const ARRIVALS_ENTRIES: u32 = 32_768;
-/// Number of ways to a node: both paths by both IP versions.
+/// Number of ways to a node: two paths times two IP versions.
 pub const WAYS: usize = 4;
 
-/// Key: an agent from one of its starts to the next, by what its probes carry.
+/// Key: one run of an agent, identified by what its probes carry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Prober {
@@ -28,20 +28,19 @@ pub struct Prober {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayCounts {
-    /// Probes that came in by an uplink.
+    /// Probes that came in over an uplink.
     pub arrived: u32,
-    /// Their replies that went out by one.
+    /// Their replies that went out over an uplink.
     pub replied: u32,
 }
 
-/// Value: what arrived of an agent's echo probes.
+/// Value: arrival counts of an agent's echo probes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrivals {
-    /// When the counts began: `CLOCK_MONOTONIC`, nanoseconds. Counts that began at different times are
-    /// not to be compared.
+    /// When counting started: `CLOCK_MONOTONIC`, nanoseconds. Counts with different start times must not be compared.
     pub since_ns: u64,
-    /// By [`way`].
+    /// Indexed by [`way`].
     pub ways: [WayCounts; WAYS],
 }
 

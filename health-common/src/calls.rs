@@ -1,14 +1,14 @@
-//! The programs that others go on with: `HEALTH_CALLS`, by index.
+//! Tail-call targets: `HEALTH_CALLS`, by index.
 
-/// `masquerade`, where `to_netdev` goes on.
+/// `masquerade`, called from `to_netdev`.
 pub const CALL_MASQUERADE: u32 = 0;
-/// `unmasquerade`, where `from_netdev` goes on.
+/// `unmasquerade`, called from `from_netdev`.
 pub const CALL_UNMASQUERADE: u32 = 1;
-/// `to_service`, where `from_netdev` goes on, after `unmasquerade` if that is on.
+/// `to_service`, called from `from_netdev`, after `unmasquerade` if that is enabled.
 pub const CALL_TO_SERVICE: u32 = 2;
-/// `from_service`, where `to_netdev` goes on, before `masquerade`.
+/// `from_service`, called from `to_netdev`, before `masquerade`.
 pub const CALL_FROM_SERVICE: u32 = 3;
-/// `deliver`, where `from_endpoint` and `to_service` go on with host routing. It has no place in `HEALTH_IP_CALLS`.
+/// `deliver`, called from `from_endpoint` and `to_service` with host routing. It has no slot in `HEALTH_IP_CALLS`.
 pub const CALL_DELIVER: u32 = 4;
 
 /// Number of entries.

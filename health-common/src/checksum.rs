@@ -1,9 +1,9 @@
 //! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //!
-//! Words are taken as they lie in memory: the sum is independent of byte order as long as all words
-//! and the result are read and written the same way (RFC 1071 section 2.B).
+//! Words are summed as they lie in memory: the sum does not depend on byte order as long as all words and the result
+//! are read and written the same way (RFC 1071 section 2.B).
 
-/// Adds the two carries that a sum of many 16-bit words can leave.
+/// Folds in the two carries that a sum of many 16-bit words can leave.
 #[inline(always)]
 pub const fn fold(mut sum: u32) -> u16 {
     sum = (sum & 0xffff) + (sum >> 16);
@@ -30,8 +30,7 @@ pub fn sum<const N: usize>(words: &[u16; N]) -> u32 {
     total
 }
 
-/// The unfolded sum of 32-bit words, which is that of their halves but for carries that [`fold64`]
-/// brings back in.
+/// The unfolded sum of 32-bit words. It equals the sum of their halves up to carries, which [`fold64`] folds back in.
 #[inline(always)]
 pub fn sum32(words: &[u32]) -> u64 {
     let mut total = 0;
@@ -43,7 +42,7 @@ pub fn sum32(words: &[u32]) -> u64 {
     total
 }
 
-/// Adds the carries that a sum of fewer than 2^32 words of 32 bits can leave.
+/// Folds in the carries that a sum of fewer than 2^32 words of 32 bits can leave.
 #[inline(always)]
 pub const fn fold64(mut sum: u64) -> u16 {
     sum = (sum & 0xffff_ffff) + (sum >> 32);

@@ -1,45 +1,45 @@
-//! Collection of conntrack and NAT entries whose time is over: which may go, what belongs together, and
-//! how `ct_collect` is asked to remove them.
+//! Garbage collection of expired conntrack and NAT entries: which may be removed, which belong together, and how to
+//! ask `ct_collect` to remove them.
 
 use crate::ct::{Tuple4, Tuple6};
 
-/// Most keys in one request. It is short, since packets of the CPU wait while the program runs.
+/// Most keys in one request. The limit is small because packets on the CPU wait while the program runs.
 pub const CHUNK: usize = 64;
 
-/// Operation: the keys are flows; their entries go, and with them those of their translations.
+/// Operation: the keys are flows; removes their entries together with their translations.
 pub const COLLECT_FLOWS: u32 = 1;
-/// Operation: the keys are those of translations without a flow.
+/// Operation: the keys belong to translations without a flow.
 pub const COLLECT_ORPHANS: u32 = 2;
-/// Operation: the keys are those of flows of TCP through services, of a map that is nearly full. Those that conntrack does not
-/// know go.
+/// Operation: the keys are TCP flows through services, from a map that is nearly full. Removes those that conntrack
+/// does not know.
 pub const COLLECT_SERVICE_FLOWS: u32 = 3;
 
-/// Return value: each key was seen to.
+/// Return value: every key was handled.
 pub const COLLECTED: u32 = 0;
-/// Return value: it is no request of this version.
+/// Return value: not a request of this version.
 pub const NOT_A_REQUEST: u32 = 1;
 
-/// So long, in nanoseconds, a translation may be there without an entry of its flow: whoever opens a
-/// flow enters one after the other.
+/// How long, in nanoseconds, a translation may exist without an entry for its flow: opening a flow enters one after
+/// the other.
 pub const ORPHAN_AGE_NS: u64 = 60_000_000_000;
 
-/// What to remove, and what came of it.
+/// What to remove, and the result.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectHeader {
-    /// Stands for the Ethernet header that the kernel asks of a test run; zero.
+    /// Stands in for the Ethernet header that the kernel requires of a test run; zero.
     pub ethernet: [u8; 16],
     /// [`COLLECT_FLOWS`], [`COLLECT_ORPHANS`] or [`COLLECT_SERVICE_FLOWS`].
     pub operation: u32,
     /// IP version of the keys: 4 or 6.
     pub ip_version: u32,
-    /// How many keys there are.
+    /// Number of keys.
     pub count: u32,
-    /// Answer: flows whose entry was removed; of services, entries.
+    /// Answer: flows whose entry was removed; for services, entries removed.
     pub flows: u32,
-    /// Answer: entries left alone, since they are in use again.
+    /// Answer: entries left alone because they are in use again.
     pub refreshed: u32,
-    /// Answer: entries of translations removed, two for a whole one.
+    /// Answer: translation entries removed, two per complete translation.
     pub translations: u32,
 }
 
@@ -49,7 +49,7 @@ pub struct CollectHeader {
 pub struct CollectRequest<T> {
     /// What to do.
     pub header: CollectHeader,
-    /// With what.
+    /// The keys to handle.
     pub keys: [T; CHUNK],
 }
 
@@ -59,7 +59,7 @@ crate::map_types!(
     CollectRequest<Tuple6> = 2600,
 );
 
-/// Whether a translation is old enough to be an orphan, both times in nanoseconds of `CLOCK_MONOTONIC`.
+/// Whether a translation is old enough to be an orphan; both times in nanoseconds of `CLOCK_MONOTONIC`.
 #[inline(always)]
 pub const fn may_be_orphan(created_ns: u64, now_ns: u64) -> bool {
     created_ns.saturating_add(ORPHAN_AGE_NS) < now_ns

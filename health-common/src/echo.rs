@@ -1,4 +1,4 @@
-//! Which ICMP echo requests the kernel program answers itself, and how a request becomes a reply.
+//! Which ICMP echo requests the kernel program answers itself, and how it turns a request into a reply.
 //!
 //! The program answers exactly as a Linux host would (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2,
 //! `net/ipv4/icmp.c`, `net/ipv6/icmp.c`) or leaves the packet to the endpoint's own stack.
@@ -19,7 +19,7 @@ pub const IPV4_LEN: usize = 20;
 pub const IPV6_LEN: usize = 40;
 /// Length of an ICMP echo header, bytes.
 pub const ECHO_LEN: usize = 8;
-/// Most bytes that IPv4 options can take (RFC 791 section 3.1: a header has at most 60).
+/// Maximum length of IPv4 options, bytes (RFC 791 section 3.1: a header has at most 60).
 pub const IPV4_OPTIONS_MAX: usize = 40;
 
 /// IP protocol number of ICMP.
@@ -38,17 +38,17 @@ pub const ICMPV6_ECHO_REPLY: u8 = Icmpv6Type::EchoReply as u8;
 /// Time to live and hop limit of a reply, Linux's default (`IPDEFTTL`).
 const REPLY_TTL: u8 = 64;
 const DONT_FRAGMENT: u16 = 0x4000;
-/// The more-fragments bit and the fragment offset.
+/// Mask: the more-fragments bit and the fragment offset.
 pub(crate) const FRAGMENT_MASK: u16 = 0x3fff;
 
-// The headers of IP, TCP and ICMP are types of our own: in those of `network_types` words are bytes without
-// alignment, which LLVM loads and stores one by one on this target, with more on the stack than it holds.
+// The IP, TCP and ICMP headers are our own types: `network_types` stores words as unaligned bytes, which LLVM loads
+// and stores one by one on this target, using more stack than is available.
 
 /// IPv4 header without options (RFC 791 section 3.1). Multi-byte fields in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Header {
-    /// Version in the high, header length in words in the low four bits.
+    /// Version in the high four bits, header length in words in the low four.
     pub version_ihl: u8,
     /// Type of service.
     pub tos: u8,
@@ -76,9 +76,9 @@ pub struct Ipv4Header {
 pub struct Ipv6Header {
     /// Version, traffic class and flow label.
     pub version_class_flow_be: u32,
-    /// Length of what follows this header, bytes.
+    /// Length of the data after this header, bytes.
     pub payload_len_be: u16,
-    /// Protocol of what follows this header.
+    /// Protocol of the data after this header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -96,7 +96,7 @@ pub struct EchoHeader {
     pub kind: u8,
     /// Code.
     pub code: u8,
-    /// Checksum over the message, for ICMPv6 over the pseudo header too.
+    /// Checksum over the message; for ICMPv6 also over the pseudo header.
     pub check: u16,
     /// Identifier.
     pub id_be: u16,
@@ -109,13 +109,13 @@ const _: () = assert!(core::mem::size_of::<Ipv6Header>() == IPV6_LEN);
 const _: () = assert!(core::mem::size_of::<EchoHeader>() == ECHO_LEN);
 
 impl Ipv4Header {
-    /// Header length, bytes; what the packet claims, 0..=60.
+    /// Header length claimed by the packet, bytes, 0..=60.
     #[inline(always)]
     pub const fn header_len(&self) -> u32 {
         (self.version_ihl as u32 & 0x0f) * 4
     }
 
-    /// The header as 16-bit words as they lie in memory, the checksum included.
+    /// The header as 16-bit words in memory order, including the checksum.
     #[inline(always)]
     pub fn words(&self) -> [u16; IPV4_LEN / 2] {
         let [a, b] = halves(self.saddr_be);
@@ -136,14 +136,14 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// Whether the packet claims to be what its Ethernet type says.
+    /// Whether the version matches the Ethernet type.
     #[inline(always)]
     pub const fn is_version_6(&self) -> bool {
         u32::from_be(self.version_class_flow_be) >> 28 == 6
     }
 }
 
-/// The two 16-bit words of a 32-bit one, in one's complement sums it does not matter which is first.
+/// The two 16-bit halves of a 32-bit word. Their order does not matter in one's complement sums.
 #[inline(always)]
 pub const fn halves(word: u32) -> [u16; 2] {
     [word as u16, (word >> 16) as u16]
@@ -152,9 +152,9 @@ pub const fn halves(word: u32) -> [u16; 2] {
 /// What to do with a packet to the health endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EchoVerdict {
-    /// Turn it round.
+    /// Turn it into a reply.
     Answer,
-    /// Remove this many bytes of IPv4 options, then turn it round.
+    /// Remove this many bytes of IPv4 options, then turn it into a reply.
     AnswerWithoutOptions(u32),
     /// Leave it to the endpoint's stack.
     Stack,
@@ -162,8 +162,8 @@ pub enum EchoVerdict {
     Refuse(Reason),
 }
 
-/// Judges an IPv4 packet to the health endpoint, of which `frame_len` bytes are there from the
-/// Ethernet header on. Where it has options, [`judge_options`] must agree too.
+/// Judges an IPv4 packet to the health endpoint that has `frame_len` bytes from the Ethernet header on. If it has
+/// options, [`judge_options`] must agree too.
 #[inline(always)]
 pub fn judge4(ip: &Ipv4Header, echo: &EchoHeader, frame_len: u32) -> EchoVerdict {
     let header_len = ip.header_len();
@@ -191,20 +191,20 @@ pub fn judge4(ip: &Ipv4Header, echo: &EchoHeader, frame_len: u32) -> EchoVerdict
     EchoVerdict::Answer
 }
 
-/// Judges the options of a packet for which [`judge4`] said `AnswerWithoutOptions(len)`. `options` are
-/// its bytes in memory's order, zero past `len`.
+/// Judges the options of a packet for which [`judge4`] returned `AnswerWithoutOptions(len)`. `options` are its bytes
+/// in memory order, zero past `len`.
 ///
-/// A Linux host echoes record route, timestamps and source routes and drops the others
-/// (`__ip_options_echo`), so a packet with nothing but padding and router alert (RFC 2113) is answered
-/// without options; all else is left to the stack. Options are looked at word by word: one that is
-/// not aligned, which no sender does, costs a verifier state for each of its bytes.
+/// A Linux host echoes record route, timestamps and source routes and drops all other options (`__ip_options_echo`).
+/// So a packet with only padding and router alert (RFC 2113) is answered without options; everything else is left to
+/// the stack. Options are checked word by word: handling unaligned options, which no sender produces, would cost a
+/// verifier state per byte.
 #[inline(always)]
 pub fn judge_options(
     ip: &Ipv4Header,
     options: &[u32; IPV4_OPTIONS_MAX / 4],
     len: u32,
 ) -> EchoVerdict {
-    /// Any of the bytes 0 (end of list) and 1 (no operation) have no other bit set.
+    /// The bytes 0 (end of list) and 1 (no operation) have none of these bits set.
     const NOT_PADDING: u32 = 0xfefe_fefe;
     const ROUTER_ALERT: [u8; 2] = [148, 4];
 
@@ -225,7 +225,7 @@ pub fn judge_options(
     EchoVerdict::AnswerWithoutOptions(len)
 }
 
-/// Makes a header whose options have been cut off whole again: length and checksum.
+/// Repairs a header whose options were cut off: length and checksum.
 #[inline(always)]
 pub fn drop_options(ip: &mut Ipv4Header, options_len: u32) {
     ip.version_ihl = 0x45;
@@ -236,9 +236,9 @@ pub fn drop_options(ip: &mut Ipv4Header, options_len: u32) {
 
 /// Turns an echo request into its reply: addresses swapped, TTL 64, type of service kept.
 ///
-/// The reply may be fragmented on its way, as Linux's may, so the don't-fragment bit goes. It then
-/// needs an identification (RFC 6864 section 4.3): the request's, or where that has none, one that
-/// differs between neighbouring echoes.
+/// The reply may be fragmented on its way, as Linux's may, so the don't-fragment bit is cleared. It then needs an
+/// identification (RFC 6864 section 4.3): the request's, or if that is zero, one that differs between consecutive
+/// echoes.
 #[inline(always)]
 pub fn turn4(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
     core::mem::swap(&mut ip.saddr_be, &mut ip.daddr_be);
@@ -259,8 +259,8 @@ pub fn turn4(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
     turn_echo(echo, ICMP_ECHO_REPLY);
 }
 
-/// Judges an IPv6 packet to the health endpoint, of which `frame_len` bytes are there from the
-/// Ethernet header on. Extension headers are left to the stack.
+/// Judges an IPv6 packet to the health endpoint that has `frame_len` bytes from the Ethernet header on. Packets with
+/// extension headers are left to the stack.
 #[inline(always)]
 pub fn judge6(ip: &Ipv6Header, echo: &EchoHeader, frame_len: u32) -> EchoVerdict {
     let payload_len = u16::from_be(ip.payload_len_be) as u32;
@@ -288,8 +288,8 @@ pub fn turn6(ip: &mut Ipv6Header, echo: &mut EchoHeader) {
     turn_echo(echo, ICMPV6_ECHO_REPLY);
 }
 
-/// Changes the type. The checksum follows by difference alone, so a message that was damaged on its
-/// way stays recognisably damaged.
+/// Changes the type. The checksum is only updated by the difference, so a message damaged on its way stays
+/// recognisably damaged.
 #[inline(always)]
 fn turn_echo(echo: &mut EchoHeader, kind: u8) {
     let old = u16::from_ne_bytes([echo.kind, echo.code]);

@@ -1,19 +1,19 @@
-//! Local endpoints: `HEALTH_ENDPOINTS`, keyed by [`crate::addr::Addr`]. With IPv6, the link-local address of its hardware
-//! address is one of an endpoint's.
+//! Local endpoints: `HEALTH_ENDPOINTS`, keyed by [`crate::addr::Addr`]. With IPv6, an endpoint's addresses include
+//! the link-local address derived from its hardware address.
 
-/// Flag: the endpoint is the node's health endpoint, whose echo requests the kernel answers.
+/// Flag: the node's health endpoint, whose echo requests the kernel answers.
 pub const ENDPOINT_HEALTH: u32 = 1;
-/// Flag: what goes to the endpoint passes only if its policy allows it.
+/// Flag: traffic to the endpoint passes only if its policy allows it.
 pub const ENDPOINT_ENFORCE_INGRESS: u32 = 2;
-/// Flag: what the endpoint sends passes only if its policy allows it.
+/// Flag: traffic from the endpoint passes only if its policy allows it.
 pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
 
-/// Flag: the endpoint may ask for addresses by DHCPv6.
+/// Flag: the endpoint may request addresses over DHCPv6.
 pub const ENDPOINT_DHCPV6: u32 = 8;
 
-/// Whether policy decides about what an endpoint with these flags sends or is sent: `direction` is
-/// [`ENDPOINT_ENFORCE_EGRESS`] or [`ENDPOINT_ENFORCE_INGRESS`]. Never of the health endpoint: the mesh's probes always
-/// pass.
+/// Whether policy applies to traffic from or to an endpoint with these flags: `direction` is
+/// [`ENDPOINT_ENFORCE_EGRESS`] or [`ENDPOINT_ENFORCE_INGRESS`]. Never true for the health endpoint: the mesh's probes
+/// always pass.
 #[inline(always)]
 pub const fn is_enforced(flags: u32, direction: u32) -> bool {
     flags & (direction | ENDPOINT_HEALTH) == direction
@@ -23,7 +23,7 @@ pub const fn is_enforced(flags: u32, direction: u32) -> bool {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointInfo {
-    /// Interface on the host's side of its veth pair.
+    /// Interface at the host's end of its veth pair.
     pub ifindex: u32,
     /// Security identity.
     pub identity: u32,
@@ -35,7 +35,7 @@ pub struct EndpointInfo {
     pub id: u16,
     /// The endpoint's own hardware address.
     pub mac: [u8; 6],
-    /// Hardware address of the host's side, which is its gateway's.
+    /// Hardware address of the host's end, which is the endpoint's gateway.
     pub host_mac: [u8; 6],
     /// Explicit padding, zero.
     pub pad: u16,

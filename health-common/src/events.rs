@@ -1,29 +1,29 @@
-//! What the programs tell whoever monitors them: the records of `HEALTH_EVENTS`, and the filter in
-//! `HEALTH_MONITOR` that says which of them are wanted.
+//! Events that the programs report to monitors: the records of `HEALTH_EVENTS`, and the filter in `HEALTH_MONITOR`
+//! that selects them.
 
 use crate::addr::Addr;
 use crate::metrics::Reason;
 
-/// Size of `HEALTH_EVENTS`, bytes: room for some 14 000 records, which have a header of eight bytes each.
+/// Size of `HEALTH_EVENTS`, bytes: space for about 14 000 records, each with a header of eight bytes.
 pub const EVENTS_BYTES: u32 = 1 << 20;
 
 /// Kind: a packet was dropped.
 pub const EVENT_DROP: u8 = 1;
-/// Kind: a conntrack entry was made.
+/// Kind: a conntrack entry was created.
 pub const EVENT_CT_CREATED: u8 = 2;
-/// Kind: the conntrack entry of a closed connection is that of a new one between the same ports.
+/// Kind: the conntrack entry of a closed connection was reused for a new one between the same ports.
 pub const EVENT_CT_REOPENED: u8 = 3;
-/// Kind: both sides of a connection have ended it, or one has reset it.
+/// Kind: both sides closed a connection, or one side reset it.
 pub const EVENT_CT_CLOSED: u8 = 4;
 
-/// Bit of [`MonitorFilter::wanted`]: drops, but for those of [`WANT_NAT`].
+/// Bit of [`MonitorFilter::wanted`]: drops, except those covered by [`WANT_NAT`].
 pub const WANT_DROP: u32 = 1;
-/// Bit of [`MonitorFilter::wanted`]: what becomes of conntrack entries.
+/// Bit of [`MonitorFilter::wanted`]: changes to conntrack entries.
 pub const WANT_CT: u32 = 2;
 /// Bit of [`MonitorFilter::wanted`]: drops of packets that could not be translated.
 pub const WANT_NAT: u32 = 4;
 
-/// Reasons of drops of packets that could not be translated.
+/// Drop reasons for packets that could not be translated.
 const NAT_REASONS: [Reason; 4] = [
     Reason::NatNoMapping,
     Reason::NatUnsupported,
@@ -37,36 +37,36 @@ const NAT_REASONS: [Reason; 4] = [
 pub struct Event {
     /// When it was written: `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// Source of the packet, or of the first packet of the flow. Unset where there is no IP header.
+    /// Source of the packet, or of the flow's first packet. Unset if there is no IP header.
     pub source: Addr,
-    /// Destination of the same.
+    /// Destination of the same packet.
     pub destination: Addr,
-    /// Device that a dropped packet was at, or on which the flow was opened.
+    /// Device where a packet was dropped, or on which the flow was opened.
     pub ifindex: u32,
     /// Identity of the side that opened the flow; 0 for drops.
     pub source_identity: u32,
-    /// Length of a dropped packet, bytes, from the Ethernet header on, if there is one; 0 for flows.
+    /// Length of a dropped packet, bytes, from the Ethernet header on if it has one; 0 for flows.
     pub length: u32,
-    /// Source port, or the ICMP identifier; 0 where it is not known.
+    /// Source port, or the ICMP identifier; 0 if unknown.
     pub sport_be: u16,
-    /// Destination port; as `sport_be`.
+    /// Destination port; 0 if unknown, as for `sport_be`.
     pub dport_be: u16,
-    /// Id of the endpoint that it concerns; 0 for none.
+    /// Id of the endpoint involved; 0 for none.
     pub endpoint: u16,
     /// [`EVENT_DROP`] or another kind.
     pub kind: u8,
-    /// IP protocol number; 0 where there is no IP header.
+    /// IP protocol number; 0 if there is no IP header.
     pub protocol: u8,
-    /// A [`crate::metrics::Reason`] as a byte, of drops; else 0.
+    /// For drops, a [`crate::metrics::Reason`] as a byte; else 0.
     pub reason: u8,
-    /// Of drops a [`crate::metrics::Direction`] as a byte, else the tuple's direction.
+    /// For drops, a [`crate::metrics::Direction`] as a byte; else the tuple's direction.
     pub direction: u8,
     /// Explicit padding, zero.
     pub pad: [u8; 2],
 }
 
 impl Event {
-    /// Which bit of [`MonitorFilter::wanted`] stands for an event of this kind and reason.
+    /// The bit of [`MonitorFilter::wanted`] for an event of this kind and reason.
     #[inline(always)]
     pub const fn want(kind: u8, reason: u8) -> u32 {
         if kind != EVENT_DROP {
@@ -81,18 +81,18 @@ impl Event {
     }
 }
 
-/// Addresses that agree with `address` in the bits of `mask`. All zero: any.
+/// Addresses that match `address` in the bits of `mask`. All zero: any.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// The address, zero where the mask is.
+    /// The address; zero wherever the mask is zero.
     pub address: Addr,
-    /// One bits where addresses have to agree with it.
+    /// One bits where addresses must match.
     pub mask: Addr,
 }
 
 impl Network {
-    /// The prefix of `address` that is `len` bits of its 128 long; for IPv4, 96 more than it is written.
+    /// The first `len` of 128 bits of `address`; for IPv4, `len` is 96 more than the written prefix length.
     pub fn new(address: Addr, len: u8) -> Self {
         let mask = u128::MAX.checked_shl(128_u32.saturating_sub(len.into()));
         let bytes = mask.unwrap_or(0).to_be_bytes();
@@ -105,7 +105,7 @@ impl Network {
         network
     }
 
-    /// Whether it has this address.
+    /// Whether this network contains the address.
     #[inline(always)]
     pub const fn has(&self, other: &Addr) -> bool {
         let (a, m, b) = (&self.address.words_be, &self.mask.words_be, &other.words_be);
@@ -114,19 +114,19 @@ impl Network {
     }
 }
 
-/// The one value of `HEALTH_MONITOR`, under index 0: which events are written.
+/// The single value of `HEALTH_MONITOR`, at index 0: which events are written.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MonitorFilter {
-    /// [`WANT_DROP`] and the other bits; 0 while nobody monitors.
+    /// [`WANT_DROP`] and the other bits; 0 while no monitor is running.
     pub wanted: u32,
     /// Endpoint id; 0 for any.
     pub endpoint: u16,
-    /// Port or ICMP identifier, on either side; 0 for any.
+    /// Port or ICMP identifier on either side; 0 for any.
     pub port_be: u16,
-    /// Where they come from.
+    /// Where the packets come from.
     pub source: Network,
-    /// Where they go to.
+    /// Where the packets go.
     pub destination: Network,
     /// IP protocol number; 0 for any.
     pub protocol: u8,
@@ -135,7 +135,7 @@ pub struct MonitorFilter {
 }
 
 impl MonitorFilter {
-    /// Whether an event is wanted.
+    /// Whether an event passes the filter.
     #[inline(always)]
     pub const fn passes(&self, event: &Event) -> bool {
         self.wanted & Event::want(event.kind, event.reason) != 0

@@ -1,7 +1,7 @@
-//! Fragments: which packets are, and the ports of those that do not carry them.
+//! Fragments: how to recognise them, and the ports of those that do not carry them.
 //!
-//! Only the first fragment of a packet has the transport header. Its ports are kept under what all
-//! fragments of the packet share, for those that come after it.
+//! Only the first fragment of a packet has the transport header. Its ports are stored under the fields that all
+//! fragments of the packet share, for the fragments that follow.
 
 use crate::echo::Ipv4Header;
 
@@ -14,14 +14,14 @@ const IPV6_MORE: u16 = 0x0001;
 /// IPv6: the fragment offset, bytes.
 const IPV6_OFFSET: u16 = 0xfff8;
 
-/// Where in its packet a fragment belongs.
+/// A fragment's position in its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Identification of the packet, as it stands in the header: 16 bits with IPv4.
+    /// Identification of the packet, as in the header: 16 bits with IPv4.
     pub id_be: u32,
-    /// Whether it is the first, which has the transport header.
+    /// Whether this is the first fragment, which has the transport header.
     pub first: bool,
-    /// Whether more follow.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct FragmentHeader {
 const _: () = assert!(core::mem::size_of::<FragmentHeader>() == 8);
 
 impl Ipv4Header {
-    /// Which fragment this is; `None` for a whole packet.
+    /// Fragment information; `None` for a whole packet.
     #[inline(always)]
     pub const fn fragment(&self) -> Option<Fragment> {
         let bits = u16::from_be(self.fragment_be);
@@ -58,8 +58,8 @@ impl Ipv4Header {
 }
 
 impl FragmentHeader {
-    /// Which fragment this is; `None` for a whole packet that has such a header all the same, an atomic
-    /// fragment (RFC 6946).
+    /// Fragment information; `None` for a whole packet that has a fragment header anyway, an atomic fragment (RFC
+    /// 6946).
     #[inline(always)]
     pub const fn fragment(&self) -> Option<Fragment> {
         let bits = u16::from_be(self.offset_be);
@@ -74,7 +74,7 @@ impl FragmentHeader {
     }
 }
 
-/// What all fragments of an IPv4 packet share (RFC 791 section 3.2).
+/// The fields that all fragments of an IPv4 packet share (RFC 791 section 3.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FragmentKey4 {
@@ -90,8 +90,8 @@ pub struct FragmentKey4 {
     pub pad: u8,
 }
 
-/// What all fragments of an IPv6 packet share (RFC 8200 section 4.5). The protocol is not among it: a
-/// later fragment names the first header that was cut, which may be an extension header.
+/// The fields that all fragments of an IPv6 packet share (RFC 8200 section 4.5). The protocol is not one of them: a
+/// later fragment names the first header of the fragmentable part, which may be an extension header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FragmentKey6 {
@@ -103,11 +103,11 @@ pub struct FragmentKey6 {
     pub id_be: u32,
 }
 
-/// What the first fragment of a packet tells about the others.
+/// What a packet's first fragment says about the others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
-    /// Until when this holds: seconds of `CLOCK_MONOTONIC`. Identifications come again.
+    /// When this expires: seconds of `CLOCK_MONOTONIC`. Identifications get reused.
     pub expires: u32,
     /// As [`crate::ct::Tuple4::sport_be`].
     pub sport_be: u16,
@@ -120,7 +120,7 @@ pub struct FragmentPorts {
 }
 
 impl FragmentPorts {
-    /// Whether this holds no more at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether this has expired at `now`: seconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn has_expired(&self, now: u32) -> bool {
         self.expires <= now

@@ -1,12 +1,12 @@
 //! Reserved security identities, the same on every node (numbers as in Cilium).
 
-/// Traffic whose identity is not known.
+/// Traffic with an unknown identity.
 pub const UNKNOWN: u32 = 0;
 /// The local host.
 pub const HOST: u32 = 1;
 /// Everything outside the cluster.
 pub const WORLD: u32 = 2;
-/// An endpoint that is not managed by an agent.
+/// An endpoint that no agent manages.
 pub const UNMANAGED: u32 = 3;
 /// The health endpoint of any node.
 pub const HEALTH: u32 = 4;
@@ -19,9 +19,9 @@ pub const KUBE_APISERVER: u32 = 7;
 /// An ingress proxy.
 pub const INGRESS: u32 = 8;
 
-/// The smallest identity that is allocated for labels, the same on every node.
+/// The smallest identity allocated for labels, the same on every node.
 pub const CLUSTER_FIRST: u32 = 256;
-/// The greatest of them.
+/// The largest identity allocated for labels.
 pub const CLUSTER_LAST: u32 = 65_535;
-/// Bit of identities that are one node's own: those of CIDRs.
+/// Bit that marks node-local identities: those of CIDRs.
 pub const LOCAL: u32 = 1 << 24;

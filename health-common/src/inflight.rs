@@ -1,8 +1,8 @@
-//! The probes of this agent, by IP version and sequence number: `HEALTH_INFLIGHT`.
+//! This agent's probes, by IP version and sequence number: `HEALTH_INFLIGHT`.
 //!
-//! An array, so a probe in flight is never evicted, and each is counted exactly once: as a sample or as lost.
-//! The data of its reply stays here until the agent gives up the probe or receives its answer, and has it
-//! recorded in the probe's row: a packet waits for nothing but its slot.
+//! An array, so a probe in flight is never evicted, and each probe is counted exactly once: as a sample or as lost.
+//! The data of its reply stays here until the agent gives up on the probe or receives its answer, and then has the
+//! data recorded in the probe's row: a packet only ever waits for its slot.
 
 use crate::addr::Addr;
 use crate::probe::ProbeId;
@@ -17,15 +17,15 @@ pub const INFLIGHT_SLOTS: u32 = 2 << 16;
 pub enum Fate {
     /// Nothing yet.
     InFlight = 1,
-    /// Its answer came, and is a sample in its row.
+    /// Its answer came and is a sample in its row.
     Answered = 2,
-    /// It was given up.
+    /// The agent gave up on it.
     Lost = 3,
-    /// It was given up, and then its answer came.
+    /// Its answer came after the agent had given up on it.
     AnsweredLate = 4,
-    /// Its answer came, and is being written into the slot.
+    /// Its answer came and is being written into the slot.
     Returning = 5,
-    /// Its answer came, and stands in the slot, but in no row yet.
+    /// Its answer came and is in the slot, but in no row yet.
     Returned = 6,
 }
 
@@ -35,24 +35,24 @@ pub enum Fate {
 pub struct Inflight {
     /// The probed address.
     pub peer: Addr,
-    /// The address that the probe was sent from, if it crossed an uplink.
+    /// The probe's source address, if it crossed an uplink.
     pub local: Addr,
     /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds; 0 if it did not cross an uplink.
     pub sent_ns: u64,
-    /// The round trip of one answered by an uplink, nanoseconds; else 0.
+    /// Round trip of a probe whose answer came in over an uplink, nanoseconds; else 0.
     pub rtt_ns: u64,
-    /// [`Reply::remote_ns`] of that.
+    /// [`Reply::remote_ns`] of that answer.
     pub remote_ns: u64,
-    /// [`Reply::forward_ns`] of that.
+    /// [`Reply::forward_ns`] of that answer.
     pub forward_ns: i64,
-    /// [`crate::probe::ProbePayload::tag`] of one that crossed an uplink.
+    /// [`crate::probe::ProbePayload::tag`] of a probe that crossed an uplink.
     pub tag: u64,
-    /// The uplink by which it left.
+    /// The uplink that it left on.
     pub ifindex: u32,
     /// Explicit padding, zero.
     pub pad: u32,
-    /// Which probe it is and its [`Fate`], in one word that is written last: see [`ticket`]. 0 while no
-    /// probe has had the number.
+    /// Probe id and [`Fate`] in one word, which is written last: see [`ticket`]. 0 if no probe has used this sequence
+    /// number yet.
     pub ticket: u64,
 }
 
@@ -64,26 +64,26 @@ pub const fn slot(peer: &Addr, sequence: u16) -> u32 {
     ((!peer.is_v4()) as u32) << 16 | sequence as u32
 }
 
-/// Which probe a slot is about (but for the sequence number, which is the slot's own), and its fate.
+/// Which probe a slot holds (except for the sequence number, which is implied by the slot), and its fate.
 #[inline(always)]
 pub const fn ticket(id: ProbeId, path: u8, fate: Fate) -> u64 {
     (id.session as u64) << 32 | (id.round as u64) << 16 | (path as u64) << 8 | fate as u64
 }
 
-/// Whether two tickets are of one probe, whatever its fate.
+/// Whether two tickets belong to the same probe, regardless of fate.
 #[inline(always)]
 pub const fn same_probe(ticket: u64, other: u64) -> bool {
     (ticket ^ other) >> 8 == 0
 }
 
-/// Whether a ticket is of a probe with the same number that was sent after another of the same session.
+/// Whether a ticket belongs to a probe with the same sequence number that was sent later in the same session.
 #[inline(always)]
 pub const fn is_younger(ticket: u64, than: u64) -> bool {
     let rounds = ((ticket >> 16) as u16).wrapping_sub((than >> 16) as u16);
     (ticket ^ than) >> 32 == 0 && rounds != 0 && rounds < 1 << 15
 }
 
-/// The fate that a ticket tells; `None` while no probe has had the number.
+/// The fate in a ticket; `None` if no probe has used this sequence number yet.
 #[inline(always)]
 pub const fn fate(ticket: u64) -> Option<Fate> {
     match ticket as u8 {
@@ -112,14 +112,14 @@ impl Inflight {
         (self.ticket >> 8) as u8
     }
 
-    /// What the reply told to a probe that has returned.
+    /// The reply to a probe that has returned.
     #[inline(always)]
     pub const fn reply(&self) -> Reply {
         Reply {
             rtt_ns: self.rtt_ns,
             remote_ns: self.remote_ns,
             forward_ns: self.forward_ns,
-            // What of the round trip is neither way there nor stay.
+            // The rest of the round trip: neither the way there nor the time in the peer's host.
             back_ns: match self.forward_ns {
                 UNKNOWN_DELAY => UNKNOWN_DELAY,
                 forward_ns => (self.rtt_ns - self.remote_ns).wrapping_sub(forward_ns as u64) as i64,
@@ -135,7 +135,7 @@ impl Inflight {
         )
     }
 
-    /// What became of the probe; `None` while no probe has had the number.
+    /// The probe's fate; `None` if no probe has used this sequence number yet.
     #[inline(always)]
     pub const fn fate(&self) -> Option<Fate> {
         fate(self.ticket)

@@ -1,11 +1,11 @@
-//! Who has which addresses: `HEALTH_IPCACHE`, a trie of the longest prefix over [`crate::addr::Addr`].
+//! Which identity an address belongs to: `HEALTH_IPCACHE`, a longest-prefix-match trie over [`crate::addr::Addr`].
 
 use crate::addr::Addr;
 
 /// Entries of `HEALTH_IPCACHE`.
 pub const IPCACHE_ENTRIES: u32 = 512_000;
 
-/// Bits of a prefix of length 0 of IPv4, which addresses hold mapped into IPv6.
+/// Key length in bits of an IPv4 prefix of length 0: addresses hold IPv4 mapped into IPv6.
 pub const IPV4_PREFIX: u32 = 96;
 
 /// The identity behind a prefix.
@@ -16,7 +16,7 @@ pub struct IpcacheEntry {
     pub identity: u32,
     /// Explicit padding, zero.
     pub pad: u32,
-    /// Node of an endpoint; unset for every other prefix.
+    /// The endpoint's node; unset for all other prefixes.
     pub node: Addr,
 }
 

@@ -36,8 +36,8 @@ pub mod siphash;
 pub mod tcp;
 pub mod tuple;
 
-/// Version of all map layouts together. It changes whenever a key, a value or their meaning does, and keeps an agent from
-/// reusing pinned maps that it would misread. The layout of each map says since which version it is as it is.
+/// Version of all map layouts together. It changes whenever a key, a value or their meaning changes, and keeps an
+/// agent from reusing pinned maps that it would misread. Each map's layout names the version that introduced it.
 pub const LAYOUT_VERSION: u32 = 12;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.

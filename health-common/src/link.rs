@@ -1,23 +1,23 @@
-//! What a host must be able to say on its link, whatever policy allows it to send: neighbour discovery (RFC 4861) and
-//! multicast listener discovery (RFC 2710, RFC 3810); and DHCPv6 (RFC 8415), which it is allowed apart.
+//! Traffic that a host needs on its link, whatever policy allows: neighbour discovery (RFC 4861) and multicast
+//! listener discovery (RFC 2710, RFC 3810); and DHCPv6 (RFC 8415), which has its own permission.
 
 use crate::addr::{Addr, v6_is_group, v6_is_link_local};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6};
 use crate::neighbour::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROUTER_SOLICITATION};
 
-/// ICMPv6 type of a report of multicast listeners, version 1 (RFC 2710).
+/// ICMPv6 type of a multicast listener report, version 1 (RFC 2710).
 const LISTENER_REPORT: u8 = 131;
-/// ICMPv6 type of what a multicast listener says that leaves.
+/// ICMPv6 type of a multicast listener done message.
 const LISTENER_DONE: u8 = 132;
-/// ICMPv6 type of a report of multicast listeners, version 2 (RFC 3810).
+/// ICMPv6 type of a multicast listener report, version 2 (RFC 3810).
 const LISTENER_REPORT_2: u8 = 143;
 
-/// Hop limit of neighbour discovery: what was routed has a lower one (RFC 4861 section 7.1).
+/// Hop limit of neighbour discovery: routed packets have a lower one (RFC 4861 section 7.1).
 const NEIGHBOURS_HOP_LIMIT: u8 = 255;
 /// Hop limit of multicast listener discovery (RFC 3810 section 5).
 const LISTENERS_HOP_LIMIT: u8 = 1;
 
-/// Bytes of a hop-by-hop header that holds a router alert.
+/// Length of a hop-by-hop header with a router alert, bytes.
 pub const ALERT_LEN: usize = 8;
 /// A router alert for multicast listener discovery (RFC 2711), as it lies in memory.
 const ROUTER_ALERT: u32 = u32::from_ne_bytes([5, 2, 0, 0]);
@@ -26,17 +26,17 @@ const ALL_NODES: [u32; 4] = group(1);
 const ALL_ROUTERS: [u32; 4] = group(2);
 const LISTENERS_ROUTERS: [u32; 4] = group(0x16);
 
-/// All servers and relay agents of DHCPv6, `ff02::1:2`.
+/// All DHCPv6 servers and relay agents, `ff02::1:2`.
 const DHCP_SERVERS: [u32; 4] = group(0x1_0002);
 const DHCP_CLIENT: u16 = 546;
 const DHCP_SERVER: u16 = 547;
 
-/// The group of this number of those that stay on the link, `ff02::/16`.
+/// The link-local multicast group with this number, `ff02::/16`.
 const fn group(number: u32) -> [u32; 4] {
     [0xff02_0000_u32.to_be(), 0, 0, number.to_be()]
 }
 
-/// The group of an address' solicited nodes (RFC 4291 section 2.7.1).
+/// The solicited-node multicast address of a target (RFC 4291 section 2.7.1).
 #[inline(always)]
 const fn solicited_node(target: &[u32; 4]) -> [u32; 4] {
     [
@@ -47,8 +47,8 @@ const fn solicited_node(target: &[u32; 4]) -> [u32; 4] {
     ]
 }
 
-/// The first bytes of an ICMPv6 message about an address (RFC 4861 sections 4.3 and 4.4, RFC 2710 section 3).
-/// Others need not have as many.
+/// The first bytes of an ICMPv6 message about an address (RFC 4861 sections 4.3 and 4.4, RFC 2710 section 3). Other
+/// messages may be shorter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkMessage {
@@ -60,15 +60,15 @@ pub struct LinkMessage {
     pub check: u16,
     /// Flags, a delay, or nothing.
     pub rest_be: u32,
-    /// The address; zero in messages without.
+    /// The address; zero in messages without one.
     pub address_be: [u32; 4],
 }
 
 impl LinkMessage {
-    /// Bytes of one without an address.
+    /// Length of a message without an address, bytes.
     pub const SHORT: usize = 8;
 
-    /// Whether a message that begins like this is about an address.
+    /// Whether a message that starts like this is about an address.
     #[inline(always)]
     pub const fn has_address(&self) -> bool {
         matches!(
@@ -78,7 +78,7 @@ impl LinkMessage {
     }
 }
 
-/// To whom a packet goes of those that a link needs.
+/// Where a packet that the link needs is going.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkTarget {
     /// To a group of the link.
@@ -88,7 +88,7 @@ pub enum LinkTarget {
 }
 
 /// Whether this hop-by-hop header, of [`ALERT_LEN`] bytes, holds a router alert for multicast listener discovery and
-/// otherwise padding, with nothing but ICMPv6 behind it.
+/// otherwise only padding, and ICMPv6 follows.
 #[inline(always)]
 pub const fn is_alert(header: &[u32; ALERT_LEN / 4]) -> bool {
     let [next_header, units, a, b] = header[0].to_ne_bytes();
@@ -104,14 +104,14 @@ pub const fn is_alert(header: &[u32; ALERT_LEN / 4]) -> bool {
         && matches!(padding, [0 | 1, 0])
 }
 
-/// Whether only its link can know who sent a packet from this address: it is link-local, or there is none.
+/// Whether only the link can know who sent a packet from this address: it is link-local or unset.
 #[inline(always)]
 pub const fn is_link_source(source: &[u32; 4]) -> bool {
     v6_is_link_local(source) || Addr::v6(*source).is_unset()
 }
 
-/// Whether this is what a host sends to discover its neighbours and routers, and to whom; the message follows the IPv6
-/// header.
+/// Whether this is a message with which a host discovers its neighbours and routers, and where it is going; the
+/// message follows the IPv6 header.
 #[inline(always)]
 pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     if ip.hop_limit != NEIGHBOURS_HOP_LIMIT || message.code != 0 {
@@ -122,7 +122,7 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     let target = &message.address_be;
     let (group, is_neighbour) = match message.kind {
         ROUTER_SOLICITATION => (ALL_ROUTERS, false),
-        // To a neighbour that is known: whether it is still there.
+        // Unicast to a known neighbour: checks that it is still there.
         NEIGHBOUR_SOLICITATION => (solicited_node(target), ip.daddr_be == *target),
         NEIGHBOUR_ADVERTISEMENT if has_source => (ALL_NODES, true),
         _ => return None,
@@ -136,8 +136,8 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     }
 }
 
-/// Whether this is what a host sends to say which groups it listens to; the message follows a header as
-/// [`is_alert`] has it.
+/// Whether this is a message with which a host reports the groups it listens to; the message follows a header that
+/// satisfies [`is_alert`].
 #[inline(always)]
 pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     let group = match message.kind {
@@ -149,14 +149,14 @@ pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     ip.hop_limit == LISTENERS_HOP_LIMIT && ip.daddr_be == group
 }
 
-/// Whether this is a datagram with which a host asks servers and relay agents by DHCPv6 (RFC 8415 section 7); `ports_be`
-/// are its source and destination port, network byte order.
+/// Whether this is a DHCPv6 datagram from a client to servers and relay agents (RFC 8415 section 7); `ports_be` are
+/// its source and destination port, network byte order.
 #[inline(always)]
 pub fn asks_by_dhcp(ip: &Ipv6Header, ports_be: [u16; 2]) -> bool {
     ip.daddr_be == DHCP_SERVERS && ports_be.map(u16::from_be) == [DHCP_CLIENT, DHCP_SERVER]
 }
 
-/// Whether an ICMPv6 message of neighbour discovery comes from a neighbour, which routers do not let by.
+/// Whether a neighbour discovery message comes from a neighbour; routers do not forward those.
 #[inline(always)]
 pub const fn is_of_neighbour(ip: &Ipv6Header, code: u8) -> bool {
     ip.hop_limit == NEIGHBOURS_HOP_LIMIT && code == 0

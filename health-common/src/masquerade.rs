@@ -1,24 +1,24 @@
-//! Whose packets are masqueraded on their way to whom: the one entry of `HEALTH_MASQUERADE`.
+//! Which packets are masqueraded: the single entry of `HEALTH_MASQUERADE`.
 
 use crate::addr::{Addr, words};
 use crate::nat::{Ports, can_change_port};
 
-/// Most prefixes of one IP version whose addresses are reached without translation.
+/// Most prefixes per IP version whose addresses are reached without translation.
 pub const NATIVE_MAX: usize = 16;
-/// Most prefixes of one IP version for which this host is the gateway.
+/// Most prefixes per IP version for which this host is the gateway.
 pub const GATEWAY_MAX: usize = 8;
 
-/// An address of one IP version in network byte order: `u32` or four of them.
+/// An address of one IP version in network byte order: a `u32` or four of them.
 pub trait Address: Copy + PartialEq {
-    /// Whether all bits that are set in the prefix' mask are the prefix'.
+    /// Whether the prefix contains the address.
     fn is_in(&self, prefix: &Prefix<Self>) -> bool;
-    /// As maps of both IP versions hold it.
+    /// The address as stored in maps shared by both IP versions.
     fn to_addr(self) -> Addr;
-    /// The address that such a map holds, which is of this IP version.
+    /// The inverse of `to_addr`; the address must be of this IP version.
     fn of_addr(addr: &Addr) -> Self;
-    /// The same, see [`words`].
+    /// A copy of the address; see [`words`].
     fn by_words(self) -> Self;
-    /// Whether no router sends packets to it on: multicast, broadcast, link-local (RFC 3927, RFC 4291).
+    /// Whether no router forwards packets to it: multicast, broadcast, link-local (RFC 3927, RFC 4291).
     fn stays_on_link(&self) -> bool;
 }
 
@@ -83,35 +83,35 @@ impl Address for [u32; 4] {
     }
 }
 
-/// A prefix, network byte order. Bits of the address that are not in the mask are zero.
+/// A prefix, network byte order. Address bits outside the mask are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefix<A> {
     /// The address.
     pub addr_be: A,
-    /// As many ones as the prefix is long.
+    /// One bits for the length of the prefix.
     pub mask_be: A,
 }
 
-/// What is masqueraded of one IP version.
+/// Masquerading settings of one IP version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Masquerade<A> {
-    /// The address that sources are rewritten to: this node's.
+    /// The address that sources are rewritten to: this node's own.
     pub node_be: A,
-    /// The ports that translated flows get. All zero: nothing is masqueraded.
+    /// The ports for translated flows. All zero: nothing is masqueraded.
     pub ports: Ports,
-    /// How many of `native` are set.
+    /// Number of `native` entries in use.
     pub native_count: u32,
-    /// How many of `gateway` are set.
+    /// Number of `gateway` entries in use.
     pub gateway_count: u32,
     /// Destinations that are reached without translation.
     pub native: [Prefix<A>; NATIVE_MAX],
-    /// Sources that are masqueraded besides this node's endpoints.
+    /// Sources that are masqueraded in addition to this node's endpoints.
     pub gateway: [Prefix<A>; GATEWAY_MAX],
 }
 
-/// The one value of `HEALTH_MASQUERADE`, under index 0.
+/// The single value of `HEALTH_MASQUERADE`, at index 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MasqueradeConfig {
@@ -124,7 +124,7 @@ pub struct MasqueradeConfig {
 crate::map_types!(MasqueradeConfig = 1004);
 
 impl MasqueradeConfig {
-    /// Whether anything of any IP version is masqueraded.
+    /// Whether anything is masqueraded for either IP version.
     pub const fn is_on(&self) -> bool {
         self.v4.is_on() || self.v6.is_on()
     }
@@ -137,7 +137,7 @@ impl<A: Address> Masquerade<A> {
         self.ports.max != 0
     }
 
-    /// Whether packets to this address keep their source, whoever sends them.
+    /// Whether packets to this address keep their source, regardless of sender.
     #[inline(always)]
     pub fn is_native(&self, destination: &A) -> bool {
         destination.stays_on_link() || is_in_any(destination, &self.native, self.native_count)
@@ -149,8 +149,8 @@ impl<A: Address> Masquerade<A> {
         is_in_any(source, &self.gateway, self.gateway_count)
     }
 
-    /// Whether a packet of the node's address with this port or identifier, network byte order, may share
-    /// it with a translated flow.
+    /// Whether a packet from the node's own address with this port or identifier, network byte order, may share it
+    /// with a translated flow.
     #[inline(always)]
     pub const fn is_shared(&self, protocol: u8, port_be: u16) -> bool {
         !can_change_port(protocol) || self.ports.contains(u16::from_be(port_be))
@@ -224,7 +224,7 @@ mod tests {
         let mut masquerade = Masquerade::<u32>::default();
         assert!(!masquerade.is_on());
         let far = word(Ipv4Addr::new(198, 51, 100, 9).to_bits());
-        // A prefix that is not set would have them all.
+        // If unset prefixes counted, they would match every address.
         assert!(!masquerade.is_native(&far) && !masquerade.is_behind(&far));
         masquerade.native_count = 1;
         assert!(masquerade.is_native(&far));

@@ -1,11 +1,11 @@
 //! Packet counters: `HEALTH_METRICS`, a per-CPU array indexed by (reason, direction).
 //!
-//! An array and not a hash: the look-up is inlined by the kernel, and all keys are known.
+//! An array rather than a hash: the kernel inlines the look-up, and all keys are known.
 
 /// Number of entries: 256 reasons, four directions.
 pub const METRICS_ENTRIES: u32 = 256 * 4;
 
-/// Which way a packet went, seen from the host.
+/// A packet's direction, seen from the host.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -15,78 +15,79 @@ pub enum Direction {
     Egress = 2,
 }
 
-/// What became of a packet. Values from 128 on are drops; where Cilium has the same reason, the
-/// number is Cilium's.
+/// What happened to a packet. Values from 128 on are drops; where Cilium has the same reason, the number is Cilium's.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Passed on to where it was going.
+    /// Passed on to its destination.
     Forwarded = 0,
-    /// ICMP echo request answered by the kernel program.
+    /// ICMP echo request answered in the kernel.
     EchoAnswered = 1,
-    /// ARP request or neighbour solicitation answered by the kernel program.
+    /// ARP request or neighbour solicitation answered in the kernel.
     NeighbourAnswered = 2,
-    /// Left to the endpoint's own stack, since it needs more than the program does: of what is sent to the health
-    /// endpoint's addresses, all that is neither answered nor dropped.
+    /// Left to the endpoint's own stack because the program cannot handle it: any packet to the health endpoint's
+    /// addresses that is neither answered nor dropped.
     LeftToStack = 3,
     /// A probe of this agent, stamped as it left.
     ProbeStamped = 4,
     /// A reply matched to a probe of this agent.
     ProbeMatched = 5,
-    /// A reply to a probe that is not (or no longer) in flight.
+    /// A reply to a probe that is not, or no longer, in flight.
     ProbeUnmatched = 6,
-    /// An echo request was answered, but conntrack had no room for its entry.
+    /// An echo request was answered, but conntrack had no space for its entry.
     CtFull = 7,
     /// A probe of a peer's agent arrived.
     ProbeArrived = 8,
-    /// The reply to a peer's probe left, with the time it took this host.
+    /// The reply to a peer's probe left, carrying the time that it spent in this host.
     ProbeReturned = 9,
     /// A reply to a probe of this agent with a wrong checksum.
     ProbeDamaged = 10,
-    /// A packet of an endpoint that belongs to no flow, nor begins one.
+    /// A packet of an endpoint that neither belongs to a flow nor starts one.
     CtInvalid = 11,
     /// An ICMP error about a flow of an endpoint.
     CtRelated = 12,
-    /// A packet of a service's flow between outside and another node, sent on by XDP.
+    /// A packet of a service's flow between an outside client and another node, forwarded by XDP.
     ForwardedByXdp = 13,
-    /// A fragment that waits for the first one of its packet, or that one as it comes. Both come by the device again.
+    /// A fragment that waits for the first one of its packet, or that first one on arrival. Both pass the device
+    /// again.
     FragmentHeld = 14,
-    /// An event that somebody monitors was lost: the ring buffer was full.
+    /// A monitored event was lost: the ring buffer was full.
     EventLost = 127,
-    /// Dropped: the source address cannot be answered or is not the sender's.
+    /// Dropped: the source address cannot be answered or does not belong to the sender.
     InvalidSource = 132,
-    /// Dropped: a packet to a service whose backend was not to be found.
+    /// Dropped: a packet to a service whose backend could not be found.
     ServiceNoBackend = 158,
-    /// Dropped: a packet to a service without a backend, or without one to which its ports are free; its sender is told by an
-    /// ICMP error.
+    /// Dropped: a packet to a service without a backend, or without one to which its ports are free; an ICMP error
+    /// notifies its sender.
     ServiceRejected = 240,
-    /// Dropped: a packet to a service that only has backends elsewhere, where its policy wants one on this node.
+    /// Dropped: a packet to a service that has only remote backends although its policy requires one on this node.
     ServiceNoLocal = 241,
-    /// Dropped: a packet to a service from a source that is not in its ranges.
+    /// Dropped: a packet to a service from outside its source ranges.
     ServiceSourceRange = 177,
-    /// Dropped: a packet that begins a flow while the maps of flows are replaced. TCP sends it again.
+    /// Dropped: a packet that would start a flow while the flow maps are being replaced. TCP retransmits it.
     FlowsHeld = 242,
-    /// Dropped: a packet that claims to be of a flow that another node sent here, without the tag that only nodes of the mesh
-    /// can make.
+    /// Dropped: a packet that claims to belong to a flow forwarded here by another node, without the tag that only
+    /// nodes of the mesh can produce.
     DirectInvalid = 243,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
-    /// Dropped: an IP header of an endpoint that is cut short; of no use to a policy, since it is cut short or has more
-    /// extension headers than are walked over.
+    /// Dropped: an endpoint's packet with a truncated IP header; or one that policy cannot judge because it is
+    /// truncated or has more extension headers than the walk covers.
     InvalidPacket = 134,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
-    /// Dropped: a packet could not be rewritten as its translation asks.
+    /// Dropped: the packet could not be rewritten for its translation.
     WriteFailed = 141,
-    /// Dropped: a frame of an endpoint with a VLAN tag, or of another protocol than ARP, IPv4 and IPv6.
+    /// Dropped: a frame of an endpoint with a VLAN tag, or of a protocol other than ARP, IPv4 and IPv6.
     UnsupportedL2 = 166,
-    /// Dropped: no port was free to masquerade a new flow with, or there was no room for its translation.
+    /// Dropped: no port was free to masquerade a new flow, or there was no space for its translation.
     NatNoMapping = 167,
-    /// Dropped: a packet to be masqueraded that belongs to no flow, nor begins one.
+    /// Dropped: a packet to be masqueraded that neither belongs to a flow nor starts one.
     NatUnsupported = 168,
     /// Dropped: a rule of the endpoint's policy denies it.
     PolicyDeniedByRule = 181,
-    /// Dropped: a fragment to be masqueraded or judged by a policy, of a packet whose first one was not seen.
+    /// Dropped: a fragment, to be masqueraded or checked against policy, of a packet whose first fragment was not
+    /// seen.
     FragmentUnknown = 187,
 }
 
@@ -127,12 +128,12 @@ impl Reason {
         Self::DirectInvalid,
     ];
 
-    /// Whether packets counted here were dropped.
+    /// Whether this reason is a drop.
     pub const fn is_drop(self) -> bool {
         self as u8 >= 128
     }
 
-    /// The reason in words, as listings and metrics show it.
+    /// Text of the reason, for listings and metrics.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Forwarded => "Forwarded",
@@ -177,7 +178,7 @@ pub const fn metrics_index(reason: Reason, direction: Direction) -> u32 {
     (reason as u32) << 2 | direction as u32
 }
 
-/// One counter of one CPU.
+/// One counter on one CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {

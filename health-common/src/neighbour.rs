@@ -6,7 +6,7 @@ use network_types::eth::{EthHdr, EtherType};
 use crate::checksum::{fold, sum};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6, halves};
 
-/// Ethernet type of ARP, host byte order as all of these.
+/// Ethernet type of ARP, host byte order like all of these.
 pub const ETHERTYPE_ARP: u16 = number(EtherType::Arp);
 /// Ethernet type of IPv4.
 pub const ETHERTYPE_IPV4: u16 = number(EtherType::Ipv4);
@@ -26,7 +26,7 @@ pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// ICMPv6 type of a redirect.
 pub const REDIRECT: u8 = 137;
-/// As the fields of an ARP packet lie in memory (RFC 826).
+/// ARP packet fields as they lie in memory (RFC 826).
 const ARP_ETHERNET: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REQUEST: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REPLY: [u8; 2] = 2_u16.to_be_bytes();
@@ -35,24 +35,24 @@ const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
 const SOLICITED_AND_ROUTER: u32 = 0xc000_0000;
 
-/// `network_types` has them in network byte order.
+/// Converts from network byte order, which `network_types` uses.
 const fn number(ethertype: EtherType) -> u16 {
     u16::from_be(ethertype as u16)
 }
 
-/// Whether an ICMPv6 message of this type is one of neighbour discovery (RFC 4861 section 4).
+/// Whether an ICMPv6 message of this type belongs to neighbour discovery (RFC 4861 section 4).
 #[inline(always)]
 pub const fn is_neighbour_discovery(kind: u8) -> bool {
     matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
 }
 
-/// Whether an ICMPv6 message of this type is one that routers alone send (RFC 4861 section 4).
+/// Whether only routers send ICMPv6 messages of this type (RFC 4861 section 4).
 #[inline(always)]
 pub const fn is_of_router(kind: u8) -> bool {
     matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT)
 }
 
-/// Whether a frame is for the owner of a hardware address, alone or as one of a group.
+/// Whether a frame is addressed to this hardware address, directly or as a member of a group.
 #[inline(always)]
 pub fn is_for(ethernet: &EthHdr, mac: [u8; 6]) -> bool {
     ethernet.dst_addr[0] & 1 != 0 || ethernet.dst_addr == mac
@@ -71,9 +71,9 @@ pub struct Neighbour {
     pub check: u16,
     /// Router, solicited and override bits of an advertisement.
     pub flags_be: u32,
-    /// The address in question.
+    /// The target address.
     pub target_be: [u32; 4],
-    /// Kind of the option.
+    /// Type of the option.
     pub option: u8,
     /// Length of the option in units of eight bytes, 1.
     pub option_len: u8,
@@ -83,7 +83,7 @@ pub struct Neighbour {
 
 const _: () = assert!(core::mem::size_of::<Neighbour>() == 32);
 
-/// Who answers: the side that an advertisement speaks for.
+/// Who answers: the role that an advertisement announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A gateway: advertised as a router.
@@ -92,9 +92,8 @@ pub enum Role {
     Endpoint,
 }
 
-/// Whether this is a well-formed ARP request of a sender with an address, sent by the owner of the
-/// hardware address it names, that can be answered for its target. Announcements and probes for
-/// duplicates (RFC 5227) are not.
+/// Whether this is a well-formed ARP request that can be answered for its target: its sender has an address and owns
+/// the hardware address that it names. Announcements and duplicate address probes (RFC 5227) do not qualify.
 #[inline(always)]
 pub fn is_arp_request(ethernet: &EthHdr, arp: &ArpHdr) -> bool {
     arp.htype == ARP_ETHERNET
@@ -108,7 +107,7 @@ pub fn is_arp_request(ethernet: &EthHdr, arp: &ArpHdr) -> bool {
         && arp.spa != arp.tpa
 }
 
-/// Turns an ARP request into the reply that `mac` has the target's address.
+/// Turns an ARP request into the reply that the target's address is at `mac`.
 #[inline(always)]
 pub fn turn_arp(ethernet: &mut EthHdr, arp: &mut ArpHdr, mac: [u8; 6]) {
     ethernet.dst_addr = arp.sha;
@@ -119,9 +118,9 @@ pub fn turn_arp(ethernet: &mut EthHdr, arp: &mut ArpHdr, mac: [u8; 6]) {
     arp.sha = mac;
 }
 
-/// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) of a sender with an address
-/// and exactly its link-layer address as option, the only kind that is answered; `frame_len` counts
-/// from the Ethernet header on. Probes for duplicates (RFC 4862) are not answered.
+/// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) from a sender with an address, with its
+/// link-layer address as the only option. No other kind is answered. `frame_len` counts from the Ethernet header on.
+/// Duplicate address probes (RFC 4862) are not answered.
 #[inline(always)]
 pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -> bool {
     ip.is_version_6()
@@ -137,7 +136,7 @@ pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -
         && neighbour_sum(ip, neighbour) == 0xffff
 }
 
-/// Turns a solicitation into the advertisement that `mac` has the target's address.
+/// Turns a solicitation into the advertisement that the target's address is at `mac`.
 #[inline(always)]
 pub fn turn_solicitation(
     ethernet: &mut EthHdr,
@@ -162,7 +161,7 @@ pub fn turn_solicitation(
     neighbour.check = !neighbour_sum(ip, neighbour);
 }
 
-/// One's complement sum over message and pseudo header (RFC 8200 section 8.1).
+/// One's complement sum over the message and its pseudo header (RFC 8200 section 8.1).
 #[inline(always)]
 fn neighbour_sum(ip: &Ipv6Header, neighbour: &Neighbour) -> u16 {
     let words32 = |words: &[u32; 4]| {

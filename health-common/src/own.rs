@@ -1,27 +1,27 @@
-//! The host's own addresses: `HEALTH_OWN`, a trie of the longest prefix. Nobody outside sends from one of them.
+//! The host's own addresses: `HEALTH_OWN`, a longest-prefix-match trie. No outside host legitimately sends from them.
 
 use crate::addr::{Addr, v6_is_group, v6_is_link_local};
 
 /// Entries of `HEALTH_OWN`.
 pub const OWN_ENTRIES: u32 = 65_536;
 
-/// A prefix of the host's addresses, broadcast and anycast addresses of its networks included.
+/// A prefix of the host's addresses, including the broadcast and anycast addresses of its networks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnPrefix {
-    /// The device of a link-local address: two links may have the same. 0 for all other addresses.
+    /// The device of a link-local address, since two links may use the same one. 0 for all other addresses.
     pub ifindex: u32,
     /// The address.
     pub address: Addr,
 }
 
-/// Bits of a key in front of the address.
+/// Key bits in front of the address.
 pub const OWN_DEVICE_BITS: u32 = 32;
 
 crate::map_types!(OwnPrefix = 20);
 
 impl OwnPrefix {
-    /// Under which a packet's source is looked up that came by a device.
+    /// The key for looking up the source of a packet that came in on a device.
     #[inline(always)]
     pub const fn of_source(address: Addr, ifindex: u32) -> Self {
         Self {
@@ -37,9 +37,9 @@ impl OwnPrefix {
 
 const V4_LIMITED_BROADCAST: u32 = u32::MAX;
 
-/// Whether the network may bring a packet of IPv4 from this source, as far as addresses alone tell: not from loopback, a
-/// group or the broadcast address (RFC 1122 section 3.2.1.3). No address at all may ask everybody, as DHCP (RFC 2131) and
-/// IGMP (RFC 4541) do.
+/// Whether the network may deliver an IPv4 packet from this source, judging by addresses alone: not from loopback,
+/// multicast or the broadcast address (RFC 1122 section 3.2.1.3). The unset address may send to broadcast and
+/// multicast, as DHCP (RFC 2131) and IGMP (RFC 4541) do.
 #[inline(always)]
 pub const fn v4_may_come(source_be: u32, destination_be: u32) -> bool {
     let source = u32::from_be(source_be);
@@ -53,8 +53,9 @@ pub const fn v4_may_come(source_be: u32, destination_be: u32) -> bool {
     }
 }
 
-/// The same of IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). No address at all may ask groups, as duplicate address
-/// detection does (RFC 4862 section 5.4.2). Neither end holds an IPv4 address: sockets and maps would take it for that one.
+/// The same for IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). The unset address may send to multicast, as duplicate
+/// address detection does (RFC 4862 section 5.4.2). Neither end may be an IPv4-mapped address: sockets and maps would
+/// mistake it for the IPv4 address.
 #[inline(always)]
 pub const fn v6_may_come(source: &[u32; 4], destination: &[u32; 4]) -> bool {
     if Addr::v6(*source).is_v4() || Addr::v6(*destination).is_v4() || v6_is_group(source) {

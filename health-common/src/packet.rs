@@ -1,7 +1,7 @@
-//! What conntrack needs to know about a packet: its tuple, its TCP flags, and whether it is a fragment or
-//! an ICMP error.
+//! The parts of a packet that conntrack needs: its tuple, its TCP flags, and whether it is a fragment or an ICMP
+//! error.
 //!
-//! The kernel side fetches bytes and hands them in; nothing here looks past what the packet holds.
+//! The kernel side fetches the bytes and passes them in; nothing here reads past the end of the packet.
 
 use network_types::ip::IpProto;
 
@@ -13,7 +13,7 @@ use crate::echo::{
 use crate::fragment::Fragment;
 use crate::tcp::IP_PROTOCOL_TCP;
 
-/// Most extension headers that are walked. A packet with more belongs to no flow.
+/// Most extension headers that the walk covers. A packet with more belongs to no flow.
 pub const EXTENSIONS_MAX: usize = 6;
 /// Extension header: fragment, whose eight bytes are a [`crate::fragment::FragmentHeader`].
 pub const EXTENSION_FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
@@ -25,8 +25,8 @@ const EXTENSION_DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 /// Nothing follows (RFC 8200 section 4.7).
 const NO_NEXT_HEADER: u8 = IpProto::Ipv6NoNxt as u8;
 
-/// ICMP types of errors about a packet (RFC 792). Source quench and redirects are left out: the first
-/// is obsolete (RFC 6633), the second is an advice to the sender's host.
+/// ICMP types of errors about a packet (RFC 792). Source quench and redirects are left out: the first is obsolete
+/// (RFC 6633), the second is advice to the sender's host.
 const ICMP_UNREACHABLE: u8 = 3;
 const ICMP_TIME_EXCEEDED: u8 = 11;
 const ICMP_PARAMETER_PROBLEM: u8 = 12;
@@ -34,20 +34,19 @@ const ICMP_PARAMETER_PROBLEM: u8 = 12;
 const ICMPV6_UNREACHABLE: u8 = 1;
 const ICMPV6_PARAMETER_PROBLEM: u8 = 4;
 
-/// Bytes of a packet's transport header that an ICMP error has for certain (RFC 792).
+/// Bytes of a packet's transport header that an ICMP error is sure to contain (RFC 792).
 const ERROR_HOLDS: u32 = 8;
 
-/// An extension header of IPv6.
+/// An IPv6 extension header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extension {
-    /// Type of the header behind it.
+    /// Type of the next header.
     pub next_header: u8,
-    /// Its length, bytes.
+    /// Length of this header, bytes.
     pub len: u32,
 }
 
-/// Whether this is the type of a header to be walked over (RFC 8200 section 4, RFC 4302), and not that
-/// of what the packet carries.
+/// Whether this type is an extension header to skip (RFC 8200 section 4, RFC 4302), not the packet's payload.
 #[inline(always)]
 pub const fn is_extension(kind: u8) -> bool {
     matches!(
@@ -60,7 +59,7 @@ pub const fn is_extension(kind: u8) -> bool {
     )
 }
 
-/// Reads the first two bytes of a header of this type; `None` when it is no extension header.
+/// Parses the first two bytes of a header of this type; `None` if it is not an extension header.
 #[inline(always)]
 pub const fn extension(kind: u8, start: [u8; 2]) -> Option<Extension> {
     let [next_header, units] = start;
@@ -73,8 +72,7 @@ pub const fn extension(kind: u8, start: [u8; 2]) -> Option<Extension> {
     Some(Extension { next_header, len })
 }
 
-/// The first bytes of a transport header as they lie in memory, [`transport_len`] of them; the rest is
-/// zero.
+/// The first [`transport_len`] bytes of a transport header in memory order; the rest is zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransportStart {
@@ -82,8 +80,8 @@ pub struct TransportStart {
     pub words_be: [u16; 10],
 }
 
-/// How many bytes a transport header has at least. Without them a packet belongs to no flow. Protocols
-/// that are tracked by their number alone need none.
+/// Minimum length of a transport header, bytes. A shorter packet belongs to no flow. Protocols that are tracked by
+/// number alone need none.
 #[inline(always)]
 pub const fn transport_len(protocol: u8) -> u32 {
     match protocol {
@@ -94,33 +92,33 @@ pub const fn transport_len(protocol: u8) -> u32 {
     }
 }
 
-/// As [`transport_len`], of a packet in an ICMP error.
+/// As [`transport_len`], for the packet inside an ICMP error.
 #[inline(always)]
 pub const fn inner_transport_len(protocol: u8) -> u32 {
     let len = transport_len(protocol);
     if len > ERROR_HOLDS { ERROR_HOLDS } else { len }
 }
 
-/// What a packet is to conntrack.
+/// How conntrack classifies a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole packet of the flow.
+    /// A whole packet of a flow.
     Flow,
-    /// A fragment of a packet of the flow. The first one has the flow's tuple, whose ports the others
-    /// need; theirs are 0.
+    /// A fragment of a packet of a flow. The first one has the flow's tuple, whose ports the others need; their own
+    /// ports are 0.
     Fragment(Fragment),
-    /// An error about the packet in it, which tells the flow: [`inner4`], [`inner6`]. Its own tuple has
-    /// no ports.
+    /// An error about the packet inside it, which identifies the flow: [`inner4`], [`inner6`]. Its own tuple has no
+    /// ports.
     IcmpError,
-    /// Neither belongs to a flow nor tells of one: another ICMP message (neighbour discovery, multicast
-    /// groups, redirects and others), or nothing at all. Its tuple has no ports.
+    /// Neither belongs to a flow nor reports on one: another ICMP message (neighbour discovery, multicast groups,
+    /// redirects and others), or no payload at all. Its tuple has no ports.
     NoFlow,
 }
 
 /// A packet as conntrack sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<T> {
-    /// Its tuple, in the direction that the packet goes.
+    /// Its tuple, in the direction of the packet.
     pub tuple: T,
     /// Its TCP flags, 0 for other protocols.
     pub tcp_flags: u8,
@@ -129,14 +127,14 @@ pub struct Packet<T> {
 }
 
 impl<T> Packet<T> {
-    /// Whether it has no transport header, as a fragment behind the first.
+    /// Whether this is a later fragment, which has no transport header.
     #[inline(always)]
     pub const fn is_later(&self) -> bool {
         matches!(self.kind, Kind::Fragment(fragment) if !fragment.first)
     }
 }
 
-/// What stands in the transport header.
+/// Contents of the transport header.
 #[derive(Clone, Copy)]
 struct Transport {
     sport_be: u16,
@@ -145,7 +143,7 @@ struct Transport {
     message: Message,
 }
 
-/// What a packet's content has to do with a flow.
+/// How a packet's content relates to a flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Message {
     OfFlow,
@@ -154,7 +152,7 @@ enum Message {
 }
 
 impl Transport {
-    /// Of a flow that is told by its protocol alone.
+    /// For a flow identified by its protocol alone.
     const NONE: Self = Self {
         sport_be: 0,
         dport_be: 0,
@@ -162,7 +160,7 @@ impl Transport {
         message: Message::OfFlow,
     };
 
-    /// `icmp` is the protocol that is ICMP in this IP version.
+    /// `icmp` is the protocol number of ICMP in this IP version.
     #[inline(always)]
     fn read(protocol: u8, icmp: u8, start: &TransportStart) -> Self {
         let [first, second, third, ..] = start.words_be;
@@ -183,7 +181,7 @@ impl Transport {
                 ..Self::NONE
             },
             _ if protocol == icmp => Self::read_icmp(icmp, (u16::from_be(first) >> 8) as u8, third),
-            // Of the other IP version, where it means nothing.
+            // ICMP of the other IP version means nothing here.
             PROTOCOL_ICMP | PROTOCOL_ICMPV6 => Self {
                 message: Message::Other,
                 ..Self::NONE
@@ -217,7 +215,7 @@ impl Transport {
         }
     }
 
-    /// `fragment` is known not to be a later one.
+    /// The caller has already handled later fragments.
     #[inline(always)]
     fn kind(&self, fragment: Option<Fragment>) -> Kind {
         match (self.message, fragment) {
@@ -230,8 +228,8 @@ impl Transport {
 }
 
 impl Ipv4Header {
-    /// How many bytes follow the header, of a packet of which `len` are there from the header on. `None`
-    /// for what is not an IPv4 packet.
+    /// Number of bytes after the header, for a packet that has `len` bytes from the header on. `None` if it is not
+    /// IPv4.
     #[inline(always)]
     pub const fn data_len(&self, len: u32) -> Option<u32> {
         let header_len = self.header_len();
@@ -239,7 +237,7 @@ impl Ipv4Header {
             return None;
         }
         let claimed = match u16::from_be(self.total_len_be) {
-            // Larger than the field can say (BIG TCP).
+            // Too large for the field (BIG TCP).
             0 => len,
             claimed => claimed as u32,
         };
@@ -249,7 +247,7 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// As [`Ipv4Header::data_len`], with the extension headers.
+    /// As [`Ipv4Header::data_len`], including the extension headers.
     #[inline(always)]
     pub const fn data_len(&self, len: u32) -> Option<u32> {
         if !self.is_version_6() {
@@ -259,7 +257,7 @@ impl Ipv6Header {
             return None;
         };
         let claimed = match u16::from_be(self.payload_len_be) as u32 {
-            // Larger than the field can say (RFC 2675, BIG TCP).
+            // Too large for the field (RFC 2675, BIG TCP).
             0 if there > u16::MAX as u32 => there,
             claimed => claimed,
         };
@@ -267,8 +265,8 @@ impl Ipv6Header {
     }
 }
 
-/// Reads an IPv4 packet that goes in `direction` (as in a tuple) and of which `len` bytes are there from
-/// the IP header on. `None` when it is cut short or not IPv4.
+/// Reads an IPv4 packet that travels in `direction` (as in a tuple) and has `len` bytes from the IP header on. `None`
+/// if it is truncated or not IPv4.
 #[inline(always)]
 pub fn read4(
     ip: &Ipv4Header,
@@ -298,10 +296,10 @@ pub fn read4(
     })
 }
 
-/// Reads the packet in an IPv4 ICMP error that goes in `direction` and holds `len` bytes from that
-/// packet's IP header on; `start` is the first [`inner_transport_len`] bytes behind it. `None` when it is
-/// cut short or belongs to no flow. The result is the tuple of a reply to it, so that the flow it belongs to is
-/// found as for a packet that goes the error's way.
+/// Reads the packet inside an IPv4 ICMP error. The error travels in `direction` and holds `len` bytes from the inner
+/// IP header on; `start` is the first [`inner_transport_len`] bytes after it. `None` if the inner packet is truncated
+/// or belongs to no flow. The result is the tuple of a reply to the inner packet, so the flow is found as for any
+/// packet in the error's direction.
 #[inline(always)]
 pub fn inner4(ip: &Ipv4Header, len: u32, start: &TransportStart, direction: u8) -> Option<Tuple4> {
     let data_len = ip.data_len(len)?;
@@ -330,20 +328,20 @@ fn tuple4(ip: &Ipv4Header, transport: &Transport, direction: u8) -> Tuple4 {
     }
 }
 
-/// What the walk over the extension headers of an IPv6 packet has found.
+/// Result of walking the extension headers of an IPv6 packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
-    /// Type of the first header that is no extension header; in a later fragment, of the first one that
-    /// was cut.
+    /// Type of the first header that is not an extension header; in a later fragment, of the first header in the
+    /// fragmentable part.
     pub protocol: u8,
-    /// How many bytes are there from that header on.
+    /// Number of bytes from that header on.
     pub len: u32,
-    /// From the fragment header, if there is one. The walk ends at it in a later fragment.
+    /// From the fragment header, if present. In a later fragment the walk stops there.
     pub fragment: Option<Fragment>,
 }
 
-/// As [`read4`], for IPv6 with what follows its extension headers. The protocol in the tuple of a later
-/// fragment is what that fragment says, not necessarily the packet's.
+/// As [`read4`], for IPv6 with the data after its extension headers. The protocol in the tuple of a later fragment is
+/// the fragment's claim, not necessarily the packet's protocol.
 #[inline(always)]
 pub fn read6(
     ip: &Ipv6Header,
@@ -371,7 +369,7 @@ pub fn read6(
     })
 }
 
-/// As [`inner4`], for the packet in an ICMPv6 error.
+/// As [`inner4`], for the packet inside an ICMPv6 error.
 #[inline(always)]
 pub fn inner6(
     ip: &Ipv6Header,
@@ -477,7 +475,7 @@ mod tests {
         }
     }
 
-    /// A header of 20 bytes from port 1000 to port 80, with the TCP flags SYN and ACK.
+    /// A 20-byte header from port 1000 to port 80, with the TCP flags SYN and ACK.
     const PORTS: [u8; 20] = [
         3, 232, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x12, 0, 0, 0, 0, 0, 0,
     ];
@@ -715,7 +713,7 @@ mod tests {
             }
         }
 
-        /// Nothing is read past what the packet holds: bytes behind its end make no difference.
+        /// Nothing is read past the end of the packet: bytes after it make no difference.
         #[test]
         fn bytes_past_the_end_of_a_packet_do_not_count(
             header: [u8; 4],

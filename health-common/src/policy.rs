@@ -1,8 +1,8 @@
-//! Policy of endpoints: `HEALTH_POLICY` and `HEALTH_POLICY_COUNTERS`.
+//! Endpoint policy: `HEALTH_POLICY` and `HEALTH_POLICY_COUNTERS`.
 //!
-//! Verdicts stand in tables. An endpoint names the table that holds for it ([`crate::endpoint::EndpointInfo`]),
-//! so endpoints of one identity share one, and a new policy is written to a new table before the endpoints
-//! change over, each packet meeting the whole of the old or of the new.
+//! Verdicts are stored in tables. An endpoint names its table ([`crate::endpoint::EndpointInfo`]), so endpoints with
+//! the same identity share one. A new policy is written to a new table before the endpoints switch to it, so each
+//! packet sees either the whole old table or the whole new one.
 
 use crate::identity;
 
@@ -19,23 +19,23 @@ pub const POLICY_EGRESS: u8 = 1;
 /// [`PolicyKey::identity`] of the verdicts for peers that have none of their own in a table.
 pub const ANY_IDENTITY: u32 = identity::UNKNOWN;
 
-/// Bits of a [`PolicyKey`] that match every protocol and port.
+/// Prefix length of a [`PolicyKey`] that matches every protocol and port.
 pub const PREFIX_ALL: u32 = 96;
-/// Bits of a [`PolicyKey`] that match every port of its protocol.
+/// Prefix length of a [`PolicyKey`] that matches every port of its protocol.
 pub const PREFIX_PROTOCOL: u32 = 112;
-/// Bits of a [`PolicyKey`] that match its port alone.
+/// Prefix length of a [`PolicyKey`] that matches only its port.
 pub const PREFIX_PORT: u32 = 128;
 
-/// [`PolicyEntry::verdict`]: nothing allows it. As though there were no entry, but the search ends.
+/// [`PolicyEntry::verdict`]: nothing allows it. Same as no entry, except that the search ends.
 pub const VERDICT_NONE: u8 = 0;
-/// [`PolicyEntry::verdict`]: a rule allows it, and none denies it.
+/// [`PolicyEntry::verdict`]: a rule allows it and none denies it.
 pub const VERDICT_ALLOW: u8 = 1;
 /// [`PolicyEntry::verdict`]: a rule denies it.
 pub const VERDICT_DENY: u8 = 2;
 
-/// The data of a key of `HEALTH_POLICY`, a trie of the longest prefix.
+/// The data of a key of `HEALTH_POLICY`, a longest-prefix-match trie.
 ///
-/// Looked up with the peer's identity first and, where nothing is found, with [`ANY_IDENTITY`].
+/// Looked up with the peer's identity first and, if nothing is found, with [`ANY_IDENTITY`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
@@ -51,18 +51,18 @@ pub struct PolicyKey {
     pub protocol: u8,
     /// Explicit padding, zero.
     pub pad2: u8,
-    /// Destination port, network byte order; of ICMP the type.
+    /// Destination port, network byte order; for ICMP, the type.
     pub port_be: u16,
 }
 
-/// What holds for a [`PolicyKey`]. Never changed by a program: counters are per CPU, in
-/// `HEALTH_POLICY_COUNTERS`, and outlive the table.
+/// The verdict for a [`PolicyKey`]. Programs never change it: counters are per CPU, in `HEALTH_POLICY_COUNTERS`, and
+/// outlive the table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyEntry {
-    /// Index of its counter; 0 is that of all entries without one.
+    /// Index of its counter; entries without one of their own share 0.
     pub counter: u32,
-    /// Whose policy it is: a number of the agent's, the same in the table before and the one after a change.
+    /// Whose policy this is: a number assigned by the agent, unchanged from the old table to the new one.
     pub subject: u32,
     /// [`VERDICT_NONE`], [`VERDICT_ALLOW`] or [`VERDICT_DENY`].
     pub verdict: u8,

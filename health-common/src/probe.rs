@@ -1,8 +1,8 @@
-//! The payload of an echo probe: how the agents of a mesh recognise each other's probes, and what the
-//! responder's programs write into them.
+//! The payload of an echo probe: how the agents of a mesh recognise each other's probes, and what the responder's
+//! programs write into them.
 //!
-//! A probe is an echo message of exactly [`PROBE_LEN`] bytes of payload in a packet without options,
-//! extension headers or fragmentation. Other pings lack the tag and are never modified.
+//! A probe is an echo message with exactly [`PROBE_LEN`] bytes of payload in a packet without options, extension
+//! headers or fragmentation. Other pings lack the tag and are never modified.
 
 use crate::checksum::{fold, fold64, sum, sum32};
 use crate::echo::{EchoHeader, FRAGMENT_MASK, IPV4_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
@@ -14,27 +14,26 @@ pub const PROBE_LEN: usize = size_of::<ProbePayload>();
 /// Length of a probe's ICMP message, bytes.
 pub const MESSAGE_LEN: usize = size_of::<ProbeMessage>();
 
-/// First bytes of a probe's payload. They prove nothing: they spare most other pings the computation
-/// of a tag.
+/// First bytes of a probe's payload. They prove nothing: they only save computing the tag for most other pings.
 pub const PROBE_MAGIC: u32 = u32::from_ne_bytes(*b"hlt\x02");
 
-/// Asks the responder for the time of day at which the probe arrived there.
+/// Asks the responder for the time of day when the probe arrived there.
 pub const ASK_ONE_WAY: u8 = 1;
 
-/// Marks [`ProbePayload::turnround_be`] as the time of arrival, which the responder has not replaced
-/// by a duration (yet).
+/// Marks [`ProbePayload::turnround_be`] as the arrival time, which the responder has not (yet) replaced with a
+/// duration.
 pub const ARRIVAL: u64 = 1 << 63;
 
-/// The key of a mesh that was given none: no secret, yet it tells the mesh's probes from other pings.
+/// The key of a mesh without a configured key: not secret, but still tells the mesh's probes from other pings.
 pub const DEFAULT_KEY: SipKey = [
     u64::from_le_bytes(*b"health-a"),
     u64::from_le_bytes(*b"gent-key"),
 ];
 
-/// How far apart two clocks that are said to be in step may be, nanoseconds.
+/// Largest offset between two supposedly synchronised clocks, nanoseconds.
 pub const MAX_CLOCK_ERROR_NS: u64 = 1_000_000_000;
 
-/// Which address of a peer a probe goes to.
+/// Which of a peer's addresses a probe goes to.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Path {
@@ -45,7 +44,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// The path that a byte stands for.
+    /// The path for a byte value.
     pub const fn from_u8(value: u8) -> Option<Self> {
         match value {
             1 => Some(Self::Host),
@@ -55,7 +54,7 @@ impl Path {
     }
 }
 
-/// How an address is probed; the value is that of IP's protocol field.
+/// How an address is probed; the value equals the IP protocol field.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
@@ -65,14 +64,13 @@ pub enum Protocol {
     Http = 6,
 }
 
-/// Which of an agent's echo probes: of one IP version, no two of a session are the same for the first
-/// 2^32 of them.
+/// Identifies an echo probe of an agent: within one session and IP version, the first 2^32 probes all differ.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProbeId {
-    /// Drawn anew at each start of an agent. Not 0.
+    /// Drawn at random on each start of an agent. Not 0.
     pub session: u32,
-    /// How often the sequence numbers have wrapped.
+    /// Number of times that the sequence numbers have wrapped.
     pub round: u16,
     /// The ICMP sequence number.
     pub sequence: u16,
@@ -86,8 +84,8 @@ pub struct ProbePayload {
     pub magic: u32,
     /// [`ProbeId::session`].
     pub session_be: u32,
-    /// Keyed hash of identifier, sequence number, session, round, path and flags, under the key of
-    /// the mesh; compared as it lies in memory.
+    /// Keyed hash of identifier, sequence number, session, round, path and flags, under the key of the mesh; compared
+    /// as it lies in memory.
     pub tag: u64,
     /// [`ProbeId::round`].
     pub round_be: u16,
@@ -97,11 +95,11 @@ pub struct ProbePayload {
     pub flags: u8,
     /// Reserved, zero.
     pub reserved: u32,
-    /// Written by the responder: how long the probe was in the host between its uplinks, nanoseconds;
-    /// with [`ARRIVAL`] on its way through it, `CLOCK_MONOTONIC` at its arrival. 0: unknown.
+    /// Written by the responder: how long the probe was in the host between its uplinks, nanoseconds; with
+    /// [`ARRIVAL`], on its way through the host, the `CLOCK_MONOTONIC` time of its arrival. 0: unknown.
     pub turnround_be: u64,
-    /// Written by the responder if asked to: the time of day at the probe's arrival, UTC, nanoseconds
-    /// since 1970. 0: unknown.
+    /// Written by the responder on request: the time of day when the probe arrived, UTC, nanoseconds since 1970. 0:
+    /// unknown.
     pub arrived_be: u64,
 }
 
@@ -132,7 +130,7 @@ impl ProbePayload {
         payload
     }
 
-    /// The payload as it goes on the wire.
+    /// The payload in wire format.
     pub fn to_bytes(&self) -> [u8; PROBE_LEN] {
         let mut bytes = [0; PROBE_LEN];
         bytes[..4].copy_from_slice(&self.magic.to_ne_bytes());
@@ -147,7 +145,7 @@ impl ProbePayload {
         bytes
     }
 
-    /// Reads a payload off the wire; `None` when there are not exactly [`PROBE_LEN`] bytes.
+    /// Parses a payload in wire format; `None` unless there are exactly [`PROBE_LEN`] bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; PROBE_LEN] = bytes.try_into().ok()?;
         let word = |at: usize| {
@@ -171,11 +169,10 @@ impl ProbePayload {
         })
     }
 
-    /// The tag that this payload has to carry in an echo message with these fields, both in network
-    /// byte order.
+    /// The tag that this payload must carry in an echo message with these fields, both in network byte order.
     #[inline(always)]
     pub const fn expected_tag(&self, key: SipKey, icmp_id_be: u16, sequence_be: u16) -> u64 {
-        // The hash reads the fields' bytes in this order, whatever the host's byte order.
+        // The hash covers the fields' bytes in this order, regardless of the host's byte order.
         let first = icmp_id_be.to_le() as u64
             | (sequence_be.to_le() as u64) << 16
             | (self.session_be.to_le() as u64) << 32;
@@ -184,14 +181,14 @@ impl ProbePayload {
         siphash24_two_words::<12>(key, first, rest).to_le()
     }
 
-    /// Whether an agent that holds the mesh's key made this payload for an echo message with these
-    /// fields, both in network byte order. The times that responders write are not covered.
+    /// Whether an agent that holds the mesh's key created this payload for an echo message with these fields, both in
+    /// network byte order. The times that responders write are not covered.
     #[inline(always)]
     pub const fn is_genuine(&self, key: SipKey, icmp_id_be: u16, sequence_be: u16) -> bool {
         self.magic == PROBE_MAGIC && self.tag == self.expected_tag(key, icmp_id_be, sequence_be)
     }
 
-    /// Which probe of its sender this is, in a message with this sequence number.
+    /// The probe's id, for a message with this sequence number.
     #[inline(always)]
     pub const fn id(&self, sequence_be: u16) -> ProbeId {
         ProbeId {
@@ -201,13 +198,13 @@ impl ProbePayload {
         }
     }
 
-    /// What the reply with this payload tells after a round trip of `rtt_ns`. A time in the responding
-    /// host that the round trip cannot hold is none: the tag does not cover it.
+    /// The contents of a reply with this payload after a round trip of `rtt_ns`. A time in the responding host that
+    /// exceeds the round trip is discarded, because the tag does not cover it.
     #[inline(always)]
     pub const fn reply(&self, rtt_ns: u64) -> Reply {
         let turnround_ns = u64::from_be(self.turnround_be);
         Reply {
-            // A time of arrival that was never replaced is far larger than any round trip.
+            // An arrival time that was never replaced is far larger than any round trip.
             remote_ns: if turnround_ns > rtt_ns {
                 0
             } else {
@@ -217,20 +214,20 @@ impl ProbePayload {
         }
     }
 
-    /// Whether [`Self::add_delays`] may have something to add to a reply.
+    /// Whether [`Self::add_delays`] may be able to add to a reply.
     #[inline(always)]
     pub const fn tells_arrival(&self, reply: &Reply) -> bool {
         self.flags & ASK_ONE_WAY != 0 && self.arrived_be != 0 && reply.remote_ns != 0
     }
 
-    /// Adds the delays there and back of a reply that came at `now_utc_ns`, unless the two clocks are
-    /// obviously out of step. They are as wrong as the clocks are apart, one in each direction: the
-    /// shorter one may be negative.
+    /// Adds the forward and return delays of a reply that came at `now_utc_ns`, unless the two clocks are obviously
+    /// out of step. A clock offset makes one delay too long and the other too short by the same amount: the shorter
+    /// one may be negative.
     #[inline(always)]
     pub const fn add_delays(&self, reply: &mut Reply, now_utc_ns: u64) {
         let sent_ns = now_utc_ns.wrapping_sub(reply.rtt_ns);
         let forward_ns = u64::from_be(self.arrived_be).wrapping_sub(sent_ns) as i64;
-        // What of the round trip is neither way there nor stay.
+        // The rest of the round trip: neither the way there nor the time in the peer's host.
         let back_ns = (reply.rtt_ns - reply.remote_ns).wrapping_sub(forward_ns as u64) as i64;
         let limit = reply.rtt_ns + MAX_CLOCK_ERROR_NS;
         if forward_ns.unsigned_abs() <= limit && back_ns.unsigned_abs() <= limit {
@@ -240,8 +237,8 @@ impl ProbePayload {
     }
 }
 
-/// Whether an ICMP message in an IPv4 packet may be a probe or its reply: unfragmented, without options
-/// and of a probe's length. Whether it is one, its tag tells.
+/// Whether an ICMP message in an IPv4 packet may be a probe or its reply: unfragmented, without options and of a
+/// probe's length. Only the tag proves it.
 #[inline(always)]
 pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
     ip.version_ihl == 0x45
@@ -251,7 +248,7 @@ pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
         && message.payload.magic == PROBE_MAGIC
 }
 
-/// As [`may_be_probe4`]; extension headers show as another protocol.
+/// As [`may_be_probe4`]; extension headers show up as another protocol.
 #[inline(always)]
 pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
     ip.is_version_6()
@@ -260,14 +257,13 @@ pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
         && message.payload.magic == PROBE_MAGIC
 }
 
-/// Whether both checksums of an IPv4 packet that may be a probe are right, given its message as it lies in
-/// memory.
+/// Whether both checksums of an IPv4 packet that may be a probe are right, given its message in memory order.
 #[inline(always)]
 pub fn is_intact4(ip: &Ipv4Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     fold(sum(&ip.words())) == 0xffff && fold64(sum32(message)) == 0xffff
 }
 
-/// The same of an IPv6 packet, whose checksum covers the addresses too (RFC 8200 section 8.1).
+/// The same for an IPv6 packet, whose checksum also covers the addresses (RFC 8200 section 8.1).
 #[inline(always)]
 pub fn is_intact6(ip: &Ipv6Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     let pseudo = sum32(&ip.saddr_be)
@@ -277,7 +273,7 @@ pub fn is_intact6(ip: &Ipv6Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     fold64(pseudo + sum32(message)) == 0xffff
 }
 
-/// What the responder's programs write into a probe and its reply.
+/// The times that the responder's programs write into a probe and its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     /// See [`ProbePayload::turnround_be`].
@@ -287,7 +283,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of a request that arrived at `now_ns` (`CLOCK_MONOTONIC`) and, if it asks for it, `utc_ns`.
+    /// For a request that arrived at `now_ns` (`CLOCK_MONOTONIC`) and, if it asks for it, `utc_ns`.
     #[inline(always)]
     pub const fn of_arrival(now_ns: u64, utc_ns: u64) -> Self {
         Self {
@@ -296,7 +292,7 @@ impl Times {
         }
     }
 
-    /// Of the reply that leaves at `now_ns`; `None` when it carries no time of arrival.
+    /// For a reply that leaves at `now_ns`; `None` if it carries no arrival time.
     #[inline(always)]
     pub const fn of_departure(payload: &ProbePayload, now_ns: u64) -> Option<Self> {
         let field = u64::from_be(payload.turnround_be);
@@ -304,7 +300,7 @@ impl Times {
             return None;
         }
         let arrived_ns = field & !ARRIVAL;
-        // Not from this host's clock: the field tells nothing.
+        // Not from this host's clock: the field is meaningless.
         let turnround_ns = if arrived_ns > now_ns {
             0
         } else if arrived_ns == now_ns {

@@ -1,19 +1,19 @@
-//! Round-trip times by peer: `HEALTH_RTT`.
+//! Round-trip times per peer: `HEALTH_RTT`.
 //!
-//! The module of the same name in `health-ebpf` writes these rows. The pair shares its name on purpose:
-//! layout and rules stand here, what only the kernel can do stands there.
+//! The module of the same name in `health-ebpf` writes these rows. The pair shares its name on purpose: layout and
+//! rules live here, kernel-only code lives there.
 
 use crate::addr::Addr;
 use crate::probe::{ProbeId, Protocol};
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
-/// End of the histogram, 60.13 s, and of a bucket: values from here on share the last one.
+/// End of the histogram, 60.13 s, and of a bucket: all larger values share the last bucket.
 const END_NS: u64 = 14 << 32;
-/// Each octave is cut into `2^3` buckets of equal width, so a bucket's middle is within 6.25 % of
-/// any value in it.
+/// Each octave is divided into `2^3` buckets of equal width, so a bucket's middle is within 6.25 % of any value in
+/// it.
 const SUB_BITS: u32 = 3;
-/// Number of histogram buckets, the two for values outside the range included.
+/// Number of histogram buckets, including the two for values outside the range.
 pub const HISTOGRAM_BUCKETS: usize = log_linear(END_NS) + 1;
 
 /// ICMP echo, measured or counted.
@@ -21,7 +21,7 @@ pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
 /// HTTP `GET /hello` over TCP.
 pub const PROTOCOL_HTTP: u8 = Protocol::Http as u8;
 
-/// Nothing is probed: the connections that there are to the address, over TCP.
+/// Nothing is probed: measures existing TCP connections to the address.
 pub const PROTOCOL_TCP: u8 = 2;
 
 /// Stamped by `to_netdev` and `from_netdev`.
@@ -43,14 +43,14 @@ pub struct RttKey {
     pub pad: u16,
 }
 
-/// Round-trip times along one path. All times in nanoseconds.
+/// Round-trip times along one path. All times are in nanoseconds.
 ///
-/// Programs on several CPUs write it, one at a time: who has raised `lock` may, until it raises
-/// `version` too. A reader takes two copies, one after the other: if they are alike and
-/// [unlocked](RttRow::is_unlocked), they are of one moment. One copy does not do, since the kernel copies the
-/// bytes of a value in no order that it promises (x86 by `rep movsb`, or from the end where the addresses
-/// suggest it). Of two, nothing is older than the version, which was there before the second copy was begun,
-/// nor younger than the lock, which had not changed when the first was done.
+/// Programs on several CPUs write it, one at a time: raising `lock` grants the right to write until the writer raises
+/// `version` too. A reader takes two copies, one after the other: if they are equal and
+/// [unlocked](RttRow::is_unlocked), they are a consistent snapshot. One copy is not enough, since the kernel does not
+/// guarantee the order in which it copies a value's bytes (x86 uses `rep movsb`, or copies from the end if the
+/// addresses suggest it). With two copies, nothing is older than the version, which was already there before the
+/// second copy started, and nothing is newer than the lock, which had not changed when the first copy was finished.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
@@ -58,7 +58,7 @@ pub struct RttRow {
     pub version: u32,
     /// ICMP sequence number of the last round trip, host byte order.
     pub last_sequence: u16,
-    /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], of the last one.
+    /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], for the last round trip.
     pub source: u8,
     /// Explicit padding, zero.
     pub pad: u8,
@@ -68,49 +68,49 @@ pub struct RttRow {
     pub lost: u64,
     /// Answers to probes that had been given up.
     pub late: u64,
-    /// More answers to probes that were answered already.
+    /// Additional answers to probes that were already answered.
     pub duplicates: u64,
     /// The last round trip.
     pub last_ns: u64,
-    /// The shortest.
+    /// The shortest round trip.
     pub min_ns: u64,
-    /// The longest.
+    /// The longest round trip.
     pub max_ns: u64,
-    /// Their sum.
+    /// Sum of all round trips.
     pub sum_ns: u64,
     /// Smoothed round trip, gain 1/8 (RFC 6298 section 2).
     pub smoothed_ns: u64,
-    /// Mean deviation between neighbouring samples, gain 1/16 (RFC 3550 section 6.4.1).
+    /// Mean deviation between consecutive samples, gain 1/16 (RFC 3550 section 6.4.1).
     pub jitter_ns: u64,
-    /// When the last one was measured: `CLOCK_MONOTONIC`.
+    /// When the last round trip was measured: `CLOCK_MONOTONIC`.
     pub last_at_ns: u64,
-    /// The part of round trips that was spent in the peer's host.
+    /// Time that round trips spent in the peer's host.
     pub remote: RemoteTime,
-    /// Delays of each direction.
+    /// Delays per direction.
     pub one_way: OneWay,
-    /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is
-    /// kept, and older samples weigh less.
+    /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is kept, and older
+    /// samples weigh less.
     pub histogram: [u16; HISTOGRAM_BUCKETS],
     /// Number of times that the row was locked for writing. Raised before a write.
     pub lock: u64,
 }
 
-/// Times between a probe's arrival at the peer's uplink and its reply's departure, told by the peer's
-/// programs. Nanoseconds.
+/// Times between a probe's arrival at the peer's uplink and its reply's departure, reported by the peer's programs.
+/// Nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteTime {
-    /// Round trips of which it is known.
+    /// Round trips for which the time is known.
     pub samples: u64,
-    /// Of the last one.
+    /// The last time.
     pub last_ns: u64,
-    /// The longest.
+    /// The longest time.
     pub max_ns: u64,
-    /// Their sum.
+    /// Sum of all times.
     pub sum_ns: u64,
     /// Smoothed, gain 1/8.
     pub smoothed_ns: u64,
-    /// Sum of the round trips of which it is known.
+    /// Sum of the round trips for which the time is known.
     pub rtt_sum_ns: u64,
 }
 
@@ -129,21 +129,19 @@ impl RemoteTime {
         self.rtt_sum_ns += rtt_ns;
     }
 
-    /// The part of the round trips that was not spent in the peer's host, 0 to 1; `None` where nothing
-    /// is known.
+    /// The share of the round trips that was not spent in the peer's host, 0 to 1; `None` if nothing is known.
     pub fn network_share(&self) -> Option<f64> {
         (self.rtt_sum_ns > 0).then(|| 1.0 - self.sum_ns as f64 / self.rtt_sum_ns as f64)
     }
 }
 
-/// Delays of one direction, by the clocks of both hosts. Nanoseconds; the error of the clocks may make
-/// them negative.
+/// Delays in one direction, by the clocks of both hosts. Nanoseconds; clock error may make them negative.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delay {
-    /// Of the last round trip.
+    /// Delay of the last round trip.
     pub last_ns: i64,
-    /// The shortest.
+    /// The shortest delay.
     pub min_ns: i64,
     /// Smoothed, gain 1/8.
     pub smoothed_ns: i64,
@@ -163,11 +161,11 @@ impl Delay {
     }
 }
 
-/// Delays there and back. Without samples, nothing is known of either.
+/// Delays in each direction. Without samples, neither is known.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OneWay {
-    /// Round trips of which they are known.
+    /// Round trips for which the delays are known.
     pub samples: u64,
     /// From this host to the peer.
     pub forward: Delay,
@@ -185,24 +183,25 @@ impl OneWay {
     }
 }
 
-/// No delay is known.
+/// The delay is unknown.
 pub const UNKNOWN_DELAY: i64 = i64::MIN;
 
-/// What a reply tells. Plain numbers: the verifier refuses to spill the value that an `Option` lacks.
+/// The contents of a reply. Plain numbers: with an `Option`, the verifier refuses to spill the uninitialised value of
+/// `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The round trip, nanoseconds.
     pub rtt_ns: u64,
-    /// The time of it in the peer's host, nanoseconds. 0: unknown.
+    /// Time that it spent in the peer's host, nanoseconds. 0: unknown.
     pub remote_ns: u64,
-    /// Delay there, nanoseconds, or [`UNKNOWN_DELAY`].
+    /// Forward delay, nanoseconds, or [`UNKNOWN_DELAY`].
     pub forward_ns: i64,
-    /// Delay back, nanoseconds; unknown where the one there is.
+    /// Return delay, nanoseconds; unknown if the forward delay is.
     pub back_ns: i64,
 }
 
 impl Reply {
-    /// A reply that tells nothing but its round trip.
+    /// A reply of which only the round trip is known.
     #[inline(always)]
     pub const fn new(rtt_ns: u64) -> Self {
         Self {
@@ -257,13 +256,13 @@ impl RttRow {
         lock: 0,
     };
 
-    /// Whether nobody was writing the row, as far as this copy tells.
+    /// Whether no one was writing the row, as far as this copy shows.
     #[inline(always)]
     pub const fn is_unlocked(&self) -> bool {
         self.version == self.lock as u32
     }
 
-    /// Makes the row empty, but for what its writers count.
+    /// Resets the row, except for the writers' counters.
     #[inline(always)]
     pub fn clear(&mut self) {
         *self = Self {
@@ -281,8 +280,8 @@ impl RttRow {
         }
     }
 
-    /// As [`Self::record`], with the round trip's [`bucket`] found before the row was locked. `false` when
-    /// that is full: then the histogram is to be halved, which is left to the caller.
+    /// As [`Self::record`], with the round trip's [`bucket`] computed before the row was locked. Returns `false` if
+    /// the bucket is full: the caller must then halve the histogram.
     #[must_use]
     #[inline(always)]
     pub fn record_in(
@@ -300,8 +299,7 @@ impl RttRow {
         } else {
             self.min_ns = self.min_ns.min(rtt_ns);
             self.max_ns = self.max_ns.max(rtt_ns);
-            // The division by a power of two comes last, and in unsigned numbers: BPF before v4
-            // has no signed division.
+            // Divide by a power of two last, and in unsigned numbers: BPF before v4 has no signed division.
             self.smoothed_ns = (self.smoothed_ns * 7 + rtt_ns) >> 3;
             self.jitter_ns = (self.jitter_ns * 15 + self.last_ns.abs_diff(rtt_ns)) >> 4;
         }
@@ -321,8 +319,8 @@ impl RttRow {
         }
     }
 
-    /// Adds a probe's round trip, which is of this [`bucket`], and what the reply told besides. `false` as for
-    /// [`Self::record_in`].
+    /// Adds a probe's round trip, which falls into this [`bucket`], and the rest of the reply. Returns `false` as
+    /// [`Self::record_in`] does.
     #[must_use]
     #[inline(always)]
     pub fn record_reply(
@@ -343,7 +341,7 @@ impl RttRow {
         had_room
     }
 
-    /// Halves the counts of all buckets, which makes room in a full one.
+    /// Halves the counts of all buckets, which makes space in a full one.
     #[inline(always)]
     pub fn halve_histogram(&mut self) {
         for count in &mut self.histogram {
@@ -356,13 +354,13 @@ impl RttRow {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The value below which `percent` of the samples in the histogram lie, within 6.25 % from 1 us
-    /// on; `None` without samples. Never outside `min_ns..=max_ns`.
+    /// The value below which `percent` of the samples in the histogram lie, within 6.25 % from 1 us on; `None`
+    /// without samples. Always within `min_ns..=max_ns`.
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         self.percentiles_ns([percent]).map(|[value]| value)
     }
 
-    /// Several of the same at once, given in ascending order.
+    /// Several percentiles at once, in ascending order.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
         let buckets = self.histogram.iter().copied().enumerate();
         percentiles_ns(buckets, percents)
@@ -370,14 +368,14 @@ impl RttRow {
     }
 }
 
-/// The values below which so many percent of the samples lie, of which `buckets` tells how many are in
-/// which [`bucket`], in ascending order as the percents are. Within 6.25 % from 1 us on; `None` without
+/// The values below which the given percentages of the samples lie. `buckets` yields the number of samples per
+/// [`bucket`]; buckets and percentages must be in ascending order. Within 6.25 % from 1 us on; `None` without
 /// samples.
 pub fn percentiles_ns<const N: usize>(
     buckets: impl Iterator<Item = (usize, u16)> + Clone,
     percents: [f64; N],
 ) -> Option<[u64; N]> {
-    // No more than 208 times 65 535.
+    // At most 208 times 65 535.
     let total: u32 = buckets.clone().map(|(_, count)| u32::from(count)).sum();
     if total == 0 {
         return None;
@@ -414,7 +412,7 @@ pub const fn bucket(ns: u64) -> usize {
     log_linear(ns)
 }
 
-/// As [`bucket`], as if there were one for every value.
+/// As [`bucket`], but without limits on the range.
 #[inline(always)]
 const fn log_linear(ns: u64) -> usize {
     let octave = 63 - ns.leading_zeros();
@@ -422,7 +420,7 @@ const fn log_linear(ns: u64) -> usize {
     1 + (((octave - FIRST_OCTAVE) << SUB_BITS) as u64 + sub) as usize
 }
 
-/// The values that fall into a bucket, `low..high` in nanoseconds.
+/// The range of values in a bucket, `low..high` in nanoseconds.
 pub const fn bucket_bounds(index: usize) -> (u64, u64) {
     if index == 0 {
         return (0, 1 << FIRST_OCTAVE);
@@ -436,8 +434,8 @@ pub const fn bucket_bounds(index: usize) -> (u64, u64) {
     (low, low + width)
 }
 
-/// The value that stands for those in a bucket: its middle, but for the first, whose upper end is where
-/// the promise of 6.25 % begins, and the last, which has only a lower end.
+/// The value that represents a bucket: its middle, except for the first bucket, where it is the value from which the
+/// promise of 6.25 % holds, and the last, where it is the lower end.
 pub const fn bucket_value(index: usize) -> u64 {
     let (low, high) = bucket_bounds(index);
     if index == 0 {
@@ -449,27 +447,26 @@ pub const fn bucket_value(index: usize) -> u64 {
     }
 }
 
-/// The agent gives up a probe. One that has returned is entered as answered.
+/// The agent gives up on a probe. A probe that has returned is recorded as answered.
 pub const ACCOUNT_LOST: u32 = 1;
-/// The agent measured a round trip at its socket. Where the uplinks' programs measured one, theirs is
-/// entered.
+/// The agent measured a round trip at its socket. If the uplinks' programs measured one, theirs is recorded instead.
 pub const ACCOUNT_SAMPLE: u32 = 2;
-/// The row shall be empty.
+/// Resets the row.
 pub const ACCOUNT_RESET: u32 = 3;
 
 /// `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
-/// The probe has been answered: `rtt_account` entered the answer, unless it had before.
+/// The probe has been answered: `rtt_account` recorded the answer unless it was recorded before.
 pub const ALREADY_ANSWERED: u32 = 1;
-/// `rtt_account` left the row as it is: the probe has been given up.
+/// `rtt_account` left the row unchanged: the agent had already given up on the probe.
 pub const ALREADY_LOST: u32 = 2;
 /// `rtt_account` found no row for the key.
 pub const UNKNOWN_PEER: u32 = 3;
-/// `rtt_account` left the row as it is: others write it all the time. To be asked again.
+/// `rtt_account` left the row unchanged: other writers kept it busy. Ask again.
 pub const BUSY: u32 = 4;
 
-/// What the agent tells `rtt_account`, as the "packet" of a test run. The space in front stands for
-/// the Ethernet header that the kernel asks of it.
+/// The agent's request to `rtt_account`, as the "packet" of a test run. The space in front stands in for the Ethernet
+/// header that the kernel requires.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccountRequest {
@@ -479,11 +476,9 @@ pub struct AccountRequest {
     pub key: RttKey,
     /// [`ACCOUNT_LOST`], [`ACCOUNT_SAMPLE`] or [`ACCOUNT_RESET`].
     pub operation: u32,
-    /// The round trip of a sample, nanoseconds. Where the uplinks' programs had measured one, the answer
-    /// has theirs.
+    /// The round trip of a sample, nanoseconds. If the uplinks' programs measured one, the answer contains theirs.
     pub rtt_ns: u64,
-    /// Which echo probe it was; all zero for probes of other protocols, which are not followed one
-    /// by one.
+    /// Which echo probe it was; all zero for probes of other protocols, which are not tracked individually.
     pub probe: ProbeId,
 }
 

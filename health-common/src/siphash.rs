@@ -1,10 +1,10 @@
-//! SipHash-2-4 (Aumasson and Bernstein, 2012): a keyed hash of short inputs, cheap enough for each packet.
+//! SipHash-2-4 (Aumasson and Bernstein, 2012): a keyed hash of short inputs, cheap enough to compute per packet.
 
 /// A secret key: two words, read from sixteen bytes in little-endian order.
 pub type SipKey = [u64; 2];
 
-/// SipHash-2-4 of an input of 8 to 15 bytes: its first eight as one little-endian word, and the
-/// remaining `LEN - 8` as another, zero-padded.
+/// SipHash-2-4 of an input of 8 to 15 bytes: the first eight as one little-endian word, the remaining `LEN - 8` as
+/// another, zero-padded.
 #[inline(always)]
 pub const fn siphash24_two_words<const LEN: usize>(key: SipKey, first: u64, rest: u64) -> u64 {
     const { assert!(LEN >= 8 && LEN < 16) };
@@ -16,7 +16,7 @@ pub const fn siphash24_two_words<const LEN: usize>(key: SipKey, first: u64, rest
     end(state)
 }
 
-/// SipHash-2-4 of whole words, fewer than 32 of them: each as its bytes lie in little-endian order.
+/// SipHash-2-4 of whole words, fewer than 32: each holds its bytes in little-endian order.
 #[inline(always)]
 pub const fn siphash24_words<const WORDS: usize>(key: SipKey, words: &[u64; WORDS]) -> u64 {
     const { assert!(WORDS < 32) };

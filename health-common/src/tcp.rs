@@ -1,11 +1,11 @@
-//! Round trips of TCP, timed where segments leave and where their acknowledgements come back.
+//! TCP round trips, timed where segments leave and where their acknowledgements come back.
 //!
-//! One segment of a connection is timed at a time: one that opens it, or one of new data that the
-//! peer is bound to acknowledge at once. The first pure acknowledgement of it ends the round trip. What
-//! was sent twice never counts (Karn and Partridge, SIGCOMM 1987; RFC 6298 section 3).
+//! Each connection has at most one timed segment: one that opens it, or one with new data that the peer must
+//! acknowledge at once. The first pure acknowledgement of it ends the round trip. Retransmitted data never counts
+//! (Karn and Partridge, SIGCOMM 1987; RFC 6298 section 3).
 //!
-//! The module of the same name in `health-ebpf` reads the segments. The pair shares its name on purpose:
-//! the decisions stand here, what only the kernel can do stands there.
+//! The module of the same name in `health-ebpf` reads the segments. The pair shares its name on purpose: the
+//! decisions live here, kernel-only code lives there.
 
 use network_types::ip::IpProto;
 
@@ -24,15 +24,15 @@ pub const IP_PROTOCOL_TCP: u8 = IpProto::Tcp as u8;
 pub const FIN: u8 = 0x01;
 /// Opens a connection.
 pub const SYN: u8 = 0x02;
-/// Ends a connection at once.
+/// Aborts a connection.
 pub const RST: u8 = 0x04;
-/// The acknowledgement number is one.
+/// The acknowledgement number is valid.
 pub const ACK: u8 = 0x10;
 
-/// Time between two segments that are timed on one connection, at least.
+/// Minimum time between two timed segments of one connection.
 pub const SAMPLE_PAUSE_NS: u64 = 10_000_000;
-/// A connection that is met under way may be sending again what it sent before: so long nothing of it
-/// is timed. Retransmission time-outs are at least as long (RFC 6298 section 2.4).
+/// A connection first seen mid-stream may be retransmitting: nothing of it is timed for this long. Retransmission
+/// time-outs are at least as long (RFC 6298 section 2.4).
 pub const UNKNOWN_PAUSE_NS: u64 = 1_000_000_000;
 
 const OPTION_END: u8 = 0;
@@ -53,7 +53,7 @@ pub struct TcpHeader {
     pub sequence_be: u32,
     /// Acknowledgement number.
     pub acknowledgement_be: u32,
-    /// Length of the header in words in the high four bits.
+    /// Header length in words in the high four bits.
     pub offset: u8,
     /// [`FIN`], [`SYN`], [`RST`], [`ACK`] and others.
     pub flags: u8,
@@ -73,12 +73,12 @@ pub const fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// What the header of a segment says, host byte order.
+/// The contents of a segment's header, host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Number of the first byte, or of the SYN.
+    /// Sequence number of the first byte, or of the SYN.
     pub sequence: u32,
-    /// The next number that the sender of the segment expects.
+    /// The next sequence number that the sender of the segment expects.
     pub acknowledgement: u32,
     /// [`FIN`], [`SYN`], [`RST`], [`ACK`] and others.
     pub flags: u8,
@@ -89,8 +89,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads the header of a segment of `len` bytes, header included; `None` when they contradict each
-    /// other.
+    /// Reads the header of a segment of `len` bytes, header included; `None` if the lengths contradict each other.
     #[inline(always)]
     pub fn read(header: &TcpHeader, len: u32) -> Option<Self> {
         let header_len = (u32::from(header.offset) >> 4) * 4;
@@ -106,7 +105,7 @@ impl Segment {
         })
     }
 
-    /// The number after the last one that the segment takes up.
+    /// The sequence number after the segment's last one.
     #[inline(always)]
     pub const fn end(&self) -> u32 {
         let syn = (self.flags & SYN != 0) as u32;
@@ -122,39 +121,39 @@ impl Segment {
         self.flags & flags == flags
     }
 
-    /// Whether this opens a connection: SYN, without anything that contradicts it.
+    /// Whether this opens a connection: SYN without contradicting flags.
     #[inline(always)]
     pub const fn opens(&self) -> bool {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Whether this agrees to a connection.
+    /// Whether this accepts a connection: SYN and ACK.
     #[inline(always)]
     pub const fn agrees(&self) -> bool {
         self.flags & (SYN | ACK | RST | FIN) == SYN | ACK
     }
 }
 
-/// The clocks in a segment's options (RFC 7323 section 3.2).
+/// The timestamps in a segment's options (RFC 7323 section 3.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamps {
-    /// TSval: the sender's clock.
+    /// TSval: the sender's timestamp.
     pub value: u32,
-    /// TSecr: the last clock that it saw of the other side.
+    /// TSecr: the last timestamp that it received from the other side.
     pub echo: u32,
 }
 
-/// Bytes that are kept of a TCP header: a power of two, so that any place in it is within after a mask. Verifiers before
-/// Linux 6.15 do not see it by all comparisons that LLVM makes of those in the code.
+/// Size of the TCP header buffer, bytes: a power of two, so that a mask keeps any index in bounds. Verifiers before
+/// Linux 6.15 cannot derive the bound from all the comparisons that LLVM generates.
 pub const HEADER_ROOM: usize = TCP_MAX_LEN.next_power_of_two();
 
-/// A whole TCP header with its options, as it lies in memory; zero from its end on.
+/// A whole TCP header with its options, in memory order; zero after its end.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub struct HeaderBytes(pub [u8; HEADER_ROOM]);
 
-/// Options that no host sends: their lengths lead nowhere.
+/// Options that no host sends: their lengths are inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -163,8 +162,8 @@ impl HeaderBytes {
     #[inline(always)]
     pub fn timestamps(&self, len: u32) -> Result<Option<Timestamps>, Malformed> {
         let len = len as usize;
-        // Where the next option begins. The place in the header counts up by itself, so that the verifier
-        // knows it at each step.
+        // Offset of the next option. The offset into the header counts up by one each time, so the verifier knows it
+        // at each step.
         let mut next = TCP_LEN;
         let mut at = TCP_LEN;
         while at < TCP_MAX_LEN {
@@ -213,11 +212,10 @@ impl HeaderBytes {
         self.0[at % HEADER_ROOM]
     }
 
-    /// Whether the checksum is right for a segment without data. `pseudo` is the unfolded sum of the
-    /// pseudo header.
+    /// Whether the checksum is right for a segment without data. `pseudo` is the unfolded sum of the pseudo header.
     ///
-    /// A segment of this machine, another namespace's too, carries the sum of the pseudo header alone:
-    /// its device was to complete it (`CHECKSUM_PARTIAL`).
+    /// A segment from this machine, even from another namespace, carries only the sum of the pseudo header: its
+    /// device was supposed to complete it (`CHECKSUM_PARTIAL`).
     #[inline(always)]
     pub fn has_good_checksum(&self, pseudo: u32) -> bool {
         let mut sum = pseudo;
@@ -233,8 +231,7 @@ impl HeaderBytes {
 
 /// The unfolded sum of the pseudo header of a segment of `len` bytes (RFC 9293 section 3.1).
 ///
-/// IPv4 addresses may be given as they are mapped into IPv6: the prefix is the same in both, and is
-/// left out.
+/// IPv4 addresses may be passed in their IPv6-mapped form: both have the same prefix, which is left out.
 #[inline(always)]
 pub fn pseudo_header_sum(source: &Addr, destination: &Addr, len: u32, ipv4: bool) -> u32 {
     let mut sum = u32::from((IP_PROTOCOL_TCP as u16).to_be())
@@ -251,13 +248,13 @@ pub fn pseudo_header_sum(source: &Addr, destination: &Addr, len: u32, ipv4: bool
     sum
 }
 
-/// Key of `HEALTH_TCP`: a connection, seen from this host.
+/// Key of `HEALTH_TCP`: a connection, from this host's point of view.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FlowKey {
-    /// The other side.
+    /// Address of the other side.
     pub peer: Addr,
-    /// This side.
+    /// Address of this side.
     pub local: Addr,
     /// Port of the other side.
     pub peer_port_be: u16,
@@ -265,7 +262,7 @@ pub struct FlowKey {
     pub local_port_be: u16,
 }
 
-/// The timed segment opens the connection: a segment that agrees to it answers.
+/// The timed segment opens the connection: the accepting segment answers it.
 pub const TIMED_SYN: u8 = 1;
 /// The timed segment carries timestamps.
 pub const TIMED_CLOCK: u8 = 2;
@@ -274,16 +271,16 @@ pub const TIMED_CLOCK: u8 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// When the timed segment left; 0 while none is timed. Written last and taken first: whoever
-    /// exchanges it for 0 has the sample.
+    /// When the timed segment left; 0 while none is timed. Written last and taken first: whichever CPU exchanges it
+    /// for 0 gets the sample.
     pub timed_ns: u64,
     /// No data is timed before this.
     pub pause_ns: u64,
-    /// Of a probe's connection: the round trip of its handshake; 0 while not known.
+    /// For a probe's connection: the round trip of its handshake; 0 while unknown.
     pub handshake_ns: u64,
-    /// The number after the last one sent.
+    /// The sequence number after the last one sent.
     pub sent_end: u32,
-    /// Acknowledgements of more than this answer the timed segment.
+    /// Acknowledgements beyond this number answer the timed segment.
     pub timed_sequence: u32,
     /// Its TSval.
     pub timed_clock: u32,
@@ -295,30 +292,30 @@ pub struct Flow {
     pub pad: u16,
 }
 
-/// What to do about a segment that leaves.
+/// What to do with a segment that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// Nothing, or nothing more.
+    /// Nothing, or nothing else.
     Noted,
     /// Time it.
     Time,
-    /// It repeats what was sent before: what is timed, if anything, is timed no more.
+    /// It repeats earlier data: cancel the timing, if any.
     Repeated,
 }
 
-/// What a segment of the peer means for the timed one.
+/// How a segment from the peer relates to the timed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// Nothing.
     Unrelated,
-    /// It acknowledges it, and tells nothing of the round trip.
+    /// It acknowledges the timed segment but says nothing about the round trip.
     Void,
-    /// It answers it if checksum and options are good.
+    /// It answers the timed segment if checksum and options are good.
     Answer,
 }
 
 impl Flow {
-    /// A connection met at a segment that leaves now. One that opens it, or agrees to it, is to be timed.
+    /// A connection first seen at a segment that leaves now. If the segment opens or accepts it, it should be timed.
     #[inline(always)]
     pub fn met(segment: &Segment, path: u8, now_ns: u64) -> Self {
         Self {
@@ -329,11 +326,11 @@ impl Flow {
         }
     }
 
-    /// Takes in a segment that leaves. `segments` is the number of full-sized segments on the wire that
-    /// it will be cut into, and `now_ns` asks a clock that may be some milliseconds late.
+    /// Records a segment that leaves. `segments` is the number of full-sized segments that it will be split into on
+    /// the wire, and `now_ns` reads a clock that may lag by some milliseconds.
     ///
-    /// Data is timed when it is new and makes two full-sized segments or more: a receiver acknowledges
-    /// every second one at once (RFC 5681 section 4.2), and may hold back its answer to a single one.
+    /// Data is timed if it is new and fills at least two full-sized segments: a receiver acknowledges every second
+    /// one at once (RFC 5681 section 4.2), and may delay its answer to a single one.
     #[inline(always)]
     pub fn sent(&mut self, segment: &Segment, segments: u32, now_ns: impl FnOnce() -> u64) -> Sent {
         let end = segment.end();
@@ -341,7 +338,7 @@ impl Flow {
             if end == self.sent_end {
                 return Sent::Repeated;
             }
-            // Another connection between the same ports.
+            // A new connection between the same ports.
             self.sent_end = end;
             return Sent::Time;
         }
@@ -354,7 +351,7 @@ impl Flow {
         let is_next = segment.sequence == self.sent_end;
         self.sent_end = end;
         if !is_next {
-            // What is between left unseen, and may come again.
+            // The data in between left unseen, and may be sent again.
             self.pause_ns = now_ns() + UNKNOWN_PAUSE_NS;
             return Sent::Repeated;
         }
@@ -367,7 +364,7 @@ impl Flow {
         Sent::Time
     }
 
-    /// Notes all of a segment to be timed but the time, `timed_ns`, which is for the caller to set last.
+    /// Records everything about a segment to be timed except the time, `timed_ns`, which the caller must set last.
     #[inline(always)]
     pub fn prepare(&mut self, segment: &Segment, clock: Option<Timestamps>, now_ns: u64) {
         let syn = if segment.opens() { TIMED_SYN } else { 0 };
@@ -375,15 +372,14 @@ impl Flow {
         self.timed_flags = syn | with_clock;
         self.timed_clock = clock.map_or(0, |clock| clock.value);
         self.timed_sequence = segment.sequence;
-        // The pause of a connection met under way, however long it still is, does not outlive a segment
-        // that is known to be its first.
+        // If the connection was first seen mid-stream, its longer pause ends with a segment known to be its first.
         self.pause_ns = now_ns + SAMPLE_PAUSE_NS;
     }
 
-    /// What a segment of the peer means, while one is timed.
+    /// What a segment from the peer means while one is timed.
     ///
-    /// Only the first acknowledgement counts, and only one without data: one with data may have waited
-    /// for the application.
+    /// Only the first acknowledgement counts, and only one without data: one with data may have waited for the
+    /// application.
     #[inline(always)]
     pub fn received(&self, segment: &Segment) -> Received {
         if !segment.has(ACK) || segment.has(RST) {
@@ -395,7 +391,7 @@ impl Flow {
         let of_more_than_sent = is_before(self.sent_end, segment.acknowledgement);
         let expects_syn = self.timed_flags & TIMED_SYN != 0;
         if of_more_than_sent || segment.has(SYN) != expects_syn {
-            // Old, forged, or this host's packets take ways that are not seen.
+            // Old, forged, or this host's packets take paths that are not visible here.
             return Received::Unrelated;
         }
         if segment.data_len > 0 || segment.has(FIN) {
@@ -404,7 +400,7 @@ impl Flow {
         Received::Answer
     }
 
-    /// What a segment means for a probe's connection, whose handshake alone is timed, and stays so.
+    /// What a segment means for a probe's connection. Only the handshake is timed, and only once.
     #[inline(always)]
     pub fn handshake(&self, segment: &Segment) -> Received {
         let is_first = self.handshake_ns == 0 && segment.acknowledgement == self.sent_end;
@@ -415,9 +411,9 @@ impl Flow {
         }
     }
 
-    /// Whether the timestamps of an answer agree with those of the timed segment. Those of a later
-    /// segment were sent because of that one: the answer to the timed one was lost. An earlier one is
-    /// right where the receiver answers several segments at once (RFC 7323 section 4.3).
+    /// Whether the timestamps of an answer match those of the timed segment. An echo of a later segment means that
+    /// the later segment triggered the answer: the answer to the timed one was lost. An echo of an earlier one is
+    /// right if the receiver answers several segments at once (RFC 7323 section 4.3).
     #[inline(always)]
     pub fn agrees(&self, answer: Option<Timestamps>) -> bool {
         if self.timed_flags & TIMED_CLOCK == 0 {
@@ -427,29 +423,29 @@ impl Flow {
         match answer {
             Some(clock) if is_syn => clock.echo == self.timed_clock,
             Some(clock) => !is_before(self.timed_clock, clock.echo),
-            // Only the peer's first segment may still decline them (RFC 7323 section 3.2).
+            // Only the peer's first segment may still decline timestamps (RFC 7323 section 3.2).
             None => is_syn,
         }
     }
 }
 
-/// What the agent asks `tcp_account` about a probe's connection, as the "packet" of a test run, and the
-/// answer in its place. The space in front stands for the Ethernet header that the kernel asks of it.
+/// The agent's request to `tcp_account` about a probe's connection, as the "packet" of a test run; the answer
+/// overwrites it. The space in front stands in for the Ethernet header that the kernel requires.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionRequest {
     /// Unused, zero.
     pub ethernet: [u8; 16],
-    /// The row that the round trip is counted in.
+    /// The row that counts the round trip.
     pub key: RttKey,
     /// The connection.
     pub flow: FlowKey,
-    /// When it was begun: `CLOCK_MONOTONIC`, nanoseconds. What was timed before was another connection
+    /// When it was opened: `CLOCK_MONOTONIC`, nanoseconds. Anything timed earlier belongs to another connection
     /// between the same ports.
     pub begun_ns: u64,
     /// The round trip that the agent measured, nanoseconds; in the answer, the one that was counted.
     pub rtt_ns: u64,
-    /// In the answer, whose it is: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
+    /// In the answer, its source: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
     pub source: u8,
     /// Explicit padding, zero.
     pub pad: [u8; 7],
@@ -703,7 +699,7 @@ mod tests {
             prop_assert!(!is_before(a, a));
         }
 
-        /// Whatever leaves in whatever order: a segment is timed only if none of its bytes left before.
+        /// Whatever leaves, in whatever order: a segment is timed only if none of its bytes left before.
         #[test]
         fn nothing_that_was_sent_before_is_timed(
             isn: u32,

@@ -1,4 +1,4 @@
-//! What conntrack, translation and collection do alike with the tuples of both IP versions.
+//! Operations on tuples of both IP versions that conntrack, translation and collection share.
 
 use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use crate::echo::{
@@ -13,22 +13,22 @@ use crate::service::{
     with_half_ports,
 };
 
-/// A tuple of one IP version, and what belongs to it.
+/// A tuple of one IP version, and the types that go with it.
 ///
-/// The translation of a flow is an entry under the flow's own tuple in direction out, and one under the
-/// tuple of what comes back.
+/// The translation of a flow has two entries: one under the flow's own tuple in direction out, and one under the
+/// tuple of its replies.
 pub trait Tuple: Copy + Default + PartialEq {
     /// An address in network byte order.
     type Address: Address;
     /// The value of the NAT map.
     type Translation: Copy + Default;
-    /// What all fragments of a packet share.
+    /// The fields that all fragments of a packet share.
     type FragmentKey;
-    /// The key of a service's frontend.
+    /// The key of a service frontend.
     type FrontendKey;
-    /// The value of the maps of services' flows.
+    /// The value of the service flow maps.
     type ServiceFlow: Copy + Default;
-    /// Where that says when it is over, bytes.
+    /// Offset of its expiry time, bytes.
     const SERVICE_FLOW_EXPIRES_AT: usize;
     /// 4 or 6.
     const IP_VERSION: u32;
@@ -39,7 +39,7 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// Its type of an echo reply.
     const ECHO_REPLY: u8;
 
-    /// The tuple of an echo request with this identifier, network byte order, which goes in `direction`.
+    /// The tuple of an echo request with this identifier, network byte order, that travels in `direction`.
     fn of_echo(
         source: Self::Address,
         destination: Self::Address,
@@ -47,7 +47,7 @@ pub trait Tuple: Copy + Default + PartialEq {
         direction: u8,
     ) -> Self;
 
-    /// The tuple of a packet that goes the other way.
+    /// The tuple of a packet in the opposite direction.
     #[must_use]
     fn reply(&self) -> Self;
 
@@ -57,7 +57,7 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// [`TUPLE_OUT`] or [`crate::ct::TUPLE_IN`].
     fn direction(&self) -> u8;
 
-    /// This one or its reply, whichever is of direction out.
+    /// This tuple or its reply, whichever has direction out.
     #[must_use]
     fn outbound(self) -> Self;
 
@@ -67,22 +67,22 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// Destination address and port, network byte order.
     fn destination(&self) -> (Self::Address, u16);
 
-    /// Sets what a later fragment does not tell: ports in network byte order, and protocol.
+    /// Sets the fields that a later fragment lacks: ports in network byte order, and protocol.
     fn set_ports(&mut self, sport_be: u16, dport_be: u16, protocol: u8);
 
-    /// What the fragments of a packet with this tuple share, given its identification.
+    /// The fields that all fragments of a packet with this tuple share, given its identification.
     fn fragment_key(&self, id_be: u32) -> Self::FragmentKey;
 
-    /// Of an outbound flow that is translated by `out`: the key of the entry for what comes back.
+    /// For an outbound flow translated by `out`: the key of the entry for its replies.
     #[must_use]
     fn reply_key(self, out: &Self::Translation) -> Self;
 
-    /// The outbound flow that `entry`, found under this key, is for.
+    /// The outbound flow of `entry`, which was found under this key.
     #[must_use]
     fn flow(self, entry: &Self::Translation) -> Self;
 
-    /// An entry made at `created_ns` (`CLOCK_MONOTONIC`): the address and port after translation, network
-    /// byte order, and flags such as [`crate::nat::NAT_HOST_LOCAL`].
+    /// An entry created at `created_ns` (`CLOCK_MONOTONIC`): the address and port after translation, network byte
+    /// order, and flags such as [`crate::nat::NAT_HOST_LOCAL`].
     fn translation(to: (Self::Address, u16), flags: u32, created_ns: u64) -> Self::Translation;
 
     /// Address and port after translation, network byte order.
@@ -91,10 +91,10 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// The flags of an entry.
     fn flags(entry: &Self::Translation) -> u32;
 
-    /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the entry was created: nanoseconds of `CLOCK_MONOTONIC`.
     fn created_ns(entry: &Self::Translation) -> u64;
 
-    /// The frontend that a packet with this tuple is for, if it is for one.
+    /// The key of the frontend that a packet with this tuple would be addressed to.
     fn frontend_key(&self) -> Self::FrontendKey;
 
     /// The same tuple with another destination, network byte order.
@@ -109,13 +109,14 @@ pub trait Tuple: Copy + Default + PartialEq {
     #[must_use]
     fn with_direction(self, direction: u8) -> Self;
 
-    /// A flow of a service.
+    /// Builds a service flow from its parts.
     fn service_flow(parts: &ServiceFlowParts<Self::Address>) -> Self::ServiceFlow;
 
-    /// The parts of a service's flow.
+    /// The parts of a service flow.
     fn service_flow_parts(flow: &Self::ServiceFlow) -> ServiceFlowParts<Self::Address>;
 
-    /// The tuple of a flow's packets to its backend, direction out, given one of its entries, found under this key.
+    /// The tuple of a flow's packets to its backend, direction out, given one of the flow's entries, which was found
+    /// under this key.
     #[inline(always)]
     #[must_use]
     fn sent(self, entry: &Self::ServiceFlow) -> Self {
@@ -126,7 +127,8 @@ pub trait Tuple: Copy + Default + PartialEq {
         }
     }
 
-    /// The tuple of a flow's packets to its backend, given the parts of its entry of direction out, whose key this is.
+    /// The tuple of a flow's packets to its backend, given the parts of its entry of direction out, whose key is this
+    /// tuple.
     #[inline(always)]
     #[must_use]
     fn sent_by(self, parts: &ServiceFlowParts<Self::Address>) -> Self {
@@ -134,8 +136,8 @@ pub trait Tuple: Copy + Default + PartialEq {
             .with_destination(parts.to)
     }
 
-    /// The tuple of a flow's packets to the frontend, direction out, given the parts of its entry of direction in, whose key
-    /// this is.
+    /// The tuple of a flow's packets to the frontend, direction out, given the parts of its entry of direction in,
+    /// whose key is this tuple.
     #[inline(always)]
     #[must_use]
     fn asked_by(self, parts: &ServiceFlowParts<Self::Address>) -> Self {
@@ -144,10 +146,10 @@ pub trait Tuple: Copy + Default + PartialEq {
             .with_destination(parts.to)
     }
 
-    /// What is masqueraded of this IP version.
+    /// The masquerading settings of this IP version.
     fn masquerade(config: &MasqueradeConfig) -> &Masquerade<Self::Address>;
 
-    /// What changes when an end of a packet is rewritten from `old` to `new`.
+    /// The change when an end of a packet is rewritten from `old` to `new`.
     fn change(old: &(Self::Address, u16), new: &(Self::Address, u16)) -> Change;
 }
 
@@ -158,19 +160,19 @@ pub struct ServiceFlowParts<A> {
     pub to: (A, u16),
     /// Index in `HEALTH_BACKENDS`.
     pub backend: u32,
-    /// Number of the service's port.
+    /// Number of the service port.
     pub service: u32,
-    /// When it is over: seconds of `CLOCK_MONOTONIC`.
+    /// When the flow expires: seconds of `CLOCK_MONOTONIC`.
     pub expires: u32,
     /// [`crate::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// With [`FLOW_MOVED`], network byte order: for direction out the port that the backend sees the client by, for direction
-    /// in the client's own. Else 0.
+    /// With [`FLOW_MOVED`], network byte order: for direction out, the client's port as seen by the backend; for
+    /// direction in, the client's own port. Else 0.
     pub client_port_be: u16,
 }
 
 impl<A> ServiceFlowParts<A> {
-    /// The client's port on the other side of the translation, given that on this side, network byte order.
+    /// The client's port on the other side of the translation, given its port on this side, network byte order.
     #[inline(always)]
     pub const fn port_beyond(&self, port_be: u16) -> u16 {
         if self.flags & FLOW_MOVED != 0 {

@@ -1,4 +1,4 @@
-//! Counting the probes of other agents: those that come, and the replies that go.
+//! Counts other agents' probes that arrive and their replies that leave.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -8,7 +8,7 @@ use health_common::arrivals::{Arrivals, Prober, WAYS, WayCounts};
 use crate::clock::coarse_now_ns;
 use crate::maps::HEALTH_ARRIVALS;
 
-/// Counts a probe that came, and begins to count its sender's if need be.
+/// Counts a probe that arrived, and creates its sender's entry if necessary.
 #[inline(always)]
 pub fn arrived(prober: &Prober, way: usize) {
     let entry = match HEALTH_ARRIVALS.get_ptr_mut(prober) {
@@ -18,7 +18,7 @@ pub fn arrived(prober: &Prober, way: usize) {
                 since_ns: coarse_now_ns(),
                 ..Arrivals::default()
             };
-            // Another CPU may have made it in the meantime.
+            // Another CPU may have created it in the meantime.
             let _ = HEALTH_ARRIVALS.insert(prober, entry, u64::from(BPF_NOEXIST));
             match HEALTH_ARRIVALS.get_ptr_mut(prober) {
                 Some(entry) => entry,
@@ -30,7 +30,7 @@ pub fn arrived(prober: &Prober, way: usize) {
     unsafe { count(&raw mut (*counts(entry, way)).arrived) }
 }
 
-/// Counts a reply that went.
+/// Counts a reply that left.
 #[inline(always)]
 pub fn replied(prober: &Prober, way: usize) {
     if let Some(entry) = HEALTH_ARRIVALS.get_ptr_mut(prober) {

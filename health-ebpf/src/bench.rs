@@ -1,4 +1,4 @@
-//! Programs for benchmarks: what the datapath's programs are measured with and against.
+//! Benchmark programs: harnesses and baselines for the datapath's programs.
 
 #![no_std]
 #![no_main]
@@ -25,22 +25,22 @@ use health_ebpf::xdp::XdpFrame;
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
-/// Those of the shorter packets that are put to the test: an ICMP probe, a TCP segment with timestamps
-/// and no data, what the agent tells of a probe, and ARP.
+/// The same for the shorter packets under test: an ICMP probe, a TCP segment with timestamps and no data, the agent's
+/// request about a probe, and ARP.
 const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const SEGMENT4_LEN: usize = L4_AT4 + 32;
 const ACCOUNT_LEN: usize = size_of::<AccountRequest>();
 const ARP_LEN: usize = 42;
-/// Words of the headers of Ethernet, IPv6 and TCP, and two bytes behind them.
+/// Words of the Ethernet, IPv6 and TCP headers, and two bytes after them.
 const HEADER_WORDS: usize = (L4_AT6 + 20).div_ceil(4);
-/// How many packets take turns at most.
+/// Most packets that take turns.
 const PACKETS: u32 = 1_024;
 
 /// The packets under test, of which one is restored before each pass.
 #[map]
 static BENCH_PACKETS: Array<[u8; PACKET_LEN]> = Array::with_max_entries(PACKETS, 0);
 
-/// Which packet is next, and how many there are.
+/// Index of the next packet, and number of packets.
 #[map]
 static BENCH_TURN: Array<[u32; 2]> = Array::with_max_entries(1, 0);
 
@@ -48,16 +48,16 @@ static BENCH_TURN: Array<[u32; 2]> = Array::with_max_entries(1, 0);
 #[map]
 static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Where packets to these addresses go.
+/// Where packets to these addresses are sent.
 #[map]
 static BENCH_ENDPOINTS: HashMap<Addr, EndpointInfo> = HashMap::with_max_entries(16, 0);
 
-/// As [`BENCH_PROGRAM`], of XDP: a map holds programs of one kind.
+/// As [`BENCH_PROGRAM`], for XDP: a map holds programs of one type.
 #[map]
 static BENCH_XDP_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Restores the next packet and goes on to the program under test. A repeated test run reuses one
-/// buffer, so without this each pass would see the last one's reply, and all the same probe.
+/// Restores the next packet and tail-calls the program under test. A repeated test run reuses one buffer, so without
+/// this each pass would see the previous pass's reply, and every pass the same probe.
 #[classifier]
 fn bench_front(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
@@ -81,7 +81,7 @@ fn bench_front(ctx: TcContext) -> i32 {
 #[inline(always)]
 fn next_packet() -> Option<&'static [u8; PACKET_LEN]> {
     let turn = BENCH_TURN.get_ptr_mut(0)?;
-    // SAFETY: a map value stays valid memory for the program's run, and one test run has it alone.
+    // SAFETY: a map value stays valid memory for the program's run, and only one test run uses it.
     let [next, count] = unsafe { &mut *turn };
     let packet = BENCH_PACKETS.get(*next);
     *next += 1;
@@ -91,7 +91,7 @@ fn next_packet() -> Option<&'static [u8; PACKET_LEN]> {
     packet
 }
 
-/// Puts back the first `N` bytes; `false` when the packet is shorter.
+/// Restores the first `N` bytes; `false` if the packet is shorter.
 #[inline(always)]
 fn restore<const N: usize>(frame: &Frame, packet: &[u8; PACKET_LEN]) -> bool {
     let (Some(bytes), Some(packet)) = (frame.at::<[u8; N]>(0), packet.first_chunk::<N>()) else {
@@ -101,19 +101,20 @@ fn restore<const N: usize>(frame: &Frame, packet: &[u8; PACKET_LEN]) -> bool {
     true
 }
 
-/// Does nothing: the floor.
+/// Does nothing: the baseline.
 #[classifier]
 fn bench_empty(_ctx: TcContext) -> i32 {
     TC_ACT_OK
 }
 
-/// Puts back what XDP changes. A function, in which LLVM knows that the two do not overlap: it copies word by word.
+/// Restores what XDP changes. This is a function so that LLVM knows that the two do not overlap: it copies word by
+/// word.
 #[inline(always)]
 fn restore_headers(headers: &mut [u32; HEADER_WORDS], packet: &[u32; HEADER_WORDS]) {
     *headers = *packet;
 }
 
-/// As [`bench_front`], of XDP.
+/// As [`bench_front`], for XDP.
 #[xdp]
 fn bench_xdp_front(ctx: XdpContext) -> u32 {
     let frame = XdpFrame::new(&ctx);
@@ -122,7 +123,7 @@ fn bench_xdp_front(ctx: XdpContext) -> u32 {
     };
     // SAFETY: map values are aligned to eight bytes, and these are longer.
     restore_headers(headers, unsafe { &*packet.as_ptr().cast() });
-    // SAFETY: the map holds programs of XDP only; the kernel checks their kind.
+    // SAFETY: the map holds XDP programs only; the kernel checks their kind.
     unsafe { BENCH_XDP_PROGRAM.tail_call(&ctx, 0) };
     XDP_ABORTED
 }
@@ -139,7 +140,7 @@ fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
 }
 
-/// Hands an IPv4 packet of an endpoint right into the namespace that it is for: the floor of host routing.
+/// Redirects an IPv4 packet of an endpoint straight into the destination's namespace: the baseline of host routing.
 #[classifier]
 fn bench_forward(ctx: TcContext) -> i32 {
     forward(&Frame::new(&ctx)).unwrap_or(TC_ACT_OK)
@@ -158,7 +159,7 @@ fn forward(frame: &Frame) -> Option<i32> {
         .then(|| frame.redirect_to_peer(endpoint.ifindex) as i32)
 }
 
-/// One step of a probe's way: reads the clock.
+/// One step of handling a probe: reads the clock.
 #[classifier]
 fn bench_clock(_ctx: TcContext) -> i32 {
     // SAFETY: a helper without arguments.

@@ -6,7 +6,8 @@ use health_common::config::DatapathConfig;
 
 use crate::frame::Frame;
 
-/// What a packet can have waited for its program. A longer time is none: the clock was set meanwhile.
+/// Longest time that a packet can have waited for its program. A longer value is ignored: the clock was set
+/// meanwhile.
 const LONGEST_WAIT_NS: u64 = 10_000_000;
 
 /// `CLOCK_MONOTONIC`.
@@ -16,8 +17,8 @@ pub fn now_ns() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// When a packet was received, `CLOCK_MONOTONIC`. Where the kernel stamped it as it took it from the device,
-/// what it waited since, for its turn and for captures that copied it, does not count.
+/// When a packet was received, `CLOCK_MONOTONIC`. If the kernel timestamped it on receipt from the device, the time
+/// that it has waited since, for its turn or for captures that copied it, is excluded.
 #[inline(always)]
 pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
     let now_ns = now_ns();
@@ -25,7 +26,7 @@ pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
     if stamped_ns == 0 {
         return now_ns;
     }
-    // Both clocks are read now: one that was set between a probe and its reply does no harm.
+    // Both clocks are read now, so setting the clock between a probe and its reply does no harm.
     let waited_ns = utc_now_ns(config).wrapping_sub(stamped_ns);
     if waited_ns < LONGEST_WAIT_NS {
         now_ns - waited_ns
@@ -34,7 +35,7 @@ pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
     }
 }
 
-/// `CLOCK_MONOTONIC`, late by a tick of the kernel at most, and for a fraction of the cost.
+/// `CLOCK_MONOTONIC`, at most one kernel tick late, at a fraction of the cost.
 #[inline(always)]
 pub fn coarse_now_ns() -> u64 {
     // SAFETY: a helper without arguments.
@@ -47,7 +48,7 @@ pub fn coarse_now_secs() -> u32 {
     seconds(coarse_now_ns())
 }
 
-/// Whether flows of services and of masquerading may not begin now.
+/// Whether service and masqueraded flows may not start now.
 #[inline(always)]
 pub fn are_flows_held(config: &DatapathConfig) -> bool {
     config.flows_held_until_ns != 0 && coarse_now_ns() < config.flows_held_until_ns

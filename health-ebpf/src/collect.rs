@@ -1,5 +1,5 @@
-//! Removal of conntrack entries that have expired, with the NAT entries of their flows, on behalf of user
-//! space: between the look at an entry and its removal there are only a few instructions here.
+//! Removes expired conntrack entries, with the NAT entries of their flows, on behalf of user space: only a few
+//! instructions separate the check of an entry from its removal here.
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
@@ -17,14 +17,14 @@ use crate::ip_version::Version;
 use crate::nat::translation;
 use crate::{nat, service};
 
-/// What became of a key. Those of a whole request are added up, and none overflows into the next.
+/// The result for one key. Results are summed over a whole request, and none overflows into the next.
 const REFRESHED: u32 = 1;
 const FLOW_REMOVED: u32 = 1 << 8;
 const TRANSLATION_REMOVED: u32 = 1 << 16;
 
 const _: () = assert!(CHUNK * 2 <= 0xff);
 
-/// Does what the frame asks for, and writes the answer into it.
+/// Performs the request in the frame, and writes the answer into it.
 #[inline(always)]
 pub fn collect(frame: &Frame) -> u32 {
     let Some(CollectHeader {
@@ -69,8 +69,8 @@ fn collect_keys<T: Steps>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32>
     Some(done)
 }
 
-/// Steps that are functions of their own in the kernel too: the verifier looks at each once, and not once for each
-/// key and each way that leads to it.
+/// Steps that are separate functions in the kernel too: the verifier checks each one once, not once per key and path
+/// that leads to it.
 trait Steps: Version {
     /// See [`collect_key`].
     fn collect_key(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32;
@@ -110,7 +110,7 @@ steps!(
     collect_service_flow as collect_service_flow6,
 );
 
-/// What is to be done, and one of the keys.
+/// The operation, and one of the keys.
 #[inline(always)]
 fn key<'a, T>(frame: &Frame<'a>, index: u32) -> Option<(u32, &'a T)> {
     let index = forgotten(index) as usize;
@@ -146,8 +146,8 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     if !is_tracked(key) {
         service::forget_untracked(key);
     }
-    // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
-    // orphan then.
+    // An entry of direction in can also belong to a translated flow, if its first packet was a late reply. The
+    // translation is then an orphan.
     if key.direction() == TUPLE_OUT {
         FLOW_REMOVED + release(key)
     } else {
@@ -155,7 +155,7 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     }
 }
 
-/// Removes the translation of an outbound flow, unless the flow is there again.
+/// Removes the translation of an outbound flow, unless the flow has reappeared.
 #[inline(always)]
 fn release<T: Version>(flow: T) -> u32 {
     if is_tracked(flow) {
@@ -164,7 +164,7 @@ fn release<T: Version>(flow: T) -> u32 {
     TRANSLATION_REMOVED * nat::forget(&flow)
 }
 
-/// Removes an entry of a translation that no flow uses: what is left when the flow's entry was evicted.
+/// Removes a translation entry that no flow uses, left over when the flow's entry was evicted.
 #[inline(always)]
 fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
     let Some(entry) = translation(&key) else {
@@ -179,8 +179,8 @@ fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
     }
 }
 
-/// Removes a flow through a service that conntrack does not know any more, since its entry was evicted, given the key of one
-/// of its entries.
+/// Removes a flow through a service that conntrack no longer knows because its entry was evicted, given the key of
+/// one of its entries.
 #[inline(always)]
 fn collect_service_flow<T: Version>(_operation: u32, key: T, now_ns: u64) -> u32 {
     let Some(entry) = T::service_flows().get_ptr(&key) else {
@@ -200,7 +200,7 @@ fn collect_service_flow<T: Version>(_operation: u32, key: T, now_ns: u64) -> u32
     }
 }
 
-/// Whether an outbound flow is in conntrack, be it because a late reply was its first packet there.
+/// Whether an outbound flow is in conntrack, possibly because a late reply was its first packet there.
 #[inline(always)]
 fn is_tracked<T: Version>(flow: T) -> bool {
     T::flows().get_ptr(&flow).is_some() || T::flows().get_ptr(&flow.reply()).is_some()

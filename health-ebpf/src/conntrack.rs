@@ -1,4 +1,4 @@
-//! Conntrack: the entries of flows, found, changed and made.
+//! Conntrack: finds, updates and creates the entries of flows.
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 use core::ptr;
@@ -18,50 +18,50 @@ use crate::events::tell_flow;
 use crate::ipcache::identity_of;
 use crate::table::{E2BIG, EEXIST, FlowMap, Table};
 
-/// How often a change of an entry's flags is tried that other CPUs change too: what is not entered now
-/// comes with the next packet.
+/// How often to try changing an entry's flags while other CPUs change them too: anything not recorded now will come
+/// with the next packet.
 const STATE_ATTEMPTS: u32 = 4;
 
-/// What one packet, or one exchange, adds to its entry.
+/// The contribution of one packet, or one exchange, to its entry.
 #[derive(Clone, Copy, Default)]
 pub struct Traffic {
     /// Bytes received, from the IP header on; 0 for no packet.
     pub rx_bytes: u32,
     /// Bytes sent, from the IP header on; 0 for no packet.
     pub tx_bytes: u32,
-    /// Identity of the side that opened the flow; of flows that others opened, unknown unless they are local:
-    /// it is looked up for each new entry.
+    /// Identity of the side that opened the flow; for flows opened by others, unknown unless they are local: it is
+    /// looked up for each new entry.
     pub source_identity: u32,
-    /// Device on which it was opened.
+    /// Device on which the flow was opened.
     pub ifindex: u32,
-    /// Number of the policy table that allowed a flow to be opened; 0 if none was asked.
+    /// Number of the policy table that allowed the flow to be opened; 0 if none was consulted.
     pub policy: u32,
 }
 
 /// How the entry was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Tracked {
-    /// It was there.
+    /// It existed already.
     Known,
-    /// It was made.
+    /// It was created.
     New,
-    /// There is none, and the packet makes none.
+    /// It does not exist, and the packet does not create it.
     Invalid,
-    /// It could not be made.
+    /// It could not be created.
     Full,
 }
 
-/// The flags of a packet, as far as it holds them.
+/// The flags of a packet, as far as the packet contains them.
 #[derive(Clone, Copy)]
 pub enum PacketFlags {
-    /// A later fragment has none, and makes no entry.
+    /// A later fragment has none, and creates no entry.
     Unknown,
-    /// TCP flags; of other protocols they mean nothing.
+    /// TCP flags; meaningless for other protocols.
     Tcp(u8),
 }
 
 impl PacketFlags {
-    /// Those of a packet.
+    /// The flags of a packet.
     #[inline(always)]
     pub fn of<T>(packet: &Packet<T>) -> Self {
         if packet.is_later() {
@@ -74,11 +74,12 @@ impl PacketFlags {
 
 /// Decides which flows may exist.
 pub trait Gate<K> {
-    /// Why a flow is refused.
+    /// Reason for refusing a flow.
     type Refusal;
     /// Whether an entry belongs to this gate's endpoint, not to an earlier one with the same address.
     fn owns(&self, entry: &CtEntry) -> bool;
-    /// Number of the policy table that decides who may open flows of this direction, as in a tuple; `None` if all may.
+    /// Number of the policy table that decides who may open flows in this direction, as in a tuple; `None` if
+    /// everyone may.
     fn table(&self, direction: u8) -> Option<u32>;
     /// Whether a packet with this tuple may open a flow.
     fn admit(&self, tuple: &K) -> Result<(), Self::Refusal>;
@@ -106,8 +107,8 @@ impl<K> Gate<K> for Open {
     }
 }
 
-/// Enters a packet with this tuple, in the direction that it goes, into the entry of its flow, or makes
-/// one. The tuple is turned round in its place: two would not fit on the stack.
+/// Records a packet with this tuple, in the packet's direction, in the entry of its flow, or creates the entry. The
+/// tuple is reversed in place: two would not fit on the stack.
 #[inline(always)]
 pub fn enter<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -122,9 +123,9 @@ pub fn enter<K: Tuple>(
     }
 }
 
-/// As [`enter`], but only what the gate admits: it is asked about each packet that is no reply, and about the flow of
-/// a reply if another table allowed that, before anything is entered. `traffic` is asked for when it is needed: the stack
-/// has no room to keep it.
+/// As [`enter`], but only if the gate admits it. The gate is consulted before anything is recorded: about each packet
+/// that is not a reply, and about a reply's flow if another table allowed that flow. `traffic` is called only when
+/// needed: it does not fit on the stack.
 #[inline(always)]
 pub fn enter_if<K: Tuple, G: Gate<K>>(
     flows: Table<K, CtEntry>,
@@ -134,7 +135,7 @@ pub fn enter_if<K: Tuple, G: Gate<K>>(
     timeouts: &Timeouts,
     gate: &G,
 ) -> Result<Tracked, G::Refusal> {
-    // Branches once, so that the compiler removes TCP's states from the other branch.
+    // Branches once, so that the compiler drops the TCP states from the other branch.
     match tuple.protocol() {
         IP_PROTOCOL_TCP => enter_into(
             &flows.tcp,
@@ -177,7 +178,7 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                     let is_part = protocol != IP_PROTOCOL_TCP
                         || unsafe { advance(entry, tuple, side, tcp_flags) };
                     if !is_part {
-                        // What the other side sends from the same ports is not for that a reply, such as a SYN.
+                        // A packet from the other side on the same ports, such as a SYN, is not necessarily a reply.
                         if side == Side::Reply {
                             *tuple = tuple.reply();
                             gate.admit(tuple)?;
@@ -190,8 +191,8 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 return Ok(Tracked::Known);
             }
             Err(refusal) if side == Side::Original => return Err(refusal),
-            // Only a SYN may open a flow in the other direction on the same ports, and what may have been opened that
-            // way: any other packet of the replying side is refused with its flow.
+            // In the other direction on the same ports, only a SYN may open a flow, or a packet of a flow that may
+            // have been opened that way: any other packet from the replying side is refused with its flow.
             Err(refusal)
                 if !opens(protocol, flags)
                     // SAFETY: as above.
@@ -200,7 +201,7 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 return Err(refusal);
             }
             Ok(false) | Err(_) => {
-                // Expires it: otherwise look-ups would find it before the new entry.
+                // Expire it: otherwise look-ups would find it before the new entry.
                 // SAFETY: as above; a single word.
                 unsafe { (*entry).expires = seconds(now_ns) };
                 if side == Side::Reply {
@@ -231,10 +232,10 @@ fn enter_into<K: Tuple, G: Gate<K>>(
     ))
 }
 
-/// What does not happen.
+/// An error that cannot happen.
 enum Never {}
 
-/// Whether a packet opens a connection, whatever there was before it.
+/// Whether a packet opens a connection, whatever came before it.
 #[inline(always)]
 fn opens(protocol: u8, flags: PacketFlags) -> bool {
     let PacketFlags::Tcp(tcp_flags) = flags else {
@@ -243,7 +244,7 @@ fn opens(protocol: u8, flags: PacketFlags) -> bool {
     protocol == IP_PROTOCOL_TCP && tcp_flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// Whether the first segments of an entry's connection were not seen: either side may have opened it.
+/// Whether the connection's first segments were not seen, so either side may have opened it.
 ///
 /// # Safety
 ///
@@ -255,8 +256,8 @@ unsafe fn is_picked_up(entry: *const CtEntry, protocol: u8) -> bool {
     protocol == IP_PROTOCOL_TCP && (state.rx_flags_seen() | state.tx_flags_seen()) & SYN == 0
 }
 
-/// Judges the flow of an entry: `Ok(true)` if it may go on, `Ok(false)` if the entry belongs to another endpoint, the
-/// refusal otherwise. Stores the table that allowed it, or 0.
+/// Judges the flow of an entry: `Ok(true)` if it may continue, `Ok(false)` if the entry belongs to another endpoint,
+/// else the refusal. Stores the table that allowed it, or 0.
 ///
 /// # Safety
 ///
@@ -274,14 +275,14 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
     }
     // SAFETY: as above; single words, as below.
     let allowed_by = unsafe { (*entry).policy };
-    // Each change of a policy has a table of its own. That there was none is 0.
+    // Every policy change creates a new table. 0 stands for none.
     let table = gate.table(tuple.direction());
     let is_allowed = table.is_none_or(|table| table == allowed_by && table != 0);
     if side == Side::Reply && is_allowed {
         return Ok(true);
     }
     let admission = gate.admit(tuple);
-    // The same table may refuse it by now: its peer may be another.
+    // The same table may refuse it now: the peer may be a different one.
     let table = if admission.is_ok() { table } else { Some(0) };
     // SAFETY: as above.
     unsafe {
@@ -294,13 +295,13 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
     admission.map(|()| true)
 }
 
-/// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
+/// Whether a packet with this tuple, in the packet's direction, belongs to a known flow.
 #[inline(always)]
 pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
     find(flows, tuple).is_some()
 }
 
-/// Whether there is an entry under this very key.
+/// Whether there is an entry under exactly this key.
 #[inline(always)]
 pub fn has_entry<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
     flows
@@ -309,7 +310,7 @@ pub fn has_entry<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
         .is_some_and(|entry| unsafe { !(*entry).has_expired(coarse_now_secs()) })
 }
 
-/// Whether there is an entry under this very key, of a flow that was answered or of TCP.
+/// Whether there is an entry under exactly this key, for a flow that was answered or is TCP.
 #[inline(always)]
 pub fn is_answered<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
     flows.get_ptr(key).is_some_and(|entry| {
@@ -349,7 +350,7 @@ pub(crate) fn find<K: Tuple>(
     }
 }
 
-/// Updates an echo's entry under its own tuple, whichever side sent, or makes it.
+/// Updates or creates an echo's entry under its own tuple, whichever side sent the packet.
 #[inline(always)]
 pub fn track<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -357,11 +358,11 @@ pub fn track<K: Tuple>(
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
-    // Milliseconds of error do not matter in seconds.
+    // Errors of milliseconds do not matter at a resolution of seconds.
     track_at(flows, tuple, traffic, timeouts, coarse_now_ns())
 }
 
-/// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
+/// As [`track`], at a given time: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
 pub fn track_at<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -389,8 +390,8 @@ pub fn track_at<K: Tuple>(
     }
 }
 
-/// The entry that a packet with this tuple belongs to, and which side of the flow sent it. One whose time
-/// is over is none: it waits to be collected. The tuple becomes that of the entry, if there is one.
+/// The entry for a packet with this tuple, and which side of the flow sent it. Expired entries do not count: they
+/// wait to be collected. If there is an entry, its key replaces the tuple.
 #[inline(always)]
 fn live<K: Tuple>(
     map: &impl FlowMap<K, CtEntry>,
@@ -450,7 +451,7 @@ fn create<K: Tuple>(
         made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
     }
     if made == Err(EEXIST) {
-        // Another CPU has made it in the meantime, or one whose time is over stands there.
+        // Another CPU has created it in the meantime, or an expired entry is still there.
         if let Some(there) = map.get_ptr_mut(tuple)
             // SAFETY: a map value.
             && unsafe { !(*there).has_expired(now) }
@@ -468,7 +469,7 @@ fn create<K: Tuple>(
     Tracked::New
 }
 
-/// Takes what a segment says about the state of its connection in. `false` when it cannot be part of it.
+/// Records a segment in the state of its connection. `false` if it cannot be part of the connection.
 ///
 /// # Safety
 ///
@@ -483,7 +484,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
     // SAFETY: the caller's promise; the word is aligned and inside the entry.
     let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
     for _ in 0..STATE_ATTEMPTS {
-        // SAFETY: as above. Volatile: in one piece, and anew each time.
+        // SAFETY: as above. Volatile: in one piece, and re-read each time.
         let last = unsafe { ptr::read_volatile(word) };
         let step = tcp_step(
             last,
@@ -514,7 +515,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
     true
 }
 
-/// Tells whoever monitors that a segment closed a connection, or opened a closed one anew.
+/// Notifies monitors that a segment closed a connection, or reopened a closed one.
 #[inline(always)]
 fn tell_turn<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
     let was_closed = CtState::from_word(before).is_closed();
@@ -534,8 +535,7 @@ const REFUSED: u64 = 1 << 32;
 
 /// The state of a connection, as a word, after a segment; see [`tcp::next`].
 ///
-/// A function of its own in the kernel too: the verifier looks at its many ways once, and not once for
-/// each of those that lead there.
+/// A separate function in the kernel too: the verifier checks its many paths once, not once per path that leads here.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) -> u64 {
@@ -558,7 +558,7 @@ extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) ->
     u64::from(step.state.word()) | refused
 }
 
-/// Adds to an entry what happened at `now_ns`: `CLOCK_MONOTONIC`, nanoseconds.
+/// Adds traffic at `now_ns` to an entry: `CLOCK_MONOTONIC`, nanoseconds.
 ///
 /// # Safety
 ///
@@ -573,8 +573,8 @@ pub unsafe fn update(
 ) {
     let now = seconds(now_ns);
     // SAFETY: the caller's promise; map values stay valid memory for the program's run. Counters are added
-    // to atomically, since several CPUs may carry one flow; the rest are single words of which the last
-    // writer's serves.
+    // to atomically, since several CPUs may carry one flow; the rest are single words, where the last
+    // writer wins.
     unsafe {
         if traffic.rx_bytes != 0 {
             add(&raw mut (*entry).rx_packets, 1);
@@ -598,7 +598,7 @@ pub unsafe fn update(
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, value: u64) {
     // SAFETY: the caller's promise; map values are aligned to eight bytes. The standard library offers
-    // no `fetch_add` on targets without compare-and-swap, which BPF is to it; the unused result makes
-    // this one `lock add`.
+    // no `fetch_add` on targets without compare-and-swap, and treats BPF as one; since the result is
+    // unused, this becomes a `lock add`.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value) };
 }

@@ -1,8 +1,9 @@
-//! Host routing: a packet to an endpoint of this node goes right into that one's namespace, and the host's stack does not
-//! see it. Nor does it see what an endpoint answers to a client outside whose packets came that way through a service.
+//! Host routing: a packet to an endpoint of this node goes straight into the endpoint's namespace, bypassing the
+//! host's stack. So do an endpoint's answers to an outside client whose packets came that way through a service.
 //!
-//! `from_endpoint` and `to_service` hand packets on to the program `deliver`, which has a stack of its own. What a router
-//! would answer, or has to look at more closely, is left to the host's stack, and goes from there to `to_endpoint`.
+//! `from_endpoint` and `to_service` pass packets to the program `deliver`, which has its own stack. Packets that a
+//! router would answer, or must examine more closely, are left to the host's stack, which sends them through
+//! `to_endpoint`.
 
 use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
@@ -22,26 +23,26 @@ use crate::metrics::{Verdict, ignore, redirected, redirected_uncounted, refuse};
 use crate::rewrite::decrement_ttl;
 use crate::service;
 
-/// Whether there is host routing.
+/// Whether host routing is on.
 #[inline(always)]
 pub fn is_on() -> bool {
     HEALTH_CONFIG.get(0).is_some_and(routes)
 }
 
-/// Whether there is host routing, by these settings: with services only.
+/// Whether these settings enable host routing, which requires services.
 #[inline(always)]
 pub fn routes(config: &DatapathConfig) -> bool {
     service::is_there() && routes_itself(config.flags)
 }
 
-/// Hands a packet on to `deliver`. Returns if that is not there.
+/// Tail-calls `deliver`. Returns if that program is not there.
 #[inline(always)]
 pub fn hand_over(frame: &Frame) {
     // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
     unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
 }
 
-/// As [`hand_over`], of an answer to a client outside.
+/// As [`hand_over`], for an answer to an outside client.
 #[inline(always)]
 pub fn hand_over_answer(frame: &Frame) {
     frame.set_mark(MARK_PAST_STACK);
@@ -61,7 +62,8 @@ pub fn deliver(ctx: &TcContext) -> Verdict {
     done.unwrap_or_else(ignore)
 }
 
-/// A packet to an endpoint of this node or to a client outside; `None`, and it is as it was, if the host's stack is to have it.
+/// Handles a packet to an endpoint of this node or to an outside client; `None`, with the packet unchanged, if it is
+/// for the host's stack.
 #[inline(always)]
 fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     let is_answer = frame.was_marked(MARK_PAST_STACK);
@@ -74,7 +76,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     }
     let (source, destination) = T::ends(ip);
     if is_answer {
-        // `to_netdev` counts it, and gives it the service's source.
+        // `to_netdev` counts it, and sets the service's source.
         return fib::send::<T>(frame, source, destination).map(redirected_uncounted);
     }
     let endpoint = endpoint_of(destination.to_addr(), frame.ifindex())?;
@@ -82,7 +84,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
         return None;
     }
     decrement_ttl::<T>(frame, IP_AT as u32)?;
-    // From here on the packet is at the endpoint's device.
+    // From here on, the packet counts as being at the endpoint's device.
     let frame = &Frame::at_device(frame.ctx(), endpoint.ifindex);
     if let Err(verdict) = admit::<T>(frame, endpoint) {
         return Some(verdict);
@@ -99,7 +101,8 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     ))
 }
 
-/// The endpoint that a packet by another device is for. The health endpoint's packets are `to_endpoint`'s.
+/// The destination endpoint of a packet that came in on another device. The health endpoint's packets are handled by
+/// `to_endpoint`.
 #[inline(always)]
 fn endpoint_of(addr: Addr, came_by: u32) -> Option<&'static EndpointInfo> {
     // SAFETY: entries are replaced as a whole by the agent and never changed by a program.

@@ -1,5 +1,5 @@
-//! Fragments that come before the first one of their packet, which alone tells its flow. They are held until that comes,
-//! and then sent after it. A host that reassembles waits for it just so.
+//! Fragments that arrive before the first one of their packet, which alone identifies the flow. They are held until
+//! it arrives, and then sent after it. A host that reassembles waits for it in the same way.
 
 #![allow(
     clippy::needless_borrows_for_generic_args,
@@ -28,63 +28,63 @@ use crate::maps::{
 };
 use crate::metrics::{Verdict, held};
 
-/// About how many fragments of all packets are held; the oldest go first.
+/// Approximate number of fragments held over all packets; the oldest are evicted first.
 pub const HELD_FRAGMENTS: u32 = 1_024;
-/// About how many packets are known of which a fragment was held or the first one was seen.
+/// Approximate number of packets remembered because a fragment was held or the first one was seen.
 pub const EARLY_PACKETS: u32 = 8_192;
-/// About how many sources of early fragments are counted.
+/// Approximate number of sources whose early fragments are counted.
 pub const EARLY_SOURCES: u32 = 1_024;
-/// How long a fragment is that can be held, from the link header on, bytes: those of devices of 1,500 bytes, with room for
-/// tags. On jumbo frames early fragments are of no known flow.
+/// Longest fragment that can be held, from the link header on, bytes: enough for devices with an MTU of 1,500 bytes,
+/// and for tags. On jumbo frames, early fragments belong to no known flow.
 const FRAME_MAX: u32 = 2_040;
-/// How many fragments of one packet are held: 65,535 bytes in the least that IPv6 allows, 1,280, are 54.
+/// Most fragments held per packet: 65,535 bytes in pieces of 1,280, the smallest MTU of IPv6, make 54.
 const HELD_OF_PACKET: u32 = 64;
-/// How many fragments of one source are held in [`WINDOW_SECS`].
+/// Most fragments held per source in [`WINDOW_SECS`].
 const HELD_OF_SOURCE: u32 = 256;
 /// See [`HELD_OF_SOURCE`].
 const WINDOW_SECS: u32 = 4;
-/// How long a first fragment can be on its way through the queue of a processor. After that it is lost.
+/// How long a first fragment can spend in a CPU's queue. After that it counts as lost.
 const QUEUED_NS: u64 = 20_000_000;
 
-/// From when on fragments are held, seconds of `CLOCK_MONOTONIC`: a while after the programs take over. They know nothing
-/// of packets whose first fragment others saw. Set as the programs are loaded.
+/// When to start holding fragments, seconds of `CLOCK_MONOTONIC`: a while after the programs take over. They do not
+/// know packets whose first fragment other programs saw. Set when the programs are loaded.
 #[unsafe(no_mangle)]
 static HOLDS_FROM: Global<u32> = Global::new(0);
 
-/// A packet in fragments.
+/// A fragmented packet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PacketKey {
     source: Addr,
     destination: Addr,
     id_be: u32,
-    /// With IPv4, whose identifications each protocol may count for itself; 0 with IPv6.
+    /// With IPv4, where each protocol may count identifications separately; 0 with IPv6.
     protocol: u32,
 }
 
-/// What is known of it.
+/// What is known about a packet.
 #[repr(C)]
 pub struct EarlyPacket {
-    /// When the first fragment was sent on together with others, `CLOCK_MONOTONIC`.
+    /// When the first fragment was sent on together with the others, `CLOCK_MONOTONIC`.
     released_ns: u64,
-    /// Until when this holds: seconds of `CLOCK_MONOTONIC`. Identifications come again.
+    /// When this expires: seconds of `CLOCK_MONOTONIC`. Identifications get reused.
     expires: u32,
-    /// How many fragments are held.
+    /// Number of fragments held.
     held: u32,
-    /// One of the following.
+    /// One of the constants below.
     state: u32,
     /// Explicit padding, zero.
     pad: u32,
 }
 
-/// The first fragment has not come yet.
+/// The first fragment has not arrived yet.
 const WAITING: u32 = 0;
-/// It is in a queue, to come by its device again.
+/// It is in a queue, to pass its device again.
 const QUEUED: u32 = 1;
 /// It has passed.
 const PASSED: u32 = 2;
 
-/// A fragment that is held: its packet, and its place among those.
+/// Key of a held fragment: its packet, and its number within the packet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FrameKey {
@@ -92,34 +92,34 @@ pub struct FrameKey {
     number: u32,
 }
 
-/// Its bytes.
+/// The bytes of a held fragment.
 #[repr(C)]
 pub struct EarlyFrame {
     length: u32,
-    /// The device by which it came.
+    /// The device that it came in on.
     ifindex: u32,
     bytes: [u8; FRAME_MAX as usize],
 }
 
-/// How many fragments of a source were held since `since`, seconds of `CLOCK_MONOTONIC`.
+/// Number of a source's fragments held since `since`, seconds of `CLOCK_MONOTONIC`.
 #[repr(C)]
 pub struct EarlySource {
     since: u32,
     count: u32,
 }
 
-/// What a CPU puts together here, for which the stack has no room.
+/// Per-CPU scratch space for what does not fit on the stack.
 #[repr(C)]
 pub struct EarlyDraft {
     key: FrameKey,
     frame: EarlyFrame,
 }
 
-/// Puts fragments in order at the device by which they come: `Some` when this one is held, or was sent on together with those
-/// that waited for it, to come by its device once more.
+/// Puts fragments in order at the device that they come in on: `Some` if this one is held, or was queued together
+/// with those that waited for it, to pass its device once more.
 #[inline(always)]
 pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    // What is held would come again with the tag of the first one, or without its own.
+    // A held fragment would come back with the first one's tag, or without its own.
     let is_tagged = frame.has_vlan_tag() || ip_at != frame.link_header_len();
     if is_tagged || !T::may_be_fragment(frame.at(ip_at)?) {
         return None;
@@ -128,12 +128,12 @@ pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict
         .then(|| held(frame, Reason::FragmentHeld, Direction::Ingress))
 }
 
-/// The packet goes on.
+/// The packet passes.
 const FORWARD: u64 = 0;
-/// Its bytes are elsewhere now: what is left of it goes no further.
+/// The bytes are stored elsewhere now: drop what is left of the packet.
 const HELD: u64 = 1;
 
-/// A function of its own in the kernel too: the frames of its callers have no room.
+/// A separate function in the kernel too: its callers have no stack space left.
 #[inline(never)]
 fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     let ctx = TcContext::new(skb);
@@ -149,7 +149,8 @@ fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     };
     let now = coarse_now_secs();
     let expires = now + config.timeouts.fragment;
-    // SAFETY: a value of that map. Fragments of one packet come by one queue of a device; where they do not, one may be lost.
+    // SAFETY: a value of that map. All fragments of a packet come in on one queue of a device; if they do not, one may be
+    // lost.
     let known = HEALTH_EARLY
         .get_ptr_mut(&draft.key.packet)
         .map(|known| unsafe { &mut *known })
@@ -177,7 +178,8 @@ fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     HELD
 }
 
-/// The draft with the key of a fragment's packet, and whether this is the first one; `None` for one that waits for nobody.
+/// The draft with the key of a fragment's packet, and whether this is the first fragment; `None` for one that need
+/// not wait.
 #[inline(always)]
 fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut EarlyDraft, bool)> {
     let (fragment, protocol) = T::fragment_at(frame, ip_at)?;
@@ -199,7 +201,7 @@ fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut Earl
     Some((draft, fragment.first))
 }
 
-/// The first fragment of a packet: goes on, or into the queue with those that waited for it behind.
+/// Handles the first fragment of a packet: it passes, or is queued with the waiting ones behind it.
 #[inline(always)]
 fn first(
     frame: &Frame,
@@ -213,7 +215,7 @@ fn first(
     };
     let count = known.held;
     known.expires = expires;
-    // The kernel may have no room in the queue: the next one that comes tries again.
+    // The kernel's queue may be full: the next fragment that arrives tries again.
     if count == 0 || !send(frame, frame.ifindex()) {
         known.state = PASSED;
         return FORWARD;
@@ -225,10 +227,10 @@ fn first(
     HELD
 }
 
-/// A fragment that comes while the first one of its packet is in the queue.
+/// Handles a fragment that arrives while the first one of its packet is in the queue.
 #[inline(always)]
 fn queue_behind(frame: &Frame, known: &EarlyPacket) -> u64 {
-    // The other one may be lost: nothing goes round for ever.
+    // The first one may be lost: make sure that no fragment circulates for ever.
     let is_queued = coarse_now_ns().wrapping_sub(known.released_ns) < QUEUED_NS;
     if is_queued && send(frame, frame.ifindex()) {
         HELD
@@ -237,7 +239,7 @@ fn queue_behind(frame: &Frame, known: &EarlyPacket) -> u64 {
     }
 }
 
-/// Notes a packet of which nothing was known.
+/// Records a packet that was unknown.
 #[inline(always)]
 fn note(draft: &EarlyDraft, state: u32, expires: u32) {
     let packet = EarlyPacket {
@@ -247,7 +249,7 @@ fn note(draft: &EarlyDraft, state: u32, expires: u32) {
         state,
         pad: 0,
     };
-    // Without room, later fragments are held in vain.
+    // If there is no space, later fragments are held in vain.
     let _ = HEALTH_EARLY.insert(&draft.key.packet, packet, u64::from(BPF_ANY));
 }
 
@@ -263,7 +265,7 @@ fn has_share(source: &Addr, now: u32) -> bool {
             .insert(source, first, u64::from(BPF_ANY))
             .is_ok();
     };
-    // SAFETY: a value of that map. A fragment more or less does no harm.
+    // SAFETY: a value of that map. A count that is off by one does no harm.
     let counted = unsafe { &mut *counted };
     if now.wrapping_sub(counted.since) >= WINDOW_SECS {
         (counted.since, counted.count) = (now, 0);
@@ -272,7 +274,7 @@ fn has_share(source: &Addr, now: u32) -> bool {
     counted.count <= HELD_OF_SOURCE
 }
 
-/// Copies a fragment to where it is held.
+/// Stores a copy of a fragment to hold it.
 #[inline(always)]
 fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     let Some(length) = within(frame.length(), 1, FRAME_MAX) else {
@@ -281,7 +283,7 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     draft.key.number = number;
     draft.frame.length = length;
     draft.frame.ifindex = frame.ifindex();
-    // SAFETY: `within` bounds the length by that of the bytes, as the verifier sees.
+    // SAFETY: `within` limits the length to the size of the buffer, as the verifier sees.
     let failed = unsafe {
         bpf_skb_load_bytes(
             frame.skb().cast(),
@@ -296,8 +298,8 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
             .is_ok()
 }
 
-/// Sends what waited to the devices by which it came. Each is a copy of the packet at hand, whose bytes are then those of the
-/// next.
+/// Sends the waiting fragments to the devices that they came in on. Each one is a copy of the current packet, whose
+/// bytes are overwritten with those of the next fragment.
 #[inline(always)]
 fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
     for number in 0..HELD_OF_PACKET {
@@ -305,9 +307,9 @@ fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
             break;
         }
         draft.key.number = number;
-        // Evicted ones are lost, as any packet may be.
+        // Evicted fragments are lost, as any packet may be.
         if let Some(held) = HEALTH_EARLY_FRAMES.get_ptr(&draft.key) {
-            // SAFETY: a value of that map, which nobody changes before it is removed.
+            // SAFETY: a value of that map, which does not change before it is removed.
             let held = unsafe { &*held };
             if become_copy(frame, held) {
                 send(frame, held.ifindex);
@@ -317,7 +319,7 @@ fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
     }
 }
 
-/// Gives the packet at hand the bytes of a fragment.
+/// Overwrites the current packet with the bytes of a fragment.
 #[inline(always)]
 fn become_copy(frame: &Frame, held: &EarlyFrame) -> bool {
     let Some(length) = within(held.length, 1, FRAME_MAX) else {
@@ -337,7 +339,7 @@ fn become_copy(frame: &Frame, held: &EarlyFrame) -> bool {
     }
 }
 
-/// Puts a copy of the packet into the queue of this processor, to come by the device.
+/// Queues a copy of the packet on this CPU, as if received on the device.
 #[inline(always)]
 fn send(frame: &Frame, ifindex: u32) -> bool {
     // SAFETY: a valid context.

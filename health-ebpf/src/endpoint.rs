@@ -1,4 +1,4 @@
-//! `to_endpoint` and `from_endpoint`: the host's side of an endpoint's veth pair.
+//! `to_endpoint` and `from_endpoint`: the host's end of an endpoint's veth pair.
 
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
@@ -35,7 +35,7 @@ use crate::packet::load;
 use crate::source::Source;
 use crate::{delivery, early, service};
 
-/// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
+/// Whether an exchange is recorded in conntrack and counted. Only benchmarks do without.
 pub trait State {
     /// See [`State`].
     const IS_STATEFUL: bool;
@@ -53,10 +53,10 @@ impl State for Stateless {
     const IS_STATEFUL: bool = false;
 }
 
-/// A packet on its way to an endpoint.
+/// Handles a packet on its way to an endpoint.
 #[inline(always)]
 pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
-    // What the endpoint sent to itself through a service, or is told of its own packet.
+    // The endpoint's packet to itself through a service, or an error about its own packet.
     if frame.mark() == MARK_ANSWERED && frame.came_by() == frame.ifindex() {
         frame.set_mark(0);
         return pass(frame, Reason::Forwarded, Direction::Egress);
@@ -76,14 +76,14 @@ pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
     }
 }
 
-/// A packet that an endpoint sent.
+/// Handles a packet that an endpoint sent.
 #[inline(always)]
 pub fn from_endpoint(frame: &Frame) -> Verdict {
     if frame.mark() == MARK_ANSWERED {
         frame.set_mark(0);
         return ignore();
     }
-    // The stack would take off a tag, and a second one, and deliver what is behind them.
+    // The stack would strip one tag, or two, and deliver the packet inside.
     match (frame.has_vlan_tag(), frame.protocol()) {
         (false, ETHERTYPE_IPV4) => from_endpoint_ip::<Tuple4>(frame),
         (false, ETHERTYPE_IPV6) => match from_endpoint_solicitation(frame) {
@@ -95,15 +95,15 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
     }
 }
 
-/// What of an endpoint's packets differs between the IP versions.
+/// How the IP versions differ in handling an endpoint's packets.
 pub(crate) trait Packets: Steps + service::Steps + Source + Fragments {
-    /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
-    /// extension header may stand before one.
+    /// Whether the header's protocol is enough to tell that a packet is not an echo request, unless it is this
+    /// version's ICMP. With IPv6, an extension header may precede an echo request.
     const TELLS_PROTOCOL: bool;
-    /// Whether routers on a packet's way look at more than its header.
+    /// Whether routers on a packet's way examine more than its header.
     fn has_options(ip: &Self::Header) -> bool;
-    /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that are not to
-    /// be in its reply.
+    /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that must not be
+    /// in its reply.
     fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict;
     /// Turns an echo request into its reply.
     fn turn(ip: &mut Self::Header, echo: &mut EchoHeader);
@@ -171,7 +171,7 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         return refuse(frame, reason, Direction::Egress);
     }
     let destination = T::ends(ip).1.to_addr();
-    // Nobody routes such a packet: it is the host's own.
+    // No router forwards such a packet: it is the host's own.
     if T::has_link_destination(ip) {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
@@ -202,8 +202,8 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     }
 }
 
-/// Enters a packet to an endpoint into its flow, and gives what a service answers the service's address. `Err`: the packet
-/// goes no further.
+/// Records a packet to an endpoint in its flow, and rewrites the source of a service's answer to the service's
+/// address. `Err`: the packet goes no further.
 #[inline(always)]
 pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Result<(), Verdict> {
     let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
@@ -218,7 +218,7 @@ pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Resul
     }
 }
 
-/// Judges the fixed headers. With options the echo header is further back and read on its own.
+/// Judges the fixed headers. If there are options, the echo header is further back and is read separately.
 #[inline(always)]
 fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     if !frame.pull(L4_AT4 + echo::ECHO_LEN) {
@@ -227,7 +227,7 @@ fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     let Some((ethernet, ip, at_20)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
         return EchoVerdict::Stack;
     };
-    // A host does not answer what came to a group's hardware address, or to another's.
+    // A host does not answer packets sent to a group's hardware address, or to another host's.
     if ethernet.dst_addr != mac {
         return EchoVerdict::Stack;
     }
@@ -251,11 +251,11 @@ fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     }
 }
 
-/// Cuts the options off when they are of a kind that is not echoed.
+/// Cuts the options off if they are of a kind that is not echoed.
 #[inline(always)]
 fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
     let mut options = [0_u32; IPV4_OPTIONS_MAX / 4];
-    // The verifier wants the bounds of the length right before the call.
+    // The verifier requires the bounds of the length right before the call.
     let Some(len) = within(len, 1, IPV4_OPTIONS_MAX as u32) else {
         return EchoVerdict::Stack;
     };
@@ -304,7 +304,7 @@ fn answer<T: Packets, S: State>(frame: &Frame, config: &DatapathConfig) -> Verdi
     turn_round::<S>(frame, ethernet, config)
 }
 
-/// Request and reply of one echo, which are of the same length.
+/// Traffic of one echo: the request and the reply have the same length.
 #[inline(always)]
 fn exchange(frame: &Frame) -> Traffic {
     let bytes = frame.length() - IP_AT as u32;
@@ -355,7 +355,7 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
     }
 }
 
-/// Answers a solicitation for the endpoint, and leaves others to it; `None` for everything else.
+/// Answers a solicitation for the endpoint's address, and leaves others to the endpoint; `None` for everything else.
 #[inline(always)]
 fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
     let (ethernet, ip, message) = solicitation(frame)?;
@@ -370,7 +370,8 @@ fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
 
 #[inline(always)]
 fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
-    // Whoever is in the endpoint can keep the header out of the linear part, but not from being looked at.
+    // Processes in the endpoint can keep the header out of the linear part, but they cannot keep it from being
+    // checked.
     if !frame.pull(T::L4_AT) {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     }
@@ -382,8 +383,8 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     }
     let source = T::ends(ip).0.to_addr();
     if T::has_link_source(ip) {
-        // With anything else the endpoint would talk to the host under an address that no policy knows, and with
-        // others' addresses take all places among the host's neighbours.
+        // With anything else, the endpoint could talk to the host under an address that no policy knows, and could
+        // fill the host's neighbour table with other addresses.
         let endpoint = endpoint_at(frame, source);
         let may_ask = endpoint.is_some_and(|endpoint| endpoint.flags & ENDPOINT_DHCPV6 != 0);
         return if (endpoint.is_some() || source.is_unset()) && T::is_needed(frame, may_ask) {
@@ -455,8 +456,8 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     };
     let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa))) else {
-        // Under others' addresses it would take their places among the host's neighbours, or all places there are.
-        // A question without a sender's takes none (RFC 5227 section 2.1.1).
+        // With another address, it could take over that address's entry in the host's neighbour table, or fill the
+        // table. A request without a sender address creates no entry (RFC 5227 section 2.1.1).
         return if arp.spa == [0; 4] {
             pass(frame, Reason::Forwarded, Direction::Ingress)
         } else {
@@ -474,7 +475,7 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
     pass(frame, Reason::Forwarded, Direction::Ingress)
 }
 
-/// The parts of an ARP packet.
+/// Splits an ARP packet into its parts.
 #[inline(always)]
 fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthHdr, &'a mut ArpHdr)> {
     if !frame.pull(IP_AT + ArpHdr::LEN) {
@@ -484,12 +485,12 @@ fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthHdr, &'a mut ArpHdr)> {
     Some((ethernet, arp))
 }
 
-/// The parts of a valid neighbour solicitation.
+/// Splits a valid neighbour solicitation into its parts.
 #[inline(always)]
 fn solicitation<'a>(
     frame: &Frame<'a>,
 ) -> Option<(&'a mut EthHdr, &'a mut Ipv6Header, &'a mut Neighbour)> {
-    // Longer ones are not answered, so nothing is pulled for the sake of those that are no solicitations.
+    // Longer ones are not answered, so nothing is pulled for other packets.
     if frame.length() as usize != L4_AT6 + size_of::<Neighbour>()
         || !frame.pull(L4_AT6 + size_of::<Neighbour>())
     {
@@ -502,8 +503,7 @@ fn solicitation<'a>(
         .then_some(headers)
 }
 
-/// Sends an answer about a neighbour back: to the host for its own question, out to the endpoint for
-/// the endpoint's.
+/// Sends an answer about a neighbour back: to the host if it asked, out to the endpoint if the endpoint asked.
 #[inline(always)]
 fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdict {
     let flags = match direction {
@@ -517,14 +517,14 @@ fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdic
     redirected(frame, Reason::NeighbourAnswered, direction, code)
 }
 
-/// Drops what policy refuses.
+/// Drops a packet that policy refuses.
 #[inline(always)]
 fn refuse_flow(frame: &Frame, refusal: Reason, direction: Direction) -> Verdict {
     debug!(frame.ctx(), "refused by policy, reason {}", refusal as u8);
     refuse(frame, refusal, direction)
 }
 
-/// The settings, if the packet is at the health endpoint's device and this is the endpoint's address.
+/// The settings, if the packet is at the health endpoint's device and `addr` is that endpoint's address.
 #[inline(always)]
 fn for_health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static DatapathConfig> {
     config().filter(|config| {

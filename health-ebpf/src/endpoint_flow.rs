@@ -1,4 +1,4 @@
-//! Conntrack and policy of what endpoints send and receive.
+//! Conntrack and policy for packets that endpoints send and receive.
 
 use core::ptr;
 
@@ -24,9 +24,9 @@ use crate::packet::{ParsedPacket, load};
 use crate::policy::{Enforcement, admit};
 use crate::service::is_past_stack;
 
-/// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
-/// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
-/// known. Returns by which ways it may go on.
+/// Records a packet that travels in `direction` (as in a tuple) in the entry of its flow, unless it is refused by the
+/// policy of the endpoint that sends or receives it. Without an endpoint there is no policy, and the sender is
+/// unknown. Returns the ways that the packet may take.
 #[inline(always)]
 pub fn track<T: Steps>(
     frame: &Frame,
@@ -50,19 +50,19 @@ pub fn track<T: Steps>(
     Ok(Ways::HostStack)
 }
 
-/// By which ways a packet may go on.
+/// The ways that a packet may take.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ways {
-    /// All.
+    /// Any way.
     All,
-    /// Through the host's stack alone: something there may have translated what the packet answers.
+    /// Only through the host's stack: it may have translated the packet that this one answers.
     HostStack,
-    /// Past the host's stack, to a client outside: it has not seen what the packet answers.
+    /// Past the host's stack, to an outside client: the stack has not seen the packet that this one answers.
     PastStack,
 }
 
-/// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
-/// way that leads there. And a program and what it calls share 512 bytes of stack, so one does not call the other.
+/// The steps as separate functions in the kernel too: the verifier checks each one once, not once per path that leads
+/// there. A program and the functions it calls share 512 bytes of stack, so the steps do not call each other.
 pub trait Steps: Link {
     /// See [`enter_packet`].
     fn enter_packet(
@@ -164,14 +164,14 @@ macro_rules! steps {
 steps!(Tuple4, enter_packet4, judge_message4, is_related4);
 steps!(Tuple6, enter_packet6, judge_message6, is_related6);
 
-/// What is left to be done about a packet.
+/// The work that is left for a packet.
 #[derive(Clone, Copy)]
 pub struct Message {
-    /// Where what the packet carries begins.
+    /// Offset of the packet's content.
     at: u32,
     /// IP protocol.
     protocol: u8,
-    /// An ICMP error, and not something else that belongs to no flow.
+    /// An ICMP error, as opposed to something else that belongs to no flow.
     is_error: bool,
 }
 
@@ -191,13 +191,14 @@ impl Message {
     }
 }
 
-/// What [`enter_packet`] returns: [`Self::DONE`] or [`Self::THROUGH_STACK`] when all is done; a reason to drop the packet with
-/// the highest bit; else the word of a [`Message`]. Functions in the kernel return nothing but numbers.
+/// The result of [`enter_packet`]: [`Self::DONE`], [`Self::THROUGH_STACK`] or [`Self::PAST_STACK`] if nothing is left to do;
+/// a reason to drop the packet, with the highest bit set; else the word of a [`Message`]. Functions in the kernel can
+/// only return numbers.
 pub struct EnterResult(u32);
 
-/// What is done about a packet.
+/// How much is done for a packet.
 enum Entered {
-    /// All.
+    /// Everything.
     Whole(Ways),
     /// Something is left to do.
     Left(Message),
@@ -206,9 +207,9 @@ enum Entered {
 impl EnterResult {
     const REFUSED: u32 = 1 << 31;
     const DONE: Self = Self(0);
-    /// As [`Self::DONE`], and the packet goes through the host's stack.
+    /// As [`Self::DONE`], but the packet must go through the host's stack.
     const THROUGH_STACK: Self = Self(1 << 30);
-    /// As [`Self::DONE`], and the packet goes past it to a client outside.
+    /// As [`Self::DONE`], but the packet goes past the host's stack to an outside client.
     const PAST_STACK: Self = Self(1 << 29);
 
     #[inline(always)]
@@ -232,10 +233,10 @@ impl EnterResult {
     }
 }
 
-/// In place of a reason: the packet is not refused.
+/// Takes the place of a reason: the packet is not refused.
 const ADMITTED: u32 = 0;
 
-/// The reason with which a policy refuses a packet, of its number.
+/// Converts a number to the reason for which a policy refuses a packet.
 #[inline(always)]
 fn refusal(number: u32) -> Result<(), Reason> {
     const NONE: u8 = ADMITTED as u8;
@@ -253,7 +254,7 @@ fn refusal(number: u32) -> Result<(), Reason> {
     }
 }
 
-/// Does all for a packet of a flow, and for every other one that no policy is to judge.
+/// Completes packets of flows, and all other packets that no policy must judge.
 #[inline(always)]
 fn enter_packet<T: Version>(
     skb: *mut __sk_buff,
@@ -309,8 +310,9 @@ fn enter_packet<T: Version>(
     let is_answer = packet.tuple.direction() != direction;
     let mut result = EnterResult::DONE;
     if is_answer {
-        // An endpoint that asked this one by its own address has an entry of that flow, too. Others did not, or were
-        // translated in the host's stack, which has to see the answer, unless they came past it.
+        // If another endpoint reached this one by its own address, there is an entry for that flow too. Otherwise the
+        // packet came from elsewhere, or was translated in the host's stack, which must see the answer unless the
+        // packet bypassed it.
         let asked = packet.tuple.with_direction(TUPLE_OUT);
         if direction == TUPLE_OUT && delivery::routes(config) && !has_entry(T::flows(), &asked) {
             result = if is_past_stack(&asked.reply()) {
@@ -321,14 +323,14 @@ fn enter_packet<T: Version>(
         }
         packet.tuple = packet.tuple.reply();
     }
-    // Not before: what is refused would take the places of others.
+    // Not earlier: refused packets would use up space that others need.
     keep(&packet, &config.timeouts);
     result
 }
 
-/// The policy of an endpoint, if it has one, about the flow of a packet.
+/// An endpoint's policy, if it has one, for the flow of a packet.
 struct EndpointGate<'a> {
-    /// Its device; 0 without an endpoint.
+    /// The endpoint's device; 0 without an endpoint.
     ifindex: u32,
     enforcement: Enforcement,
     frame: &'a Frame<'a>,
@@ -375,7 +377,7 @@ impl<T: Version> Gate<T> for EndpointGate<'_> {
     }
 }
 
-/// Whether a packet of no flow is what routers alone send.
+/// Whether a packet without a flow is of a kind that only routers send.
 #[inline(always)]
 fn is_routers<T: Version>(frame: &Frame, tuple: &T, content_at: u32) -> bool {
     let mut kind = 0_u8;
@@ -385,7 +387,7 @@ fn is_routers<T: Version>(frame: &Frame, tuple: &T, content_at: u32) -> bool {
         && is_of_router(kind)
 }
 
-/// A packet of which conntrack can make nothing: no policy can allow it.
+/// Handles a packet that conntrack cannot interpret: no policy can allow it.
 #[inline(always)]
 fn left_out(frame: &Frame, direction: u8, table: Option<u32>, reason: Reason) -> EnterResult {
     if table.is_some() {
@@ -395,7 +397,7 @@ fn left_out(frame: &Frame, direction: u8, table: Option<u32>, reason: Reason) ->
     EnterResult::DONE
 }
 
-/// Whom the endpoint talks to.
+/// The endpoint's peer.
 #[inline(always)]
 fn peer<A>(source: A, destination: A, direction: u8) -> A {
     if direction == TUPLE_IN {
@@ -405,14 +407,14 @@ fn peer<A>(source: A, destination: A, direction: u8) -> A {
     }
 }
 
-/// What a policy takes for the destination port of a flow's packet, network byte order: of an echo its type.
+/// The destination port of a flow's packet for policy, network byte order: for an echo, its type.
 #[inline(always)]
 fn destination_port<T: Version>(tuple: &T) -> u16 {
     let (_, port_be) = tuple.destination();
     if tuple.protocol() != T::ICMP {
         return port_be;
     }
-    // The identifier stands on the side of who asks.
+    // The identifier is in the port of the requesting side.
     let is_reply = port_be != 0;
     let kind = if is_reply {
         T::ECHO_REPLY
@@ -422,7 +424,7 @@ fn destination_port<T: Version>(tuple: &T) -> u16 {
     u16::from(kind).to_be()
 }
 
-/// What the policy in `table` says about a packet that belongs to no flow.
+/// Applies the policy in `table` to a packet that belongs to no flow.
 #[inline(always)]
 fn judge_message<T: Link>(
     skb: *mut __sk_buff,
@@ -457,8 +459,9 @@ fn judge_message<T: Link>(
     )
 }
 
-/// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known, and goes to
-/// who sent the packet in it; what an endpoint sends must also be about a packet for that endpoint.
+/// Whether an ICMP error that starts at `error_at` and travels in `direction` is about a known flow and addressed to
+/// the sender of the packet inside it. If an endpoint sent the error, it must also be about a packet to that
+/// endpoint.
 #[inline(always)]
 fn is_related<T: Version>(
     skb: *mut __sk_buff,
@@ -474,7 +477,7 @@ fn is_related<T: Version>(
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
         return false;
     };
-    // Routers on the way tell an endpoint of what did not get to others.
+    // Routers on the way may report to an endpoint that its packets did not reach others.
     let is_between = inner.reply.destination().0 == destination
         && (direction == TUPLE_IN || inner.reply.source().0 == source);
     let gate = EndpointGate::new(endpoint, frame);
@@ -497,7 +500,7 @@ fn traffic(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Tra
     }
 }
 
-/// Counts what conntrack could not do. The packet passes all the same.
+/// Counts conntrack failures. The packet passes anyway.
 #[inline(always)]
 fn note(frame: &Frame, direction: u8, tracked: Tracked) {
     match tracked {
@@ -517,7 +520,7 @@ fn note_error(frame: &Frame, direction: u8, is_related: bool) {
     count(frame, reason, metrics_direction(direction));
 }
 
-/// The direction of a packet, seen from the host.
+/// The packet's direction, seen from the host.
 #[inline(always)]
 fn metrics_direction(direction: u8) -> Direction {
     if direction == TUPLE_IN {

@@ -1,8 +1,8 @@
 //! Events for monitoring: records for `HEALTH_EVENTS`, written only if `HEALTH_MONITOR` wants them.
 //!
-//! While no client monitors, a program pays a look-up in an array, which the kernel inlines, and a test; and
-//! only where there is an event. Everything else is in separate functions in the kernel too, so that the
-//! verifier checks them once, and not once for each caller.
+//! While no client monitors, an event costs a program one array look-up, which the kernel inlines, and a test.
+//! Everything else is in separate functions in the kernel too, so that the verifier checks them once, not once per
+//! caller.
 
 use core::ptr;
 
@@ -24,7 +24,7 @@ use crate::maps::{
 };
 use crate::metrics::count_bytes;
 
-/// Tells that a packet is dropped.
+/// Reports that a packet is dropped.
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
@@ -37,7 +37,7 @@ pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     }
 }
 
-/// Tells what became of a flow; `kind` as in [`Event::kind`].
+/// Reports a change to a flow; `kind` as in [`Event::kind`].
 #[inline(always)]
 pub fn tell_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
     if !is_wanted(WANT_CT) {
@@ -45,7 +45,7 @@ pub fn tell_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
     }
     let (ifindex, identity) = (entry.ifindex, entry.source_identity);
     let tuple = ptr::from_ref(tuple);
-    // A generic type has no name in the kernel, which checks what functions of their own are given.
+    // A generic type has no name in the kernel, which checks the arguments of separate functions.
     if T::IP_VERSION == Tuple4::IP_VERSION {
         tell_flow4(tuple.cast(), kind.into(), ifindex, identity);
     } else {
@@ -84,11 +84,11 @@ extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32, ifinde
     write(event)
 }
 
-/// A record to be filled.
+/// A record to fill in.
 #[inline(always)]
 fn draft() -> Option<&'static mut Event> {
-    // SAFETY: a valid pointer into this CPU's slot. Programs on one CPU do not interrupt each other here, as
-    // all run with bottom halves off, and each function asks once.
+    // SAFETY: a valid pointer into this CPU's slot. Programs on one CPU do not interrupt each other here, as all run
+    // with bottom halves off, and each function asks once.
     HEALTH_DRAFT
         .get_ptr_mut(0)
         .map(|event| unsafe { &mut *event })
@@ -106,7 +106,7 @@ fn describe<T: Version>(frame: &Frame, ip_at: usize, event: &mut Event) {
     }
 }
 
-/// Tells between whom it was.
+/// Fills in the two ends of an event.
 #[inline(always)]
 fn name<T: Tuple>(event: &mut Event, tuple: &T) {
     let (source, destination) = (tuple.source(), tuple.destination());
@@ -125,7 +125,7 @@ extern "C" fn tell_flow4(
     ifindex: u32,
     source_identity: u32,
 ) -> u32 {
-    // SAFETY: made of a reference to such a tuple; the verifier wants to see it compared with null.
+    // SAFETY: made of a reference to such a tuple; the verifier requires a comparison with null.
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
@@ -158,7 +158,7 @@ fn write_flow<T: Tuple>(tuple: Option<&T>, kind: u32, ifindex: u32, source_ident
     write(event)
 }
 
-/// Writes an event that is wanted. The result is of no meaning: functions in the kernel have one.
+/// Writes an event if the filter passes it. The result is meaningless: functions in the kernel must have one.
 #[inline(always)]
 fn write(event: &mut Event) -> u32 {
     let Some(filter) = HEALTH_MONITOR.get(0) else {
@@ -172,8 +172,8 @@ fn write(event: &mut Event) -> u32 {
     0
 }
 
-/// Id of the endpoint that an event concerns: the one whose device it is, or whose address. A false source tells of nobody,
-/// and not of the destination either: that one did nothing.
+/// Id of the endpoint that an event concerns: the one that owns the device or, failing that, an address. A forged
+/// source identifies no endpoint, and the destination is not reported instead: it did nothing.
 #[inline(always)]
 fn endpoint(event: &Event) -> u16 {
     if let Some(config) = HEALTH_CONFIG.get(0)
@@ -205,7 +205,7 @@ fn endpoint_at(addr: &Addr) -> u16 {
     unsafe { HEALTH_ENDPOINTS.get(addr) }.map_or(0, |endpoint| endpoint.id)
 }
 
-/// The direction of its packet.
+/// The direction of the event's packet.
 #[inline(always)]
 fn metrics_direction(event: &Event) -> Direction {
     let egress = if event.kind == EVENT_DROP {

@@ -18,9 +18,9 @@ struct NextHop {
 
 const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
 
-/// Sends an untagged packet between these addresses on by the host's routes, past the host's stack. The result is the
-/// classifier's return value. `None`, and the packet is as it was: the stack has to do it, since there is no route, the packet
-/// is too long for the next device, or it has come too far and whoever sent it is to be told.
+/// Forwards an untagged packet between these addresses by the host's routes, bypassing the host's stack. The result
+/// is the classifier's return value. `None`, with the packet unchanged, if the stack must handle it: there is no
+/// route, the packet is too long for the next device, or its hop count has run out and its sender must be notified.
 #[inline(always)]
 pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<i64> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
@@ -32,7 +32,7 @@ pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Addre
         family: route.family.into(),
         address: route.destination,
     };
-    // SAFETY: what the helper takes for its structure.
+    // SAFETY: the layout that the helper expects.
     Some(unsafe {
         bpf_redirect_neigh(
             route.ifindex,
@@ -43,33 +43,33 @@ pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Addre
     })
 }
 
-/// `struct bpf_fib_lookup`, whose generated binding is made of unions.
+/// `struct bpf_fib_lookup`, whose generated binding consists of unions.
 #[repr(C)]
 pub struct FibLookup {
     /// `AF_INET` or `AF_INET6`.
     pub family: u8,
-    /// Protocol behind the IP header.
+    /// Protocol after the IP header.
     pub protocol: u8,
     ports_be: [u16; 2],
-    /// Length from the IP header on, bytes, host byte order: one that is too long for the next device has no way. 0: it is
-    /// not looked at.
+    /// Length from the IP header on, bytes, host byte order: if it is too long for the next device, no way is found.
+    /// 0: not checked.
     pub total_len: u16,
-    /// The device that the packet came by, then the one by which it goes on.
+    /// Input: the device that the packet came in on. Output: the device that it leaves on.
     pub ifindex: u32,
     /// Type of service in the first byte (IPv4), or flow information in network byte order (IPv6).
     pub flow_info: u32,
     source: [u32; 4],
-    /// The packet's, then that of the next hop.
+    /// Input: the packet's destination. Output: the next hop's address.
     pub destination: [u32; 4],
     vlan: u32,
-    /// Then: the hardware addresses of the device and of the next hop.
+    /// Output: the hardware addresses of the device and of the next hop.
     pub macs: [[u8; 6]; 2],
 }
 
 const _: () = assert!(size_of::<FibLookup>() == size_of::<aya_ebpf::bindings::bpf_fib_lookup>());
 
 impl FibLookup {
-    /// Of a packet that came by a device, with these addresses.
+    /// A look-up for a packet that came in on a device, with these addresses.
     #[inline(always)]
     pub fn of<T: Version>(ifindex: u32, source: T::Address, destination: T::Address) -> Self {
         Self {
@@ -86,23 +86,23 @@ impl FibLookup {
         }
     }
 
-    /// Asks for the way of a packet at a hook of tc, and tells whether there is one.
+    /// Looks up the packet's way at a tc hook, and returns whether there is one.
     #[inline(always)]
     pub fn is_found(&mut self, frame: &Frame) -> bool {
         // SAFETY: a valid context.
         let found = unsafe { self.ask(frame.skb().cast()) };
-        // The neighbour that is not known yet is asked for as the packet is sent.
+        // If the neighbour is not known yet, it is resolved when the packet is sent.
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into()
     }
 
-    /// Asks for its way. The result is one of `BPF_FIB_LKUP_RET_SUCCESS` and the others, or negative.
+    /// Looks up the packet's way. The result is `BPF_FIB_LKUP_RET_SUCCESS` or another of these codes, or negative.
     ///
     /// # Safety
     ///
-    /// `ctx` must be the context of the program that runs, at a hook of tc or XDP.
+    /// `ctx` must be the context of the running program, at a tc or XDP hook.
     #[inline(always)]
     pub unsafe fn ask(&mut self, ctx: *mut c_void) -> i64 {
-        // SAFETY: the caller's promise, and what the helper takes for its structure.
+        // SAFETY: the caller's promise, and the layout that the helper expects.
         unsafe {
             bpf_fib_lookup(
                 ctx.cast(),

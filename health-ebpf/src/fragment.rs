@@ -1,4 +1,4 @@
-//! The ports of packets that come in fragments: kept from the first one, found for the others.
+//! The ports of fragmented packets: stored from the first fragment, looked up for the others.
 
 use aya_ebpf::bindings::BPF_ANY;
 use health_common::ct::{Timeouts, Tuple4, Tuple6};
@@ -12,12 +12,12 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::packet::load;
 
-/// What tells whether a packet is a fragment, without reading the rest of it.
+/// Detects fragments without reading the rest of the packet.
 pub trait Fragments: Version {
-    /// Whether it is worth to look closer.
+    /// Whether a closer look is worthwhile.
     fn may_be_fragment(ip: &Self::Header) -> bool;
-    /// Which fragment the packet is whose IP header is at `ip_at`, and with IPv4 of which protocol. With IPv6 the fragment
-    /// header has to follow the IP header.
+    /// Fragment information for the packet whose IP header is at `ip_at`, and with IPv4 its protocol. With IPv6, the
+    /// fragment header must follow the IP header directly.
     fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)>;
     /// See [`FragmentKey4`] and [`FragmentKey6`].
     fn fragment_key_of(
@@ -84,7 +84,7 @@ impl Fragments for Tuple6 {
     }
 }
 
-/// Whether the ports of a packet are known, so that its first fragment went before.
+/// Whether the ports of a packet are known, which means that its first fragment has passed.
 #[inline(always)]
 pub fn is_known<T: Fragments>(
     source: T::Address,
@@ -98,7 +98,7 @@ pub fn is_known<T: Fragments>(
     ports.is_some_and(|ports| !ports.has_expired(coarse_now_secs()))
 }
 
-/// As [`find`] and [`keep`] together: for packets that nobody judges.
+/// Combines [`find`] and [`keep`], for packets that no policy judges.
 #[inline(always)]
 pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool {
     let is_found = find(packet);
@@ -106,7 +106,7 @@ pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool 
     is_found
 }
 
-/// Gives a later fragment the ports of its packet; `false` when they are not known.
+/// Sets a later fragment's ports to those of its packet; `false` if they are not known.
 #[inline(always)]
 pub fn find<T: Version>(packet: &mut Packet<T>) -> bool {
     let fragment = match packet.kind {
@@ -127,7 +127,7 @@ pub fn find<T: Version>(packet: &mut Packet<T>) -> bool {
     true
 }
 
-/// Keeps the ports of a first fragment for the others.
+/// Stores the ports of a first fragment for the others.
 #[inline(always)]
 pub fn keep<T: Version>(packet: &Packet<T>, timeouts: &Timeouts) {
     let fragment = match packet.kind {
@@ -142,11 +142,11 @@ pub fn keep<T: Version>(packet: &Packet<T>, timeouts: &Timeouts) {
         protocol: packet.tuple.protocol(),
         pad: [0; 3],
     };
-    // Without room, those that follow are of no known flow, and are counted as such.
+    // If there is no space, later fragments belong to no known flow, and are counted as such.
     let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
 }
 
-/// Forgets the ports of a first fragment that was sent to `destination`.
+/// Removes the ports of a first fragment that was sent to `destination`.
 #[inline(always)]
 pub fn forget<T: Version>(packet: &Packet<T>, destination: (T::Address, u16)) {
     let fragment = match packet.kind {

@@ -9,50 +9,51 @@ use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE};
 use network_types::eth::EthHdr;
 use network_types::vlan::VlanHdr;
 
-/// Where the IP header of an untagged packet of an endpoint begins. Headers lie at fixed places: no extension
-/// headers or options are walked.
+/// Offset of the IP header in an untagged packet of an endpoint. Headers are at fixed offsets: no extension headers
+/// or options are walked.
 pub const IP_AT: usize = EthHdr::LEN;
 
-/// Length of the header before the IP header or the VLAN tags on the device that the programs are for, bytes:
-/// Ethernet's, or 0 for devices whose packets begin with the IP header. Set as the programs are loaded; the
-/// verifier takes it for a constant.
+/// Length of the header before the IP header or the VLAN tags on the programs' device, bytes: Ethernet's, or 0 for
+/// devices whose packets start with the IP header. Set when the programs are loaded; the verifier treats it as a
+/// constant.
 #[unsafe(no_mangle)]
 static LINK_HEADER_LEN: Global<u32> = Global::new(IP_AT as u32);
 
-/// Where an IP header begins at most: behind two VLAN tags.
+/// Largest offset of an IP header: behind two VLAN tags.
 pub const IP_AT_MAX: u32 = IP_AT as u32 + 8;
-/// Where the transport header of IPv4 without options begins.
+/// Offset of the transport header after an IPv4 header without options.
 pub const L4_AT4: usize = IP_AT + 20;
-/// Where what follows the IPv6 header begins.
+/// Offset of the data after the IPv6 header.
 pub const L4_AT6: usize = IP_AT + 40;
 
-/// Mark of a packet that one of an endpoint's programs turned round, seen once by the other and cleared there. Marks do
-/// not cross namespaces, so no endpoint can set it; what else this host marks so came by another device, or by none. At an
-/// uplink, of a packet that leaves as it is: an error that `to_service` sends back, or what goes on to a backend that answers
-/// the client itself.
+/// Mark of a packet that one of an endpoint's programs turned round. The other program sees it once and clears it.
+/// Marks do not cross namespaces, so no endpoint can set it; any other packet that this host marks this way came in
+/// on another device, or on none. At an uplink, it marks a packet that leaves unchanged: an error that `to_service`
+/// sends back, or a packet forwarded to a backend that answers the client directly.
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
-/// Mark of a packet that `to_service` sends to a backend elsewhere, which is to get it from this node's address; `masquerade`
-/// clears it. Processes can set it too, so it counts only on packets that came by a device. The host's stack may have such a
-/// packet in between, and rules of netfilter there.
+/// Mark of a packet that `to_service` sends to a backend elsewhere, which must get it from this node's address;
+/// `masquerade` clears it. Processes can set it too, so it only counts on packets that came in on a device. In
+/// between, such a packet may pass the host's stack and its netfilter rules.
 pub const MARK_SERVED: u32 = 0x6865_2376;
 
-/// Mark of a packet that `from_endpoint` hands to `deliver`, which clears it: it answers a client outside.
+/// Mark of a packet that `from_endpoint` passes to `deliver`, which clears it: the packet answers an outside client.
 pub const MARK_PAST_STACK: u32 = 0x6865_6f75;
 
-/// Bits of marks by which rules masquerade and drop: those of kube-proxy, which outlive it, and of the mode `ipvs`.
+/// Mark bits that netfilter rules use to masquerade and drop: those of kube-proxy, which outlive it, and of the mode
+/// `ipvs`.
 const MARKS_OF_RULES: u32 = 0xc000;
 const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);
 
-/// Of `linux/if_packet.h`.
+/// From `linux/if_packet.h`.
 const PACKET_HOST: u32 = 0;
-/// As above.
+/// From `linux/if_packet.h`.
 const PACKET_LOOPBACK: u32 = 5;
 
 /// A packet at a tc hook.
 pub struct Frame<'a> {
     ctx: &'a TcContext,
-    /// The device that it is taken to be at, if not the hook's.
+    /// The device that it counts as being at, if not the hook's.
     device: Option<u32>,
 }
 
@@ -63,7 +64,7 @@ impl<'a> Frame<'a> {
         Self { ctx, device: None }
     }
 
-    /// Wraps the context of a packet on its way to another device than the hook's.
+    /// Wraps the context of a packet on its way to a device other than the hook's.
     #[inline(always)]
     pub fn at_device(ctx: &'a TcContext, ifindex: u32) -> Self {
         Self {
@@ -84,57 +85,58 @@ impl<'a> Frame<'a> {
         self.ctx.as_ptr().cast()
     }
 
-    /// Length from the Ethernet header on, if there is one, bytes, parts outside the linear area included.
+    /// Length from the Ethernet header on, if there is one, bytes, including parts outside the linear area.
     #[inline(always)]
     pub fn length(&self) -> u32 {
         self.ctx.len()
     }
 
-    /// The device the packet is at.
+    /// The device that the packet is at.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {
         match self.device {
             Some(ifindex) => ifindex,
-            // SAFETY: the context pointer is valid for the program's run. Volatile: LLVM would make one read of this and
-            // of another place where either is wanted, by a pointer that verifiers do not take.
+            // SAFETY: the context pointer is valid for the program's run. Volatile: otherwise LLVM would merge this
+            // read with another field's wherever either is wanted, through a pointer that verifiers reject.
             None => unsafe { (&raw const (*self.skb()).ifindex).read_volatile() },
         }
     }
 
-    /// The device by which the packet came into this namespace; 0 for one that was made here.
+    /// The device on which the packet came into this namespace; 0 if it was created here.
     #[inline(always)]
     pub fn came_by(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.skb()).ingress_ifindex }
     }
 
-    /// Whether this mark was set on the packet here, and not by a process that sent it.
+    /// Whether this mark was set on the packet here, not by a process that sent it.
     #[inline(always)]
     pub fn was_marked(&self, mark: u32) -> bool {
         self.mark() == mark && self.came_by() != 0
     }
 
-    /// Whether the link sent the packet to this host's own address: not to a group, and not to others.
+    /// Whether the link sent the packet to this host's own address, not to a group or to another host.
     #[inline(always)]
     pub fn is_to_host(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).pkt_type == PACKET_HOST }
     }
 
-    /// Whether the packet is the host's copy of its own to a group, which comes back by the device that it left by.
+    /// Whether the packet is the host's copy of its own multicast packet, which comes back on the device that it left
+    /// on.
     #[inline(always)]
     pub fn is_looped_back(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).pkt_type == PACKET_LOOPBACK }
     }
 
-    /// Length of the header before the IP header, if there are no tags, bytes.
+    /// Length of the header before the IP header, not counting tags, bytes.
     #[inline(always)]
     pub fn link_header_len(&self) -> usize {
         LINK_HEADER_LEN.load() as usize
     }
 
-    /// When the kernel took the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while nobody on the
+    /// When the kernel received the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while no process on the
     /// machine asks for time stamps (`SO_TIMESTAMP`, a capture).
     #[inline(always)]
     pub fn stamped_ns(&self) -> u64 {
@@ -156,23 +158,22 @@ impl<'a> Frame<'a> {
         unsafe { (*self.skb()).mark = mark }
     }
 
-    /// Whether the packet carries a VLAN tag beside its bytes.
+    /// Whether the packet has a VLAN tag outside its bytes.
     #[inline(always)]
     pub fn has_vlan_tag(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).vlan_present != 0 }
     }
 
-    /// Ethernet type of the packet, host byte order; a tag inside the bytes shows as its own type.
+    /// Ethernet type of the packet, host byte order; a tag inside the bytes shows up as its own type.
     #[inline(always)]
     pub fn protocol(&self) -> u16 {
         // SAFETY: as above. The kernel keeps the 16-bit field in network byte order.
         u16::from_be(unsafe { (*self.skb()).protocol } as u16)
     }
 
-    /// Ethernet type of what the packet carries, host byte order, and where that begins, behind one tag
-    /// or two in the bytes. A tag beside the bytes, where devices that offload tags keep it, shifts
-    /// nothing.
+    /// Ethernet type of the packet's content, host byte order, and its offset, after one or two tags in the bytes. A
+    /// tag outside the bytes, where devices with tag offload keep it, shifts nothing.
     #[inline(always)]
     pub fn network(&self) -> Option<(u16, usize)> {
         let at = LINK_HEADER_LEN.load() as usize;
@@ -189,8 +190,8 @@ impl<'a> Frame<'a> {
         Some((u16::from_be(tag.ether_type), at + 2 * VlanHdr::LEN))
     }
 
-    /// How many full-sized segments the device cuts the packet into (GSO), given how many bytes follow the
-    /// transport header; 0 for a packet that leaves as it is.
+    /// Number of full-sized segments that the device splits the packet into (GSO), given the number of bytes after
+    /// the transport header; 0 for a packet that is not split.
     #[inline(always)]
     pub fn full_segments(&self, data_len: u32) -> u32 {
         // SAFETY: as above.
@@ -198,8 +199,8 @@ impl<'a> Frame<'a> {
         data_len.checked_div(size).unwrap_or(0)
     }
 
-    /// Makes the first `len` bytes readable and writable in place; `false` when there are not as many.
-    /// Pointers from before are void afterwards.
+    /// Makes the first `len` bytes readable and writable in place; `false` if the packet is shorter. Invalidates
+    /// earlier pointers.
     #[inline(always)]
     pub fn pull(&self, len: usize) -> bool {
         if self.ctx.data() + len <= self.ctx.data_end() {
@@ -210,10 +211,10 @@ impl<'a> Frame<'a> {
             && self.ctx.data() + len <= self.ctx.data_end()
     }
 
-    /// The bytes at `offset` as `T`; `None` when they are not all there.
+    /// The bytes at `offset` as `T`; `None` if the packet is too short.
     ///
-    /// The reference is aligned as far as BPF is concerned: the kernel places the IP header on a
-    /// four-byte boundary or runs on hardware that does not mind, and LLVM emits plain loads.
+    /// The reference is aligned as far as BPF is concerned: the kernel places the IP header on a four-byte boundary
+    /// or runs on hardware that does not care, and LLVM emits plain loads.
     #[inline(always)]
     #[allow(
         clippy::mut_from_ref,
@@ -221,7 +222,7 @@ impl<'a> Frame<'a> {
     )]
     pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
         let start = self.ctx.data() + offset;
-        // The verifier wants the end of the access compared with data_end.
+        // The verifier requires the end of the access to be compared with data_end.
         if start + size_of::<T>() > self.ctx.data_end() {
             return None;
         }
@@ -229,8 +230,8 @@ impl<'a> Frame<'a> {
         Some(unsafe { &mut *(start as *mut T) })
     }
 
-    /// Ethernet header, IP header and `T` at `offset`, behind one comparison: the verifier loses track
-    /// when LLVM merges the outcomes of several.
+    /// Ethernet header, IP header and `T` at `offset`, after a single comparison: the verifier loses track when LLVM
+    /// merges the results of several.
     #[inline(always)]
     #[allow(
         clippy::mut_from_ref,
@@ -252,19 +253,18 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Overwrites the bytes at `offset`; `false` when that cannot be done. References from before are
-    /// void afterwards.
+    /// Overwrites the bytes at `offset`; `false` if that fails. Invalidates earlier references.
     ///
-    /// A helper and not a plain store: of a program that stores into packets the kernel makes one that
-    /// first copies the headers of each packet that somebody else holds too, such as all of TCP.
+    /// A helper rather than a plain store: if a program stores into packets, the kernel makes it copy the headers of
+    /// every shared packet first, which includes all TCP packets.
     #[inline(always)]
     pub fn store<T>(&self, offset: usize, value: &T) -> bool {
-        // A checksum over the whole packet that the device computed stays right: the caller changes
-        // the one in the message by as much.
+        // A checksum over the whole packet that the device computed stays right: the caller changes the one in the
+        // message by the same amount.
         self.ctx.store(offset, value, 0).is_ok()
     }
 
-    /// Whether a device takes the packet, or the segments it is cut into, as long as they are.
+    /// Whether the packet, or each segment that it is split into, fits the device's MTU.
     #[inline(always)]
     pub fn fits(&self, ifindex: u32) -> bool {
         let mut mtu = 0_u32;
@@ -280,14 +280,14 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether the packet is several that were merged, which are cut apart again as it leaves.
+    /// Whether this is several merged packets, which are split again when it leaves.
     #[inline(always)]
     pub fn is_merged(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).gso_size != 0 }
     }
 
-    /// Whether a device would take the packet, which is not merged, if it were longer by so many bytes.
+    /// Whether the packet, which is not merged, would fit the device's MTU if it were `by` bytes longer.
     #[inline(always)]
     pub fn fits_longer(&self, ifindex: u32, by: u32) -> bool {
         let mut mtu = 0_u32;
@@ -295,7 +295,7 @@ impl<'a> Frame<'a> {
         unsafe { bpf_check_mtu(self.skb().cast(), ifindex, &raw mut mtu, by as i32, 0) == 0 }
     }
 
-    /// Hands a packet that came in to the other end of a veth pair, on its way in there. The result is the classifier's
+    /// Passes a received packet to the other end of a veth pair, as if received there. The result is the classifier's
     /// return value.
     #[inline(always)]
     pub fn redirect_to_peer(&self, ifindex: u32) -> i64 {
@@ -303,8 +303,8 @@ impl<'a> Frame<'a> {
         unsafe { bpf_redirect_peer(ifindex, 0) }
     }
 
-    /// Hands the packet to a device, on its way in (`BPF_F_INGRESS`) or out (0). The result is the
-    /// classifier's return value.
+    /// Passes the packet to a device, as received (`BPF_F_INGRESS`) or to be sent (0). The result is the classifier's
+    /// return value.
     #[inline(always)]
     pub fn redirect(&self, ifindex: u32, flags: u64) -> i64 {
         // SAFETY: a helper without memory arguments.

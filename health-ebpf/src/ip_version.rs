@@ -1,4 +1,4 @@
-//! The maps and the packets of either IP version.
+//! The maps and packet formats of each IP version.
 
 use core::mem::offset_of;
 
@@ -22,48 +22,48 @@ use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6}
 use crate::ring;
 use crate::table::{RingMap, Table};
 
-/// An IP version, by its tuples.
+/// An IP version, identified by its tuple type.
 pub trait Version: Tuple + Sized + 'static {
-    /// Its flows.
+    /// Conntrack entries of this version.
     fn flows() -> Table<Self, CtEntry>;
-    /// Its translations.
+    /// Translations of this version.
     fn translations() -> Table<Self, Self::Translation>;
-    /// Frontends of its services.
+    /// Service frontends of this version.
     fn frontends() -> &'static HashMap<Self::FrontendKey, Frontend>;
-    /// Its flows through services.
+    /// Service flows of this version.
     fn service_flows() -> Table<Self, Self::ServiceFlow>;
-    /// Ports of its packets that come in fragments.
+    /// Ports of this version's fragmented packets.
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts>;
-    /// Bytes of this version's addresses and two ports, as a tuple begins: a `struct bpf_sock_tuple`.
+    /// Bytes of this version's addresses and two ports, which come first in a tuple: a `struct bpf_sock_tuple`.
     const SOCKET_TUPLE_LEN: u32;
-    /// Its IP header, without options.
+    /// The IP header, without options.
     type Header;
-    /// Length of that, bytes.
+    /// Length of the IP header, bytes.
     const HEADER_LEN: usize = size_of::<Self::Header>();
-    /// Where what follows it begins in an untagged packet.
+    /// Offset of the data after the IP header in an untagged packet.
     const L4_AT: usize = IP_AT + Self::HEADER_LEN;
-    /// Where the IP header holds its source address, and where its destination address.
+    /// Offsets of the source and destination addresses in the IP header.
     const ADDRESSES_AT: [u32; 2];
-    /// Where the IP header holds its checksum.
+    /// Offset of the checksum in the IP header.
     const IP_CHECK_AT: Option<u32>;
-    /// Where the IP header holds its time to live or hop limit.
+    /// Offset of the time to live or hop limit in the IP header.
     const TTL_AT: u32;
-    /// Its address family.
+    /// The address family.
     const FAMILY: u8;
-    /// An address in the words of the kernel's look-up of routes.
+    /// An address in the form of the kernel's route look-up.
     fn fib_words(address: Self::Address) -> [u32; 4];
     /// Source and destination in a header.
     fn ends(ip: &Self::Header) -> (Self::Address, Self::Address);
-    /// Protocol of what follows a header: with IPv6, of an extension header too.
+    /// Protocol of the data after a header: with IPv6, possibly an extension header.
     fn protocol_behind(ip: &Self::Header) -> u8;
     /// Whether a packet of this version's ICMP may be a probe of the mesh.
     fn may_be_probe(ip: &Self::Header, message: &ProbeMessage) -> bool;
-    /// Whether the checksums of such a packet are right, given its message as it lies in memory.
+    /// Whether the checksums of such a packet are right, given its message in memory order.
     fn is_intact(ip: &Self::Header, message: &[u32; MESSAGE_LEN / 4]) -> bool;
-    /// The packet whose IP header is at `ip_at` and which goes in `direction`. `None` when it is cut short or
-    /// of another version.
+    /// The packet whose IP header is at `ip_at` and which travels in `direction`. `None` if it is truncated or of
+    /// another version.
     fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Self>>;
-    /// The packet in an ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
+    /// The packet inside an ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels in
     /// `direction`.
     fn read_inner(
         frame: &Frame,

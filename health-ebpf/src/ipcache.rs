@@ -1,4 +1,4 @@
-//! Whose an address is.
+//! Identities of addresses.
 
 use core::ptr;
 
@@ -9,20 +9,20 @@ use health_common::masquerade::Address;
 
 use crate::maps::HEALTH_IPCACHE;
 
-/// Bits of an address that are matched.
+/// Number of address bits to match.
 const ADDRESS_BITS: u32 = 128;
 
-/// Identity behind an address (network byte order). Of those that nobody told of it is the world's.
+/// Identity of an address (network byte order). Unknown addresses belong to the world.
 #[inline(always)]
 pub fn identity_of<A: Address>(address: A) -> u32 {
     address_identity(&address.to_addr())
 }
 
-/// A function of its own in the kernel too: the key needs a stack of its own.
+/// A separate function in the kernel too: the key needs its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn address_identity(addr: *const Addr) -> u32 {
-    // SAFETY: made of a reference to an address; the verifier wants to see it compared with null.
+    // SAFETY: made of a reference to an address; the verifier requires a comparison with null.
     let Some(&data) = (unsafe { addr.as_ref() }) else {
         return identity::WORLD;
     };
@@ -35,23 +35,23 @@ extern "C" fn address_identity(addr: *const Addr) -> u32 {
         .map_or(identity::WORLD, |entry| entry.identity)
 }
 
-/// A key of a trie. aya's own is packed, which makes LLVM store it byte by byte.
+/// A trie key. aya's own is packed, which makes LLVM store it byte by byte.
 #[repr(C)]
 pub struct TrieKey<T> {
-    /// How many bits of the data are matched.
+    /// Number of data bits to match.
     pub prefix_len: u32,
-    /// What is looked up, of alignment 4.
+    /// The data to look up, with an alignment of 4.
     pub data: T,
 }
 
 impl<T> TrieKey<T> {
     const IS_DENSE: () = assert!(size_of::<Self>() == size_of::<Key<T>>());
 
-    /// As aya takes it.
+    /// Converts to aya's type.
     #[inline(always)]
     pub fn as_key(&self) -> &Key<T> {
         let () = Self::IS_DENSE;
-        // SAFETY: the same fields at the same places, as the size tells, and less alignment.
+        // SAFETY: the same fields at the same offsets, as the size shows, and less alignment.
         unsafe { &*ptr::from_ref(self).cast() }
     }
 }

@@ -1,5 +1,5 @@
-//! The concerns of the kernel side, one module each. The programs themselves are in the binaries
-//! `datapath` (what an agent loads) and `bench` (what measures it).
+//! The kernel side, one module per concern. The programs themselves are in the binaries `datapath` (loaded by the
+//! agent) and `bench` (benchmarks).
 
 #![no_std]
 #![feature(asm_experimental_arch, core_intrinsics, stmt_expr_attributes)]

@@ -1,4 +1,4 @@
-//! What passes without a policy being asked, since an endpoint's link needs it: see [`health_common::link`].
+//! Packets that pass without consulting policy, since an endpoint's link needs them: see [`health_common::link`].
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
@@ -19,24 +19,24 @@ use crate::ipcache::identity_of;
 use crate::maps::HEALTH_CONFIG;
 use crate::packet::load;
 
-/// What [`link_message`] makes of a packet: nothing that a link needs, discovery by a group or of one neighbour,
-/// what multicast listeners say, or a question by DHCPv6. Functions in the kernel return nothing but numbers.
+/// How [`link_message`] classifies a packet: not needed by the link, discovery by multicast, discovery of one
+/// neighbour, a multicast listener message, or a DHCPv6 request. Functions in the kernel can only return numbers.
 const NONE: u32 = 0;
 const TO_GROUP: u32 = 1;
 const TO_NEIGHBOUR: u32 = 2;
 const OF_LISTENER: u32 = 3;
 const OF_DHCP: u32 = 4;
 
-/// Link-local packets, which differ between the IP versions: IPv4 has its neighbour discovery outside IP.
+/// Link-local packets, where the IP versions differ: IPv4 does neighbour discovery outside IP.
 pub trait Link: Version {
     /// Whether the source is link-local or unspecified.
     fn has_link_source(ip: &Self::Header) -> bool;
     /// Whether the destination is link-local.
     fn has_link_destination(ip: &Self::Header) -> bool;
-    /// Whether a link-local packet must pass. `may_ask`: DHCPv6 requests, too.
+    /// Whether a link-local packet must pass. `may_ask`: DHCPv6 requests too.
     fn is_needed(frame: &Frame, may_ask: bool) -> bool;
-    /// Whether an ICMP message of this type and code discovers neighbours, and goes (`direction` as in a tuple) from
-    /// or to one: the host, which `peer` is then.
+    /// Whether an ICMP message of this type and code is neighbour discovery, and travels (`direction` as in a tuple)
+    /// from or to a neighbour: the host, which is then `peer`.
     fn is_discovery(frame: &Frame, direction: u8, start: [u8; 2], peer: Self::Address) -> bool;
 }
 
@@ -96,14 +96,15 @@ impl Link for Tuple6 {
         }
         match link_message(frame.skb()) {
             TO_GROUP => true,
-            // Everybody else is behind the host.
+            // All others are behind the host.
             TO_NEIGHBOUR => v6_is_link_local(&peer) || is_of_host(peer),
             _ => false,
         }
     }
 }
 
-/// Whether the host has this address. That of the gateway is the programs' own, and the host would route to it.
+/// Whether this is an address of the host. The gateway's address is excluded: the programs handle it themselves, and
+/// the host would route to it.
 #[inline(always)]
 fn is_of_host(address: [u32; 4]) -> bool {
     let config = HEALTH_CONFIG.get(0);
@@ -111,7 +112,7 @@ fn is_of_host(address: [u32; 4]) -> bool {
     !is_gateway && identity_of(address) == identity::HOST
 }
 
-/// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.
+/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn link_message(skb: *mut __sk_buff) -> u32 {

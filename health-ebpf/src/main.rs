@@ -41,31 +41,31 @@ fn from_netdev(ctx: TcContext) -> i32 {
     netdev::from_netdev(&Frame::new(&ctx)).code()
 }
 
-/// Where `to_netdev` goes on with packets that may have to be masqueraded.
+/// Tail call from `to_netdev` for packets that may need masquerading.
 #[classifier]
 fn masquerade(ctx: TcContext) -> i32 {
     nat::masquerade(&Frame::new(&ctx)).code()
 }
 
-/// Where `from_netdev` goes on with packets that may be for masqueraded flows.
+/// Tail call from `from_netdev` for packets that may belong to masqueraded flows.
 #[classifier]
 fn unmasquerade(ctx: TcContext) -> i32 {
     nat::unmasquerade(&Frame::new(&ctx)).code()
 }
 
-/// Where `from_netdev` and `unmasquerade` go on with packets that may be for a service.
+/// Tail call from `from_netdev` and `unmasquerade` for packets that may be for a service.
 #[classifier]
 fn to_service(ctx: TcContext) -> i32 {
     service::to_service(&Frame::new(&ctx)).code()
 }
 
-/// Where `to_netdev` goes on with packets that may answer one.
+/// Tail call from `to_netdev` for packets that may be a service's answers.
 #[classifier]
 fn from_service(ctx: TcContext) -> i32 {
     service::from_service(&Frame::new(&ctx)).code()
 }
 
-/// Where `from_endpoint` and `to_service` go on with packets that may be for an endpoint of this node.
+/// Tail call from `from_endpoint` and `to_service` for packets that may be for an endpoint of this node.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
     delivery::deliver(&ctx).code()
@@ -77,8 +77,8 @@ fn xdp_netdev(ctx: XdpContext) -> u32 {
     health_ebpf::xdp::xdp_netdev(&XdpFrame::new(&ctx)).code()
 }
 
-/// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add what it observed itself to a row of
-/// `HEALTH_RTT`, so that all writing of rows happens in the kernel.
+/// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add its own observations to a row of `HEALTH_RTT`,
+/// so that only the kernel writes rows.
 #[classifier]
 fn rtt_account(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
@@ -88,7 +88,7 @@ fn rtt_account(ctx: TcContext) -> i32 {
     }
 }
 
-/// Never attached: the agent runs it to ask about the connection of a probe that was answered.
+/// Never attached: the agent runs it to ask about the connection of an answered probe.
 #[classifier]
 fn tcp_account(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
@@ -98,8 +98,8 @@ fn tcp_account(ctx: TcContext) -> i32 {
     }
 }
 
-/// Never attached: the agent runs it to remove flows and translations whose time is over, each looked at once
-/// more right before.
+/// Never attached: the agent runs it to remove expired flows and translations. Each is checked again just before it
+/// is removed.
 #[classifier]
 fn ct_collect(ctx: TcContext) -> i32 {
     collect::collect(&Frame::new(&ctx)) as i32
@@ -111,43 +111,43 @@ fn sock_connect4(ctx: SockAddrContext) -> i32 {
     socket::connect(&Call4::new(ctx.sock_addr))
 }
 
-/// cgroup: a socket connects to an IPv6 address, or to an IPv4 one mapped into it.
+/// cgroup: a socket connects to an IPv6 address, or to an IPv4-mapped one.
 #[cgroup_sock_addr(connect6)]
 fn sock_connect6(ctx: SockAddrContext) -> i32 {
     socket::connect(&Call6::new(ctx.sock_addr))
 }
 
-/// cgroup: a datagram is sent to an IPv4 address, by a socket that is not connected.
+/// cgroup: an unconnected socket sends a datagram to an IPv4 address.
 #[cgroup_sock_addr(sendmsg4)]
 fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
     socket::send(&Call4::new(ctx.sock_addr))
 }
 
-/// cgroup: the same to an IPv6 address.
+/// cgroup: the same for an IPv6 address.
 #[cgroup_sock_addr(sendmsg6)]
 fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
     socket::send(&Call6::new(ctx.sock_addr))
 }
 
-/// cgroup: a process is told from which IPv4 address a datagram came.
+/// cgroup: a process learns the IPv4 source address of a datagram.
 #[cgroup_sock_addr(recvmsg4)]
 fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
     socket::receive(&Call4::new(ctx.sock_addr))
 }
 
-/// cgroup: the same of an IPv6 address, or of an IPv4 one mapped into it.
+/// cgroup: the same for an IPv6 address, or for an IPv4-mapped one.
 #[cgroup_sock_addr(recvmsg6)]
 fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
     socket::receive(&Call6::new(ctx.sock_addr))
 }
 
-/// cgroup: a process asks to which IPv4 address a socket is connected.
+/// cgroup: a process asks which IPv4 address a socket is connected to.
 #[cgroup_sock_addr(getpeername4)]
 fn sock_getpeername4(ctx: SockAddrContext) -> i32 {
     socket::tell_peer(&Call4::new(ctx.sock_addr))
 }
 
-/// cgroup: the same of an IPv6 address, or of an IPv4 one mapped into it.
+/// cgroup: the same for an IPv6 address, or for an IPv4-mapped one.
 #[cgroup_sock_addr(getpeername6)]
 fn sock_getpeername6(ctx: SockAddrContext) -> i32 {
     socket::tell_peer(&Call6::new(ctx.sock_addr))

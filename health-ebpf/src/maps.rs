@@ -1,4 +1,4 @@
-//! The maps. Pinned by name, so they outlive the agent; layouts are in `health-common`.
+//! The maps. They are pinned by name, so they outlive the agent; layouts are in `health-common`.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
@@ -43,19 +43,19 @@ const ENDPOINTS: u32 = 16_384;
 const PEERS: u32 = 131_072;
 const TCP_FLOWS: u32 = 32_768;
 
-/// IPv4 flows of TCP.
+/// IPv4 TCP flows.
 #[map]
 pub static HEALTH_CT4: HashMap<Tuple4, CtEntry> = HashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_CT4`], in insertion order.
 #[map]
 pub static HEALTH_CT4_RING: Array<Tuple4> = Array::pinned(DEFAULT_ENTRIES, 0);
 
-/// IPv6 flows of TCP.
+/// IPv6 TCP flows.
 #[map]
 pub static HEALTH_CT6: HashMap<Tuple6, CtEntry> = HashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_CT6`], in insertion order.
 #[map]
 pub static HEALTH_CT6_RING: Array<Tuple6> = Array::pinned(DEFAULT_ENTRIES, 0);
 
@@ -67,49 +67,49 @@ pub static HEALTH_CT_ANY4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(DEFA
 #[map]
 pub static HEALTH_CT_ANY6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
 
-/// Ports of IPv4 packets that come in fragments.
+/// Ports of fragmented IPv4 packets.
 #[map]
 pub static HEALTH_FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
     LruHashMap::pinned(FRAGMENTS, 0);
 
-/// Ports of IPv6 packets that come in fragments.
+/// Ports of fragmented IPv6 packets.
 #[map]
 pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
     LruHashMap::pinned(FRAGMENTS, 0);
 
-/// Packets of which fragments came early, or the first one was seen. Only the programs use this and what follows, so it is not
-/// pinned.
+/// Packets with early fragments, or whose first fragment was seen. Only the programs use this map and the next three,
+/// so they are not pinned.
 #[map]
 pub static HEALTH_EARLY: LruHashMap<PacketKey, EarlyPacket> =
     LruHashMap::with_max_entries(EARLY_PACKETS, 0);
 
-/// Their fragments that are held.
+/// The held fragments of these packets.
 #[map]
 pub static HEALTH_EARLY_FRAMES: LruHashMap<FrameKey, EarlyFrame> =
     LruHashMap::with_max_entries(HELD_FRAGMENTS, 0);
 
-/// Who sent them.
+/// Sources of these fragments.
 #[map]
 pub static HEALTH_EARLY_SOURCES: LruHashMap<Addr, EarlySource> =
     LruHashMap::with_max_entries(EARLY_SOURCES, 0);
 
-/// Where a CPU puts one together.
+/// Per-CPU scratch space for building one of them.
 #[map]
 pub static HEALTH_EARLY_DRAFT: PerCpuArray<EarlyDraft> = PerCpuArray::with_max_entries(1, 0);
 
-/// IPv4 translations of TCP.
+/// IPv4 TCP translations.
 #[map]
 pub static HEALTH_NAT4: HashMap<Tuple4, NatEntry4> = HashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_NAT4`], in insertion order.
 #[map]
 pub static HEALTH_NAT4_RING: Array<Tuple4> = Array::pinned(DEFAULT_ENTRIES, 0);
 
-/// IPv6 translations of TCP.
+/// IPv6 TCP translations.
 #[map]
 pub static HEALTH_NAT6: HashMap<Tuple6, NatEntry6> = HashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_NAT6`], in insertion order.
 #[map]
 pub static HEALTH_NAT6_RING: Array<Tuple6> = Array::pinned(DEFAULT_ENTRIES, 0);
 
@@ -123,7 +123,7 @@ pub static HEALTH_NAT_ANY4: LruHashMap<Tuple4, NatEntry4> =
 pub static HEALTH_NAT_ANY6: LruHashMap<Tuple6, NatEntry6> =
     LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
 
-/// Round-trip times by peer. Rows are large and made by the agent, so memory is taken as they come.
+/// Round-trip times per peer. Rows are large and created by the agent, so memory is allocated on demand.
 #[map]
 pub static HEALTH_RTT: HashMap<RttKey, RttRow> = HashMap::pinned(PEER_PATHS, BPF_F_NO_PREALLOC);
 
@@ -139,7 +139,7 @@ pub static HEALTH_ARRIVALS: LruHashMap<Prober, Arrivals> = LruHashMap::pinned(AR
 #[map]
 pub static HEALTH_PEERS: HashMap<Addr, Peer> = HashMap::pinned(PEERS, BPF_F_NO_PREALLOC);
 
-/// TCP connections that are timed: those to peers, and the probes' own.
+/// Timed TCP connections: those to peers, and the probes' own.
 #[map]
 pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS, 0);
 
@@ -148,11 +148,11 @@ pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS,
 pub static HEALTH_ENDPOINTS: HashMap<Addr, EndpointInfo> =
     HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
 
-/// Verdicts about the packets of endpoints.
+/// Policy verdicts on packets of endpoints.
 #[map]
 pub static HEALTH_POLICY: LpmTrie<PolicyKey, PolicyEntry> = LpmTrie::pinned(POLICY_ENTRIES, 0);
 
-/// What the verdicts were about.
+/// Counters of the packets that the verdicts applied to.
 #[map]
 pub static HEALTH_POLICY_COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(POLICY_COUNTERS, 0);
 
@@ -160,11 +160,11 @@ pub static HEALTH_POLICY_COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(PO
 #[map]
 pub static HEALTH_IPCACHE: LpmTrie<Addr, IpcacheEntry> = LpmTrie::pinned(IPCACHE_ENTRIES, 0);
 
-/// The host's own addresses. Of no meaning is the value.
+/// The host's own addresses. The value has no meaning.
 #[map]
 pub static HEALTH_OWN: LpmTrie<OwnPrefix, u32> = LpmTrie::pinned(OWN_ENTRIES, 0);
 
-/// Endpoints of this node, by the host's end of their veth pairs: their ids.
+/// Ids of this node's endpoints, by the host's end of their veth pairs.
 #[map]
 pub static HEALTH_DEVICES: HashMap<u32, u32> = HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
 
@@ -178,11 +178,11 @@ pub static HEALTH_SVC4: HashMap<FrontendKey4, Frontend> =
 pub static HEALTH_SVC6: HashMap<FrontendKey6, Frontend> =
     HashMap::pinned(DEFAULT_FRONTENDS, BPF_F_NO_PREALLOC);
 
-/// Which backends frontends choose from.
+/// Backends that frontends select from.
 #[map]
 pub static HEALTH_SLOTS: Array<u32> = Array::pinned(DEFAULT_SLOTS, 0);
 
-/// The same, by Maglev.
+/// The same, for Maglev.
 #[map]
 pub static HEALTH_MAGLEV: Array<u32> = Array::pinned(DEFAULT_MAGLEV, 0);
 
@@ -190,29 +190,29 @@ pub static HEALTH_MAGLEV: Array<u32> = Array::pinned(DEFAULT_MAGLEV, 0);
 #[map]
 pub static HEALTH_BACKENDS: Array<Backend> = Array::pinned(DEFAULT_BACKENDS, 0);
 
-/// Clients that stay with their backends.
+/// Clients with affinity to a backend.
 #[map]
 pub static HEALTH_AFFINITY: LruHashMap<AffinityKey, Affinity> =
     LruHashMap::pinned(DEFAULT_AFFINITY, 0);
 
-/// Who may use a service.
+/// Sources that may use a service.
 #[map]
 pub static HEALTH_SOURCE_RANGES: LpmTrie<SourceRange, u32> =
     LpmTrie::pinned(DEFAULT_SOURCE_RANGES, 0);
 
-/// IPv4 flows of TCP through services.
+/// IPv4 TCP flows through services.
 #[map]
 pub static HEALTH_REVNAT4: HashMap<Tuple4, ServiceFlow4> = HashMap::pinned(REVNAT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_REVNAT4`], in insertion order.
 #[map]
 pub static HEALTH_REVNAT4_RING: Array<Tuple4> = Array::pinned(REVNAT_ENTRIES, 0);
 
-/// IPv6 flows of TCP through services.
+/// IPv6 TCP flows through services.
 #[map]
 pub static HEALTH_REVNAT6: HashMap<Tuple6, ServiceFlow6> = HashMap::pinned(REVNAT_ENTRIES, 0);
 
-/// Their keys, in the order in which they were entered.
+/// Keys of [`HEALTH_REVNAT6`], in insertion order.
 #[map]
 pub static HEALTH_REVNAT6_RING: Array<Tuple6> = Array::pinned(REVNAT_ENTRIES, 0);
 
@@ -226,32 +226,33 @@ pub static HEALTH_REVNAT_ANY4: LruHashMap<Tuple4, ServiceFlow4> =
 pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
     LruHashMap::pinned(REVNAT_ANY_ENTRIES, 0);
 
-/// What the host's own sockets were sent to.
+/// Where the host's own sockets were sent.
 #[map]
 pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
     LruHashMap::pinned(SOCKET_ENTRIES, 0);
 
-/// Unconnected sockets of the host that ask one backend by several addresses, by the key of its answers. Of no meaning to the
-/// next programs: not pinned.
+/// Unconnected sockets of the host that reach one backend by several addresses, by the key of its answers. Not
+/// pinned: the next programs have no use for it.
 #[map]
 pub static HEALTH_TURNS: LruHashMap<SocketKey, Turns> =
     LruHashMap::with_max_entries(TURN_ENTRIES, 0);
 
-/// Devices on which XDP sends packets of services on.
+/// Devices on which XDP forwards packets of services.
 #[map]
 pub static HEALTH_XDP_DEVICES: HashMap<u32, XdpDevice> =
     HashMap::pinned(XDP_DEVICES, BPF_F_NO_PREALLOC);
 
-/// How XDP sends packets of IPv4 flows on.
+/// How XDP forwards packets of IPv4 flows.
 #[map]
 pub static HEALTH_XDP_FLOWS4: LruHashMap<Tuple4, XdpFlow<u32>> = LruHashMap::pinned(XDP_FLOWS, 0);
 
-/// How XDP sends packets of IPv6 flows on.
+/// How XDP forwards packets of IPv6 flows.
 #[map]
 pub static HEALTH_XDP_FLOWS6: LruHashMap<Tuple6, XdpFlow<[u32; 4]>> =
     LruHashMap::pinned(XDP_FLOWS, 0);
 
-/// Where such a value is made, for which the stack has no room. Of no meaning to anybody else, and not pinned.
+/// Scratch space for building such a value, which does not fit on the stack. Used only by the programs, so it is not
+/// pinned.
 #[map]
 pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max_entries(1, 0);
 
@@ -259,7 +260,7 @@ pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max
 #[map]
 pub static HEALTH_XDP_DRAFT6: PerCpuArray<Draft<Tuple6>> = PerCpuArray::with_max_entries(1, 0);
 
-/// How long that serves.
+/// How long such values are valid.
 #[map]
 pub static HEALTH_XDP_TIMES: Array<XdpTimes> = Array::pinned(1, 0);
 
@@ -267,36 +268,36 @@ pub static HEALTH_XDP_TIMES: Array<XdpTimes> = Array::pinned(1, 0);
 #[map]
 pub static HEALTH_METRICS: PerCpuArray<Counter> = PerCpuArray::pinned(METRICS_ENTRIES, 0);
 
-/// Programs that others go on with.
+/// Tail-call targets.
 #[map]
 pub static HEALTH_CALLS: ProgramArray = ProgramArray::pinned(CALLS_ENTRIES, 0);
 
-/// Whose packets are masqueraded.
+/// Which packets are masqueraded.
 #[map]
 pub static HEALTH_MASQUERADE: Array<MasqueradeConfig> = Array::pinned(1, 0);
 
-/// What happens to packets and flows, for whoever monitors it.
+/// Packet and flow events for monitors.
 #[map]
 pub static HEALTH_EVENTS: RingBuf = RingBuf::pinned(EVENTS_BYTES, 0);
 
-/// Which events are wanted.
+/// Which events monitors want.
 #[map]
 pub static HEALTH_MONITOR: Array<MonitorFilter> = Array::pinned(1, 0);
 
-/// Where a record is made before it is known to be wanted: the stack has no room. Of no meaning to anybody
-/// else, and not pinned.
+/// Scratch space for building a record before it is known to be wanted: it does not fit on the stack. Used only by
+/// the programs, so it is not pinned.
 #[map]
 pub static HEALTH_DRAFT: PerCpuArray<Event> = PerCpuArray::with_max_entries(1, 0);
 
-/// How many ICMP errors were sent to clients outside of late. As above.
+/// Number of ICMP errors recently sent to outside clients. Not pinned, as above.
 #[map]
 pub static HEALTH_SENT_ERRORS: PerCpuArray<SentErrors> = PerCpuArray::with_max_entries(1, 0);
 
-/// By which keys nodes know what others send on to their backends.
+/// Keys with which nodes recognise packets that other nodes forward to their backends.
 #[map]
 pub static HEALTH_DIRECT: Array<DirectConfig> = Array::pinned(1, 0);
 
-/// Where the rings of keys are written next.
+/// Where each ring of keys is written next.
 #[map]
 pub static HEALTH_HANDS: Array<Hand> = Array::pinned(RINGS, 0);
 

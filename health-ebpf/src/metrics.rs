@@ -1,4 +1,4 @@
-//! Counting packets, and the one type in which a program's decision leaves it.
+//! Packet counting, and the only type for a program's final decision.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -9,7 +9,7 @@ use crate::events;
 use crate::frame::Frame;
 use crate::maps::HEALTH_METRICS;
 
-/// What becomes of a packet. Made by the functions of this module alone, so each one is counted.
+/// The fate of a packet. Only the functions of this module create it, so every verdict is counted.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(i32);
@@ -22,21 +22,21 @@ impl Verdict {
     }
 }
 
-/// Lets a packet go where it was going; programs of others behind ours see it too.
+/// Lets a packet continue to its destination; later programs, not ours, see it too.
 #[inline(always)]
 pub fn pass(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     count(frame, reason, direction);
     Verdict(TC_ACT_UNSPEC)
 }
 
-/// The packet was handed to `bpf_redirect`, whose return value this is.
+/// The packet was passed to `bpf_redirect`, whose return value is `code`.
 #[inline(always)]
 pub fn redirected(frame: &Frame, reason: Reason, direction: Direction, code: i64) -> Verdict {
     count(frame, reason, direction);
     redirected_uncounted(code)
 }
 
-/// As [`redirected`], of a packet that is counted elsewhere, or by a datapath that keeps no state for benchmarks.
+/// As [`redirected`], for a packet that is counted elsewhere, or by a stateless datapath in benchmarks.
 #[inline(always)]
 pub fn redirected_uncounted(code: i64) -> Verdict {
     Verdict(if code == TC_ACT_REDIRECT as i64 {
@@ -46,7 +46,7 @@ pub fn redirected_uncounted(code: i64) -> Verdict {
     })
 }
 
-/// Drops a packet, and tells whoever monitors that.
+/// Drops a packet, and notifies monitors.
 #[inline(always)]
 pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     count(frame, reason, direction);
@@ -54,8 +54,8 @@ pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     Verdict(TC_ACT_SHOT)
 }
 
-/// As [`refuse`], if one of these reasons is what a step returned: by its number, for functions in the kernel return nothing
-/// else.
+/// As [`refuse`], if a step returned one of these reasons: as a number, since functions in the kernel can return
+/// nothing else.
 #[inline(always)]
 pub fn refuse_for<const N: usize>(
     frame: &Frame,
@@ -71,26 +71,26 @@ pub fn refuse_for<const N: usize>(
     None
 }
 
-/// The packet's bytes are kept, or on their way once more: what is left of it is dropped, and nobody hears of that.
+/// The packet's bytes are stored, or queued again: drops the rest of the packet without notifying monitors.
 #[inline(always)]
 pub fn held(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     count(frame, reason, direction);
     Verdict(TC_ACT_SHOT)
 }
 
-/// A packet that is none of our business: not counted, not touched.
+/// A packet that we do not handle: neither counted nor changed.
 #[inline(always)]
 pub fn ignore() -> Verdict {
     Verdict(TC_ACT_UNSPEC)
 }
 
-/// Counts a packet without deciding about it.
+/// Counts a packet without deciding on it.
 #[inline(always)]
 pub fn count(frame: &Frame, reason: Reason, direction: Direction) {
     count_bytes(frame.length(), reason, direction);
 }
 
-/// Counts what a process asked for, of which there is no packet. Such programs may be interrupted.
+/// Counts a process's request, which has no packet. Such programs may be interrupted.
 #[inline(always)]
 pub fn count_call(reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {
@@ -101,7 +101,7 @@ pub fn count_call(reason: Reason, direction: Direction) {
     }
 }
 
-/// As [`count`], of a packet of this length.
+/// As [`count`], for a packet of this length.
 #[inline(always)]
 pub fn count_bytes(length: u32, reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {

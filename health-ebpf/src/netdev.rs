@@ -17,7 +17,7 @@ use crate::source::is_spoofed;
 use crate::tcp::{self, Packet};
 use crate::{arrivals as counts, early, nat, probe_flow, rtt, service, turnround};
 
-/// A packet that leaves by an uplink.
+/// Handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn to_netdev(frame: &Frame) -> Verdict {
     let Some((ethertype, ip_at)) = frame.network() else {
@@ -38,10 +38,10 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
     }
 }
 
-/// A packet that came by an uplink.
+/// Handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn from_netdev(frame: &Frame) -> Verdict {
-    // The host's own copy of what it sends to a group, which has no link header.
+    // The host's own copy of a packet that it sends to a group; it has no link header.
     if frame.is_looped_back() {
         return ignore();
     }
@@ -74,7 +74,7 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
     }
 }
 
-/// A probe that leaves, of this agent or answered by this host; `None` for everything else.
+/// Handles a leaving probe of this agent, or this host's reply to another agent's probe; `None` for everything else.
 #[inline(always)]
 fn probe_leaves<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     let (ip, message, config) = probe::<T>(frame, ip_at)?;
@@ -90,7 +90,7 @@ fn probe_leaves<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     }
 }
 
-/// A probe that came, of another agent or answering this one's; `None` for everything else.
+/// Handles an arriving probe of another agent, or a reply to this agent's probe; `None` for everything else.
 #[inline(always)]
 fn probe_comes<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     let (ip, message, config) = probe::<T>(frame, ip_at)?;
@@ -116,7 +116,7 @@ fn probe_comes<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     }
 }
 
-/// A request of somebody else.
+/// Handles another agent's request.
 #[inline(always)]
 fn arrive<T: Version>(
     frame: &Frame,
@@ -125,7 +125,7 @@ fn arrive<T: Version>(
     config: &DatapathConfig,
 ) -> Verdict {
     let (prober, way) = (prober(message), way::<T>(message));
-    // A packet can cross two uplinks, a bridge and its port: it arrives at the first.
+    // A packet can cross two uplinks, a bridge and its port: it counts as arriving at the first.
     let is_first = message.payload.turnround_be == 0;
     if !turnround::arrive(frame, ip_at + T::HEADER_LEN, message, config) {
         return ignore();
@@ -136,7 +136,7 @@ fn arrive<T: Version>(
     pass(frame, Reason::ProbeArrived, Direction::Ingress)
 }
 
-/// A reply to somebody else.
+/// Handles a reply to another agent.
 #[inline(always)]
 fn depart<T: Version>(
     frame: &Frame,
@@ -157,7 +157,7 @@ fn way<T: Version>(message: &ProbeMessage) -> usize {
     arrivals::way(T::IP_VERSION == 4, message.payload.path)
 }
 
-/// Whose probe a message is, or answers.
+/// The prober whose message this is, or which it answers.
 #[inline(always)]
 fn prober(message: &ProbeMessage) -> Prober {
     Prober {
@@ -167,7 +167,7 @@ fn prober(message: &ProbeMessage) -> Prober {
     }
 }
 
-/// Whether a request that leaves is a probe of this agent.
+/// Whether a leaving request is a probe of this agent.
 #[inline(always)]
 fn is_own(message: &ProbeMessage, config: &DatapathConfig) -> bool {
     let ProbeMessage { echo, payload } = message;
@@ -182,7 +182,7 @@ fn probe<'a, T: Version>(
     frame: &Frame<'a>,
     ip_at: usize,
 ) -> Option<(&'a T::Header, &'a ProbeMessage, &'static DatapathConfig)> {
-    // Most packets are none of ours; they are told apart before anything is pulled.
+    // Most packets are not ours; sort them out before pulling anything.
     if T::protocol_behind(frame.at::<T::Header>(ip_at)?) != T::ICMP
         || !frame.pull(ip_at + T::HEADER_LEN + MESSAGE_LEN)
     {

@@ -1,4 +1,4 @@
-//! Fetching the parts of a packet from which `health_common::packet` reads its tuple.
+//! Fetches the parts of a packet from which `health_common::packet` reads its tuple.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::bpf_skb_load_bytes;
@@ -13,31 +13,31 @@ use health_common::packet::{
 use crate::bounds::within;
 use crate::frame::Frame;
 
-/// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
+/// Bytes of an ICMP error before the packet that it quotes (RFC 792, RFC 4443 section 3).
 pub const ERROR_LEN: u32 = ECHO_LEN as u32;
 
 /// A packet whose headers were read.
 pub struct ParsedPacket<T> {
-    /// What conntrack wants to know of it.
+    /// The parts that conntrack needs.
     pub packet: Packet<T>,
-    /// Where the transport header begins, behind IP options and extension headers.
+    /// Offset of the transport header, after IP options and extension headers.
     pub content_at: u32,
 }
 
-/// The packet in an ICMP error.
+/// The packet inside an ICMP error.
 pub struct Inner<T> {
-    /// The tuple of a reply to it.
+    /// The tuple of a reply to this packet.
     pub reply: T,
-    /// Where its IP header begins.
+    /// Offset of its IP header.
     pub ip_at: u32,
-    /// Where its transport header begins.
+    /// Offset of its transport header.
     pub content_at: u32,
-    /// How many bytes of it are there from the transport header on.
+    /// Number of its bytes from the transport header on.
     pub content_len: u32,
 }
 
-/// The IPv4 packet whose header is at `ip_at` and which goes in `direction`, as in a tuple. `None` when it
-/// is cut short or not IPv4.
+/// The IPv4 packet whose header is at `ip_at` and which travels in `direction`, as in a tuple. `None` if it is
+/// truncated or not IPv4.
 #[inline(always)]
 pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Tuple4>> {
     let ip = frame.at::<Ipv4Header>(ip_at)?;
@@ -47,7 +47,7 @@ pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<
     Some(ParsedPacket { packet, content_at })
 }
 
-/// The packet in an IPv4 ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
+/// The packet inside an IPv4 ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels in
 /// `direction`.
 #[inline(always)]
 pub fn read_inner4(
@@ -107,8 +107,8 @@ pub fn read_inner6(
     })
 }
 
-/// Walks over the extension headers of the packet whose IP header is at `ip_at`, and which ends at `end` at the
-/// latest. Returns what is behind them, and where.
+/// Walks the extension headers of the packet whose IP header is at `ip_at`, and which ends at `end` at the latest.
+/// Returns the header after them, and its offset.
 #[inline(always)]
 fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper, u32)> {
     let mut protocol = ip.next_header;
@@ -143,13 +143,12 @@ fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper,
     Some((upper, at))
 }
 
-/// The first bytes of a transport header, at least `len` of them unless the packet ends before; the rest
-/// is zero.
+/// The first bytes of a transport header, at least `len` of them unless the packet is shorter; the rest is zero.
 #[inline(always)]
 fn transport_start(frame: &Frame, at: u32, len: u32) -> TransportStart {
     let mut start = TransportStart::default();
     if let Some(len) = within(len, 1, size_of::<TransportStart>() as u32) {
-        // A packet that ends before belongs to no flow, which its length tells.
+        // A shorter packet belongs to no flow, as its length shows.
         let _ = load(frame, at, &mut start, len);
     }
     start

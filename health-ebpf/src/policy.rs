@@ -1,4 +1,4 @@
-//! Policy: which packets an endpoint may send and be sent.
+//! Policy: which packets an endpoint may send and receive.
 
 use core::ptr;
 
@@ -19,17 +19,17 @@ use crate::maps::{HEALTH_POLICY, HEALTH_POLICY_COUNTERS};
 /// How the policy of an endpoint is enforced.
 #[derive(Clone, Copy, Default)]
 pub struct Enforcement {
-    /// Those of [`EndpointInfo`].
+    /// The flags of [`EndpointInfo`].
     flags: u32,
     /// Number of the policy's table.
     table: u32,
 }
 
 impl Enforcement {
-    /// That of an endpoint; nothing is enforced without one.
+    /// The enforcement for an endpoint; without one, nothing is enforced.
     ///
-    /// Reads it once: the agent may replace the value meanwhile, whose memory the kernel uses again at once. What is
-    /// entered must not name another table than the one that was asked.
+    /// Reads each field once: the agent may replace the value meanwhile, and the kernel reuses its memory at once. A
+    /// recorded table must be the one that was consulted.
     #[inline(always)]
     pub fn of(endpoint: Option<&EndpointInfo>) -> Self {
         endpoint.map_or(Self::default(), |endpoint| {
@@ -43,8 +43,8 @@ impl Enforcement {
         })
     }
 
-    /// The table that decides about what the endpoint is sent (`direction` as in a tuple: in) or sends (out). `None`
-    /// where its policy is not enforced.
+    /// The table that decides on packets to the endpoint (`direction` as in a tuple: in) or from it (out). `None` if
+    /// its policy is not enforced.
     #[inline(always)]
     pub fn table(self, direction: u8) -> Option<u32> {
         let enforced = if direction == TUPLE_IN {
@@ -56,8 +56,8 @@ impl Enforcement {
     }
 }
 
-/// What the policy in `table` says about a packet of `length` bytes from the Ethernet header on, which comes from
-/// `peer` (`direction` as in a tuple: in) or goes there (out). `port_be` is its destination port, of ICMP its type.
+/// Applies the policy in `table` to a packet of `length` bytes from the Ethernet header on, which comes from `peer`
+/// (`direction` as in a tuple: in) or goes there (out). `port_be` is its destination port; for ICMP, its type.
 #[inline(always)]
 pub fn admit<A: Address>(
     table: u32,
@@ -80,10 +80,10 @@ pub fn admit<A: Address>(
     }
 }
 
-/// The verdict for the direction (bits 24 to 31 of `what`), protocol (16 to 23) and port (network byte order,
-/// below), counted.
+/// The verdict for the direction (bits 24 to 31 of `what`), protocol (16 to 23) and port (network byte order, below).
+/// Also counts the packet.
 ///
-/// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.
+/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn policy_verdict(table: u32, peer: u32, what: u32, length: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Rewriting an end of a packet, and of the packet in an ICMP error, with all checksums that cover it.
+//! Rewrites an end of a packet, or of the packet inside an ICMP error, with all checksums that cover it.
 
 use core::ffi::c_long;
 
@@ -12,21 +12,22 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::packet::{ERROR_LEN, Inner, load};
 
-/// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
-/// checksum makes up for. Younger than the generated bindings.
+/// Flag of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is IPv6's, and no other checksum compensates
+/// for its addresses. Newer than the generated bindings.
 const BPF_F_IPV6: u64 = 1 << 7;
-/// Where no packet has anything, bytes: behind the longest one.
+/// An offset that no packet reaches, bytes: past the end of the longest one.
 const NOWHERE: u32 = 1 << 16;
-/// The checksum of an ICMP message; what ICMPv6 covers besides does not change with what is in it.
+/// The checksum of an ICMP message; the pseudo header that ICMPv6 also covers does not depend on the message's
+/// content.
 const ICMP_CHECK: ChecksumField = ChecksumField {
     at: 2,
     has_pseudo_header: false,
     is_optional: false,
 };
 
-/// What an end of a packet becomes.
+/// How to rewrite an end of a packet.
 pub struct Ends<T: Version> {
-    /// Which end.
+    /// The end to rewrite.
     pub end: End,
     /// Address and port before, network byte order.
     pub old: (T::Address, u16),
@@ -44,8 +45,8 @@ impl<T: Version> Ends<T> {
     }
 }
 
-/// Rewrites a packet whose IP header is at `ip_at`. Its transport header is at `content_at`, which later
-/// fragments have none of. After `None` the packet is damaged.
+/// Rewrites a packet whose IP header is at `ip_at`. Its transport header is at `content_at`; later fragments have
+/// none. If this returns `None`, the packet is damaged.
 #[inline(always)]
 pub fn packet<T: Version>(
     frame: &Frame,
@@ -75,7 +76,7 @@ pub fn packet<T: Version>(
     store(frame, ip_at + ends.address_at(), &ends.new.0)
 }
 
-/// Rewrites the port of an end alone, from `old` to `new`, network byte order, as [`packet`] does.
+/// Rewrites only the port of an end, from `old` to `new`, network byte order, as [`packet`] does.
 #[inline(always)]
 pub fn port(
     frame: &Frame,
@@ -96,8 +97,8 @@ pub fn port(
     }
 }
 
-/// Rewrites the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's
-/// own addresses. After `None` the packet is damaged.
+/// Rewrites the packet inside an ICMP error that starts at `error_at`, and the error's checksum, but not the error's
+/// own addresses. If this returns `None`, the packet is damaged.
 #[inline(always)]
 pub fn inner<T: Version>(
     frame: &Frame,
@@ -133,11 +134,12 @@ pub fn inner<T: Version>(
     replace(frame, error_at, &ICMP_CHECK, inside.around, 0)
 }
 
-/// The packet in an ICMP error, and what it becomes. It is one of a protocol with ports, whose checksum covers the addresses.
+/// The packet inside an ICMP error, and how to rewrite it. Its protocol has ports, and a checksum that covers the
+/// addresses.
 pub struct Quoted<T: Version> {
-    /// Where its transport header begins.
+    /// Offset of its transport header.
     pub content_at: u32,
-    /// How many bytes of it are there from the transport header on.
+    /// Number of its bytes from the transport header on.
     pub content_len: u32,
     /// Its protocol.
     pub protocol: u8,
@@ -147,14 +149,14 @@ pub struct Quoted<T: Version> {
     pub new: [(T::Address, u16); 2],
 }
 
-/// Rewrites both ends of the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's own
-/// addresses. After `None` the packet is damaged.
+/// Rewrites both ends of the packet inside an ICMP error that starts at `error_at`, and the error's checksum, but not
+/// the error's own addresses. If this returns `None`, the packet is damaged.
 #[inline(always)]
 pub fn quoted<T: Version>(frame: &Frame, error_at: u32, quoted: &Quoted<T>) -> Option<()> {
     let ip_at = error_at + ERROR_LEN;
     let change =
         T::change(&quoted.old[0], &quoted.new[0]).and(T::change(&quoted.old[1], &quoted.new[1]));
-    // The checksums inside change, too: the error's own is over them.
+    // The inner checksums change too, and the error's own checksum covers them.
     let covered = change.address.and(change.port);
     let mut around = covered;
     if let Some(check_at) = T::IP_CHECK_AT {
@@ -163,7 +165,8 @@ pub fn quoted<T: Version>(frame: &Frame, error_at: u32, quoted: &Quoted<T>) -> O
         store(frame, ip_at + check_at, &new)?;
         around = around.and(Difference::of16(old, new));
     }
-    // A number and no `Option`: LLVM would make it two values, of which the verifier takes one for not set.
+    // A number, not an `Option`: LLVM would split that into two values, one of which the verifier considers
+    // uninitialised.
     let check_at = forgotten(checksum_field(quoted.protocol).map_or(NOWHERE, |field| field.at));
     if check_at + 2 <= quoted.content_len {
         let check_at = quoted.content_at + check_at;
@@ -186,8 +189,8 @@ pub fn quoted<T: Version>(frame: &Frame, error_at: u32, quoted: &Quoted<T>) -> O
     replace(frame, error_at, &ICMP_CHECK, around, 0)
 }
 
-/// Rewrites source and destination address of an ICMP message that begins at `content_at`, whose IP header is at `ip_at`. After
-/// `None` the packet is damaged.
+/// Rewrites the source and destination address of an ICMP message that starts at `content_at`, whose IP header is at
+/// `ip_at`. If this returns `None`, the packet is damaged.
 #[inline(always)]
 pub fn around<T: Version>(
     frame: &Frame,
@@ -208,7 +211,7 @@ pub fn around<T: Version>(
     store(frame, ip_at + T::ADDRESSES_AT[0], &new)
 }
 
-/// Changes the checksum of an IPv4 header.
+/// Updates the checksum of an IPv4 header.
 #[inline(always)]
 fn replace_ip(frame: &Frame, at: u32, difference: Difference) -> Option<()> {
     // SAFETY: a valid context; the helper checks the rest.
@@ -217,7 +220,7 @@ fn replace_ip(frame: &Frame, at: u32, difference: Difference) -> Option<()> {
     done(result)
 }
 
-/// Changes a checksum by what changed in the pseudo header.
+/// Updates a checksum for a change in the pseudo header.
 #[inline(always)]
 fn replace_pseudo<T: Version>(
     frame: &Frame,
@@ -261,8 +264,8 @@ fn replace(
     done(result)
 }
 
-/// Takes one from the time to live or hop limit of the packet whose IP header is at `ip_at`, as a router does. `None`, and
-/// nothing is changed, when that leaves none.
+/// Decrements the time to live or hop limit of the packet whose IP header is at `ip_at`, as a router does. `None`,
+/// with nothing changed, if it would reach zero.
 #[inline(always)]
 pub fn decrement_ttl<T: Version>(frame: &Frame, ip_at: u32) -> Option<()> {
     let at = ip_at + T::TTL_AT;
@@ -279,7 +282,8 @@ pub fn decrement_ttl<T: Version>(frame: &Frame, ip_at: u32) -> Option<()> {
         let result = unsafe { bpf_l3_csum_replace(frame.skb(), ip_at + check_at, old, new, 2) };
         done(result)?;
     }
-    // What the device computed over the whole packet has IPv6's header in it, which no checksum makes up for.
+    // The device's checksum over the whole packet covers the IPv6 header, where no checksum compensates for the
+    // change.
     let flags = if T::IP_VERSION == 6 {
         BPF_F_RECOMPUTE_CSUM
     } else {
@@ -305,13 +309,14 @@ fn load_check(frame: &Frame, at: u32) -> Option<u16> {
     Some(check)
 }
 
-/// Overwrites bytes. What the device computed over the whole packet stays right: the checksums are changed by as much.
+/// Overwrites bytes. The device's checksum over the whole packet stays right: the packet's checksums change by the
+/// same amount.
 #[inline(always)]
 fn store<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
     store_with(frame, at, value, 0)
 }
 
-/// Overwrites bytes, and changes what the device computed over the whole packet by as much.
+/// Overwrites bytes, and updates the device's checksum over the whole packet to match.
 #[inline(always)]
 pub fn store_recomputed<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
     store_with(frame, at, value, BPF_F_RECOMPUTE_CSUM)

@@ -1,6 +1,6 @@
-//! Room in the tables of TCP. A kernel's LRU map makes room by 128 entries at a time, of which every 128th new flow bears
-//! the cost; a hash map makes none. So the keys of what is entered are noted in a ring, and an entry that finds no room
-//! takes that of another: see [`health_common::ring`].
+//! Eviction from the TCP tables. A kernel's LRU map evicts 128 entries at a time, and every 128th new flow bears the
+//! cost; a hash map evicts nothing. So the keys of new entries are recorded in a ring, and an entry that finds the
+//! table full replaces another: see [`health_common::ring`].
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
@@ -23,7 +23,7 @@ use crate::maps::{
 };
 use crate::service;
 
-/// The keys of a table.
+/// The ring of a table's keys.
 pub struct Ring<K: 'static> {
     keys: &'static Array<K>,
     take_place: fn() -> u32,
@@ -32,7 +32,7 @@ pub struct Ring<K: 'static> {
 }
 
 impl<K: Copy> Ring<K> {
-    /// Notes the key of a new entry, where that of an evicted one stood or else in the next place.
+    /// Records the key of a new entry, in a vacated slot or else in the next one.
     #[inline(always)]
     pub fn note(&self, key: &K) {
         if let Some(place) = (self.take_place)().checked_sub(1)
@@ -43,7 +43,7 @@ impl<K: Copy> Ring<K> {
         }
     }
 
-    /// Takes so many entries, 2 at most, out of a table that is full. Returns whether there were as many that may go.
+    /// Evicts this many entries, at most 2, from a full table. Returns whether that many could be evicted.
     #[inline(always)]
     pub fn make_room(&self, entries: u32) -> bool {
         self.make_one() && (entries < 2 || self.make_one())
@@ -59,7 +59,7 @@ impl<K: Copy> Ring<K> {
     }
 }
 
-/// A place for a new key, counted from 1: one that was vacated, or the next one.
+/// A slot for a new key, counted from 1: a vacated one, or the next one.
 #[inline(always)]
 fn take_place(hand: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
@@ -80,21 +80,21 @@ fn take_place(hand: u32) -> u32 {
     next_place(hand).map_or(0, |place| place + 1)
 }
 
-/// Has a hand pass a place; which one.
+/// Advances a hand by one slot, and returns the slot that it passed.
 #[inline(always)]
 fn next_place(hand: *mut Hand) -> Option<u32> {
-    // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`; relaxed, LLVM would have it add
-    // without telling what was there.
+    // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`; with relaxed ordering, LLVM
+    // would emit an add that does not return the old value.
     unsafe {
         let passed = atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(&raw mut (*hand).next, 1);
         passed.checked_rem((*hand).places)
     }
 }
 
-/// What a table holds.
+/// A value in a table with eviction.
 trait Evictable<T> {
-    /// How much is lost with an entry, as the second in which it was of use last. 0: nothing, or a connection of which nothing
-    /// but a handshake was seen, or one side alone.
+    /// How much would be lost with an entry, as the second when it was last used. 0: nothing, or a connection of
+    /// which only a handshake or only one side was seen.
     fn worth(key: &T, entry: *const Self) -> u32;
 }
 
@@ -110,10 +110,10 @@ impl<T: Version> Evictable<T> for CtEntry {
     }
 }
 
-/// Of an entry of which conntrack cannot tell whether it is in use.
+/// Worth of an entry if conntrack cannot tell whether it is in use.
 const LEAST: u32 = 1;
 
-/// How much is lost with what belongs to a flow, whichever of its packets conntrack saw first.
+/// Worth of an entry that belongs to a flow, whichever of the flow's packets conntrack saw first.
 #[inline(always)]
 fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     if let Some(tracked) = T::flows().tcp.map.get_ptr(*flow) {
@@ -126,7 +126,7 @@ fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     }
 }
 
-/// Translations and services' flows are worth as much as the flow in conntrack that they are of.
+/// Translations and service flows are worth as much as their flow in conntrack.
 macro_rules! evictable {
     ($tuple:ty, $translation:ty, $service_flow:ty) => {
         impl Evictable<$tuple> for $translation {
@@ -154,10 +154,10 @@ macro_rules! evictable {
 evictable!(Tuple4, NatEntry4, ServiceFlow4);
 evictable!(Tuple6, NatEntry6, ServiceFlow6);
 
-/// There is no entry.
+/// No entry exists.
 const NONE: u32 = u32::MAX;
 
-/// How much is lost with the entry whose key stands in a place, or [`NONE`].
+/// Worth of the entry whose key is in a slot, or [`NONE`].
 #[inline(always)]
 fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, place: u32) -> u32 {
     let Some(key) = keys.get(place) else {
@@ -169,13 +169,14 @@ fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, pl
     }
 }
 
-/// Looks for an entry of a full table that may go. Returns where in the ring its key stands, counted from 1; 0: none may.
+/// Finds an entry of a full table that may be evicted. Returns the slot of its key, counted from 1; 0 if there is
+/// none.
 #[inline(always)]
 fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
-    // Worth and place in one: callers leave little room on the stack.
+    // Worth and slot in one word: callers leave little stack space.
     let mut least = u64::MAX;
     let mut passed = 0;
-    // The end is asked for at the end: Linux 6.1 refuses other loops as LLVM lays them out.
+    // The loop tests its end condition last: Linux 6.1 rejects other loops as LLVM lays them out.
     loop {
         passed += 1;
         let Some(place) = next_place(hand) else {
@@ -197,13 +198,13 @@ fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
         return 0;
     }
     let chosen = least as u32 + 1;
-    // A flow's other entry stands behind this one, and is the next to go.
+    // The flow's other entry comes right after this one, and is evicted next.
     // SAFETY: as above.
     unsafe { (*hand).next = chosen };
     chosen
 }
 
-/// Removes an entry that may go. Returns where its key stands, counted from 1; 0: there was none.
+/// Evicts an entry. Returns the slot of its key, counted from 1; 0 if none was evicted.
 #[inline(always)]
 fn evict_one<T: Version, V>(
     table: &HashMap<T, V>,
@@ -215,7 +216,7 @@ fn evict_one<T: Version, V>(
         return 0;
     };
     let now = coarse_now_secs();
-    // SAFETY: aligned words of a map value, of which the last writer's serves.
+    // SAFETY: aligned words of a map value, where the last writer wins.
     unsafe {
         if now > (*hand).full_at + ROOM_SECS {
             (*hand).spare_until = now + SPARE_SECS;
@@ -228,14 +229,14 @@ fn evict_one<T: Version, V>(
     let Some(key) = keys.get(place) else {
         return 0;
     };
-    // Another processor may have been faster.
+    // Another CPU may have been faster.
     if table.remove(key).is_err() {
         return 0;
     }
     place + 1
 }
 
-/// Keeps a place, counted from 1, whose entry was evicted for a new key.
+/// Remembers the slot of an evicted entry, counted from 1, for a new key.
 #[inline(always)]
 fn vacate(hand: u32, place: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
@@ -256,8 +257,9 @@ fn vacate(hand: u32, place: u32) -> u32 {
     0
 }
 
-/// The rings, and functions of their own in the kernel too: the verifier looks at them once, and not once for each way that
-/// leads there. That of the worth is part of its caller for conntrack, which evicts where the stack has no room for one more.
+/// The rings, with separate functions in the kernel too: the verifier checks them once, not once per path that leads
+/// there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
+/// stack has no space for another frame.
 macro_rules! rings {
     ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]

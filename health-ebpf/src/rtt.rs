@@ -1,4 +1,4 @@
-//! Stamping probes, matching replies, and keeping the rows of `HEALTH_RTT`.
+//! Stamps probes, matches replies, and maintains the rows of `HEALTH_RTT`.
 
 use core::arch::asm;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xchg};
@@ -19,12 +19,12 @@ use crate::clock::{now_ns, utc_now_ns};
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
 use crate::probe_flow;
 
-/// How often the lock of a row is tried. It is held for some ten nanoseconds, but by a virtual CPU that
-/// may have been taken off in the midst.
+/// How often to try a row's lock. It is held for about ten nanoseconds, unless the holder is a virtual CPU that is
+/// preempted meanwhile.
 const LOCK_ATTEMPTS: u32 = 64;
 
-/// Notes that a probe to `peer` leaves by `ifindex`. To be called as late as can be: what the program does
-/// besides is no part of the round trip.
+/// Records that a probe to `peer` leaves on `ifindex`. Call this as late as possible: the program's other work is not
+/// part of the round trip.
 #[inline(always)]
 pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
     let ProbeMessage { echo, payload } = message;
@@ -33,12 +33,12 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
         return;
     };
     let ticket = ticket(id, payload.path, Fate::InFlight);
-    // SAFETY: a map value stays valid memory for the program's run. The fields are of one probe for
-    // all who find its ticket: the agent gives a sequence number to one probe at a time.
+    // SAFETY: a map value stays valid memory for the program's run. Whoever finds a probe's ticket finds that probe's
+    // fields: the agent gives a sequence number to one probe at a time.
     unsafe {
         let last = ticket_of(slot);
-        // A packet can cross two uplinks, a bridge and its port; an old one sent once more is not
-        // measured again.
+        // A packet can cross two uplinks, a bridge and its port. An old probe that is sent again is not measured
+        // again.
         if last == ticket || !same_probe(last, ticket) {
             (*slot).peer = peer;
             (*slot).local = local;
@@ -51,8 +51,8 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
     }
 }
 
-/// Matches a reply of `peer` that came at `now_ns` to its probe, and notes what it tells. `false` where it
-/// is no answer to a probe that waits for one.
+/// Matches a reply from `peer` that came at `now_ns` to its probe, and records its contents. `false` if it does not
+/// answer a waiting probe.
 #[inline(always)]
 pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_ns: u64) -> bool {
     let ProbeMessage { echo, payload } = message;
@@ -68,7 +68,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     let is_stamped = unsafe { ticket_of(slot) } == waiting;
     // SAFETY: as above.
     let probe = unsafe { &*slot };
-    // The tag of a probe that was stamped was verified then.
+    // A stamped probe had its tag verified then.
     if !is_stamped || probe.tag != payload.tag {
         unexpected(slot, peer, message, config);
         return false;
@@ -81,7 +81,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     if payload.tells_arrival(&reply) {
         payload.add_delays(&mut reply, utc_now_ns(config));
     }
-    // SAFETY: as above. Who makes the first of these two turns is alone with the slot until the second.
+    // SAFETY: as above. Whichever CPU makes the first of these two transitions owns the slot until the second.
     unsafe {
         if !turn(slot, waiting, ticket(id, payload.path, Fate::Returning)) {
             unexpected(slot, peer, message, config);
@@ -95,7 +95,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     true
 }
 
-/// Counts a reply to a probe that waits for none: one more, a late one, or none of ours at all.
+/// Counts a reply that no probe is waiting for: a duplicate, a late one, or not one of ours.
 #[inline(always)]
 fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &DatapathConfig) {
     let ProbeMessage { echo, payload } = message;
@@ -113,7 +113,7 @@ fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &
     let Some(row) = row(peer, payload.path, PROTOCOL_ICMP) else {
         return;
     };
-    // Of a busy row nothing is changed.
+    // A busy row is left unchanged.
     let _ = locked(
         row,
         #[inline(always)]
@@ -121,15 +121,15 @@ fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &
             // SAFETY: as in `stamp`.
             let latest = unsafe { ticket_of(slot) };
             if !same_probe(latest, wanted) {
-                // Its number has gone to a younger probe: it was counted long ago. Else it was not stamped
-                // as it left, by another way: the agent counts it.
+                // Its sequence number now belongs to a newer probe: this one was counted long ago. Otherwise it was
+                // not stamped, because it left by another way: the agent counts it.
                 row.late += u64::from(is_younger(latest, wanted));
                 return;
             }
             match fate(latest) {
                 Some(Fate::Lost) => {
                     row.late += 1;
-                    // SAFETY: as above; a lost probe's fate changes under the lock of its row alone.
+                    // SAFETY: as above; a lost probe's fate changes only under the lock of its row.
                     unsafe { set_ticket(slot, ticket(id, payload.path, Fate::AnsweredLate)) };
                 }
                 Some(Fate::InFlight) | None => {}
@@ -139,8 +139,8 @@ fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &
     );
 }
 
-/// Adds a round trip of another kind than an echo probe's, measured at `now_ns`, to the row under `key`.
-/// `false` when there is none, or others write it all the time.
+/// Adds a round trip other than an echo probe's, measured at `now_ns`, to the row under `key`. `false` if there is no
+/// such row, or if other writers keep it busy.
 #[inline(always)]
 pub fn record(key: &RttKey, rtt_ns: u64, now_ns: u64, source: u8) -> bool {
     let Some(row) = HEALTH_RTT.get_ptr_mut(key) else {
@@ -159,7 +159,7 @@ pub fn record(key: &RttKey, rtt_ns: u64, now_ns: u64, source: u8) -> bool {
     recorded.is_some()
 }
 
-/// Does what the agent asks of a row; the result is the classifier's return value.
+/// Performs the agent's request on a row; the result is the classifier's return value.
 #[inline(always)]
 pub fn account(request: &mut AccountRequest) -> u32 {
     let AccountRequest {
@@ -183,10 +183,10 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     };
     let is_followed = id != ProbeId::default();
     let returned = ticket(id, key.path, Fate::Returned);
-    // An exchange, so that nothing of the slot is read before its ticket.
+    // An exchange, so that no field of the slot is read before its ticket.
     // SAFETY: as in `stamp`.
     let has_returned = is_followed && unsafe { turn(slot, returned, returned) };
-    // SAFETY: as in `stamp`; of a probe that has returned, nothing but the fate changes any more.
+    // SAFETY: as in `stamp`; once a probe has returned, only its fate still changes.
     let probe = unsafe { &*slot };
     let now_ns = now_ns();
     let (from, to, reply, at_ns, source) = if has_returned {
@@ -224,7 +224,7 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     );
     let result = result.unwrap_or(BUSY);
     if is_followed && result == ACCOUNTED && probe.sent_ns != 0 {
-        // Not done where it leaves and returns: it would cost there as much as all the rest.
+        // Not done when the probe leaves and returns: there it would cost as much as everything else.
         if let Some(config) = HEALTH_CONFIG.get(0) {
             probe_flow::exchanged(probe, to != Fate::Lost, config, now_ns);
         }
@@ -236,19 +236,18 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     result
 }
 
-/// Gives the probe of the ticket `to` its last fate, unless it has one. [`BUSY`] while its reply is being
-/// matched.
+/// Gives the probe of the ticket `to` its final fate, unless it has one. [`BUSY`] while its reply is being matched.
 ///
 /// # Safety
 ///
-/// `slot` must point to the slot of the probe's number, and the lock of its row be held.
+/// `slot` must point to the slot of the probe's sequence number, and the lock of its row must be held.
 #[inline(always)]
 unsafe fn decide(slot: *mut Inflight, peer: Addr, from: u64, to: u64) -> u32 {
     // SAFETY: the caller's promise.
     unsafe {
         let last = ticket_of(slot);
         if !same_probe(last, to) {
-            // It crossed no uplink.
+            // The probe did not cross an uplink.
             (*slot).peer = peer;
             (*slot).sent_ns = 0;
             (*slot).rtt_ns = 0;
@@ -265,11 +264,11 @@ unsafe fn decide(slot: *mut Inflight, peer: Addr, from: u64, to: u64) -> u32 {
     }
 }
 
-/// Changes a row while nobody else does. `None` when it stayed locked: nothing was changed.
+/// Changes a row while no one else does. `None` if it stayed locked: nothing was changed.
 #[inline(always)]
 fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<T> {
-    // SAFETY: a map value stays valid memory for the program's run, and other writers wait for the
-    // lock; readers tell a copy that was taken in between.
+    // SAFETY: a map value stays valid memory for the program's run, and other writers wait for the lock; readers
+    // recognise a copy that was taken in between.
     unsafe {
         let locked = match lock(row) {
             0 => lock_contended(row),
@@ -284,7 +283,7 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
     }
 }
 
-/// Writes what tells others that a change is done: after the change, for the compiler and for all CPUs.
+/// Publishes a completed change: the compiler and all CPUs order this write after the change.
 ///
 /// # Safety
 ///
@@ -292,19 +291,19 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
 #[inline(always)]
 unsafe fn publish<T: Copy>(word: *mut T, value: T) {
     if cfg!(bpf_target_arch = "x86_64") {
-        // Stores are seen in the order in which x86 makes them, without an instruction that waits for them.
-        // SAFETY: no instruction at all, before which the compiler makes all stores. The caller's promise.
+        // x86 stores become visible in program order, without a fence.
+        // SAFETY: no instruction at all, but the compiler completes all stores before it. The caller's promise.
         unsafe {
             asm!("", options(nostack, preserves_flags));
             ptr::write_volatile(word, value);
         }
     } else {
-        // SAFETY: as above. An exchange is what BPF has to put stores in order on every CPU.
+        // SAFETY: as above. An exchange is how BPF orders stores on every CPU.
         unsafe { atomic_xchg::<T, { AtomicOrdering::SeqCst }>(word, value) };
     }
 }
 
-/// Tries once to lock a row. Returns what the lock holds then, or 0 if somebody else has it.
+/// Tries once to lock a row. Returns the new value of the lock, or 0 if another CPU holds it.
 ///
 /// # Safety
 ///
@@ -325,20 +324,20 @@ unsafe fn lock(row: *mut RttRow) -> u64 {
     }
 }
 
-/// Tries again and again to lock a row; as [`lock`].
+/// Tries repeatedly to lock a row; as [`lock`].
 ///
-/// A function of its own in the kernel too, as is the one below: the verifier looks at its loop once, and
-/// not once for each state of a program that leads there.
+/// A separate function in the kernel too, like the one below: the verifier checks its loop once, not once per program
+/// state that leads there.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lock_contended(row: *mut RttRow) -> u64 {
-    // The verifier takes nothing for granted that such a function is given.
+    // The verifier does not trust the arguments of such a function.
     if row.is_null() {
         return 0;
     }
     let mut attempts = 0;
     while attempts < LOCK_ATTEMPTS {
-        // SAFETY: not null, so a row: this is called by `locked` alone.
+        // SAFETY: not null, so a row: only `locked` calls this.
         let locked = unsafe { lock(row) };
         if locked != 0 {
             return locked;
@@ -348,7 +347,7 @@ extern "C" fn lock_contended(row: *mut RttRow) -> u64 {
     0
 }
 
-/// Makes room in a histogram, which must be locked. The result says nothing: the verifier wants one.
+/// Makes space in a histogram, which must be locked. The result is meaningless: the verifier requires one.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn halve_histogram(row: *mut RttRow) -> u32 {
@@ -359,8 +358,7 @@ extern "C" fn halve_histogram(row: *mut RttRow) -> u32 {
     0
 }
 
-/// Writes a word, unless another CPU has changed it from what it was last. In order with all before and
-/// after.
+/// Writes a word, unless another CPU has changed its last value. Ordered with everything before and after.
 ///
 /// # Safety
 ///
@@ -376,7 +374,7 @@ unsafe fn exchange(word: *mut u64, last: u64, next: u64) -> bool {
     seen == last
 }
 
-/// Gives a probe another fate, unless it has got one meanwhile.
+/// Changes a probe's fate, unless it has changed meanwhile.
 ///
 /// # Safety
 ///
@@ -420,8 +418,8 @@ fn row(peer: Addr, path: u8, protocol: u8) -> Option<*mut RttRow> {
     })
 }
 
-/// A bucket in bounds that the verifier sees. They are there before it is put on the stack: of a copy that is compared
-/// later, Linux 6.1 learns nothing about the one there.
+/// A bucket with bounds that the verifier sees. They are set before the value is spilled to the stack: if a copy is
+/// compared later, Linux 6.1 learns nothing about the spilled value.
 #[inline(always)]
 fn bounded(bucket: usize) -> usize {
     forgotten(forgotten(bucket).min(HISTOGRAM_BUCKETS - 1))

@@ -1,4 +1,4 @@
-//! Sources of packets that came from outside: nobody there has an address of this node or of its endpoints.
+//! Sources of packets from outside: no outside host has an address of this node or of its endpoints.
 
 use aya_ebpf::bindings::{
     __sk_buff, BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
@@ -21,19 +21,21 @@ use crate::ipcache::TrieKey;
 use crate::maps::{HEALTH_ENDPOINTS, HEALTH_OWN};
 use crate::packet::load;
 
-/// Bits of a key of `HEALTH_OWN`.
+/// Length of a key of `HEALTH_OWN`, bits.
 const KEY_BITS: u32 = 8 * size_of::<OwnPrefix>() as u32;
 const _: () = assert!(OWN_DEVICE_BITS == 8 * size_of::<u32>() as u32);
 
-/// What of this differs between the IP versions.
+/// Source checks that differ between the IP versions.
 pub trait Source: Version {
-    /// Whether a network may bring such a packet, as far as its addresses alone tell.
+    /// Whether a network may deliver such a packet, judging by its addresses alone.
     fn may_come(ip: &Self::Header) -> bool;
-    /// Why nobody may send a packet: an end holds an address of IPv4, for which maps would take it.
+    /// Reason why no one may send a packet: one end is an IPv4-mapped address, which maps would mistake for the IPv4
+    /// address.
     fn refused_end(ip: &Self::Header) -> Option<Reason>;
-    /// Whether a packet from an address of this host tells that somebody else has it, too (RFC 4862 section 5.4.4).
+    /// Whether a packet from an address of this host shows that another host has the address too (RFC 4862 section
+    /// 5.4.4).
     fn tells_duplicate(frame: &Frame, ip: &Self::Header, ip_at: usize) -> bool;
-    /// Whether an address belongs to its link.
+    /// Whether an address is only valid on its link.
     fn is_of_link(address: &Self::Address) -> bool;
 }
 
@@ -92,7 +94,7 @@ impl Source for Tuple6 {
     }
 }
 
-/// Whether a packet that came by an uplink has a source that nobody outside has.
+/// Whether a packet that came in on an uplink has a source that no outside host has.
 #[inline(always)]
 pub fn is_spoofed(frame: &Frame, ethertype: u16, ip_at: usize) -> bool {
     let (skb, ip_at) = (frame.skb(), ip_at as u32);
@@ -103,7 +105,7 @@ pub fn is_spoofed(frame: &Frame, ethertype: u16, ip_at: usize) -> bool {
     }
 }
 
-/// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.
+/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn is_spoofed4(skb: *mut __sk_buff, ip_at: u32) -> u32 {
@@ -122,7 +124,7 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
     let Some(ip_at) = header_at(ip_at) else {
         return false;
     };
-    // What has no whole header is nobody's packet.
+    // A packet without a complete header has no source.
     if !frame.pull(ip_at + T::HEADER_LEN) {
         return false;
     }
@@ -141,8 +143,8 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
         || leads_here::<T>(frame, source, destination)
 }
 
-/// Whether an endpoint of this node or the host itself has an address, as far as the agent knows. `ifindex`: the device by
-/// which a packet from there came.
+/// Whether an address belongs to an endpoint of this node or to the host itself, as far as the agent knows.
+/// `ifindex`: the device that a packet from the address came in on.
 #[inline(always)]
 pub fn is_own<T: Source>(address: T::Address, ifindex: u32) -> bool {
     let addr = address.to_addr();
@@ -156,8 +158,8 @@ pub fn is_own<T: Source>(address: T::Address, ifindex: u32) -> bool {
     HEALTH_OWN.get(key.as_key()).is_some()
 }
 
-/// Whether what is sent to `source` would stay on this host. The address may have gone elsewhere since the agent looked,
-/// or while there is no agent.
+/// Whether packets to `source` would stay on this host. The address may have moved elsewhere since the agent last
+/// checked, or while no agent is running.
 #[inline(always)]
 fn leads_here<T: Version>(frame: &Frame, source: T::Address, destination: T::Address) -> bool {
     const SUCCESS: i64 = BPF_FIB_LKUP_RET_SUCCESS as i64;

@@ -1,4 +1,4 @@
-//! Flows and translations: those of TCP have maps of their own, so that no flood of other packets evicts them.
+//! Flows and translations: TCP has maps of its own, so that no flood of other packets evicts its entries.
 
 use core::arch::asm;
 
@@ -9,18 +9,19 @@ use health_common::tuple::Tuple;
 
 use crate::ring::Ring;
 
-/// What `bpf_map_update_elem` says of a hash map that is full.
+/// Result of `bpf_map_update_elem` for a full hash map.
 pub const E2BIG: i32 = -7;
-/// What it says of a key that is there.
+/// Result of `bpf_map_update_elem` for a key that already exists.
 pub const EEXIST: i32 = -17;
 
-/// What a map of flows does, whichever kind it is of.
+/// Operations on a flow map of any type.
 pub trait FlowMap<K, V> {
-    /// The value under a key, to be changed.
+    /// The value under a key, for modification.
     fn get_ptr_mut(&self, key: &K) -> Option<*mut V>;
-    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; else the kernel's error, which is [`E2BIG`] where there is no room.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; on failure the kernel's error, which is [`E2BIG`] if there is
+    /// no space.
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
-    /// Makes room for one more entry, unless the kernel does so by itself. Returns whether there is some.
+    /// Makes space for one more entry, unless the kernel does it by itself. Returns whether there is space.
     fn make_room(&self) -> bool;
 }
 
@@ -41,7 +42,7 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
     }
 }
 
-/// A hash map whose keys stand in a ring, so that a new entry finds room in it.
+/// A hash map with a ring of its keys, so that a new entry always finds space.
 pub struct RingMap<K: 'static, V: 'static> {
     /// The entries.
     pub map: &'static HashMap<K, V>,
@@ -50,8 +51,8 @@ pub struct RingMap<K: 'static, V: 'static> {
 }
 
 impl<K: Copy, V> RingMap<K, V> {
-    /// Sets a value without noting its key: that is to follow, once the flow's other entry is there, too. In a full map, a key
-    /// that is noted takes the place of another. Returns whether the key is new.
+    /// Sets a value without recording its key: the caller must do that once the flow's other entry exists too. In a
+    /// full map, recording a key takes another key's slot. Returns whether the key is new.
     #[inline(always)]
     pub fn insert_unnoted(&self, key: &K, value: &V, flags: u64) -> Result<bool, i32> {
         match self.map.insert(key, value, u64::from(BPF_NOEXIST)) {
@@ -71,7 +72,7 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
 
     #[inline(always)]
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
-        // A key that is there stands in the ring.
+        // An existing key is already in the ring.
         if self.insert_unnoted(key, value, flags)? {
             self.ring.note(key);
         }
@@ -84,20 +85,20 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     }
 }
 
-/// What is kept of the flows of one IP version.
+/// The entries for the flows of one IP version.
 ///
-/// The kernel calls a map's look-up directly, or even inlines it, only where an instruction has but one map. So
-/// each map has its own calls here, which LLVM must not make one of: see [`apart`].
+/// The kernel calls a map's look-up directly, or even inlines it, only if the call instruction always uses the same
+/// map. So each map has its own calls here, which LLVM must not merge: see [`apart`].
 pub struct Table<K: 'static, V: 'static> {
-    /// That of TCP.
+    /// The map for TCP.
     pub tcp: RingMap<K, V>,
-    /// That of all other protocols.
+    /// The map for all other protocols.
     pub others: &'static LruHashMap<K, V>,
 }
 
 impl<K: Tuple, V> Table<K, V> {
-    /// Enters the two entries of a flow; once more, if the result is `no_room` and TCP's map can make some. Steps that enter
-    /// have no stack left for that.
+    /// Enters the two entries of a flow; tries again if the result is `no_room` and the TCP map can make space. The
+    /// steps that enter them have no stack space left for that.
     #[inline(always)]
     pub fn with_room<R: PartialEq>(
         &self,
@@ -122,7 +123,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// As [`Table::get_ptr`], to be changed.
+    /// As [`Table::get_ptr`], for modification.
     #[inline(always)]
     pub fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
         if is_tcp(key) {
@@ -132,7 +133,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; else the kernel's error.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; on failure the kernel's error.
     #[inline(always)]
     pub fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
         if is_tcp(key) {
@@ -142,7 +143,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// As [`Table::insert`], without noting the key: see [`RingMap::insert_unnoted`].
+    /// As [`Table::insert`], without recording the key: see [`RingMap::insert_unnoted`].
     #[inline(always)]
     pub fn insert_unnoted(&self, key: &K, value: &V, flags: u64) -> Result<bool, i32> {
         if is_tcp(key) {
@@ -152,7 +153,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Notes the key of a new entry.
+    /// Records the key of a new entry.
     #[inline(always)]
     pub fn note(&self, key: &K) {
         if is_tcp(key) {
@@ -160,7 +161,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Removes a key; else the kernel's error.
+    /// Removes a key; on failure the kernel's error.
     #[inline(always)]
     pub fn remove(&self, key: &K) -> Result<(), i32> {
         if is_tcp(key) {
@@ -176,7 +177,7 @@ fn is_tcp<K: Tuple>(key: &K) -> bool {
     key.protocol() == IP_PROTOCOL_TCP
 }
 
-/// The result of a call that LLVM is to leave where it is: a statement follows it that no other branch has.
+/// Keeps LLVM from merging a call with another branch's: no other branch has the statement that follows it.
 #[inline(always)]
 fn apart<R>(result: R) -> R {
     // SAFETY: no instruction.

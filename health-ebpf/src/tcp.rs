@@ -1,5 +1,5 @@
-//! Times the TCP connections of this host as their segments cross the uplinks. `health_common::tcp`
-//! decides which segment is timed and which one answers it.
+//! Times this host's TCP connections as their segments cross the uplinks. `health_common::tcp` decides which segment
+//! is timed and which one answers it.
 
 use core::intrinsics::{AtomicOrdering, atomic_xchg};
 
@@ -25,24 +25,24 @@ use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_PEERS, HEALTH_RTT, HEALTH_TCP};
 use crate::rtt;
 
-/// The more-fragments bit and the fragment offset.
+/// Mask: the more-fragments bit and the fragment offset.
 const FRAGMENT_MASK: u16 = 0x3fff;
 
-/// What a row is made from: the stack has no room for one.
+/// Template for new rows: a row does not fit on the stack.
 static EMPTY_ROW: RttRow = RttRow::EMPTY;
 
 /// A TCP segment at a hook.
 pub struct Packet {
     key: FlowKey,
     segment: Segment,
-    /// Where the TCP header begins.
+    /// Offset of the TCP header.
     at: usize,
     is_ipv4: bool,
 }
 
 impl Packet {
-    /// Reads a packet whose IP header begins at `ip_at`. `None` unless it holds a whole TCP segment right
-    /// behind an IP header without options.
+    /// Reads a packet whose IP header is at `ip_at`. `None` unless it holds a whole TCP segment right after an IP
+    /// header without options.
     #[inline(always)]
     pub fn read(frame: &Frame, ethertype: u16, ip_at: usize, direction: Direction) -> Option<Self> {
         let is_ipv4 = ethertype == ETHERTYPE_IPV4;
@@ -59,7 +59,7 @@ impl Packet {
                 let ip = frame.at::<Ipv4Header>(ip_at)?;
                 let at = ip_at + IPV4_LEN;
                 let len = match u16::from_be(ip.total_len_be) {
-                    // Larger than the field can say (BIG TCP).
+                    // Too large for the field (BIG TCP).
                     0 => frame.length().checked_sub(at as u32)?,
                     len => u32::from(len).checked_sub(IPV4_LEN as u32)?,
                 };
@@ -108,7 +108,7 @@ impl Packet {
     }
 }
 
-/// A segment leaves.
+/// Handles a segment that leaves.
 #[inline(always)]
 pub fn sent(frame: &Frame, packet: &Packet) {
     let Some(config) = HEALTH_CONFIG.get(0) else {
@@ -146,7 +146,7 @@ pub fn sent(frame: &Frame, packet: &Packet) {
         }
         None => {
             let met = Flow::met(segment, peer.path, coarse_now_ns());
-            // Without room, this connection is not timed.
+            // If there is no space, this connection is not timed.
             let _ = HEALTH_TCP.insert(packet.key, met, u64::from(BPF_NOEXIST));
             if !segment.has(SYN) {
                 return;
@@ -160,7 +160,7 @@ pub fn sent(frame: &Frame, packet: &Packet) {
     time(frame, packet, flow);
 }
 
-/// Notes the time at which a segment leaves. Called last, so that it is as late as it can be.
+/// Records when a segment leaves. Called last, to be as late as possible.
 #[inline(always)]
 fn time(frame: &Frame, packet: &Packet, flow: &mut Flow) {
     let Some(header) = header(frame, packet) else {
@@ -171,12 +171,11 @@ fn time(frame: &Frame, packet: &Packet, flow: &mut Flow) {
     };
     flow.prepare(&packet.segment, clock, coarse_now_ns());
     let now_ns = now_ns();
-    // SAFETY: an aligned word of a map value. The exchange keeps what was prepared from being seen
-    // after it.
+    // SAFETY: an aligned word of a map value. The exchange keeps the prepared fields from becoming visible after it.
     unsafe { atomic_xchg::<u64, { AtomicOrdering::AcqRel }>(&raw mut flow.timed_ns, now_ns) };
 }
 
-/// A probe opens its connection. Sent again, it leaves open which of both is answered.
+/// Handles a probe that opens its connection. After a retransmission, it is unclear which of the two is answered.
 #[inline(always)]
 fn probe_opened(packet: &Packet) {
     let end = packet.segment.end();
@@ -191,11 +190,11 @@ fn probe_opened(packet: &Packet) {
         timed_ns: now_ns(),
         ..Flow::default()
     };
-    // Without room, the agent falls back to what it measures itself.
+    // If there is no space, the agent falls back to its own measurement.
     let _ = HEALTH_TCP.insert(packet.key, flow, u64::from(BPF_ANY));
 }
 
-/// A segment came.
+/// Handles a segment that came in.
 #[inline(always)]
 pub fn received(frame: &Frame, packet: &Packet) {
     let Some(config) = HEALTH_CONFIG.get(0) else {
@@ -244,13 +243,13 @@ pub fn received(frame: &Frame, packet: &Packet) {
         return;
     };
     let agrees = flow.agrees(clock);
-    // Another CPU may have taken it, or timed another segment since.
+    // Another CPU may have taken it, or may have timed another segment since.
     if take_timed(flow) == timed_ns && agrees {
         record(*peer, flow.path, rtt_ns, now_ns);
     }
 }
 
-/// Counts what the agent asks about; the result is the classifier's return value.
+/// Counts the connection that the agent asks about; the result is the classifier's return value.
 #[inline(always)]
 pub fn account(request: &mut ConnectionRequest) -> u32 {
     let ConnectionRequest { key, flow: of, .. } = *request;
@@ -263,7 +262,7 @@ pub fn account(request: &mut ConnectionRequest) -> u32 {
         request.source = SOURCE_KERNEL;
     }
     if rtt::record(&key, request.rtt_ns, now_ns(), request.source) {
-        // It may have made room for another already.
+        // It may have been evicted already.
         let _ = HEALTH_TCP.remove(of);
         ACCOUNTED
     } else if HEALTH_RTT.get_ptr(key).is_some() {
@@ -273,7 +272,7 @@ pub fn account(request: &mut ConnectionRequest) -> u32 {
     }
 }
 
-/// A round trip of a connection to `peer`. The row comes with the first one: most peers never have any.
+/// Records a round trip of a connection to `peer`. The row is created for the first one: most peers never have any.
 #[inline(always)]
 fn record(peer: Addr, path: u8, rtt_ns: u64, now_ns: u64) {
     let key = RttKey {
@@ -284,14 +283,14 @@ fn record(peer: Addr, path: u8, rtt_ns: u64, now_ns: u64) {
     };
     if HEALTH_RTT.get_ptr(key).is_none() && HEALTH_PEERS.get_ptr(peer).is_some() {
         let empty: &RttRow = &EMPTY_ROW;
-        // Another CPU may have made it; without room, nothing is counted.
+        // Another CPU may have created it; if there is no space, nothing is counted.
         let _ = HEALTH_RTT.insert(key, empty, u64::from(BPF_NOEXIST));
     }
-    // One that others write all the time can do without this.
+    // A row that other writers keep busy can do without this sample.
     rtt::record(&key, rtt_ns, now_ns, SOURCE_KERNEL);
 }
 
-/// Whether this is traffic that flows anyway: no probe, neither of this agent nor of another.
+/// Whether this is ordinary traffic: not a probe, neither of this agent nor of another.
 #[inline(always)]
 fn is_passive(config: &DatapathConfig, packet: &Packet) -> bool {
     config.flags & PASSIVE_RTT != 0
@@ -299,7 +298,7 @@ fn is_passive(config: &DatapathConfig, packet: &Packet) -> bool {
         && packet.key.local_port_be != config.health_port_be
 }
 
-/// When the timed segment left, which is timed no more.
+/// Returns when the timed segment left, and stops timing it.
 #[inline(always)]
 fn take_timed(flow: &mut Flow) -> u64 {
     // SAFETY: an aligned word of a map value.
@@ -310,7 +309,7 @@ fn take_timed(flow: &mut Flow) -> u64 {
 #[inline(always)]
 fn header(frame: &Frame, packet: &Packet) -> Option<HeaderBytes> {
     let mut header = HeaderBytes([0; HEADER_ROOM]);
-    // As said already, but the verifier has forgotten.
+    // Already checked, but the verifier has forgotten.
     let len = within(
         packet.segment.header_len,
         TCP_LEN as u32,
@@ -339,15 +338,15 @@ fn timestamps(header: &HeaderBytes, len: u32) -> Result<Option<Timestamps>, Malf
     }
 }
 
-/// Result of [`tcp_timestamps`]: the options have none.
+/// Result of [`tcp_timestamps`]: the options contain none.
 const NO_TIMESTAMPS: u32 = 0;
-/// Result of [`tcp_timestamps`]: they are written where they were wanted.
+/// Result of [`tcp_timestamps`]: they were written to the output argument.
 const TIMESTAMPS: u32 = 1;
-/// Result of [`tcp_timestamps`]: the options make no sense.
+/// Result of [`tcp_timestamps`]: the options are malformed.
 const MALFORMED: u32 = 2;
 
-/// A function of its own in the kernel too: the verifier follows the many ways through the options once, and not once
-/// for each way that leads there.
+/// A separate function in the kernel too: the verifier follows the many paths through the options once, not once per
+/// path that leads there.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn tcp_timestamps(
@@ -355,7 +354,7 @@ extern "C" fn tcp_timestamps(
     len: u32,
     timestamps: *mut Timestamps,
 ) -> u32 {
-    // SAFETY: made of references; the verifier wants to see them compared with null.
+    // SAFETY: made of references; the verifier requires a comparison with null.
     let (Some(header), Some(timestamps)) = (unsafe { (header.as_ref(), timestamps.as_mut()) })
     else {
         return MALFORMED;
@@ -372,7 +371,7 @@ extern "C" fn tcp_timestamps(
 
 #[inline(always)]
 fn flow(key: &FlowKey) -> Option<&'static mut Flow> {
-    // SAFETY: a map value stays valid memory for the program's run. What several CPUs change goes through
+    // SAFETY: a map value stays valid memory for the program's run. Changes by several CPUs are synchronised through
     // `timed_ns`, which is exchanged.
     HEALTH_TCP
         .get_ptr_mut(key)

@@ -1,4 +1,4 @@
-//! What this host writes into the probes of its peers: when they arrived, and how long they stayed.
+//! The times that this host writes into its peers' probes: when they arrived, and how long they stayed.
 
 use health_common::checksum;
 use health_common::config::DatapathConfig;
@@ -7,8 +7,8 @@ use health_common::probe::{ASK_ONE_WAY, ProbeMessage, Times};
 use crate::clock::{now_ns, utc_now_ns};
 use crate::frame::Frame;
 
-/// Writes into a peer's request, whose message begins at `offset`, that it arrived now. `false` when it
-/// is no probe of the mesh, or cannot be written to.
+/// Writes the current time as the arrival time into a peer's request, whose message starts at `offset`. `false` if it
+/// is not a probe of the mesh, or cannot be written to.
 #[inline(always)]
 pub fn arrive(
     frame: &Frame,
@@ -29,8 +29,8 @@ pub fn arrive(
     write(frame, offset, message, Times::of_arrival(now_ns, utc_ns))
 }
 
-/// Replaces the time of arrival in the reply to a peer's probe by the time since then. `false` when it is
-/// no reply to a probe of the mesh, carries no time of arrival, or cannot be written to.
+/// Replaces the arrival time in the reply to a peer's probe with the time elapsed since. `false` if it is not a reply
+/// to a probe of the mesh, carries no arrival time, or cannot be written to.
 #[inline(always)]
 pub fn depart(
     frame: &Frame,
@@ -49,11 +49,11 @@ pub fn depart(
     }
 }
 
-/// The checksum changes by as much as the times do (RFC 1624), so a damaged message stays damaged.
+/// The checksum is only updated by the difference of the times (RFC 1624), so a damaged message stays damaged.
 #[inline(always)]
 fn write(frame: &Frame, offset: usize, message: &ProbeMessage, times: Times) -> bool {
     let before = Times::from(&message.payload);
-    // The whole message in one call: what the call costs does not depend on its length.
+    // Writes the whole message in one call: the cost of the call does not depend on its length.
     let mut changed = *message;
     changed.echo.check = checksum::replace(message.echo.check, &before.words(), &times.words());
     changed.payload.turnround_be = times.turnround_be;

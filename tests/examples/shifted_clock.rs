@@ -1,5 +1,5 @@
-//! A library that the loader puts before all others (`LD_PRELOAD`): the process that has it finds the clock of the day
-//! as many seconds off as a file says, from one moment to the next. All other clocks are the host's.
+//! A library for `LD_PRELOAD`: in a process that loads it, the time of day is off by the number of seconds in a file,
+//! which may change at any time. All other clocks are the host's.
 
 use std::env;
 use std::ffi::c_int;
@@ -9,30 +9,30 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// In the environment: the file with the seconds, eight bytes in host byte order.
+/// Environment variable that names the file with the seconds: eight bytes in host byte order.
 const FILE: &str = "HEALTH_CLOCK_SHIFT";
 
-/// The clocks of the system, as programs ask for them.
+/// Replaces the C library's function of this name.
 ///
 /// # Safety
-/// As of `clock_gettime(2)`: `time` points to a `timespec` that may be written.
+/// As for `clock_gettime(2)`: `time` points to a writable `timespec`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
-    // SAFETY: the caller's pointer, for which the kernel checks what it can.
+    // SAFETY: the caller's pointer; the kernel checks what it can.
     let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
     let is_of_day = matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE);
     if result == 0
         && is_of_day
         && let Some(shift) = shift()
     {
-        // SAFETY: the kernel has written there.
+        // SAFETY: the kernel has just written to it.
         unsafe { (*time).tv_sec += shift.load(Ordering::Relaxed) };
     }
     // 0 or -1.
     result as c_int
 }
 
-/// The seconds, which another process changes; `None` without a file of them.
+/// The shift in seconds, which another process changes; `None` without a file.
 fn shift() -> Option<&'static AtomicI64> {
     static SHIFT: OnceLock<Option<&'static AtomicI64>> = OnceLock::new();
     *SHIFT.get_or_init(|| {
@@ -41,7 +41,7 @@ fn shift() -> Option<&'static AtomicI64> {
         if !is_whole {
             return None;
         }
-        // SAFETY: makes a mapping at an address of the kernel's choice, and takes no pointers.
+        // SAFETY: creates a mapping at an address that the kernel chooses, and takes no pointers.
         let mapped = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -53,7 +53,8 @@ fn shift() -> Option<&'static AtomicI64> {
             )
         };
         let is_mapped = mapped != libc::MAP_FAILED;
-        // SAFETY: a page that is there as long as the process; the file is never cut short. It is written at once.
+        // SAFETY: the page stays mapped as long as the process runs; the file is never truncated. Writes to it are
+        // atomic.
         is_mapped.then(|| unsafe { &*mapped.cast_const().cast::<AtomicI64>() })
     })
 }

@@ -1,4 +1,4 @@
-//! Programs on a device, whatever holds them there: TCX links or filters of clsact.
+//! Programs on a device, attached by TCX links or by clsact filters.
 
 use std::fs;
 
@@ -9,16 +9,16 @@ use serde_json::Value;
 
 use crate::Node;
 
-/// A program on a device.
+/// A program that is attached to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedProgram {
-    /// By which the kernel knows it.
+    /// Its ID in the kernel.
     pub id: u32,
-    /// Tells its instructions, as `bpftool prog` prints it.
+    /// Hash of its instructions, as `bpftool prog` prints it.
     pub tag: String,
 }
 
-/// The programs at the ingress and then at the egress of a node's device.
+/// The programs on a node's device: those at ingress, then those at egress.
 pub fn programs(node: &Node, device: &str) -> anyhow::Result<[Vec<AttachedProgram>; 2]> {
     Ok([
         at_hook(node, device, TcAttachType::Ingress, "ingress")?,
@@ -31,8 +31,8 @@ pub fn has_tcx() -> anyhow::Result<bool> {
     Ok(tcx("lo", TcAttachType::Ingress)?.is_some())
 }
 
-/// Takes the programs off a device that `--attach-mode auto` has TCX for, if there is one. The agent must not run:
-/// it would put them back.
+/// Detaches the programs from a device that `--attach-mode auto` attaches by TCX, where the kernel has it. The agent
+/// must not run: it would reattach them.
 pub fn take_off(node: &Node, device: &str) -> anyhow::Result<()> {
     if !has_tcx()? {
         node.exec(&format!("tc qdisc delete dev {device} clsact"))?;
@@ -75,7 +75,7 @@ fn at_hook(
     Ok(found)
 }
 
-/// Those that TCX has on a device of this network namespace; none if the kernel has no TCX.
+/// The TCX programs on a device of this network namespace; `None` if the kernel has no TCX.
 fn tcx(device: &str, attach_type: TcAttachType) -> anyhow::Result<Option<Vec<AttachedProgram>>> {
     match SchedClassifier::query_tcx(device, attach_type) {
         Ok((_, programs)) => Ok(Some(

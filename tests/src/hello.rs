@@ -1,9 +1,9 @@
-//! Answers to `GET /hello` as an agent gives them, with keys that a test chooses.
+//! Answers to `GET /hello` like an agent's, with keys that a test chooses.
 
 use health_mesh::proof::{self, AUTH_HEADER, Answer, HelloKeys};
 
-/// The head of a good answer to an agent's request, as the node that it asks; `None` for a request that was not
-/// made with these keys.
+/// The head of a valid answer from the requested node to an agent's request. `None` if the request was not made with
+/// these keys.
 pub fn answer(keys: &HelloKeys, request: &[u8]) -> Option<Vec<u8>> {
     let request = std::str::from_utf8(request).ok()?;
     let value = |name: &str| {

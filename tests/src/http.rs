@@ -1,4 +1,4 @@
-//! Plain HTTP, asked from within a node's network namespace, or of its agent's API.
+//! Plain HTTP requests, from within a node's network namespace or to its agent's API.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::{Node, PATIENCE};
 
-/// Where agents serve their metrics unless told otherwise.
+/// Default port of the agents' metrics.
 pub const METRICS_PORT: u16 = 9962;
 
-/// Longest silence of an agent, as its own command line has it.
+/// Longest time that an agent may stay silent; the same as in its own command line.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Status code and body of `GET path`.
@@ -22,7 +22,7 @@ pub fn get(node: &Node, address: SocketAddr, path: &str) -> anyhow::Result<(u16,
     Ok((code, body))
 }
 
-/// Status code, media type and body of `GET path`, with this wish for a media type.
+/// Status code, media type and body of `GET path` with this `Accept` header.
 pub fn get_as(
     node: &Node,
     address: SocketAddr,
@@ -37,7 +37,7 @@ pub fn get_as(
     split(&response)
 }
 
-/// What the API of a node's agent has at a path. Takes a tenth of what a process for the command line takes.
+/// What a node's agent returns for an API path. Takes a tenth of the time that a command-line process takes.
 pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<T> {
     let told = || -> anyhow::Result<T> {
         let stream = UnixStream::connect(node.socket())?;
@@ -52,7 +52,7 @@ pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<
 
 /// The response to `GET path`.
 fn exchange(mut stream: impl Read + Write, path: &str, accept: &str) -> io::Result<String> {
-    // In HTTP/1.0 there are no chunks to put together.
+    // HTTP/1.0 has no chunks to reassemble.
     write!(
         stream,
         "GET {path} HTTP/1.0\r\nHost: node\r\nAccept: {accept}\r\n\r\n"

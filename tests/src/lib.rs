@@ -1,5 +1,5 @@
-//! The test bed, and what integration tests and benchmarks share: clusters of real agents on this
-//! machine, crafted packets, pictures of the machine to compare, readings of the tools' output.
+//! The test bed and the helpers that integration tests and benchmarks share: clusters of real agents on this machine,
+//! crafted packets, snapshots of the machine to compare, and parsers for tool output.
 
 pub mod apiserver;
 pub mod attached;

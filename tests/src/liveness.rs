@@ -1,4 +1,4 @@
-//! What an agent's `/healthz` says of the agent itself.
+//! An agent's `/healthz`, which reports on the agent itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,10 +7,10 @@ use health_agent::api::liveness::Liveness;
 
 use crate::{Node, http};
 
-/// Where agents serve it, unless told otherwise.
+/// Default port of `/healthz`.
 pub const HEALTHZ_PORT: u16 = 9879;
 
-/// What `/healthz` says, and its status code.
+/// Status code and body of `/healthz`.
 pub fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
     let (code, body) = http::get(node, address, "/healthz")?;

@@ -8,22 +8,22 @@ use health_net::netns::{self, NetNs};
 
 use crate::Node;
 
-/// An endpoint with its namespace, which goes with this value.
+/// An endpoint with its namespace, which is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Member {
     /// The namespace's name.
     pub name: String,
     /// The namespace.
     pub netns: NetNs,
-    /// As the agent told it when it made it.
+    /// The endpoint as the agent reported it on creation.
     pub endpoint: Endpoint,
 }
 
 impl Member {
-    /// Makes an endpoint on a node, with flags of `endpoint create`, in a namespace `h-NAME` of its own.
+    /// Creates an endpoint on a node, with flags of `endpoint create`, in its own namespace `h-NAME`.
     pub fn on(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
         let name = format!("h-{name}");
-        // One that a killed test left.
+        // A killed test may have left one.
         netns::remove(&name)?;
         let netns = NetNs::create(&name)?;
         let made = node.cli(&format!(
@@ -37,13 +37,13 @@ impl Member {
         })
     }
 
-    /// All of the endpoint's addresses, the one of IPv4 first.
+    /// All of the endpoint's addresses, IPv4 first.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let Endpoint { ipv4, ipv6, .. } = &self.endpoint;
         ipv4.iter().chain(ipv6).copied().collect()
     }
 
-    /// The endpoint's address of IPv4.
+    /// The endpoint's IPv4 address.
     pub fn ipv4(&self) -> anyhow::Result<IpAddr> {
         self.endpoint
             .ipv4

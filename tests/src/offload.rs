@@ -1,11 +1,11 @@
-//! What devices of other namespaces do in place of the host's stack, as `ethtool -K` sets it.
+//! Offloads of devices in other namespaces, as `ethtool -K` sets them.
 
 use anyhow::Context as _;
 pub use health_net::ethtool::Offload;
 use health_net::ethtool::set_offload;
 use health_net::netns::NetNs;
 
-/// Sets it for a device of a named namespace.
+/// Sets an offload of a device in a named namespace.
 pub fn set(namespace: &str, device: &str, offload: Offload, is_on: bool) -> anyhow::Result<()> {
     NetNs::open(namespace)?
         .run_in(|| set_offload(device, offload, is_on))?

@@ -1,5 +1,5 @@
-//! What is outside a bed's cluster: a host behind the router, which knows no way to endpoints, and a client
-//! behind a node. Nothing works between them unless the node translates.
+//! The world outside a bed's cluster: a host behind the router, which has no route to endpoints, and a client behind
+//! a node. They can only talk if the node translates addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -8,13 +8,13 @@ use crate::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_host, add_router, command_i
 use crate::process::Running;
 use crate::{PATIENCE, wait_for};
 
-/// Namespace of the host outside, named like those of the nodes, so that the bed removes it with them.
+/// Namespace of the host outside. It is named like a node's, so that the bed removes it with them.
 pub const FAR: &str = "hnode253";
-/// Its addresses.
+/// Its IPv4 address.
 pub const FAR4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// The same of IPv6.
+/// Its IPv6 address.
 pub const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
-/// The router's device on the way there.
+/// The router's device towards it.
 pub const ROUTER_DEVICE: &str = "out";
 
 /// Namespace of the client.
@@ -22,7 +22,7 @@ pub const CLIENT: &str = "hnode252";
 /// Prefixes of the client's addresses.
 pub const CLIENT_CIDRS: [&str; 2] = ["192.168.77.0/24", "fd00:77::/64"];
 
-/// Makes router, host and client, the client behind this node, which gets a route to the outside.
+/// Creates the router, the host and the client. The client is behind this node, which gets a route to the outside.
 pub fn add(node: &Node) -> anyhow::Result<()> {
     add_router()?;
     add_host(
@@ -44,7 +44,7 @@ pub fn add(node: &Node) -> anyhow::Result<()> {
     sysctl(node.name(), "net.ipv6.conf.all.forwarding=1")
 }
 
-/// The namespaces of those whose packets are masqueraded: a node's health endpoint, and its client.
+/// Namespaces whose packets are masqueraded: a node's health endpoint and its client.
 pub fn sources(node: &Node) -> [String; 2] {
     [format!("health-{}", node.name()), CLIENT.to_owned()]
 }
@@ -54,7 +54,7 @@ pub fn far() -> [IpAddr; 2] {
     [FAR4.into(), FAR6.into()]
 }
 
-/// Starts a server in the namespace outside, and waits until something listens on its port there.
+/// Starts a server in the outside namespace, and waits until something listens on its port there.
 pub fn serve(server: &mut Command, socket: &str, port: u16) -> anyhow::Result<Running> {
     let running = Running::start(server)?;
     wait_for("the server to listen", PATIENCE, || {

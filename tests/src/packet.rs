@@ -1,4 +1,4 @@
-//! Packets built byte by byte, by code of its own: nothing here is shared with what it tests.
+//! Builds packets byte by byte, with its own code: shares nothing with the code under test.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ pub const IPV6: u16 = 0x86dd;
 /// Ethernet type of ARP.
 pub const ARP: u16 = 0x0806;
 
-/// Checksum of a transport header and what is behind it, with the pseudo-header of its IP version.
+/// Checksum of a transport header and its payload, with the pseudo-header of its IP version.
 pub fn transport_checksum(
     source: IpAddr,
     destination: IpAddr,
@@ -29,7 +29,7 @@ pub fn transport_checksum(
     ])
 }
 
-/// Internet checksum over bytes, as RFC 1071 spells it out.
+/// Internet checksum over bytes, as RFC 1071 defines it.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes: Vec<u8> = parts.concat();
     let mut sum: u32 = bytes
@@ -58,7 +58,7 @@ pub fn ethernet(destination: [u8; 6], source: [u8; 6], ethertype: u16, payload: 
     [&destination[..], &source, &ethertype.to_be_bytes(), payload].concat()
 }
 
-/// An IPv4 packet in the making.
+/// An IPv4 packet to build.
 #[derive(Clone, Debug)]
 pub struct Ipv4 {
     /// Type of service.
@@ -80,7 +80,7 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// ICMP from `source` to `destination`, as a common `ping` sends it.
+    /// ICMP from `source` to `destination`, as `ping` normally sends it.
     pub fn icmp(source: Ipv4Addr, destination: Ipv4Addr) -> Self {
         Self {
             tos: 0,
@@ -94,7 +94,7 @@ impl Ipv4 {
         }
     }
 
-    /// Header and payload, checksum filled in.
+    /// Header and payload, with the checksum filled in.
     pub fn packet(&self, payload: &[u8]) -> Vec<u8> {
         let header_len = 20 + self.options.len();
         let mut header = vec![0x40 | (header_len / 4) as u8, self.tos];
@@ -112,7 +112,7 @@ impl Ipv4 {
     }
 }
 
-/// An IPv6 packet in the making.
+/// An IPv6 packet to build.
 #[derive(Clone, Debug)]
 pub struct Ipv6 {
     /// Traffic class.
@@ -155,7 +155,7 @@ impl Ipv6 {
         bytes
     }
 
-    /// An ICMPv6 message with its checksum, of the given bytes without.
+    /// Fills in the checksum of an ICMPv6 message.
     pub fn with_checksum(&self, mut message: Vec<u8>) -> Vec<u8> {
         message[2..4].fill(0);
         let check = transport_checksum(self.source.into(), self.destination.into(), 58, &message);
@@ -164,7 +164,7 @@ impl Ipv6 {
     }
 }
 
-/// A TCP segment in the making.
+/// A TCP segment to build.
 #[derive(Clone, Debug, Default)]
 pub struct Tcp {
     /// Source port.
@@ -194,7 +194,7 @@ impl Tcp {
         }
     }
 
-    /// Header, options and data, checksum filled in.
+    /// Header, options and data, with the checksum filled in.
     pub fn segment(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let header_len = 20 + self.options.len();
         let mut segment = self.source.to_be_bytes().to_vec();
@@ -218,7 +218,7 @@ impl Tcp {
         segment
     }
 
-    /// The same in an IP packet and an Ethernet frame.
+    /// The segment in an IP packet and an Ethernet frame.
     pub fn frame(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let segment = self.segment(source, destination);
         let (ethertype, packet) = match (source, destination) {
@@ -242,7 +242,7 @@ impl Tcp {
     }
 }
 
-/// Options of most segments: two fillers and the timestamps.
+/// The options of most segments: two NOPs and the timestamps.
 pub fn timestamps(value: u32, echo: u32) -> Vec<u8> {
     let mut options = vec![1, 1, 8, 10];
     options.extend(value.to_be_bytes());
@@ -259,7 +259,7 @@ pub fn echo(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u
     message
 }
 
-/// An ICMP message for IPv4, checksum filled in.
+/// An ICMP message for IPv4, with the checksum filled in.
 pub fn echo4(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
     let mut message = echo(kind, code, id, sequence, payload);
     let check = checksum(&[&message]);
@@ -275,23 +275,23 @@ pub fn payload(len: usize) -> Vec<u8> {
 /// The payload of an agent's echo probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
-    /// Key of the mesh.
+    /// The mesh's key.
     pub key: [u64; 2],
     /// ICMP identifier.
     pub id: u16,
     /// ICMP sequence number.
     pub sequence: u16,
-    /// Session of the agent.
+    /// The agent's session.
     pub session: u32,
-    /// How often its sequence numbers have wrapped.
+    /// Number of times that its sequence numbers have wrapped.
     pub round: u16,
     /// 1 host, 2 endpoint.
     pub path: u8,
-    /// 1: asks when it arrived.
+    /// 1: asks for the arrival time.
     pub flags: u8,
-    /// Time in the responding host, or that of arrival there.
+    /// Turnaround time in the responding host, or the arrival time there.
     pub turnround: u64,
-    /// Time of day of the arrival.
+    /// Wall-clock time of the arrival.
     pub arrived: u64,
 }
 
@@ -315,18 +315,18 @@ impl Probe {
         .concat()
     }
 
-    /// The message of the request or reply for IPv4.
+    /// The request or reply as an ICMP message for IPv4.
     pub fn message4(&self, kind: u8) -> Vec<u8> {
         echo4(kind, 0, self.id, self.sequence, &self.payload())
     }
 
-    /// The message of the request or reply for IPv6 in a packet with this header.
+    /// The request or reply as an ICMPv6 message for a packet with this header.
     pub fn message6(&self, kind: u8, ip: &Ipv6) -> Vec<u8> {
         ip.with_checksum(echo(kind, 0, self.id, self.sequence, &self.payload()))
     }
 }
 
-/// SipHash-2-4, by the standard library.
+/// SipHash-2-4, from the standard library.
 #[allow(deprecated, reason = "its successor is not SipHash-2-4")]
 pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     use std::hash::{Hasher as _, SipHasher};
@@ -335,7 +335,7 @@ pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The same frame with tags after its addresses, outermost first: Ethernet type and VLAN of each.
+/// The frame with VLAN tags after its addresses, outermost first: Ethernet type and VLAN per tag.
 pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let tags: Vec<u8> = tags
         .iter()

@@ -1,4 +1,4 @@
-//! Single echo requests; and `ping`, one run after the other while something happens, and what it sums up.
+//! Single echo requests, and consecutive runs of `ping` while something happens, with their summaries.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -16,10 +16,10 @@ use crate::packet::checksum;
 use crate::process::run;
 use crate::wait::slowness;
 
-/// How long a reply to a single request is waited for.
+/// How long to wait for the reply to a single request.
 const REPLY: Duration = Duration::from_secs(1);
 
-/// No reply came, or the sender is told that none will.
+/// No reply came, or the kernel reports that none will.
 const WITHOUT_REPLY: [ErrorKind; 7] = [
     ErrorKind::WouldBlock,
     ErrorKind::TimedOut,
@@ -30,8 +30,8 @@ const WITHOUT_REPLY: [ErrorKind; 7] = [
     ErrorKind::PermissionDenied,
 ];
 
-/// Whether an echo request from a network namespace, by its name, is answered within a second. It takes no process:
-/// some tests ask hundreds of times at once.
+/// Whether an echo request from a named network namespace is answered within a second. It spawns no process: some
+/// tests send hundreds at once.
 pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
     match NetNs::open(netns)?.run_in(|| echo(address))? {
         Ok(()) => Ok(true),
@@ -40,7 +40,7 @@ pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
     }
 }
 
-/// Sends an echo request (RFC 792, RFC 4443), and waits for its reply.
+/// Sends an echo request (RFC 792, RFC 4443) and waits for its reply.
 fn echo(address: IpAddr) -> io::Result<()> {
     let (domain, protocol, kind, kind_of_reply) = match address {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
@@ -49,10 +49,10 @@ fn echo(address: IpAddr) -> io::Result<()> {
     let mut socket = Socket::new(domain, Type::RAW, Some(protocol))?;
     socket.connect(&SocketAddr::new(address, 0).into())?;
     let mut request = [kind, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-    // Its identifier, and what tells it from all others.
+    // Its identifier, and a number that distinguishes it from all other requests.
     request[4..6].copy_from_slice(&fastrand::u16(..).to_be_bytes());
     request[8..].copy_from_slice(&fastrand::u64(..).to_be_bytes());
-    // The kernel fills it in where it covers addresses too, which is in ICMPv6.
+    // For ICMPv6, whose checksum also covers addresses, the kernel fills it in.
     let sum = checksum(&[&request]).to_be_bytes();
     request[2..4].copy_from_slice(&sum);
     socket.send(&request)?;
@@ -65,7 +65,7 @@ fn echo(address: IpAddr) -> io::Result<()> {
         socket.set_read_timeout(Some(left))?;
         let mut packet = [0; 256];
         let length = socket.read(&mut packet)?;
-        // Of IPv4, the header is read too.
+        // IPv4 sockets return the IP header too.
         let header = match address {
             IpAddr::V4(_) => usize::from(packet[0] & 0xf) * 4,
             IpAddr::V6(_) => 0,
@@ -77,20 +77,20 @@ fn echo(address: IpAddr) -> io::Result<()> {
     }
 }
 
-/// What each run of `ping` is like.
+/// Parameters of each run of `ping`.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {
-    /// Milliseconds between requests. They grow with the square of the machine's slowness: it does everything so many
-    /// times more slowly, and each request keeps it busy for so many times longer.
+    /// Milliseconds between requests. Grows with the square of the machine's slowness: a slow machine does everything
+    /// that many times more slowly, and each request keeps it busy that many times longer.
     pub interval: u32,
-    /// How long requests are sent, milliseconds.
+    /// How long to send requests, milliseconds.
     pub length: u32,
-    /// How long the last ones' replies are waited for, seconds.
+    /// How long to wait for the last replies, seconds.
     pub patience: u32,
 }
 
 impl Runs {
-    /// A thousand requests a second where the machine can, and none is given up early.
+    /// A thousand requests a second where the machine is fast enough, and none is given up early.
     pub const fn dense(length: u32) -> Self {
         Self {
             interval: 1,
@@ -100,14 +100,14 @@ impl Runs {
     }
 }
 
-/// Echo requests to an address, in runs one after the other until they are to end: so none is cut off.
+/// Echo requests to an address, in consecutive runs. Stopping lets the current run finish, so none is cut off.
 #[derive(Debug)]
 pub struct Pinging {
     ends: Ends,
     runs: JoinHandle<anyhow::Result<Summary>>,
 }
 
-/// Has no other run begin once it is dropped, as when a test fails.
+/// Prevents further runs once it is dropped, for example when a test fails.
 #[derive(Debug)]
 struct Ends(Arc<AtomicBool>);
 
@@ -118,7 +118,7 @@ impl Drop for Ends {
 }
 
 impl Pinging {
-    /// Begins, in a network namespace by its name.
+    /// Starts in a named network namespace.
     pub fn start(netns: &str, to: IpAddr, runs: Runs) -> Self {
         let Runs {
             interval,
@@ -147,7 +147,7 @@ impl Pinging {
         Self { ends, runs }
     }
 
-    /// Lets the last run end, and adds all of them up.
+    /// Lets the current run finish, and adds up all runs.
     pub fn end(self) -> anyhow::Result<Summary> {
         let Self { ends, runs } = self;
         drop(ends);
@@ -183,7 +183,7 @@ impl Summary {
         })
     }
 
-    /// Requests that had no reply.
+    /// Requests without a reply.
     pub fn lost(&self) -> u64 {
         self.transmitted.saturating_sub(self.received)
     }

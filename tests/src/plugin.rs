@@ -1,4 +1,4 @@
-//! Calling the CNI plugin as a container runtime does: by its link, with words in the environment.
+//! Calls the CNI plugin as a container runtime does: through its link, with parameters in the environment.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,29 +18,29 @@ pub struct Plugin {
     network: Value,
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Whether it ended with 0.
+    /// Whether it exited with 0.
     pub is_success: bool,
-    /// What it printed; null for nothing.
+    /// Its output; null if empty.
     pub json: Value,
 }
 
 impl Answer {
-    /// The code of the error that was printed, 0 for none.
+    /// The code of the printed error, 0 for none.
     pub fn code(&self) -> u64 {
         self.json["code"].as_u64().unwrap_or_default()
     }
 
-    /// The words of the error that was printed.
+    /// The message of the printed error.
     pub fn message(&self) -> &str {
         self.json["msg"].as_str().unwrap_or_default()
     }
 }
 
 impl Plugin {
-    /// Our own, by a link in `folder`, for a network of the agent of `node`.
+    /// Our own plugin, through a link in `folder`, for a network of `node`'s agent.
     pub fn of(node: &Node, folder: &Path) -> anyhow::Result<Self> {
         let program = folder.join(LINK_NAME);
         std::os::unix::fs::symlink(agent_binary()?, &program)
@@ -55,7 +55,7 @@ impl Plugin {
         Ok(Self { program, network })
     }
 
-    /// Any plugin, by its file.
+    /// Any plugin, by the path of its program.
     pub fn at(program: &Path, network: Value) -> Self {
         Self {
             program: program.to_owned(),
@@ -63,7 +63,7 @@ impl Plugin {
         }
     }
 
-    /// The same with another field in the network's configuration.
+    /// The plugin with another field in the network's configuration.
     #[must_use]
     pub fn with(&self, key: &str, value: Value) -> Self {
         let mut plugin = self.clone();
@@ -97,7 +97,7 @@ impl Plugin {
         self.call_raw(environment, self.network.to_string().as_bytes())
     }
 
-    /// Calls it with this environment and this on stdin.
+    /// Calls it with this environment and this standard input.
     pub fn call_raw(&self, environment: &[(&str, &str)], config: &[u8]) -> anyhow::Result<Answer> {
         let mut child = Command::new(&self.program)
             .envs(environment.iter().copied())
@@ -108,7 +108,7 @@ impl Plugin {
             .spawn()
             .with_context(|| format!("cannot run {}", self.program.display()))?;
         let mut stdin = child.stdin.take().context("it has no stdin")?;
-        // It may have ended without reading it.
+        // It may have exited without reading it.
         let _ = stdin.write_all(config);
         drop(stdin);
         let output = child.wait_with_output().context("cannot wait for it")?;

@@ -18,14 +18,14 @@ const NETWORK: &str = "health";
 /// Programs in the containers.
 const APPLETS: [&str; 5] = ["sh", "sleep", "ip", "ping", "nc"];
 
-/// A podman of its own: its images, containers and networks are in a folder that goes with it.
+/// A private podman. Its images, containers and networks are in a folder that is deleted with it.
 #[derive(Debug)]
 pub struct Podman {
     dir: TempDir,
 }
 
 impl Podman {
-    /// One whose containers become endpoints of this node.
+    /// A podman whose containers become endpoints of this node.
     pub fn of(node: &Node) -> anyhow::Result<Self> {
         let podman = Self {
             dir: tempfile::tempdir().context("cannot make a folder for podman")?,
@@ -42,7 +42,7 @@ impl Podman {
         for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
             fs::create_dir_all(rootfs.join(folder))?;
         }
-        // Static, so that it needs nothing else in there.
+        // A static binary, so that the container needs nothing else.
         fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
         for applet in APPLETS {
             symlink("busybox", rootfs.join("bin").join(applet))?;
@@ -67,7 +67,7 @@ impl Podman {
         Ok(())
     }
 
-    /// A call of podman.
+    /// A podman command.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let path = |name: &str| self.dir.path().join(name);
         let mut command = Command::new("podman");
@@ -88,12 +88,12 @@ impl Podman {
         command
     }
 
-    /// Starts a container that waits for its end.
+    /// Starts a container that sleeps until it is stopped.
     pub fn start(&self, name: &str) -> anyhow::Result<()> {
         let rootfs = self.dir.path().join("rootfs");
         let mut command = self.command(&["run", "--detach", "--quiet", "--network", NETWORK]);
         command
-            // What CI's machines allow.
+            // The limits that CI machines allow.
             .args(["--ulimit=nofile=1000:1000", "--ulimit=nproc=1000:1000"])
             .args(["--name", name, "--rootfs"])
             .arg(rootfs)
@@ -101,12 +101,12 @@ impl Podman {
         run(&mut command)?.success().map(drop)
     }
 
-    /// Runs something in a container.
+    /// Runs a command in a container.
     pub fn exec(&self, name: &str, words: &[&str]) -> anyhow::Result<RunOutput> {
         run(self.command(&["exec", name]).args(words))
     }
 
-    /// Ends containers and removes them, some side by side.
+    /// Stops and removes containers, several in parallel.
     pub fn remove(&self, names: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
         run(self.command(&["rm", "--force", "--time=0"]).args(names))?
             .success()
@@ -116,7 +116,7 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        // A failed test may have left some; what cannot be removed shows in the next picture of the machine.
+        // A failed test may have left some; if one cannot be removed, the next snapshot of the machine shows it.
         let _ = run(&mut self.command(&["rm", "--force", "--all", "--time=0"]));
     }
 }

@@ -1,4 +1,4 @@
-//! The containers of `cargo xtask run --probes`: each shows another life.
+//! The containers of `cargo xtask run --probes`: each shows a different life cycle.
 
 use std::fs;
 use std::path::PathBuf;
@@ -46,17 +46,17 @@ const LIVES: [Life; 4] = [
     },
 ];
 
-/// Where the manifests and the containerd will be.
+/// The folder for the manifests and for containerd.
 #[derive(Debug)]
 pub struct ProbedContainers {
     dir: TempDir,
 }
 
 impl ProbedContainers {
-    /// How many there are.
+    /// Number of containers.
     pub const COUNT: usize = LIVES.len();
 
-    /// Makes the folder.
+    /// Creates the folder.
     pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("hprobes-").tempdir();
         let dir = dir.context("cannot make a folder for manifests")?;
@@ -69,7 +69,7 @@ impl ProbedContainers {
         self.dir.path().join("pods")
     }
 
-    /// The flags of the agent that probes them.
+    /// Flags for the agent that probes them.
     pub fn agent_args(&self) -> String {
         format!(
             "--pod-manifests {} --runtime-endpoint {}",
@@ -78,7 +78,7 @@ impl ProbedContainers {
         )
     }
 
-    /// Runs the containers on a node, and has them probed.
+    /// Runs the containers on a node, where the agent probes them.
     pub fn start(&self, node: &Node) -> anyhow::Result<Containerd> {
         let socket = self.dir.path().join("containerd.sock");
         let mut containerd = Containerd::start_on(node, Some(socket))?;

@@ -1,4 +1,4 @@
-//! Running the tools that the bed and the tests call, to their end.
+//! Runs the tools that the bed and the tests call, to completion.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::wait_for;
 
-/// What a program that ended left behind.
+/// The result of a program that exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOutput {
     /// Its command line.
@@ -48,7 +48,7 @@ impl RunOutput {
     }
 }
 
-/// Runs a command to its end, with no input.
+/// Runs a command to completion, with no input.
 pub fn run(command: &mut Command) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let output = command
@@ -58,7 +58,7 @@ pub fn run(command: &mut Command) -> anyhow::Result<RunOutput> {
     Ok(RunOutput::from_output(shown, output))
 }
 
-/// Runs a command that is to end by itself within `deadline`; kills it and fails if it does not.
+/// Runs a command that must exit by itself within `deadline`; otherwise kills it and fails.
 pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let mut child = command
@@ -83,7 +83,7 @@ pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<R
     Ok(ran)
 }
 
-/// Runs a command to its end, with `input` on its standard input.
+/// Runs a command to completion, with `input` on its standard input.
 pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let mut child = command
@@ -108,17 +108,17 @@ pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<RunO
 pub struct Running(Child);
 
 impl Running {
-    /// Starts it, with no input; what it prints on standard output is thrown away.
+    /// Starts it with no input and discards its standard output.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::null(), Stdio::inherit())
     }
 
-    /// Starts it, with no input; what it says on standard error goes to a file.
+    /// Starts it with no input; its standard error goes to a file.
     pub fn start_logging(command: &mut Command, log: File) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::null(), log.into())
     }
 
-    /// Starts it, with no input; it prints where this program does.
+    /// Starts it with no input; it prints to this program's output.
     pub fn start_printing(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::inherit(), Stdio::inherit())
     }
@@ -134,7 +134,7 @@ impl Running {
             .with_context(|| format!("cannot run {shown}"))
     }
 
-    /// Waits for its end; fails if it failed.
+    /// Waits for it to exit, and fails if it failed.
     pub fn success(mut self) -> anyhow::Result<()> {
         let status = self.0.wait().context("cannot wait for a process")?;
         ensure!(
@@ -145,9 +145,9 @@ impl Running {
         Ok(())
     }
 
-    /// Its process id.
+    /// Its process ID.
     pub fn pid(&self) -> Pid {
-        // A process id is a positive i32 that the standard library hands out as u32.
+        // A process ID is a positive i32 that the standard library returns as u32.
         Pid::from_raw(self.0.id().cast_signed())
     }
 }
@@ -160,8 +160,8 @@ impl Drop for Running {
     }
 }
 
-/// Prints a line on standard error. Unlike `eprintln!` it does not panic when nobody reads there any
-/// more, which would end a bed before it is removed.
+/// Prints a line on standard error. Unlike `eprintln!` it does not panic if the reader is gone, which would end a bed
+/// before it is removed.
 pub fn tell(message: impl Display) {
     let _ = writeln!(io::stderr(), "{message}");
 }

@@ -1,4 +1,4 @@
-//! Processes of this machine, and what this process holds.
+//! Processes of this machine, and the resources that this process holds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Processes that have this word on their command line, zombies not among them.
+/// Number of processes with this word on their command line, without zombies.
 pub fn with_word(word: &str) -> usize {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -18,20 +18,20 @@ pub fn with_word(word: &str) -> usize {
         .count()
 }
 
-/// Processes that have ended and that nobody has taken note of.
+/// Number of processes that have exited but were not reaped.
 pub fn zombies() -> usize {
     stats()
         .filter(|stat| stat.first().is_some_and(|state| state == "Z"))
         .count()
 }
 
-/// Children of this process, zombies among them.
+/// Number of children of this process, including zombies.
 pub fn children() -> usize {
     let own = std::process::id().to_string();
     stats().filter(|stat| stat.get(1) == Some(&own)).count()
 }
 
-/// Of each process what `/proc/PID/stat` says behind its name: state, parent and more.
+/// The fields of each process's `/proc/PID/stat` after its name: state, parent and more.
 fn stats() -> impl Iterator<Item = Vec<String>> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -41,7 +41,7 @@ fn stats() -> impl Iterator<Item = Vec<String>> {
     })
 }
 
-/// Control groups below this folder with this in their names.
+/// Number of control groups below this folder whose names contain `name`.
 pub fn control_groups(folder: &Path, name: &str) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -53,28 +53,28 @@ pub fn control_groups(folder: &Path, name: &str) -> usize {
         .sum()
 }
 
-/// What this process holds, and what its network namespace does.
+/// The resources that this process holds, and the sockets in its network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Open files.
     pub files: usize,
     /// Child processes.
     pub children: usize,
-    /// TCP sockets by side and state; those of no process as well, as in TIME_WAIT.
+    /// TCP sockets by side and state, including sockets without a process, such as those in TIME_WAIT.
     pub sockets: BTreeMap<(Side, u8), usize>,
 }
 
-/// Which side of a connection a socket is.
+/// The side of a connection that a socket is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The one that connects.
+    /// Connects.
     Client,
-    /// The one that is connected to, or listens.
+    /// Listens, or was connected to.
     Server,
 }
 
 impl Held {
-    /// Looks. Sockets are servers' that are on these ports.
+    /// Takes a count. Sockets on these ports are servers'.
     pub fn now(servers: &[u16]) -> anyhow::Result<Self> {
         Ok(Self {
             files: files()?,
@@ -84,7 +84,8 @@ impl Held {
     }
 }
 
-/// Open files. Each thread that probes keeps the kernel's account of its time open, from its first probe on.
+/// Number of open files. A thread that probes keeps the kernel's accounting of its CPU time open from its first probe
+/// on.
 fn files() -> anyhow::Result<usize> {
     let open = fs::read_dir("/proc/self/fd")?;
     let is_counted = |entry: &fs::DirEntry| {
@@ -98,7 +99,7 @@ fn files() -> anyhow::Result<usize> {
 fn sockets(servers: &[u16]) -> anyhow::Result<BTreeMap<(Side, u8), usize>> {
     let mut sockets = BTreeMap::new();
     for path in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
-        // Nor is there the second where there is no IPv6.
+        // The second does not exist where there is no IPv6.
         let table = fs::read_to_string(path).unwrap_or_default();
         for line in table.lines().skip(1) {
             let fields: Vec<_> = line.split_whitespace().collect();
@@ -117,12 +118,12 @@ fn sockets(servers: &[u16]) -> anyhow::Result<BTreeMap<(Side, u8), usize>> {
     Ok(sockets)
 }
 
-/// Forgets how much memory this process had at most.
+/// Resets this process's peak memory.
 pub fn forget_peak() -> anyhow::Result<()> {
     fs::write("/proc/self/clear_refs", "5").context("cannot forget the peak of memory")
 }
 
-/// Memory of this process, KiB: now, and at most since that was last forgotten.
+/// Memory of this process, KiB: the current use, and the peak since its last reset.
 pub fn memory() -> anyhow::Result<(u64, u64)> {
     let status = fs::read_to_string("/proc/self/status")?;
     let field = |name: &str| {

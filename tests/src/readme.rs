@@ -1,6 +1,7 @@
-//! What README.md shows of a run: samples of output, and figures. `cargo xtask docs` writes them, a test compares them.
+//! The parts of README.md that come from a run: samples of output, and figures. `cargo xtask docs` writes them, a
+//! test compares them.
 //!
-//! A sample is the block of code after a line `<!-- sample: NAME -->`, a figure the text between `<!-- figure: NAME -->`
+//! A sample is the code block after a line `<!-- sample: NAME -->`, a figure the text between `<!-- figure: NAME -->`
 //! and `<!-- -->`.
 
 use std::path::Path;
@@ -19,15 +20,15 @@ const FIGURE_END: &str = "<!-- -->";
 const FENCE: &str = "```";
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The largest program that is released, megabytes.
+/// Size limit of a released program, megabytes.
 pub const PROGRAM_LIMIT_MB: f64 = 20.0;
-/// By how much a figure of the README may be off, of its own size, before a new one is needed.
+/// Relative error at which a figure of the README must be updated.
 const TOLERANCE: f64 = 0.05;
 
-/// How words begin that not every run prints: statistics of several answers.
+/// Prefixes of words that only some runs print: statistics over several answers.
 const SOMETIMES: [&str; 3] = ["p90=", "jitter=", "network"];
 
-/// Text for a place of the README, by its name.
+/// Texts for the README, each with the name of its slot.
 pub type Shown = Vec<(&'static str, String)>;
 
 /// The samples, from runs on this machine.
@@ -37,12 +38,12 @@ pub fn samples() -> anyhow::Result<Shown> {
     Ok(samples)
 }
 
-/// A cluster in which nothing is wrong.
+/// A healthy cluster.
 fn well() -> anyhow::Result<Shown> {
     let start = Instant::now();
     let bed = Bed::builder().nodes(3).start()?;
     bed.wait_all_reachable(PATIENCE)?;
-    // As `cargo xtask run` says it.
+    // The same text as `cargo xtask run` prints.
     let reachable = format!(
         "3 nodes, all reachable after {:.1} s",
         start.elapsed().as_secs_f64()
@@ -71,7 +72,8 @@ fn well() -> anyhow::Result<Shown> {
     ])
 }
 
-/// An agent was killed, another node drops echo requests, and the route to an endpoint is a black hole.
+/// A faulty cluster: one agent is killed, another node drops echo requests, and the route to an endpoint is a black
+/// hole.
 fn faulty() -> anyhow::Result<Shown> {
     let bed = Bed::builder().nodes(4).probing(500, 400).start()?;
     bed.wait_all_reachable(PATIENCE)?;
@@ -90,7 +92,7 @@ fn faulty() -> anyhow::Result<Shown> {
         Ok(is_known.then_some(ran.stdout))
     })?;
     let details = prober.cli(&format!("status --verbose --node {}", killed.name()))?;
-    // The host's part is enough of it.
+    // The host's part is enough.
     let host = details
         .stdout
         .lines()
@@ -108,7 +110,7 @@ fn faulty() -> anyhow::Result<Shown> {
     ])
 }
 
-/// Figures of maps: what the README says of an agent's memory in the kernel, MiB.
+/// Figures of maps: the README's numbers for an agent's kernel memory, MiB.
 pub fn map_figures() -> anyhow::Result<Shown> {
     let folder = TempDir::new()?;
     let bed = Bed::builder().nodes(1).without_agents().start()?;
@@ -135,7 +137,7 @@ pub fn map_figures() -> anyhow::Result<Shown> {
     ])
 }
 
-/// The figure of a program's file.
+/// The figure for the size of a program's file.
 pub fn program_figure(program: &Path) -> anyhow::Result<Shown> {
     let file = program
         .metadata()
@@ -158,7 +160,7 @@ impl Maps {
         let maps = listed.as_array().context("no maps")?.iter();
         let read = |map: &Value| {
             let name = map["name"].as_str()?.trim_start_matches("HEALTH_");
-            // A row for each target: they come on top.
+            // This map has a row per target and comes on top.
             (name != "RTT").then_some((name.to_owned(), map["memory-bytes"].as_f64()?))
         };
         Ok(Self(maps.filter_map(read).collect()))
@@ -177,7 +179,7 @@ impl Maps {
     }
 }
 
-/// The text with these samples in its places. Each must have one.
+/// Inserts these samples into their slots. Each must have one.
 pub fn with_samples(readme: &str, samples: &Shown) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for (name, sample) in samples {
@@ -187,7 +189,7 @@ pub fn with_samples(readme: &str, samples: &Shown) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The text with these figures in its places. Each must have one.
+/// Inserts these figures into their slots. Each must have one.
 pub fn with_figures(readme: &str, figures: &Shown) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for (name, figure) in figures {
@@ -197,7 +199,7 @@ pub fn with_figures(readme: &str, figures: &Shown) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Checks that the README shows samples of this form.
+/// Checks that the README's samples have the same form as these.
 pub fn check_samples(readme: &str, samples: &Shown) -> anyhow::Result<()> {
     for (name, sample) in samples {
         let (begin, end) = sample_range(readme, name)?;
@@ -211,12 +213,12 @@ pub fn check_samples(readme: &str, samples: &Shown) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the README's figures are about these.
+/// Checks that the README's figures are close to these.
 pub fn check_figures(readme: &str, figures: &Shown) -> anyhow::Result<()> {
     for (name, figure) in figures {
         let written = written_figure(readme, name)?;
         let now: f64 = figure.parse()?;
-        // What is rounded may be off by one.
+        // A rounded figure may be off by one.
         let tolerance = (now * TOLERANCE).max(1.0);
         ensure!(
             (written - now).abs() <= tolerance,
@@ -252,8 +254,8 @@ fn figure_range(readme: &str, name: &str) -> anyhow::Result<(usize, usize)> {
     Ok((begin, begin + length))
 }
 
-/// What of a text does not differ from run to run: words and order, without numbers, addresses, times, the width of
-/// columns, and statistics that only some runs have enough answers for.
+/// The part of a text that is the same in every run: words and their order, without numbers, addresses, times, column
+/// widths, and statistics that need more answers than some runs have.
 fn form(text: &str) -> String {
     let lines = text.lines().filter(|line| {
         let first = line.split_whitespace().next();
@@ -263,7 +265,7 @@ fn form(text: &str) -> String {
         let words = line.split_whitespace();
         let words = words.filter(|word| !SOMETIMES.iter().any(|some| word.starts_with(some)));
         let words = words.map(|word| match word.find(|c: char| c.is_ascii_digit()) {
-            // Names of the bed's nodes stay as they are.
+            // Names of the bed's nodes remain.
             Some(_) if word.contains("hnode") => word.to_owned(),
             Some(at) if is_label(&word[..at]) => format!("{}N", &word[..at]),
             Some(_) => "N".to_owned(),
@@ -274,7 +276,7 @@ fn form(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether what stands before a number says what it is: `p50=` does, the start of an address does not.
+/// Whether the text before a number is its label: `p50=` is one, the start of an address is not.
 fn is_label(text: &str) -> bool {
     text.contains('=')
 }

@@ -1,5 +1,5 @@
-//! A wire between two devices that holds each packet for a set time, and may swallow some: what netem
-//! does where the kernel has it.
+//! A wire between two devices that delays each packet by a set time and may drop some, like netem where the kernel
+//! has it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _};
@@ -23,17 +23,17 @@ use socket2::{Domain, Socket, Type};
 
 use crate::process::{run, tell};
 
-/// Room for packets that wait in a socket, bytes.
+/// Receive buffer of a socket, bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// The longest packet: segments that are cut later, with all headers.
+/// The longest packet: segments to be split later, with all headers.
 const LONGEST: usize = 1 << 17;
-/// Length of the header that carries what is still to be done to a packet (`struct virtio_net_hdr`).
+/// Length of the header that describes a packet's pending offloads (`struct virtio_net_hdr`).
 const VNET_HEADER_LEN: usize = 10;
-/// Most time between two looks whether to end.
+/// Longest time between two checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(100);
 
 sockopt_impl!(
-    /// Pass checksums and segments that are still to be made from one device to the other as they are.
+    /// Passes unfinished checksums and segments from one device to the other unchanged.
     VnetHeader,
     SetOnly,
     libc::SOL_PACKET,
@@ -51,22 +51,22 @@ pub fn is_echo_request(frame: &[u8]) -> bool {
         && frame.get(ICMP_AT) == Some(&8)
 }
 
-/// Tells packets to be lost from others, by their bytes from the Ethernet header on.
+/// Selects packets to drop, by their bytes from the Ethernet header on.
 type Drops = Box<dyn FnMut(&[u8]) -> bool + Send>;
 
-/// What a relay does to packets.
+/// How a relay treats packets.
 pub struct Handling {
-    /// How long each packet is held at first, either way.
+    /// Initial delay per packet, in either direction.
     hold: Duration,
-    /// Whether it is waited for busily.
+    /// Whether to busy-wait for it.
     busy: bool,
-    /// Which packets are swallowed.
+    /// Which packets to drop.
     drops: Drops,
 }
 
 impl Handling {
-    /// Holds packets and loses none. Other than zero, the time is waited for busily: on a CPU of its own
-    /// the relay is right to a microsecond.
+    /// Delays packets and drops none. Busy-waits for any delay other than zero: on its own CPU, the relay is accurate
+    /// to a microsecond.
     pub fn hold(hold: Duration) -> Self {
         Self {
             hold,
@@ -75,8 +75,8 @@ impl Handling {
         }
     }
 
-    /// Passes packets on at once, until it is [told](Relay::set_hold) to hold them. Sleeps until they are
-    /// due, and so leaves the CPU to others.
+    /// Passes packets on at once, until [`Relay::set_hold`] sets a delay. Sleeps until they are due, which leaves the
+    /// CPU to others.
     pub fn pass() -> Self {
         Self {
             hold: Duration::ZERO,
@@ -85,8 +85,7 @@ impl Handling {
         }
     }
 
-    /// Passes packets on at once, but for those that `drops` picks by their bytes from the Ethernet
-    /// header on.
+    /// Passes packets on at once, except those that `drops` selects by their bytes from the Ethernet header on.
     pub fn drop_if(drops: impl FnMut(&[u8]) -> bool + Send + 'static) -> Self {
         Self {
             drops: Box::new(drops),
@@ -95,12 +94,12 @@ impl Handling {
     }
 }
 
-/// What a relay and its thread tell each other.
+/// State shared by a relay and its thread.
 #[derive(Debug, Default)]
 struct Shared {
-    /// How long packets are held that come from now on, nanoseconds.
+    /// Delay of packets that arrive from now on, nanoseconds.
     hold_ns: AtomicU64,
-    /// Packets swallowed so far.
+    /// Packets dropped so far.
     dropped: AtomicU64,
 }
 
@@ -115,7 +114,7 @@ impl Shared {
     }
 }
 
-/// A thread that carries packets between two devices of a namespace. Ends when it is dropped.
+/// A thread that carries packets between two devices of a namespace. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Relay {
     shared: Arc<Shared>,
@@ -124,7 +123,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Joins two devices of `netns`, which are up and have nothing else to do.
+    /// Joins two devices of `netns` that are up and not used otherwise.
     pub fn start(netns: &NetNs, devices: [&str; 2], handling: Handling) -> anyhow::Result<Self> {
         let [a, b] = devices;
         let ends = netns.run_in(|| anyhow::Ok([open(a)?, open(b)?]))??;
@@ -155,12 +154,12 @@ impl Relay {
         })
     }
 
-    /// Packets swallowed so far.
+    /// Packets dropped so far.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Holds packets that come from now on for so long, either way. None overtakes another.
+    /// Sets the delay of packets that arrive from now on, in either direction. Packets are never reordered.
     pub fn set_hold(&self, hold: Duration) {
         self.shared.set_hold(hold);
     }
@@ -177,7 +176,7 @@ impl Drop for Relay {
     }
 }
 
-/// Has the calling thread run whenever it has something to do: a wire is no slower where all processors are busy.
+/// Makes the calling thread run as soon as it has work: a wire is no slower when all CPUs are busy.
 fn run_before_others() -> anyhow::Result<()> {
     let mut chrt = Command::new("chrt");
     chrt.args(["--fifo", "--pid", "1", &gettid().to_string()]);
@@ -205,7 +204,7 @@ fn open(device: &str) -> anyhow::Result<Socket> {
 /// Both directions between two sockets.
 struct Wire<'a> {
     ends: [Socket; 2],
-    /// Packets received at an end, and when they are to leave at the other.
+    /// Packets received at an end, and when to send them at the other.
     held: [VecDeque<(Instant, Vec<u8>)>; 2],
     handling: Handling,
     shared: &'a Shared,
@@ -223,7 +222,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Takes in what has come and lets go what is due; waits a while if that is nothing.
+    /// Receives packets and sends those that are due; waits a while if there was nothing to do.
     fn turn(&mut self) -> anyhow::Result<()> {
         let mut received = false;
         for end in 0..2 {
@@ -254,7 +253,7 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    /// Waits for a packet to come or to be due.
+    /// Waits until a packet arrives or is due.
     fn sleep(&self) -> anyhow::Result<()> {
         let next = self.held.iter().filter_map(|held| held.front()).min();
         let pause = next.map_or(PAUSE, |(due, _)| {
@@ -269,7 +268,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// The length of the next packet; `None` if there is none.
+/// The length of the next packet; `None` if none is waiting.
 fn receive(mut socket: &Socket, buffer: &mut [u8]) -> std::io::Result<Option<usize>> {
     match socket.read(buffer) {
         Ok(len) => Ok(Some(len)),
@@ -280,7 +279,7 @@ fn receive(mut socket: &Socket, buffer: &mut [u8]) -> std::io::Result<Option<usi
     }
 }
 
-/// What the device cannot take is lost, as on any wire.
+/// Packets that the device cannot take are lost, as on any wire.
 fn send(socket: &Socket, packet: &[u8]) -> std::io::Result<()> {
     match socket.send(packet) {
         Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN)) => {

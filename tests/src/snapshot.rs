@@ -1,4 +1,4 @@
-//! Pictures of the machine, to compare before and after: nothing may be left behind.
+//! Snapshots of the machine before and after: nothing may be left behind.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,21 +13,20 @@ use crate::bed::{BPFFS, Node};
 use crate::process::run;
 use crate::{PATIENCE, wait_for};
 
-/// Sysctls that steer forwarding, below `/proc/sys/net`.
+/// Sysctls that control forwarding, below `/proc/sys/net`.
 const SYSCTLS: [(&str, &[&str]); 2] = [
     ("ipv4/conf", &["forwarding", "rp_filter", "accept_local"]),
     ("ipv6/conf", &["forwarding", "disable_ipv6", "proxy_ndp"]),
 ];
 
-/// What is on a machine or in one network namespace, a line each.
+/// The state of a machine or of one network namespace, a line per item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
 }
 
 impl Snapshot {
-    /// The machine: devices, namespaces, routes, mounts, pins, files in `/run` and `/var/lib`,
-    /// sysctls.
+    /// The machine: devices, namespaces, routes, mounts, pins, files in `/run` and `/var/lib`, sysctls.
     pub fn machine() -> anyhow::Result<Self> {
         let mut lines = network(|program| Command::new(program))?;
         lines.extend(files("netns", Path::new("/run/netns"))?);
@@ -39,8 +38,8 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
-    /// A node's network namespace and what its agent keeps: devices, routes, sysctls, pins, files,
-    /// its endpoint's namespace.
+    /// A node's network namespace and its agent's files: devices, routes, sysctls, pins, files, its endpoint's
+    /// namespace.
     pub fn node(node: &Node) -> anyhow::Result<Self> {
         let mut lines = network(|program| node.command(program))?;
         lines.extend(files("pin", &node.pins())?);
@@ -51,7 +50,7 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
-    /// The same once the kernel has made sure that nobody else has the addresses of devices (RFC 4862, 5.4).
+    /// Like [`Self::node`], once duplicate address detection has finished (RFC 4862, 5.4).
     pub fn settled(node: &Node) -> anyhow::Result<Self> {
         wait_for("addresses to be settled", PATIENCE, || {
             let now = Self::node(node)?;
@@ -59,8 +58,8 @@ impl Snapshot {
         })
     }
 
-    /// Waits until a node is as it was in this picture, but for what agents learn of their peers, the folder that
-    /// endpoints had their files in, and the file of the rules, which may be none.
+    /// Waits until a node is as in this snapshot, except what agents learn about their peers, the folder of the
+    /// endpoints' files, and the file of the rules, which may be empty.
     pub fn wait_nothing_left(&self, node: &Node) -> anyhow::Result<()> {
         let may_differ = [
             "/state/learned.json",
@@ -78,12 +77,12 @@ impl Snapshot {
         })
     }
 
-    /// Whether a line contains this.
+    /// Whether a line contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.lines.iter().any(|line| line.contains(text))
     }
 
-    /// What came and what went since `before`: empty when nothing did.
+    /// Lines added and removed since `before`: empty if nothing changed.
     pub fn since(&self, before: &Self) -> String {
         let mut diff = String::new();
         for (sign, lines) in [
@@ -98,8 +97,8 @@ impl Snapshot {
         diff
     }
 
-    /// Waits until `now` sees what `self` saw, as the kernel takes namespaces and devices away a little
-    /// after it was told to; fails with the difference.
+    /// Waits until `now` returns the same as `self`, as the kernel removes namespaces and devices with some delay.
+    /// Fails with the difference.
     pub fn wait_same(&self, mut now: impl FnMut() -> anyhow::Result<Self>) -> anyhow::Result<()> {
         wait_for("the machine to be as before", PATIENCE, || {
             let difference = now()?.since(self);
@@ -138,7 +137,7 @@ fn network(mut command: impl FnMut(&str) -> Command) -> anyhow::Result<BTreeSet<
     Ok(lines)
 }
 
-/// A line of `ip` without what changes by itself: countdowns.
+/// A line of `ip` output without the parts that change by themselves: countdowns.
 fn stable(line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let mut kept = Vec::new();
@@ -159,7 +158,7 @@ fn mounts() -> anyhow::Result<BTreeSet<String>> {
     Ok(mounts.lines().map(|line| format!("mount {line}")).collect())
 }
 
-/// All files below a folder, the folder itself included.
+/// All files below a folder, including the folder itself.
 fn files(what: &str, folder: &Path) -> anyhow::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     let mut to_list = vec![folder.to_owned()];

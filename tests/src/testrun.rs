@@ -1,4 +1,4 @@
-//! The datapath's programs run on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
+//! Runs the datapath's programs on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
 
 pub mod contents;
 mod pool;
@@ -29,13 +29,13 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 pub use self::pool::Pool;
 use self::pool::{SHARED, Set};
 
-/// Return value for a packet that goes on (`TC_ACT_UNSPEC`).
+/// Return value for a packet that passes (`TC_ACT_UNSPEC`).
 pub const GO_ON: i32 = -1;
 /// Return value for a dropped packet (`TC_ACT_SHOT`).
 pub const DROP: i32 = 2;
-/// Return value for a packet handed to a device (`TC_ACT_REDIRECT`).
+/// Return value for a redirected packet (`TC_ACT_REDIRECT`).
 pub const REDIRECT: i32 = 7;
-/// The device that test runs pretend to be at: the loopback.
+/// The device that test runs pretend to use: the loopback.
 pub const IFINDEX: u32 = 1;
 
 /// Timeouts that no test outlasts, however busy the machine is. Seconds.
@@ -50,29 +50,29 @@ pub const LONG_TIMEOUTS: Timeouts = Timeouts {
     fragment: 36_000,
 };
 
-/// Size of `struct __sk_buff`, and where some of its fields are (`linux/bpf.h`).
+/// Size of `struct __sk_buff`, and offsets of some of its fields (`linux/bpf.h`).
 const SK_BUFF_LEN: usize = 192;
 const SK_BUFF_MARK: usize = 8;
 const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_TSTAMP: usize = 152;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
-/// The context of a packet that the kernel stamped when it took it from the device: nanoseconds since 1970.
+/// Context of a packet that the kernel timestamped on receipt: nanoseconds since 1970.
 pub fn stamped(at_ns: u64) -> Vec<u8> {
     context(SK_BUFF_TSTAMP, &at_ns.to_ne_bytes())
 }
 
-/// The context of a packet that the device is to cut into segments of `size` bytes of data (GSO).
+/// Context of a packet that the device will split into segments of `size` bytes of data (GSO).
 pub fn offloaded(size: u32) -> Vec<u8> {
     context(SK_BUFF_GSO_SIZE, &size.to_ne_bytes())
 }
 
-/// The context of a packet with a mark.
+/// Context of a packet with a mark.
 pub fn marked(mark: u32) -> Vec<u8> {
     context(SK_BUFF_MARK, &mark.to_ne_bytes())
 }
 
-/// The context of a packet with a mark that came by a device.
+/// Context of a packet with a mark that arrived at a device.
 pub fn forwarded(mark: u32) -> Vec<u8> {
     let mut context = marked(mark);
     context[SK_BUFF_INGRESS_IFINDEX..][..4].copy_from_slice(&IFINDEX.to_ne_bytes());
@@ -85,26 +85,26 @@ fn context(at: usize, field: &[u8]) -> Vec<u8> {
     context
 }
 
-/// The time of day, nanoseconds since 1970.
+/// Wall-clock time, nanoseconds since 1970.
 pub fn utc_ns() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.expect("a time after 1970").as_nanos() as u64
 }
 
-/// What became of a packet.
+/// The result of a test run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The program's return value.
     pub code: i32,
-    /// The packet afterwards.
+    /// The packet after the run.
     pub bytes: Vec<u8>,
 }
 
-/// A bpffs of one's own, unmounted on drop.
+/// A private bpffs, unmounted on drop.
 pub struct Bpffs(PathBuf);
 
 impl Bpffs {
-    /// Mounts one in a fresh folder.
+    /// Mounts a bpffs in a fresh folder.
     pub fn mount() -> Self {
         let dir = tempfile::Builder::new()
             .prefix("health-bpffs-")
@@ -122,7 +122,7 @@ impl Bpffs {
         Self(dir)
     }
 
-    /// Where it is.
+    /// Its mount point.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -130,14 +130,14 @@ impl Bpffs {
 
 impl Drop for Bpffs {
     fn drop(&mut self) {
-        // What is still open keeps the filesystem, not its place.
+        // Open files keep the filesystem alive, but not its mount point.
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-/// Runs a program on a packet, with a context if it is to have one; `None` where the kernel takes no such
-/// packet for a test run: it wants the IP header that the Ethernet type announces.
+/// Runs a program on a packet, with an optional context. `None` if the kernel rejects the packet for a test run: it
+/// requires the IP header that the Ethernet type announces.
 pub fn run_program(
     program: &SchedClassifier,
     packet: &[u8],
@@ -176,7 +176,7 @@ fn run_program_often(
     })
 }
 
-/// A bpffs that is nowhere mounted any more, and goes with the process that has it open, however that ends.
+/// A bpffs that is no longer mounted anywhere. It disappears with the process that has it open, however that exits.
 #[derive(Debug)]
 struct DetachedBpffs {
     path: PathBuf,
@@ -187,7 +187,7 @@ impl DetachedBpffs {
     fn open() -> Self {
         let mounted = Bpffs::mount();
         let root = File::open(mounted.path()).expect("the folder of the bpffs");
-        // By this path other processes find it, too.
+        // Other processes can use this path, too.
         let path = format!("/proc/{}/fd/{}", process::id(), root.as_raw_fd());
         Self {
             path: path.into(),
@@ -198,9 +198,9 @@ impl DetachedBpffs {
 
 /// Programs and maps, loaded and pinned.
 pub struct Loaded {
-    /// For its typed maps.
+    /// Owner of the typed maps.
     pub datapath: Datapath,
-    /// Where its pins are.
+    /// The location of its pins.
     pub location: Location,
     _bpffs: DetachedBpffs,
 }
@@ -227,8 +227,8 @@ impl Loaded {
     }
 }
 
-/// Room for what a test writes. Maps of the usual sizes have a million places more in their arrays, all of which are read
-/// after each test.
+/// Sizes for what tests write. Arrays of the default sizes have a million more slots, all of which are read after
+/// each test.
 fn shared_sizes() -> MapSizes {
     const PART: u32 = 16;
     let services = ServiceMapSizes::default();
@@ -247,18 +247,18 @@ fn shared_sizes() -> MapSizes {
     }
 }
 
-/// Whose programs a test has.
+/// The owner of a test's programs.
 enum Owner {
-    /// They are the test's alone.
+    /// The test alone owns them.
     Alone(Box<Loaded>),
-    /// They are a pool's.
+    /// A pool owns them.
     Pool(Box<Set>, Arc<Pool>),
-    /// They have been given back.
+    /// They were returned.
     Nobody,
 }
 
-/// The loaded datapath of one test. Other tests of the process had the same before, and will have it: when it is
-/// dropped, its maps are made what they were after loading. A test that panics leaves nothing to others.
+/// The loaded datapath of one test. Other tests of the process use it before and after: dropping it resets its maps
+/// to their state after loading. If a test panics, its programs are not reused.
 pub struct TestRun(Owner);
 
 impl Deref for TestRun {
@@ -295,15 +295,15 @@ impl Drop for TestRun {
 }
 
 impl TestRun {
-    /// Takes loaded programs that no other test has, or loads them. What is in their maps is as after loading.
+    /// Takes idle programs from the pool, or loads new ones. Their maps are as after loading.
     ///
-    /// Tests that do more than run programs and change what is in maps need [`load_alone`](Self::load_alone): those
-    /// that attach programs, add or remove pins, or depend on the order in which a full map makes room.
+    /// Tests that do more than run programs and change map contents need [`load_alone`](Self::load_alone): those that
+    /// attach programs, add or remove pins, or depend on the order in which a full map evicts entries.
     pub fn load() -> Self {
         Self::of_pool(&SHARED)
     }
 
-    /// As [`load`](Self::load), from another pool than that of the process.
+    /// Like [`load`](Self::load), from this pool instead of the process's.
     pub fn of_pool(pool: &Arc<Pool>) -> Self {
         let set = pool.take().unwrap_or_else(|| {
             let loaded = Loaded::new(shared_sizes());
@@ -317,12 +317,12 @@ impl TestRun {
         Self::load_sized(MapSizes::default())
     }
 
-    /// As [`load_alone`](Self::load_alone), with maps of these sizes.
+    /// Like [`load_alone`](Self::load_alone), with maps of these sizes.
     pub fn load_sized(sizes: MapSizes) -> Self {
         Self(Owner::Alone(Box::new(Loaded::new(sizes))))
     }
 
-    /// Gives the programs back, as dropping does. After an error, nobody gets them any more.
+    /// Returns the programs, as dropping does. After an error they are not reused.
     pub fn give_back(mut self) -> anyhow::Result<()> {
         self.return_to_pool()
     }
@@ -366,13 +366,13 @@ impl TestRun {
             .unwrap_or_else(|| panic!("the kernel takes no test run of {} bytes", packet.len()))
     }
 
-    /// Runs a program on a packet so many times, one after the other in one call.
+    /// Runs a program on a packet `times` times in one call.
     pub fn run_often(&self, program: &str, packet: &[u8], times: u32) {
         let outcome = run_program_often(&self.program(program), packet, None, times);
         assert!(outcome.is_some(), "the kernel takes no such test run");
     }
 
-    /// Runs a program on a packet that the device is to cut into segments of `size` bytes of data (GSO).
+    /// Runs a program on a packet that the device will split into segments of `size` bytes of data (GSO).
     pub fn run_offloaded(&self, program: &str, packet: &[u8], size: u32) -> Outcome {
         self.run_with(program, packet, &offloaded(size))
     }
@@ -387,7 +387,7 @@ impl TestRun {
         })
     }
 
-    /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run.
+    /// Runs a program on a packet; `None` if the kernel rejects the packet for a test run.
     pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
         run_program(&self.program(program), packet, None)
     }
@@ -397,7 +397,7 @@ impl TestRun {
         Pinned::open(&self.location).expect("pinned maps")
     }
 
-    /// Packets counted for a reason, both directions.
+    /// Packets counted for a reason, in both directions.
     pub fn counted(&self, reason: health_common::metrics::Reason) -> u64 {
         let rows = self.maps().metrics().expect("the counters");
         rows.iter()
@@ -406,7 +406,7 @@ impl TestRun {
             .sum()
     }
 
-    /// Sets up the health endpoint: its addresses and hardware addresses, and the rest of the settings.
+    /// Configures the health endpoint: its addresses, its MAC addresses and the other settings.
     pub fn set_health_endpoint(
         &mut self,
         addresses: (Ipv4Addr, Ipv6Addr),

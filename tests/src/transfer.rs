@@ -1,5 +1,5 @@
-//! Transfers between two namespaces. What is sent is counted and has to come back, however long that takes on
-//! a busy machine: no more is on its way at once than the sockets' buffers hold.
+//! Transfers between two namespaces. All data is counted and must come back, however long that takes on a busy
+//! machine: no more is in flight than the sockets' buffers hold.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,12 +12,12 @@ use health_net::netns::NetNs;
 
 use crate::{PATIENCE, wait_for};
 
-/// Datagrams on their way at once. The smallest default buffer (`net.core.rmem_default`) holds more.
+/// Datagrams in flight. The smallest default buffer (`net.core.rmem_default`) holds more.
 const WINDOW: u64 = 32;
-/// Bytes that are written at once.
+/// Bytes per write.
 const CHUNK: usize = 16 << 10;
 
-/// A way from one namespace to an address in another.
+/// A path from one namespace to an address in another.
 pub struct Path {
     from: NetNs,
     to: NetNs,
@@ -25,7 +25,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// From one named namespace to a port of an address that another has.
+    /// From one named namespace to a port of an address in another.
     pub fn open(from: &str, to: &str, address: IpAddr, port: u16) -> anyhow::Result<Self> {
         Ok(Self {
             from: NetNs::open(from)?,
@@ -34,8 +34,8 @@ impl Path {
         })
     }
 
-    /// Sends that many bytes over a TCP connection, and receives as many, both at once. Returns who the server
-    /// took the client for.
+    /// Sends this many bytes over a TCP connection and receives the same number, both at once. Returns the client's
+    /// address as the server sees it.
     pub fn stream(&self, bytes: u64) -> anyhow::Result<IpAddr> {
         let listener = self.to.run_in(|| TcpListener::bind(self.address))??;
         let client = self
@@ -65,9 +65,8 @@ impl Path {
         Ok(peer.ip())
     }
 
-    /// Sends datagrams, one in each `interval` at most, for as long as `go_on` says so of their number. The
-    /// server sends each back. Returns how many there were, and who the server took the client for; an error
-    /// if one was lost.
+    /// Sends datagrams, at most one per `interval`, while `go_on` returns true for their number. The server echoes
+    /// each. Returns the number of datagrams and the client's address as the server sees it. Fails if one was lost.
     pub fn datagrams(
         &self,
         interval: Duration,
@@ -96,7 +95,7 @@ impl Path {
                 }
                 wait_until_back(&returned, sent)
             })();
-            // Both threads end with an empty datagram, or else by their time-outs.
+            // Both threads stop at an empty datagram, or else at their timeouts.
             let ended = client.send(&[]);
             let peer = echo.join().expect("no panic");
             let count = count.join().expect("no panic");
@@ -140,7 +139,7 @@ fn receive(mut stream: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// Sends each datagram back, until one is empty. Returns who sent that.
+/// Echoes datagrams until one is empty. Returns the sender of that one.
 fn echo(server: &UdpSocket) -> anyhow::Result<IpAddr> {
     let mut buffer = [0; 16];
     loop {
@@ -152,7 +151,7 @@ fn echo(server: &UdpSocket) -> anyhow::Result<IpAddr> {
     }
 }
 
-/// Counts datagrams that come back, each once, until one is empty.
+/// Counts returned datagrams, each once, until one is empty.
 fn count(client: &UdpSocket, returned: &AtomicU64) -> anyhow::Result<()> {
     let mut seen = std::collections::HashSet::new();
     let mut buffer = [0; 16];

@@ -19,14 +19,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::Node;
 use crate::process::{run, tell};
 
-/// Where tun devices come from.
+/// Device file that creates tun devices.
 const TUN: &str = "/dev/net/tun";
-/// Room for the longest packet.
+/// Buffer size for the longest packet.
 const LONGEST: usize = 1 << 16;
-/// Most time between two looks whether to end.
+/// Longest time between two checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Two tun devices that are joined. Both go when it is dropped.
+/// Two joined tun devices. Dropping this removes both.
 #[derive(Debug)]
 pub struct TunLink {
     stop: Arc<AtomicBool>,
@@ -34,8 +34,8 @@ pub struct TunLink {
 }
 
 impl TunLink {
-    /// Makes a device of this name on each of the nodes, both down and without addresses. Its type is that of tun
-    /// devices, or this one (`ARPHRD_*`, linux/if_arp.h).
+    /// Creates a device of this name on each of the nodes, both down and without addresses. `link_type` (`ARPHRD_*`,
+    /// linux/if_arp.h) replaces the link type of tun devices.
     pub fn join(nodes: [&Node; 2], device: &str, link_type: Option<u16>) -> anyhow::Result<Self> {
         if !Path::new(TUN).exists() {
             run(Command::new("modprobe").arg("tun"))?.success()?;
@@ -75,7 +75,7 @@ impl Drop for TunLink {
     }
 }
 
-/// Makes a device in the calling thread's namespace, which is there for as long as its file is open.
+/// Creates a device in the calling thread's namespace. It exists as long as its file is open.
 fn open(device: &str, link_type: Option<u16>) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true);
@@ -96,7 +96,7 @@ fn open(device: &str, link_type: Option<u16>) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits for packets, and carries those that there are.
+/// Waits for packets and carries them across.
 fn carry(ends: &[File; 2]) -> anyhow::Result<()> {
     let [a, b] = ends;
     let mut waiting = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
@@ -112,7 +112,7 @@ fn carry(ends: &[File; 2]) -> anyhow::Result<()> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error).context("cannot read a packet"),
             };
-            // A device that is down, or has no room, loses packets, as any does.
+            // A device that is down or full drops packets, as any device does.
             let _ = to.write(&buffer[..len]);
         }
     }

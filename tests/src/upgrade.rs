@@ -1,5 +1,5 @@
-//! Agents of other versions, made of the one there is: another binary to upgrade to, and what a binary with another
-//! layout of maps leaves behind.
+//! Agents of other versions, derived from the current one: a different binary to upgrade to, and the remains of a
+//! binary with a different map layout.
 
 use std::fs;
 use std::io::BufRead as _;
@@ -18,19 +18,19 @@ use object::{LittleEndian, Object as _, ObjectSection as _, SectionKind};
 use crate::Node;
 use crate::bed::agent_binary;
 
-/// How a little-endian 64-bit ELF file begins.
+/// Start of a little-endian 64-bit ELF file.
 const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
 /// Size of an instruction, bytes.
 const INSTRUCTION: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`: takes two places.
+/// `BPF_LD | BPF_IMM | BPF_DW`: takes two instruction slots.
 const LOAD_WIDE: u8 = 0x18;
-/// `BPF_ALU64 | BPF_MOV | BPF_K`, which extends its number by the sign.
+/// `BPF_ALU64 | BPF_MOV | BPF_K`, which sign-extends its immediate.
 const MOVE_64: u8 = 0xb7;
-/// `BPF_ALU | BPF_MOV | BPF_K`, which extends it by zeros.
+/// `BPF_ALU | BPF_MOV | BPF_K`, which zero-extends it.
 const MOVE_32: u8 = 0xb4;
 
-/// Copies the agent's binary to `path` and gives it other programs, which do the same: each number that is not negative
-/// is loaded by the other of two instructions. Returns how many instructions differ.
+/// Copies the agent's binary to `path` and changes its programs without changing what they do: each load of a
+/// non-negative immediate uses the other of two instructions. Returns the number of changed instructions.
 pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
     let original = agent_binary()?;
     fs::copy(&original, path).with_context(|| format!("cannot write {}", path.display()))?;
@@ -49,7 +49,7 @@ pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
     Ok(changed)
 }
 
-/// Where the instructions of embedded BPF objects are.
+/// Ranges of the instructions of embedded BPF objects.
 fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
     elf_files(binary)
         .filter_map(|at| Some((at, bpf_object(&binary[at..])?)))
@@ -65,12 +65,12 @@ fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Where ELF files begin, the binary itself among them. The standard library finds the first byte of each: a loop here
-/// would not be optimised, and takes seconds for a binary.
+/// Offsets of ELF files, including the binary itself. The standard library finds each first byte: a loop here would
+/// not be optimised, and would take seconds per binary.
 fn elf_files(binary: &[u8]) -> impl Iterator<Item = usize> {
     let mut rest = binary;
     iter::from_fn(move || {
-        // Of bytes in memory, nothing can fail.
+        // Reading from memory cannot fail.
         while rest.skip_until(ELF[0]).is_ok_and(|skipped| skipped > 0) {
             let at = binary.len() - rest.len() - 1;
             if binary[at..].starts_with(ELF) {
@@ -87,7 +87,7 @@ fn bpf_object(bytes: &[u8]) -> Option<ElfFile64<'_, LittleEndian>> {
     is_bpf.then(|| ElfFile64::parse(bytes).ok()).flatten()
 }
 
-/// Returns how many it exchanged.
+/// Returns the number of exchanged instructions.
 fn exchange_moves(code: &mut [u8]) -> usize {
     let mut changed = 0;
     let mut at = 0;
@@ -108,7 +108,7 @@ fn exchange_moves(code: &mut [u8]) -> usize {
     changed
 }
 
-/// Has the maps of a node's agent, which must not run, be those of another version.
+/// Makes the maps of a node's agent look like another version's. The agent must not run.
 pub fn pretend_layout(node: &Node, layout_version: u32) -> anyhow::Result<()> {
     let map = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
     let mut settings: Array<MapData, DatapathConfig> = Array::try_from(Map::from_map_data(map)?)?;

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// How long a test waits for what must come, however busy the machine is. How soon it comes is
-/// measured by `cargo xtask bench`.
+/// How long a test waits for something that must happen, however busy the machine is. `cargo xtask bench` measures
+/// how soon it happens.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Shortest time between two looks.
+/// Shortest pause between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause of a wait that takes long, unless looks take long themselves.
+/// Longest pause of a long wait, unless the checks themselves take long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// In the environment: how many times as long to wait on a slow machine.
+/// Environment variable: by how much to multiply waits on a slow machine.
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
-/// In the environment: `1` where tests may take their time.
+/// Environment variable: `1` if tests may take their time.
 const LONG: &str = "HEALTH_AGENT_LONG";
-/// In the environment: the seed of random numbers, as property tests have it.
+/// Environment variable: the seed of random numbers, as for property tests.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
-/// Raises a flag as it is dropped, so that a thread that runs until then ends also when the test fails.
+/// Raises a flag on drop, so that a thread that polls it also stops when the test fails.
 pub struct RaisedAtEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for RaisedAtEnd<'_> {
@@ -32,9 +32,8 @@ impl Drop for RaisedAtEnd<'_> {
     }
 }
 
-/// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
-/// `what` it waited for and the last error of `look`, if it had one. Where the environment has
-/// `HEALTH_AGENT_SLOWNESS`, that many times the deadline.
+/// Calls `look` until it finds something, and returns it. Fails after `deadline`, with `what` it waited for and the
+/// last error of `look`, if any. `HEALTH_AGENT_SLOWNESS` in the environment multiplies the deadline.
 pub fn wait_for<T>(
     what: &str,
     deadline: Duration,
@@ -60,8 +59,8 @@ pub fn wait_for<T>(
     }
 }
 
-/// The pause after a look that began then. What costs a processor much is looked at for a third of the time at most, and
-/// least on a slow machine, whose only processor also does what is waited for.
+/// The pause after a check that started at `begin`. Checks that cost much CPU time take a third of the time at most,
+/// and least on a slow machine, whose only CPU also does the awaited work.
 pub(crate) fn pause_since(begin: Instant) -> Duration {
     PAUSE.max(begin.elapsed() * 2 * slowness())
 }
@@ -74,7 +73,8 @@ pub fn slowness() -> u32 {
         .unwrap_or(1)
 }
 
-/// Where random numbers of tests begin: the same for all runs but long ones, and where the caller sets another seed.
+/// Seed of the tests' random numbers: the same for all runs, except for long ones and where the caller sets another
+/// seed.
 pub fn seed() -> u64 {
     env::var(SEED)
         .ok()
@@ -82,7 +82,7 @@ pub fn seed() -> u64 {
         .unwrap_or(1)
 }
 
-/// Whether tests are to do more of what they do anyway.
+/// Whether tests should do more of their usual work.
 pub fn is_long() -> bool {
     env::var_os(LONG).is_some_and(|value| value == "1")
 }

@@ -1,6 +1,6 @@
 //! The registry of a Kubernetes cluster, the pods of a node and services, against a real kube-apiserver, which
-//! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives.
-//! Needs `kubectl`.
+//! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` grants. Needs
+//! `kubectl`.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
@@ -31,7 +31,7 @@ const RBAC: &str = concat!(
 );
 const NODES: usize = 450;
 
-/// A process that ends with its owner, by SIGKILL.
+/// A process that is killed with SIGKILL on drop.
 struct Process(Child);
 
 impl Process {
@@ -48,7 +48,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -162,7 +162,7 @@ impl Cluster {
 
     fn write_kubeconfig(&self, user: &str, token: &str) -> anyhow::Result<PathBuf> {
         let server = format!("https://127.0.0.1:{}", self.port);
-        // The certificate is one that the server made for itself at its first start.
+        // The server generated the certificate itself at its first start.
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": user,
             "clusters": [{
@@ -204,7 +204,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What kubectl says of the annotation, and who wrote it.
+    /// The annotation according to kubectl, and who wrote it.
     fn annotation(&self, name: &str) -> anyhow::Result<(Option<String>, bool)> {
         let args = ["get", "node", name, "-o", "json", "--show-managed-fields"];
         let object: Value = serde_json::from_str(&self.kubectl(&args, "")?)?;
@@ -325,7 +325,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     })
     .await?;
 
-    // Changes behind its back, and none of them kept: another server does them.
+    // Changes that the watch misses and that no history keeps: another server makes them.
     cluster.kill_apiserver();
     until(&mut watch, "stale", PATIENCE, |set| reason(set).is_some()).await?;
     let port = std::mem::replace(&mut cluster.port, free_port()?);
@@ -359,7 +359,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     })
     .await?;
 
-    // Access is taken away, which a server tells with the next request.
+    // Access is revoked, which a server reports with the next request.
     cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
     cluster.kill_apiserver();
     cluster.start_apiserver()?;
@@ -389,7 +389,7 @@ async fn until_pods(
     }
 }
 
-/// A pod that is on a node already, so that no scheduler is needed.
+/// A pod that is already on a node, so that no scheduler is needed.
 fn pod(node: &str, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -410,7 +410,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let mut cluster = Cluster::start()?;
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
     let account = ["create", "serviceaccount", "default"];
-    // Else the controllers of a cluster make it.
+    // In a cluster, the controllers create it.
     cluster.kubectl(&account, "")?;
     let token = [
         "create",
@@ -430,7 +430,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.objects.len() == count;
     let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
     let a = seen.objects["default/a"].pod().context("a pod")?;
-    // With what the server adds: a UID, defaults.
+    // With the server's additions: a UID, defaults.
     assert_eq!(a.spec.uid.len(), 36);
     assert!(a.spec.containers[0].liveness.is_some());
     assert_eq!(seen.objects["default/a"].problems().count(), 0);
@@ -438,7 +438,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
 
     cluster.create(vec![pod("n1", "b")])?;
     until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
-    // A pod with a grace period is being deleted until its kubelet says that it is gone.
+    // A pod with a grace period is being deleted until its kubelet reports that it is gone.
     cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
     until_pods(&mut watch, "its end to be told", |pods| {
         let b = pods.objects.get("default/b").and_then(|b| b.pod());
@@ -506,7 +506,7 @@ fn slice(service: &str, address: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     let mut cluster = Cluster::start()?;
-    // It came with 1.21.
+    // The API came with 1.21.
     let has_slices = cluster
         .kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"], "")
         .is_ok();
@@ -548,7 +548,7 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     })
     .await?;
     assert!(!has(&set, "foreign"));
-    // The server gave it an address.
+    // The server assigned it an address.
     let web = set.services[&ServiceName::new("default", "web")]
         .object
         .as_ref();

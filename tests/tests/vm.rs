@@ -1,5 +1,5 @@
-//! Virtual machines of `cargo xtask`: what a command prints and how it ends comes back, and whatever goes
-//! wrong is told in one line and leaves no process.
+//! Virtual machines of `cargo xtask`: a command's output and exit code come back, and any failure is reported in one
+//! line and leaves no process behind.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,7 +14,7 @@ use tests::bed::agent_binary;
 use tests::process::RunOutput;
 use tests::{PATIENCE, wait_for};
 
-/// In the environment of what a test starts, with the test's own number, so that it finds what is left of it.
+/// Environment variable of every process that a test starts, with the test's own number, so that it finds leftovers.
 const MARK: &str = "HEALTH_AGENT_VM_TEST";
 
 /// The smaller one of the tested kernels.
@@ -43,7 +43,7 @@ fn output_and_exit_code_of_a_command_come_back() -> anyhow::Result<()> {
 #[ignore = "needs qemu"]
 fn any_kernel_image_boots_with_the_modules_beside_it() -> anyhow::Result<()> {
     let xtask = Xtask::new("image")?;
-    // Brings the kernel in, if this test is the first one.
+    // Installs the kernel, if this test is the first one.
     let release = xtask.run(&[KERNEL, "--", "uname", "-r"])?.success()?;
     let image = xtask
         .root
@@ -96,7 +96,7 @@ fn an_image_that_does_not_boot_is_told() -> anyhow::Result<()> {
     let xtask = Xtask::new("dead")?;
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image");
-    // What a boot loader looks at (Documentation/arch/x86/boot.rst of Linux), and no code.
+    // The fields that a boot loader checks (Documentation/arch/x86/boot.rst of Linux), and no code.
     let mut bytes = vec![0; 64 * 1024];
     bytes[0x1f1] = 4;
     bytes[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
@@ -141,7 +141,7 @@ fn a_missing_qemu_is_told() -> anyhow::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let shown = name.to_string_lossy();
-        // Else it would be installed.
+        // Otherwise, it would be installed.
         if !shown.starts_with("qemu-system") && shown != "apt-get" {
             symlink(entry.path(), programs.path().join(&name))?;
         }
@@ -162,7 +162,7 @@ fn a_full_disk_for_the_cache_is_told() -> anyhow::Result<()> {
     let xtask = Xtask::new("disk")?;
     let cache = xtask.root.join("target/kernels");
     fs::create_dir_all(&cache)?;
-    // Seen by this command only.
+    // Only visible to this command.
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "sh", "-c"])
@@ -210,7 +210,7 @@ fn nothing_outlives_a_killed_xtask() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It failed with one line of error that has this text.
+/// Checks that it failed with one error line that contains this text.
 fn fails_with(ran: &RunOutput, expected: &str) {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let errors: Vec<_> = ran
@@ -228,7 +228,7 @@ struct Xtask {
     program: PathBuf,
     root: PathBuf,
     mark: String,
-    /// Where temporary files go, if not where they usually do.
+    /// Folder for temporary files, if not the usual one.
     temporary: Option<PathBuf>,
 }
 
@@ -286,13 +286,13 @@ impl Xtask {
         Ok(child)
     }
 
-    /// Command lines of what it started and what still runs.
+    /// Command lines of its processes that are still running.
     fn processes(&self) -> anyhow::Result<Vec<String>> {
         let mark = format!("{MARK}={}", self.mark);
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {
             let process = entry?.path();
-            // Those that end meanwhile, and zombies, have none.
+            // Processes that exit meanwhile, and zombies, have none.
             let environment = fs::read(process.join("environ")).unwrap_or_default();
             if environment
                 .split(|&byte| byte == 0)

@@ -5,13 +5,13 @@ use std::io;
 use aya::maps::{HashMap, MapData, MapError};
 use health_common::arrivals::{Arrivals, Prober};
 
-/// What there is to tell other agents of their probes.
+/// The arrivals that are reported to other agents about their probes.
 pub trait ArrivalStore: Send + Sync + 'static {
-    /// What arrived of an agent's probes; `None` if nothing did.
+    /// The arrivals of an agent's probes; `None` if none arrived.
     fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>>;
 }
 
-/// `HEALTH_ARRIVALS`, to be read.
+/// `HEALTH_ARRIVALS`, for reading.
 pub struct KernelArrivals(HashMap<MapData, Prober, Arrivals>);
 
 impl KernelArrivals {

@@ -1,4 +1,4 @@
-//! Programs of a few instructions, put together by hand (Documentation/bpf/standardization/instruction-set.rst).
+//! Hand-assembled programs of a few instructions (Documentation/bpf/standardization/instruction-set.rst).
 
 use aya_obj::generated::bpf_func_id;
 
@@ -6,7 +6,7 @@ use aya_obj::generated::bpf_func_id;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reg(pub(super) u8);
 
-/// What functions return, and the program.
+/// The return value of functions and of the program.
 pub(super) const R0: Reg = Reg(0);
 /// The second argument.
 pub(super) const R2: Reg = Reg(2);
@@ -36,7 +36,7 @@ pub(super) fn mov(to: Reg, number: i32) -> u64 {
     instruction(MOV64_IMM, to, number)
 }
 
-/// Calls a helper, by its number in `enum bpf_func_id`.
+/// Calls a helper by its number in `enum bpf_func_id`.
 pub(super) fn call(helper: bpf_func_id) -> u64 {
     instruction(CALL, R0, helper as i32)
 }

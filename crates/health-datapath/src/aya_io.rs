@@ -1,11 +1,11 @@
-//! Errors of system calls on maps and programs, as the standard library has them.
+//! Converts system call errors on maps and programs to the standard library's type.
 
 use std::io;
 
 use aya::maps::MapError;
 use aya::programs::ProgramError;
 
-/// Of a map.
+/// Converts a map error.
 pub(crate) fn map_io(error: MapError) -> io::Error {
     match error {
         MapError::SyscallError(error) => error.io_error,
@@ -13,7 +13,7 @@ pub(crate) fn map_io(error: MapError) -> io::Error {
     }
 }
 
-/// Of a program.
+/// Converts a program error.
 pub(crate) fn program_io(error: ProgramError) -> io::Error {
     match error {
         ProgramError::SyscallError(error) => error.io_error,

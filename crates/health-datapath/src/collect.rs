@@ -1,5 +1,5 @@
-//! Collection of conntrack and NAT entries: user space walks the maps for what is over, the program
-//! `ct_collect` looks at each once more and removes it.
+//! Garbage collection of conntrack and NAT entries: user space walks the maps for expired entries; the program `ct_collect`
+//! checks each again and removes it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -23,15 +23,15 @@ use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
 use crate::conntrack::{CollectionOutcome, Family, Fill, Pass, TableError, Tables};
 
-/// Entries from which the number of all is estimated: 10 % are three standard deviations.
+/// Sample size for estimating the number of entries: 10 % is three standard deviations.
 const SAMPLE: usize = 1_024;
 
-/// The maps of flows and translations, and the program that removes from them.
+/// The maps of flows and translations, and the program that removes entries from them.
 pub struct KernelTables {
-    /// Of TCP, and of other protocols.
+    /// For TCP, and for other protocols.
     v4: [Protocols; 2],
     v6: [Protocols; 2],
-    /// Of TCP and services, each IP version's.
+    /// For TCP through services, one per IP version.
     service_flows: [Table; 2],
     program: SchedClassifier,
 }
@@ -43,7 +43,7 @@ struct Protocols {
 }
 
 impl KernelTables {
-    /// Of the maps that `open` opens.
+    /// Opens the maps with `open`.
     pub(super) fn open<E>(
         program: SchedClassifier,
         mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
@@ -74,7 +74,7 @@ impl KernelTables {
         })
     }
 
-    /// Has full tables of TCP know all their keys, so that there is something to evict.
+    /// Makes full TCP tables' rings list all their keys again, so that entries can be evicted.
     fn rebuild_rings(&self, family: Family) -> Result<(), TableError> {
         let (maps, service_flows) = match family {
             Family::Ipv4 => (&self.v4, &self.service_flows[0]),
@@ -106,8 +106,8 @@ impl KernelTables {
         Ok(all)
     }
 
-    /// Removes flows of a nearly full map of services that conntrack does not know any more, since it evicted them. No other
-    /// look at conntrack finds those.
+    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack finds
+    /// them.
     fn collect_service_flows<T>(&self, table: &Table) -> Result<(), TableError>
     where
         T: Tuple + Pod + Default,
@@ -165,7 +165,7 @@ impl KernelTables {
         })
     }
 
-    /// Removes the flows that have expired. Returns how many there were, too.
+    /// Removes expired flows. Also returns how many flows it saw.
     fn collect_flows<T>(&self, maps: &Protocols) -> io::Result<(u64, Answer)>
     where
         T: Tuple + Pod + Default,
@@ -182,7 +182,7 @@ impl KernelTables {
         Ok((seen, chunk.finish()?))
     }
 
-    /// Removes the entries of translations whose flow is gone. Returns how many there were, too.
+    /// Removes translations whose flow is gone. Also returns how many translations it saw.
     fn collect_orphans<T>(&self, maps: &Protocols) -> io::Result<(u64, Answer)>
     where
         T: Tuple + Pod + Default,
@@ -193,7 +193,7 @@ impl KernelTables {
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
         let flows = &maps.flows;
         let seen = maps.translations.walk(|key: T, entry: T::Translation| {
-            // The program would find out as well, but its looking counts as use of the flow's entry.
+            // The program would find this out too, but its lookup counts as a use of the flow's entry.
             let is_orphan = || {
                 let flow = key.flow(&entry);
                 let back = flow.reply();
@@ -258,7 +258,7 @@ impl Table {
         }
     }
 
-    /// Calls `each` with every entry until it fails. Returns how many there are.
+    /// Calls `each` with every entry until it fails. Returns the number of entries.
     fn walk<K: Pod, V: Pod>(
         &self,
         mut each: impl FnMut(K, V) -> io::Result<()>,
@@ -277,12 +277,12 @@ impl Table {
         Ok(seen)
     }
 
-    /// Whether nothing is to be in it: it has room for one entry.
+    /// Whether the map is switched off: its capacity is one entry.
     fn is_unused(&self) -> bool {
         self.map.info().is_ok_and(|info| info.max_entries() <= 1)
     }
 
-    /// Notes its keys in its ring, if it has one and is nearly full.
+    /// Rewrites its ring from its keys, if it has a ring and is nearly full.
     fn rebuild_ring(&self) -> io::Result<()> {
         match &self.ring {
             Some(ring) if !self.is_unused() && self.fill()?.is_pressed() => {
@@ -292,7 +292,7 @@ impl Table {
         }
     }
 
-    /// Whether there is an entry. Of an LRU map that is no use of it, other than in programs.
+    /// Whether an entry exists. In an LRU map, this lookup does not mark the entry as used, unlike a program's lookup.
     fn contains<K: Pod>(&self, key: &K) -> io::Result<bool> {
         let mut value = vec![0; self.size().value];
         sys::lookup(self.map.fd().as_fd(), sys::bytes_of(key), &mut value)
@@ -301,8 +301,8 @@ impl Table {
     fn fill(&self) -> io::Result<Fill> {
         let capacity = self.map.info().map_err(map_io)?.max_entries();
         let size = self.size();
-        // Of a hash map, the cursor is the number of the bucket that comes next
-        // (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`).
+        // For a hash map, the cursor is the number of the next bucket (`kernel/bpf/hashtab.c`,
+        // `__htab_map_lookup_and_delete_batch`).
         let mut cursor = vec![0; size.key];
         let (count, is_all) = sys::lookup_batch(
             self.map.fd().as_fd(),
@@ -315,7 +315,7 @@ impl Table {
         let mut entries = u64::from(count);
         if !is_all {
             let buckets = sys::read::<u32>(&cursor).unwrap_or_default().max(1);
-            // `htab_map_alloc` makes a power of two of them.
+            // `htab_map_alloc` allocates a power of two of them.
             let all_buckets = u64::from(capacity.next_power_of_two());
             entries = (entries * all_buckets / u64::from(buckets)).min(capacity.into());
         }
@@ -335,7 +335,7 @@ struct Answer {
     translations: u64,
 }
 
-/// Keys that wait until there are enough for a request.
+/// Keys batched for a request.
 struct Chunk<'a, T> {
     program: &'a SchedClassifier,
     request: CollectRequest<T>,
@@ -372,7 +372,7 @@ where
         Ok(())
     }
 
-    /// Sends what is left. Returns what came of all.
+    /// Sends the remaining keys. Returns the totals.
     fn finish(mut self) -> io::Result<Answer> {
         if self.request.header.count > 0 {
             self.send()?;
@@ -381,7 +381,7 @@ where
     }
 
     fn send(&mut self) -> io::Result<()> {
-        // The kernel takes less room than the request has for an error.
+        // The kernel reports an error if the buffer is smaller than the request.
         let mut answer = vec![0; size_of::<CollectRequest<T>>()];
         let options = TestRunOptions {
             data_in: Some(sys::bytes_of(&self.request)),

@@ -1,4 +1,4 @@
-//! TCP connections that the uplinks' programs time: whose, and what came of a probe's own.
+//! TCP connections that the uplinks' programs time: their peers, and the results for our own probes.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use super::kernel_rtt::patiently;
 use super::sys;
 use crate::rtt_store::{Connection, Measurement};
 
-/// `HEALTH_PEERS`, and the program that takes from `HEALTH_TCP`.
+/// `HEALTH_PEERS`, and the program that takes entries from `HEALTH_TCP`.
 pub(super) struct Connections {
     peers: Mutex<HashMap<MapData, Addr, Peer>>,
     account: SchedClassifier,
@@ -32,7 +32,7 @@ impl Connections {
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<MapData, Addr, Peer>> {
-        // The guard holds a file descriptor: nothing a panic could leave half changed.
+        // The guard holds a file descriptor: a panic cannot leave it half changed.
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

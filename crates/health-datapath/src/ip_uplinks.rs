@@ -1,6 +1,6 @@
-//! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are those of other uplinks,
-//! loaded once more with another length of the header before IP, and only where there is such an uplink. They share
-//! all maps with the others, but for the one with the programs that they go on with.
+//! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are the programs of other
+//! uplinks, loaded a second time with another length of the header before IP, and only if such an uplink exists. They share
+//! all maps with the other programs, except the map of tail-called programs.
 
 use aya::EbpfLoader;
 
@@ -14,7 +14,7 @@ use super::{Datapath, DatapathError, Hook, PROGRAMS};
 const LINK_HEADER_LEN: &str = "LINK_HEADER_LEN";
 
 impl Datapath {
-    /// Loads these programs if one of the hooks is for one of them, unless they are loaded.
+    /// Loads these programs if a hook needs them and they are not loaded yet.
     pub(super) fn load_ip_programs_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         let is_wanted = hooks.iter().any(|hook| is_for_ip(hook.program));
         if is_wanted && !self.has_ip_programs() {
@@ -24,7 +24,7 @@ impl Datapath {
     }
 
     fn load_ip_programs(&mut self) -> Result<(), DatapathError> {
-        // The loader creates maps whose pins are missing; these programs would then not share them.
+        // The loader creates maps whose pins are missing, so these programs would not share them.
         self.repair_pins()?;
         let from = holds_from();
         let mut loader = EbpfLoader::new();
@@ -34,7 +34,7 @@ impl Datapath {
             .map_pin_path(layout::CALLS.name, self.pins.join(layout::IP_CALLS.name))
             .override_global(LINK_HEADER_LEN, &0_u32, true)
             .override_global(HOLDS_FROM, &from, true)
-            // They log nothing; the code that would goes as they are loaded.
+            // They log nothing: their logging code is cut out at load time.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;
         let all = IP_PROGRAMS.into_iter();
@@ -50,11 +50,11 @@ impl Datapath {
         let calls = layout::IP_CALLS.name;
         let map = ebpf.take_map(layout::CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(calls.to_owned()))?;
-        // Else with the others, once the maps hold what they need.
+        // Otherwise they are connected with the others, once the maps hold what they need.
         if self.resizing.is_none() {
             self.connect(&layout::IP_CALLS, &layout::IP_CALLED)?;
         }
-        // Only now they count as loaded.
+        // Only now do they count as loaded.
         self.maps.insert(calls.to_owned(), map);
         Ok(())
     }

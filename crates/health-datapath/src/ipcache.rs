@@ -1,4 +1,4 @@
-//! `HEALTH_IPCACHE`: which identity is behind which prefix.
+//! `HEALTH_IPCACHE`: the identity of each prefix.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,13 +12,13 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::trie::{Prefix, Trie};
 
-/// What can go wrong with the ipcache.
+/// Errors of the ipcache.
 #[derive(Debug, thiserror::Error)]
 pub enum IpcacheError {
     /// There are more prefixes than the map holds. Nothing was changed.
     #[error("cannot write {wanted} prefixes to HEALTH_IPCACHE: it has room for {IPCACHE_ENTRIES}")]
     Full {
-        /// How many there were to be.
+        /// How many prefixes were wanted.
         wanted: usize,
     },
     /// The kernel refused.
@@ -32,7 +32,7 @@ pub enum IpcacheError {
     },
 }
 
-/// The map, and what is in it.
+/// The map, and its known contents.
 #[derive(Debug)]
 pub struct Ipcache {
     trie: Trie<Addr, IpcacheEntry>,
@@ -40,20 +40,20 @@ pub struct Ipcache {
 }
 
 impl Ipcache {
-    /// Reads what a former agent left, which must not be written by another one any more.
+    /// Reads what a former agent left. No other agent may write to it from now on.
     pub(super) fn open(map: MapData) -> io::Result<Self> {
         let trie = Trie::new(map);
         let known = trie.entries()?.into_iter().collect();
         Ok(Self { trie, known })
     }
 
-    /// Makes exactly these the known prefixes. Those that stay are never missing in between, and one that changes
-    /// does so at once. Returns how many were written or removed.
+    /// Makes these exactly the known prefixes. Prefixes that stay are never missing in between, and an entry changes
+    /// atomically. Returns how many were written or removed.
     ///
-    /// `0.0.0.0/0` is the world's where nobody says otherwise: IPv4 addresses are IPv6 addresses to the map, and an
+    /// `0.0.0.0/0` is the world unless an entry says otherwise: the map treats IPv4 addresses as IPv6 addresses, and an
     /// entry such as `::/0` is not meant for them.
     ///
-    /// After an error the map has some of the changes, and the next call makes the others.
+    /// After an error, the map has some of the changes, and the next call makes the rest.
     pub fn set_all(
         &mut self,
         wanted: &BTreeMap<IpNet, IpcacheEntry>,
@@ -70,7 +70,7 @@ impl Ipcache {
                 wanted: entries.len(),
             });
         }
-        // Room comes first where both would not fit.
+        // Frees space first if old and new entries would not fit together.
         let removed = if self.known.len() + entries.len() > IPCACHE_ENTRIES as usize {
             self.remove_all_but(&entries)?
         } else {
@@ -90,7 +90,7 @@ impl Ipcache {
         Ok(written + removed + self.remove_all_but(&entries)?)
     }
 
-    /// Makes this one known, or changes what is known of it.
+    /// Adds a prefix, or changes its entry.
     pub fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
         let prefix = prefix(net);
         if self.known.get(&prefix) == Some(&entry) {
@@ -103,7 +103,7 @@ impl Ipcache {
         Ok(())
     }
 
-    /// What is in the map.
+    /// The contents of the map.
     pub fn entries(&self) -> impl Iterator<Item = (IpNet, IpcacheEntry)> {
         self.known
             .iter()
@@ -134,7 +134,7 @@ fn kernel(what: &'static str, source: io::Error) -> IpcacheError {
     IpcacheError::Kernel { what, source }
 }
 
-/// A prefix as the map's keys have it.
+/// Converts a prefix to a map key.
 pub(super) fn prefix(net: IpNet) -> Prefix<Addr> {
     let len = u32::from(net.prefix_len());
     let len = match net {
@@ -144,7 +144,7 @@ pub(super) fn prefix(net: IpNet) -> Prefix<Addr> {
     (len, net.network().into())
 }
 
-/// The prefix of a key; `None` for what is none.
+/// The prefix of a key; `None` if the key is not a valid prefix.
 pub(super) fn net(&(len, addr): &Prefix<Addr>) -> Option<IpNet> {
     let (addr, len) = match addr.to_ip() {
         IpAddr::V4(addr) if len >= IPV4_PREFIX => (IpAddr::V4(addr), len - IPV4_PREFIX),

@@ -1,4 +1,4 @@
-//! What the kernel and this process must offer before anything is touched.
+//! Checks what the kernel and this process must offer before anything is changed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use tracing::info;
 use super::probe::{self, Report};
 use super::{Attachment, Attachments};
 
-/// Types of the kernel.
+/// Type information of the kernel.
 pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// A requirement that is not met.
@@ -26,20 +26,20 @@ pub enum UnmetRequirement {
     /// No bpffs.
     #[error("no bpffs is mounted at {0}; mount one: mount -t bpf bpf {0}")]
     NoBpffs(PathBuf),
-    /// A kernel that cannot do what the agent is for.
+    /// The kernel lacks required features.
     #[error("kernel {kernel} lacks {}; boot Linux 6.1 or newer, and see `health-agent config --probe-kernel`", .missing.join(", "))]
     Lacks {
-        /// What the kernel calls itself.
+        /// The kernel's own release name.
         kernel: String,
         /// Names of the features.
         missing: Vec<&'static str>,
     },
-    /// No way to attach programs as they are to be.
+    /// The kernel cannot attach programs in the requested way.
     #[error("--attach-mode {mode}: kernel {kernel} cannot attach programs this way; omit the flag")]
     NoAttachment {
-        /// What was asked for.
+        /// The requested attachment.
         mode: Attachment,
-        /// What the kernel calls itself.
+        /// The kernel's own release name.
         kernel: String,
     },
 }
@@ -47,14 +47,14 @@ pub enum UnmetRequirement {
 /// A kernel that meets all requirements.
 #[derive(Debug)]
 pub struct SuitableKernel {
-    /// What shall hold the programs.
+    /// What must hold the programs.
     pub attachments: Attachments,
-    /// What was tried.
+    /// The features that were tried.
     report: Report,
 }
 
 impl SuitableKernel {
-    /// Logs in one line what there is.
+    /// Logs the result in one line.
     pub fn log(&self) {
         let Self {
             attachments: Attachments { node, endpoints },
@@ -86,7 +86,7 @@ pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<SuitableKernel, Unme
     })
 }
 
-/// What an agent with this flag would attach its programs by, or why it would not start.
+/// How an agent with this flag would attach its programs, or why it would not start.
 pub fn choose(
     report: &Report,
     bpf_root: &Path,
@@ -104,7 +104,7 @@ pub fn choose(
     }
     let (attachment, feature) = match mode {
         AttachMode::Auto => {
-            // One of them is there, or it would be missing.
+            // One of them is available; otherwise it would count as missing.
             let [node, endpoints] = match (report.has(probe::TCX), report.has(probe::CLSACT)) {
                 (true, true) => [Attachment::Tcx, Attachment::Clsact],
                 (true, false) => [Attachment::Tcx; 2],
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::probe::{Feature, Need};
 
-    /// What an agent does on a kernel that lacks these.
+    /// What an agent does on a kernel that lacks these features.
     fn on(missing: &[&str], mode: AttachMode) -> Result<Attachments, String> {
         let feature = |name, need| Feature {
             name,

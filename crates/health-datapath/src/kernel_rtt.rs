@@ -1,5 +1,4 @@
-//! Rows of round-trip times: read from the map, each as of one moment, and written by asking a kernel
-//! program to.
+//! RTT rows: read from the map as consistent snapshots, and written through a kernel program.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -24,8 +23,8 @@ use super::sys;
 use super::walk::{EntrySize, walk};
 use crate::rtt_store::{Connection, LossOutcome, Measurement, RttStore};
 
-/// How often a row is read or asked for that others write at the same moment. They are done within a
-/// microsecond, unless their virtual CPU was taken off.
+/// Maximum attempts at a row that others are writing. They finish within a microsecond, unless their virtual CPU is
+/// descheduled.
 const ATTEMPTS: u32 = 10_000;
 
 /// `HEALTH_RTT` and `HEALTH_INFLIGHT`, and the program that writes them on the agent's behalf.
@@ -52,7 +51,7 @@ impl KernelRtt {
     }
 
     fn rows(&self) -> MutexGuard<'_, HashMap<MapData, RttKey, RttRow>> {
-        // The guard holds a file descriptor: nothing a panic could leave half changed.
+        // The guard holds a file descriptor: a panic cannot leave it half changed.
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,10 +91,10 @@ impl KernelRtt {
 /// The pinned program `rtt_account`.
 pub(super) struct Account(SchedClassifier);
 
-/// What `rtt_account` did with a request.
+/// The outcome of a request to `rtt_account`.
 enum Answer {
     Done,
-    /// The uplinks' programs had answered it, after this round trip.
+    /// The uplinks' programs had already counted the answer, with this round trip.
     AlreadyAnswered {
         rtt_ns: u64,
     },
@@ -137,7 +136,7 @@ impl Account {
         })
     }
 
-    /// Makes a row empty. `false` when there is none.
+    /// Resets a row. Returns `false` if it does not exist.
     pub(super) fn reset(&self, key: RttKey) -> io::Result<bool> {
         let answer = self.ask(AccountRequest {
             key,
@@ -148,7 +147,7 @@ impl Account {
     }
 }
 
-/// Reads a row as of one moment, by as many copies as it takes; `None` when there is none.
+/// Reads a consistent snapshot of a row, with as many copies as that takes; `None` if the row does not exist.
 pub(super) fn row_of_one_moment(
     copy: impl Fn() -> io::Result<Option<RttRow>>,
 ) -> io::Result<Option<RttRow>> {
@@ -160,7 +159,7 @@ pub(super) fn row_of_one_moment(
     })
 }
 
-/// Repeats what finds a row busy.
+/// Retries an attempt while the row is busy.
 pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..ATTEMPTS {
         if let Some(result) = attempt()? {

@@ -34,16 +34,16 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
-/// What is known about one map before it is opened.
+/// What is known about a map before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapLayout {
     /// Name of the map and of its pin.
     pub name: &'static str,
     /// Size of a key, bytes.
     pub key_size: u32,
-    /// Size of a value (for per-CPU maps: of one CPU's), bytes.
+    /// Size of a value (of one CPU's value for per-CPU maps), bytes.
     pub value_size: u32,
-    /// The [`LAYOUT_VERSION`] in which its kind, its keys, its values or their meaning last changed.
+    /// The [`LAYOUT_VERSION`] in which its kind, keys, values or their meaning last changed.
     pub since: u32,
 }
 
@@ -65,9 +65,9 @@ pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6", 8);
 pub const CT_ANY4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT_ANY4", 8);
 /// IPv6 flows of other protocols.
 pub const CT_ANY6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT_ANY6", 8);
-/// Ports of IPv4 packets in fragments.
+/// Ports of fragmented IPv4 packets.
 pub const FRAGMENTS4: MapLayout = map::<FragmentKey4, FragmentPorts>("HEALTH_FRAGMENTS4", 8);
-/// Ports of IPv6 packets in fragments.
+/// Ports of fragmented IPv6 packets.
 pub const FRAGMENTS6: MapLayout = map::<FragmentKey6, FragmentPorts>("HEALTH_FRAGMENTS6", 8);
 /// IPv4 translations of TCP.
 pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4", 8);
@@ -89,23 +89,23 @@ pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS", 8);
 pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP", 8);
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS", 8);
-/// Verdicts about the packets of endpoints.
+/// Verdicts on the packets of endpoints.
 pub const POLICY: MapLayout = map::<Key<PolicyKey>, PolicyEntry>("HEALTH_POLICY", 8);
-/// What the verdicts were about.
+/// Packets and bytes that each verdict applied to.
 pub const POLICY_COUNTERS: MapLayout = map::<u32, Counter>("HEALTH_POLICY_COUNTERS", 8);
 /// Identities by address.
 pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE", 8);
 /// Packet counters.
 pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS", 8);
-/// Programs that others go on with; the values are file descriptors.
+/// Programs that others tail-call; the values are file descriptors.
 pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS", 9);
-/// The same, for programs on uplinks whose packets begin with the IP header; pinned where there are such.
+/// The same, for programs on uplinks whose packets begin with the IP header; pinned where such uplinks exist.
 pub const IP_CALLS: MapLayout = map::<u32, u32>("HEALTH_IP_CALLS", 9);
 /// Whose packets are masqueraded.
 pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE", 8);
-/// What is told to whoever monitors: a ring buffer, without keys and values.
+/// Events for monitors: a ring buffer, without keys and values.
 pub const EVENTS: MapLayout = map::<(), ()>("HEALTH_EVENTS", 8);
-/// Which of it is wanted.
+/// Which events monitors want.
 pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR", 8);
 /// Frontends of IPv4 services.
 pub const SVC4: MapLayout = map::<FrontendKey4, Frontend>("HEALTH_SVC4", 8);
@@ -113,13 +113,13 @@ pub const SVC4: MapLayout = map::<FrontendKey4, Frontend>("HEALTH_SVC4", 8);
 pub const SVC6: MapLayout = map::<FrontendKey6, Frontend>("HEALTH_SVC6", 8);
 /// Which backends a frontend chooses from.
 pub const SLOTS: MapLayout = map::<u32, u32>("HEALTH_SLOTS", 8);
-/// The same, by Maglev.
+/// The same, for Maglev.
 pub const MAGLEV: MapLayout = map::<u32, u32>("HEALTH_MAGLEV", 8);
 /// Backends of services.
 pub const BACKENDS: MapLayout = map::<u32, Backend>("HEALTH_BACKENDS", 8);
-/// Clients that stay with their backends.
+/// Session affinity of clients to backends.
 pub const AFFINITY: MapLayout = map::<AffinityKey, Affinity>("HEALTH_AFFINITY", 8);
-/// Who may use a service.
+/// Allowed client addresses of a service.
 pub const SOURCE_RANGES: MapLayout = map::<Key<SourceRange>, u32>("HEALTH_SOURCE_RANGES", 8);
 /// IPv4 flows of TCP through services.
 pub const REVNAT4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT4", 8);
@@ -129,17 +129,17 @@ pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6", 8);
 pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4", 8);
 /// IPv6 flows of other protocols through services.
 pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6", 8);
-/// What the host's own sockets were sent to.
+/// Where the host's own sockets were redirected.
 pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS", 8);
-/// Devices on which XDP sends packets of services on.
+/// Devices on which XDP forwards service packets.
 pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES", 10);
-/// How XDP sends packets of IPv4 flows on.
+/// How XDP forwards packets of IPv4 flows.
 pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4", 10);
-/// How XDP sends packets of IPv6 flows on.
+/// How XDP forwards packets of IPv6 flows.
 pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6", 10);
-/// How long that serves.
+/// How long those entries stay valid.
 pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES", 10);
-/// Keys of [`CT4`], in the order in which they were entered.
+/// Keys of [`CT4`], in insertion order.
 pub const CT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_CT4_RING", 11);
 /// Keys of [`CT6`].
 pub const CT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_CT6_RING", 11);
@@ -151,13 +151,13 @@ pub const NAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_NAT6_RING", 11);
 pub const REVNAT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_REVNAT4_RING", 11);
 /// Keys of [`REVNAT6`].
 pub const REVNAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_REVNAT6_RING", 11);
-/// Where the rings are written next.
+/// Where each ring is written next.
 pub const HANDS: MapLayout = map::<u32, Hand>("HEALTH_HANDS", 11);
-/// By which keys nodes know what others send on to their backends.
+/// Keys of the tags on packets that nodes forward to each other's backends.
 pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
 /// The host's own addresses.
 pub const OWN: MapLayout = map::<Key<OwnPrefix>, u32>("HEALTH_OWN", 12);
-/// Ids of endpoints by their devices.
+/// Endpoint ids by device.
 pub const DEVICES: MapLayout = map::<u32, u32>("HEALTH_DEVICES", 12);
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG", 12);
@@ -217,7 +217,7 @@ pub const MAPS: [MapLayout; 51] = [
     CONFIG,
 ];
 
-/// The tables that are hash maps whose keys stand in rings, with those, by the indexes of their hands.
+/// The hash tables whose keys are kept in rings, with their rings, indexed by hand.
 pub(crate) const RINGED: [(MapLayout, MapLayout); RINGS as usize] = {
     let mut ringed = [(CT4, CT4_RING); RINGS as usize];
     ringed[RING_CT6 as usize] = (CT6, CT6_RING);
@@ -234,10 +234,10 @@ pub(crate) fn ring_of(table: &MapLayout) -> Option<(u32, MapLayout)> {
     ringed.find_map(|(index, (ringed, ring))| (ringed == *table).then_some((index, ring)))
 }
 
-/// The maps that name each other's entries: a change of one's layout is one of all of them.
+/// Maps that refer to each other's entries: if the layout of one changes, all of them change.
 pub(crate) const FAMILIES: [&[MapLayout]; 3] = [ENDPOINT_MAPS, SERVICE_MAPS, XDP_MAPS];
 
-/// Endpoints, their policy, and the identities that it names.
+/// Endpoints, their policy, and the identities that the policy names.
 pub(crate) const ENDPOINT_MAPS: &[MapLayout] = &[ENDPOINTS, POLICY, POLICY_COUNTERS, IPCACHE];
 
 /// Services, and the flows to their backends.
@@ -258,10 +258,10 @@ const SERVICE_MAPS: &[MapLayout] = &[
 
 const XDP_MAPS: &[MapLayout] = &[XDP_DEVICES, XDP_FLOWS4, XDP_FLOWS6, XDP_TIMES];
 
-/// The maps that programs of two layouts never share: each has settings of its own, and goes on with programs of its own.
+/// Maps that programs of two layouts never share: each layout has its own settings and tail-calls its own programs.
 pub(crate) const OWN_MAPS: &[MapLayout] = &[CONFIG, CALLS, IP_CALLS];
 
-/// All programs on devices that are always pinned.
+/// All device programs that are always pinned.
 pub const PROGRAMS: [&str; 12] = [
     "to_endpoint",
     "from_endpoint",
@@ -277,8 +277,8 @@ pub const PROGRAMS: [&str; 12] = [
     CT_COLLECT,
 ];
 
-/// Programs that there are once more, for uplinks whose packets begin with the IP header: their names, and the names of
-/// the programs that they are loaded from.
+/// Second copies of programs, for uplinks whose packets begin with the IP header: their names, and the names of the programs
+/// that they are loaded from.
 pub const IP_PROGRAMS: [(&str, &str); 6] = [
     (TO_IP_NETDEV, TO_NETDEV),
     (FROM_IP_NETDEV, FROM_NETDEV),
@@ -288,7 +288,7 @@ pub const IP_PROGRAMS: [(&str, &str); 6] = [
     (IP_FROM_SERVICE, FROM_SERVICE),
 ];
 
-/// The programs that others go on with, and their places in `HEALTH_CALLS`.
+/// The tail-called programs, with their slots in `HEALTH_CALLS`.
 pub const CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
     (CALL_MASQUERADE, MASQUERADE_OUT),
     (CALL_UNMASQUERADE, MASQUERADE_IN),
@@ -296,7 +296,7 @@ pub const CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
     (CALL_FROM_SERVICE, FROM_SERVICE),
     (CALL_DELIVER, DELIVER),
 ];
-/// The same of `HEALTH_IP_CALLS`.
+/// The same for `HEALTH_IP_CALLS`.
 pub const IP_CALLED: [(u32, &str); 4] = [
     (CALL_MASQUERADE, IP_MASQUERADE_OUT),
     (CALL_UNMASQUERADE, IP_MASQUERADE_IN),
@@ -304,7 +304,7 @@ pub const IP_CALLED: [(u32, &str); 4] = [
     (CALL_FROM_SERVICE, IP_FROM_SERVICE),
 ];
 
-/// The programs for the host's own sockets, and their hooks. They are attached at the root of the control groups.
+/// The programs for the host's own sockets, and their hooks. They are attached to the root cgroup.
 pub const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
     ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
     ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
@@ -317,51 +317,51 @@ pub const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
     ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
 ];
 
-/// The names of the programs on devices.
+/// The names of the device programs.
 pub(crate) fn program_names() -> impl Iterator<Item = &'static str> {
     let of_ip = IP_PROGRAMS.map(|(name, _)| name);
     PROGRAMS.into_iter().chain(of_ip).chain([XDP_NETDEV])
 }
 
-/// The program for what leaves by an uplink.
+/// The program for packets that leave through an uplink.
 pub const TO_NETDEV: &str = "to_netdev";
-/// The program for what comes by an uplink.
+/// The program for packets that arrive on an uplink.
 pub const FROM_NETDEV: &str = "from_netdev";
-/// The program that `to_netdev` goes on with.
+/// The program that `to_netdev` tail-calls.
 pub const MASQUERADE_OUT: &str = "masquerade";
-/// The program that `from_netdev` goes on with.
+/// The program that `from_netdev` tail-calls.
 pub const MASQUERADE_IN: &str = "unmasquerade";
-/// The program that `from_netdev` and `unmasquerade` go on with.
+/// The program that `from_netdev` and `unmasquerade` tail-call.
 pub const TO_SERVICE: &str = "to_service";
-/// The program that `to_netdev` goes on with where there are services.
+/// The program that `to_netdev` tail-calls if services are on.
 pub const FROM_SERVICE: &str = "from_service";
-/// The program that `from_endpoint` and `to_service` go on with where there is host routing.
+/// The program that `from_endpoint` and `to_service` tail-call if host routing is on.
 pub const DELIVER: &str = "deliver";
 /// `to_netdev` for uplinks whose packets begin with the IP header.
 pub const TO_IP_NETDEV: &str = "to_ip_netdev";
 /// `from_netdev` for the same.
 pub const FROM_IP_NETDEV: &str = "from_ip_netdev";
-/// The program that `to_ip_netdev` goes on with.
+/// The program that `to_ip_netdev` tail-calls.
 pub const IP_MASQUERADE_OUT: &str = "ip_masquerade";
-/// The program that `from_ip_netdev` goes on with.
+/// The program that `from_ip_netdev` tail-calls.
 pub const IP_MASQUERADE_IN: &str = "ip_unmasquerade";
-/// The program that `from_ip_netdev` and `ip_unmasquerade` go on with.
+/// The program that `from_ip_netdev` and `ip_unmasquerade` tail-call.
 pub const IP_TO_SERVICE: &str = "ip_to_service";
-/// The program that `to_ip_netdev` goes on with where there are services.
+/// The program that `to_ip_netdev` tail-calls if services are on.
 pub const IP_FROM_SERVICE: &str = "ip_from_service";
-/// The program of XDP for what comes by an uplink; pinned where services are to be served by it.
+/// The XDP program for packets that arrive on an uplink; pinned where it must serve services.
 pub const XDP_NETDEV: &str = "xdp_netdev";
-/// The program that writes rows of round-trip times on behalf of others.
+/// The program that writes RTT rows on behalf of user space.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.
 pub const TCP_ACCOUNT: &str = "tcp_account";
-/// The program that removes conntrack and NAT entries whose time is over.
+/// The program that removes expired conntrack and NAT entries.
 pub const CT_COLLECT: &str = "ct_collect";
 
-/// Subfolder of an instance's pins that holds its programs.
+/// Subfolder of an instance's pins for its programs.
 pub const PROGRAM_PINS: &str = "programs";
-/// Subfolder of an instance's pins that holds its links.
+/// Subfolder of an instance's pins for its links.
 pub const LINK_PINS: &str = "links";
-/// Subfolder of an instance's pins that holds a folder, by the number of the device, for each clsact qdisc that was
-/// made for its programs.
+/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for its
+/// programs.
 pub const QDISC_NOTES: &str = "qdiscs";

@@ -1,7 +1,7 @@
-//! Pinned maps of another layout than these programs know.
+//! Handles pinned maps whose layout differs from these programs' layout.
 //!
-//! The folder of pins is renamed, and all in it serves until the new programs do. Maps whose own layout is the same are in
-//! both folders: what is in them outlives the change.
+//! The pin folder is renamed, and everything in it serves until the new programs take over. Maps whose own layout is
+//! unchanged are in both folders: their contents outlive the change.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,14 +18,14 @@ use super::pin_folder::{make_folder, remove_tree};
 use super::resize::{formers, open};
 use super::sys;
 
-/// Sees to it that there are no maps of another layout in the folder of pins, and that all links that
-/// serve stay pinned: there, or in the folder set aside.
+/// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned: there, or in the folder
+/// set aside.
 pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
     if has_other_layout(pins)? {
         if aside.exists() {
-            // A change of layout did not come to its end. The links of the programs before it are aside;
-            // here are those that it has taken over by then, which are the same, and those it made.
+            // A layout change was interrupted. The links of the earlier programs are set aside; this folder has the links
+            // that the change had already taken over, which are the same ones, and those that it created.
             move_links(pins, &aside)?;
             remove_tree(pins)?;
         } else {
@@ -48,7 +48,7 @@ pub(super) fn set_aside(pins: &Path) -> PathBuf {
     pins.with_file_name(name)
 }
 
-/// Whether programs of another layout are there whose maps tell nothing of the endpoints that they serve.
+/// Whether programs of another layout exist whose maps do not describe the endpoints that they serve.
 pub(super) fn has_other_endpoints(pins: &Path) -> bool {
     let aside = set_aside(pins);
     aside.exists()
@@ -57,7 +57,7 @@ pub(super) fn has_other_endpoints(pins: &Path) -> bool {
             .all(|map| is_same(&pins.join(map.name), &aside.join(map.name)))
 }
 
-/// Moves all pinned links from one instance's folder to another, in place of those of the same name.
+/// Moves all pinned links from one instance's folder to another, replacing those with the same name.
 fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
     let (from, to) = (from.join(LINK_PINS), to.join(LINK_PINS));
     let entries = match fs::read_dir(&from) {
@@ -81,7 +81,7 @@ fn has_other_layout(pins: &Path) -> Result<bool, DatapathError> {
         }
     }
     let version = version(pins)?;
-    // Without one: made, and its agent gone before it wrote the settings.
+    // Without a version: the map was created, and its agent stopped before it wrote the settings.
     Ok(version.is_some_and(|version| version != LAYOUT_VERSION))
 }
 
@@ -92,7 +92,7 @@ fn has_other_sizes(pins: &Path, map: &MapLayout) -> Result<bool, DatapathError> 
     }))
 }
 
-/// The version of the agent that wrote the settings. It comes first in them, whatever the layout of the rest.
+/// The version of the agent that wrote the settings. It is the first field, whatever the layout of the rest.
 fn version(pins: &Path) -> Result<Option<u32>, DatapathError> {
     let pin = pins.join(CONFIG.name);
     let Some((settings, info)) = open(&pin)? else {
@@ -105,7 +105,7 @@ fn version(pins: &Path) -> Result<Option<u32>, DatapathError> {
     Ok(version.filter(|version| *version != 0))
 }
 
-/// Has the maps whose layout is the same in both folders, unless others are pinned by now.
+/// Links maps with unchanged layout into both folders, unless others are pinned there by now.
 fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
     let version = version(from)?.unwrap_or_default();
     let is_first = !to.exists();
@@ -124,7 +124,7 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
         if to.join(map.name).exists() {
             continue;
         }
-        // With what a change of its size has not copied yet, first: the map itself tells that both are there.
+        // First comes what an interrupted size change has not copied yet: a pin of the map itself means that both are there.
         for shared in formers(from, map).into_iter().chain([from.join(map.name)]) {
             let pin = shared.file_name().map(|name| to.join(name));
             if let Some(pin) = pin.filter(|pin| !pin.exists()) {
@@ -152,18 +152,18 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Whether all these maps are, in a folder of this version, as these programs know them.
+/// Whether all these maps, in a folder of this version, match these programs' layout.
 fn are_as_then(pins: &Path, maps: &[MapLayout], version: u32) -> Result<bool, DatapathError> {
     for map in maps {
         if has_other_sizes(pins, map)? || map.since > version {
             return Ok(false);
         }
     }
-    // What changed after this version is not known.
+    // Changes after this version are unknown.
     Ok(version <= LAYOUT_VERSION)
 }
 
-/// Whether two pins are one.
+/// Whether two pins are the same object.
 fn is_same(one: &Path, other: &Path) -> bool {
     let inode = |pin: &Path| fs::metadata(pin).map(|data| (data.dev(), data.ino())).ok();
     inode(one).is_some_and(|found| inode(other) == Some(found))

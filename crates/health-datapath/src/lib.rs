@@ -1,4 +1,4 @@
-//! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
+//! User-space side of the datapath: loads, pins and attaches programs, wraps maps in types, dumps them.
 
 pub mod arrival_store;
 mod asm;
@@ -59,10 +59,10 @@ pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR")
 /// The compiled programs of the benchmarks; an agent never loads them.
 pub static BENCH_PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/bench"));
 
-/// What can go wrong with the datapath.
+/// Errors of the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// The object was refused as a whole.
+    /// The kernel refused the whole object.
     #[error("cannot load the eBPF object: {0}")]
     Load(#[from] aya::EbpfError),
     /// A program was refused or could not be attached.
@@ -72,7 +72,7 @@ pub enum DatapathError {
         what: &'static str,
         /// The program's name.
         program: String,
-        /// ` on DEVICE` where a device is involved, else empty.
+        /// ` on DEVICE` if a device is involved, otherwise empty.
         on: String,
         /// The kernel's answer.
         #[source]
@@ -85,10 +85,10 @@ pub enum DatapathError {
     NoNativeXdp {
         /// The device.
         device: String,
-        /// What drives it.
+        /// Its driver.
         driver: String,
     },
-    /// A device's packets may be longer than its driver gives to XDP.
+    /// A device's packets may be longer than its driver allows with XDP.
     #[error(
         "device {device} takes no XDP program with its MTU, or that of its other end: services are served there without \
          XDP until the MTU is lower"
@@ -97,7 +97,7 @@ pub enum DatapathError {
         /// The device.
         device: String,
     },
-    /// A device has an XDP program of somebody else, which stays.
+    /// A device already has a foreign XDP program, which stays.
     #[error(
         "device {device} has another XDP program, {program}: services are served there without XDP"
     )]
@@ -107,12 +107,12 @@ pub enum DatapathError {
         /// Name and number of the program.
         program: String,
     },
-    /// What is attached by clsact or XDP could not be read or changed.
+    /// A clsact or XDP attachment could not be read or changed.
     #[error("cannot {what} {hook}: {source}")]
     Filter {
         /// What was attempted.
         what: &'static str,
-        /// Which program, and where.
+        /// The program and the hook.
         hook: String,
         /// The kernel's answer.
         #[source]
@@ -129,19 +129,19 @@ pub enum DatapathError {
         #[source]
         source: MapError,
     },
-    /// The embedded object lacks something; a build of two versions.
+    /// The embedded object lacks something: the build mixed two versions.
     #[error("the embedded eBPF object has no {0}")]
     Missing(String),
     /// A setting needs a program that [`LoadSettings`](loader::LoadSettings) left out.
     #[error("program {0} was not loaded")]
     NotLoaded(&'static str),
-    /// Another agent works with the same pins.
+    /// Another agent uses the same pins.
     #[error("another agent is using {0}: stop it, or give this one an --instance of its own")]
     InUse(PathBuf),
-    /// A pin could not be made.
+    /// A pin could not be created.
     #[error("cannot pin {path}: {source}")]
     Pin {
-        /// Where.
+        /// Its path.
         path: PathBuf,
         /// The kernel's answer.
         #[source]
@@ -152,7 +152,7 @@ pub enum DatapathError {
     File {
         /// What was attempted.
         what: &'static str,
-        /// On which path.
+        /// The path.
         path: PathBuf,
         /// The kernel's answer.
         #[source]

@@ -1,24 +1,23 @@
-//! Names of pinned links. Each name contains the program and the device, and no two hooks share one.
+//! Names of pinned links. Each name contains the program and the device, and is unique to its hook.
 
 use super::layout;
 
-/// Ends the name of a pin that is about to take the place of another. Names of devices have no colon
-/// (`dev_valid_name`, net/core/dev.c).
+/// Suffix of a pin that is about to replace another. Device names have no colon (`dev_valid_name`, net/core/dev.c).
 const FRESH: &str = ":new";
 
-/// The name for the link of a program on a device: `to_netdev_eth0`. bpffs keeps names with dots for
-/// itself, so `eth0.100` is `eth0+2e100`.
+/// The pin name for the link of a program on a device: `to_netdev_eth0`. bpffs reserves names with dots, so `eth0.100`
+/// becomes `eth0+2e100`.
 pub(super) fn name(program: &str, device: &str) -> String {
     let device = device.replace('+', "+2b").replace('.', "+2e");
     format!("{program}_{device}")
 }
 
-/// The name under which a link is pinned before it takes the place of another of that name.
+/// The name under which a link is pinned before it replaces the pin of that name.
 pub(super) fn fresh(name: &str) -> String {
     format!("{name}{FRESH}")
 }
 
-/// The program and the device of a pin's name.
+/// The program and the device in a pin's name.
 pub(super) fn parse(name: &str) -> Option<(&'static str, String)> {
     let name = name.strip_suffix(FRESH).unwrap_or(name);
     layout::program_names().find_map(|program| {

@@ -1,5 +1,5 @@
-//! Loading many programs at once. The verifier looks at each for up to half a second, and it takes programs of privileged
-//! processes side by side.
+//! Loads many programs at once. The verifier takes up to half a second for each, and verifies programs of privileged
+//! processes in parallel.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -12,11 +12,11 @@ use aya::programs::{Program, ProgramError};
 use super::DatapathError;
 use super::loader::load_program;
 
-/// Most programs that are loaded at a time: the kernel needs some 10 MB for each meanwhile.
+/// Maximum number of programs loaded at a time: the kernel needs about 10 MB for each during loading.
 const MOST: usize = 4;
 
-/// Loads these programs of an object, those that take longest first if they are named first. Returns the errors of those that
-/// could not be loaded.
+/// Loads these programs of an object in order, so name the slowest first. Returns the errors of those that could not be
+/// loaded.
 pub(super) fn load_all(
     ebpf: &mut Ebpf,
     names: impl IntoIterator<Item = &'static str>,
@@ -60,7 +60,7 @@ pub(super) fn load_all(
     errors
 }
 
-/// Loads a program of one of the kinds that there are on devices and at the root of the control groups.
+/// Loads a program of a kind that is attached to devices or to the root cgroup.
 fn load(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load(),

@@ -1,4 +1,4 @@
-//! Loading the programs and sharing the pinned maps with those that came before.
+//! Loads the programs and shares the pinned maps with earlier agents.
 
 use std::collections::HashMap as StdHashMap;
 use std::fs::{self, File};
@@ -45,29 +45,29 @@ use super::workloads::{Workloads, with_link_local};
 use super::xdp::{ServiceProgram, xdp_times};
 use super::{DatapathError, Hook, PROGRAMS};
 
-/// How much the programs log. Levels above are cut out of the programs as they are loaded.
+/// How much the programs log. Levels above it are cut out of the programs at load time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramLog {
     /// Warnings and errors.
     Warn,
-    /// All of it: a line for each refused packet.
+    /// Everything: a line for each refused packet.
     Debug,
 }
 
 /// What the programs are loaded for.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadSettings {
-    /// Most entries of maps. Entries of maps that had others are carried over by [`Datapath::attach`]. Without maps of
-    /// services there can be no services.
+    /// Maximum entries per map. [`Datapath::attach`] carries entries over from maps of other sizes. Services need the
+    /// service maps.
     pub sizes: MapSizes,
-    /// Whether anything may be masqueraded: [`Datapath::set_masquerade`]. Services need it.
+    /// Whether [`Datapath::set_masquerade`] may turn masquerading on. Services need it.
     pub masquerade: bool,
     /// How much they log.
     pub log: ProgramLog,
 }
 
 impl Default for LoadSettings {
-    /// All that there is.
+    /// Everything.
     fn default() -> Self {
         Self {
             sizes: MapSizes::default(),
@@ -79,31 +79,31 @@ impl Default for LoadSettings {
 
 pub(super) type Programs = StdHashMap<&'static str, SchedClassifier>;
 
-/// What the programs log, as lines of the agent's log.
+/// Program log output, as lines of the agent's log.
 pub(super) type ProgramLines = EbpfLogger<&'static dyn ::log::Log>;
 
 /// The loaded programs and their maps. Dropping it leaves everything pinned and attached.
 pub struct Datapath {
     pub(super) pins: PathBuf,
-    /// Those that the programs are loaded with.
+    /// The parts that the programs are loaded with.
     pub(super) parts: Parts,
-    /// By name, as opened from their pins: what they were loaded from, some megabyte of it, is not kept.
+    /// By name, as opened from their pins. The object they were loaded from, about a megabyte, is not kept.
     pub(super) programs: Programs,
     pub(super) maps: StdHashMap<String, Map>,
-    /// What the programs log, until it is forwarded.
+    /// Program log output, until it is forwarded.
     pub(super) log: Option<ProgramLines>,
-    /// Where programs shall be.
+    /// Where programs must be attached.
     pub(super) hooks: Vec<Hook>,
     pub(super) attachments: Attachments,
     pub(super) attached: attach::AttachedPrograms,
     pub(super) clsact: Clsact,
     pub(super) xdp: ServiceProgram,
-    /// Why programs that need not be there could not be attached.
+    /// Why optional programs could not be attached.
     pub(super) refused: Vec<DatapathError>,
-    /// Whether a former agent may have attached by clsact what is to have links: until the first
-    /// [`Datapath::attach`] is through, and while its programs serve endpoints.
+    /// Whether a former agent may have attached by clsact what must now have links: until the first [`Datapath::attach`]
+    /// completes, and while its programs serve endpoints.
     pub(super) may_have_filters: bool,
-    /// Until the programs are where they shall be.
+    /// Set until the programs are attached where they must be.
     pub(super) resizing: Option<PendingResize>,
     pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
     devices: HashMap<MapData, u32, u32>,
@@ -113,21 +113,21 @@ pub struct Datapath {
     xdp_times: Array<MapData, XdpTimes>,
     masquerade: Array<MapData, MasqueradeConfig>,
     direct: Array<MapData, DirectConfig>,
-    // Held for the lock on the folder of pins, which goes when it is closed.
+    // Holds the lock on the pin folder; closing it releases the lock.
     lock: File,
 }
 
 impl Datapath {
-    /// Loads the programs beside those of an agent before this one, on the same maps, and pins what is
-    /// not pinned yet. Nothing is attached or replaced before [`Datapath::attach`].
+    /// Loads the programs alongside those of an earlier agent, on the same maps, and pins what is not pinned yet. Attaches
+    /// and replaces nothing: [`Datapath::attach`] does that.
     ///
-    /// Where pinned maps are of another layout, all pins are set aside in a folder named `INSTANCE_old`, and the maps whose
-    /// own layout is the same are in both folders. The others serve until the new programs are attached; those of endpoints
-    /// serve each workload until it is [set](Self::set_workload). After an upgrade that did not get so far, the version
-    /// before it finds its own maps there.
+    /// If pinned maps have another layout, all pins are set aside in a folder named `INSTANCE_old`; maps whose own layout is
+    /// unchanged are in both folders. The other maps serve until the new programs are attached; the endpoint maps serve each
+    /// workload until it is [set](Self::set_workload). If an upgrade does not get that far, the previous version finds its
+    /// own maps there.
     pub fn load(location: &Location, settings: LoadSettings) -> Result<Self, DatapathError> {
         let pins = location.pins();
-        // Of a folder that is set aside the lock is of no use any more.
+        // The lock on a folder that is set aside is of no further use.
         let former = lock(&pins)?;
         make_room(&pins)?;
         make_folders(&pins)?;
@@ -203,16 +203,16 @@ impl Datapath {
             direct,
             lock,
         };
-        // Programs that others go on with serve from then on: not before the maps hold what they need.
+        // Programs that others tail-call serve from this point on, so the maps must hold what they need first.
         if datapath.resizing.is_none() {
             datapath.connect_programs()?;
         }
         Ok(datapath)
     }
 
-    /// Whether nothing but the contents of maps has changed since the programs were loaded.
+    /// Whether only map contents have changed since the programs were loaded.
     pub fn is_as_loaded(&self) -> bool {
-        // All fields by name, so that a new one is thought of here. Maps and programs are handles.
+        // Names all fields, so that a new field must be considered here. Maps and programs are handles.
         let Self {
             pins: _,
             parts: _,
@@ -247,7 +247,7 @@ impl Datapath {
             && sockets.are_as_loaded()
     }
 
-    /// Tells programs which others they go on with.
+    /// Connects the programs to those that they tail-call.
     pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
         self.connect(&layout::CALLS, &layout::CALLED)?;
         if self.has_ip_programs() {
@@ -256,7 +256,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Puts the programs that are loaded in their places in a map.
+    /// Puts the loaded programs into their slots of a map.
     pub(super) fn connect(
         &mut self,
         map: &layout::MapLayout,
@@ -276,7 +276,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Sets what the programs read. Fails if that needs programs that were not loaded.
+    /// Sets the configuration that the programs read. Fails if it needs programs that were not loaded.
     pub fn configure(&mut self, config: DatapathConfig) -> Result<(), DatapathError> {
         if config.flags & SERVICES != 0 && !self.parts.services {
             return Err(DatapathError::NotLoaded(layout::TO_SERVICE));
@@ -287,7 +287,7 @@ impl Datapath {
         self.note_change()
     }
 
-    /// Has no flow of services and of masquerading begin for this long; zero: they may again.
+    /// Prevents new service and masquerade flows for this long; zero allows them again.
     pub(super) fn hold_flows(&mut self, time: Duration) -> Result<(), DatapathError> {
         let name = layout::CONFIG.name;
         let config = self.config.get(&0, 0).map_err(map_error("read", name))?;
@@ -301,15 +301,16 @@ impl Datapath {
         })
     }
 
-    /// Sets by which keys this node tells others what it sends on to their backends, and knows what they tell.
+    /// Sets the keys for the tags on packets that nodes forward to each other's backends: the key that makes tags here, and
+    /// those accepted from others.
     pub fn set_direct(&mut self, direct: DirectConfig) -> Result<(), DatapathError> {
         self.direct
             .set(0, direct, 0)
             .map_err(map_error("write", layout::DIRECT.name))
     }
 
-    /// Sets whose packets are masqueraded. Flows that are translated stay so. Fails if that needs programs that were not
-    /// loaded.
+    /// Sets whose packets are masqueraded. Flows that are already translated stay translated. Fails if it needs programs
+    /// that were not loaded.
     pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
         if masquerade.is_on() && !self.parts.masquerade {
             return Err(DatapathError::NotLoaded(layout::MASQUERADE_OUT));
@@ -320,15 +321,15 @@ impl Datapath {
         self.note_change()
     }
 
-    /// Has XDP find out anew how it sends packets on, after a change of something that.
+    /// Makes XDP relearn how it forwards packets, after a change that affects that.
     pub(super) fn note_change(&mut self) -> Result<(), DatapathError> {
         self.xdp_times
             .set(0, xdp_times(), 0)
             .map_err(map_error("write", layout::XDP_TIMES.name))
     }
 
-    /// Makes exactly these, and those of workloads, the local endpoints. Those that stay are never missing
-    /// in between.
+    /// Makes these addresses, plus those of workloads, exactly the local endpoints. Entries that stay are never missing in
+    /// between.
     pub fn set_endpoints(
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
@@ -358,7 +359,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Reports what happens at a device as that of an endpoint.
+    /// Attributes what happens at a device to an endpoint.
     pub(super) fn write_device(&mut self, ifindex: u32, id: u16) -> Result<(), DatapathError> {
         self.devices
             .insert(ifindex, u32::from(id), 0)
@@ -389,7 +390,7 @@ impl Datapath {
         }
     }
 
-    /// The rows of round-trip times, and the probes in flight.
+    /// The RTT rows, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
         let inflight = self.map_data(&layout::INFLIGHT)?;
@@ -406,12 +407,12 @@ impl Datapath {
         Ok(Connections::new(peers, account))
     }
 
-    /// What arrives of other agents' probes.
+    /// The arrivals of other agents' probes.
     pub fn arrivals(&self) -> Result<KernelArrivals, DatapathError> {
         typed(&self.pins, &layout::ARRIVALS, HashMap::try_from).map(KernelArrivals::new)
     }
 
-    /// The conntrack and NAT entries, to be collected.
+    /// The conntrack and NAT entries, for collection.
     pub fn tables(&self) -> Result<KernelTables, DatapathError> {
         let path = self.pins.join(PROGRAM_PINS).join(layout::CT_COLLECT);
         let program =
@@ -419,7 +420,7 @@ impl Datapath {
         KernelTables::open(program, |layout| self.map_data(layout))
     }
 
-    /// The tables of policy. Has one owner: it knows what it wrote.
+    /// The policy tables. Has one owner, because it remembers what it wrote.
     pub fn policy(&self) -> Result<PolicyTables, DatapathError> {
         let name = layout::POLICY.name;
         let entries = self.map_data(&layout::POLICY)?;
@@ -428,21 +429,21 @@ impl Datapath {
             .map_err(|source| map_error("read", name)(MapError::IoError(source)))
     }
 
-    /// The identities by address. Has one owner, as [`Datapath::policy`].
+    /// The identities by address. Has one owner, like [`Datapath::policy`].
     pub fn ipcache(&self) -> Result<Ipcache, DatapathError> {
         let name = layout::IPCACHE.name;
         Ipcache::open(self.map_data(&layout::IPCACHE)?)
             .map_err(|source| map_error("read", name)(MapError::IoError(source)))
     }
 
-    /// The host's own addresses. Has one owner, as [`Datapath::policy`].
+    /// The host's own addresses. Has one owner, like [`Datapath::policy`].
     pub fn own_addresses(&self) -> Result<OwnAddresses, DatapathError> {
         let name = layout::OWN.name;
         OwnAddresses::open(self.map_data(&layout::OWN)?)
             .map_err(|source| map_error("read", name)(MapError::IoError(source)))
     }
 
-    /// The tables of services. Has one owner, as [`Datapath::policy`].
+    /// The service tables. Has one owner, like [`Datapath::policy`].
     pub fn services(&self) -> Result<ServiceTables, ServicesError> {
         ServiceTables::open(ServiceMaps::from_pins(&self.pins)?)
     }
@@ -461,8 +462,8 @@ impl Datapath {
         MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
     }
 
-    /// Where the programs write events. Has one reader, for whatever it reads is gone. Must be called in a tokio
-    /// runtime.
+    /// The ring buffer that programs write events to. Has one reader, because reading consumes events. Must be called in a
+    /// tokio runtime.
     pub fn ring(&self) -> Result<KernelRing, DatapathError> {
         let ring = typed(&self.pins, &layout::EVENTS, RingBuf::try_from)?;
         let counters = typed(&self.pins, &layout::METRICS, PerCpuArray::try_from)?;
@@ -470,12 +471,12 @@ impl Datapath {
             .map_err(|source| map_error("poll", layout::EVENTS.name)(MapError::IoError(source)))
     }
 
-    /// Which events they write.
+    /// Selects which events the programs write.
     pub fn event_switch(&self) -> Result<KernelSwitch, DatapathError> {
         typed(&self.pins, &layout::MONITOR, Array::try_from).map(KernelSwitch::new)
     }
 
-    /// Makes the folders of pins that are missing.
+    /// Creates missing pin folders.
     pub(super) fn make_folders(&mut self) -> Result<(), DatapathError> {
         let had_pins = self.pins.exists();
         make_folders(&self.pins)?;
@@ -485,7 +486,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Removes what an agent of another map layout left, once the new programs serve all that those before did.
+    /// Removes what an agent of another map layout left, once the new programs serve everything that the former ones did.
     pub(super) fn remove_set_aside(&self) -> Result<(), DatapathError> {
         let aside = set_aside(&self.pins);
         if aside.exists() && !self.workloads.are_held_back() {
@@ -527,7 +528,7 @@ pub(super) fn loaded<'a>(
     }
 }
 
-/// The object's maps, without the object.
+/// Takes the object's maps and drops the object.
 fn take_maps(mut ebpf: Ebpf) -> StdHashMap<String, Map> {
     let names: Vec<String> = ebpf.maps().map(|(name, _)| name.to_owned()).collect();
     names
@@ -536,7 +537,7 @@ fn take_maps(mut ebpf: Ebpf) -> StdHashMap<String, Map> {
         .collect()
 }
 
-/// Pins a program that was loaded, and opens it from there.
+/// Pins a loaded program and reopens it from the pin.
 pub(super) fn reopened(
     pins: &Path,
     name: &str,
@@ -546,7 +547,7 @@ pub(super) fn reopened(
     SchedClassifier::from_pin(path).map_err(program_error("open", name))
 }
 
-/// Pins a program, replacing another's pin of the same name at once. Returns where.
+/// Pins a program, atomically replacing another's pin of the same name. Returns the path.
 pub(super) fn pin_program(
     pins: &Path,
     name: &str,
@@ -555,7 +556,7 @@ pub(super) fn pin_program(
     pin_at(pins, name, |path| program.pin(path))
 }
 
-/// As [`pin_program`], given what pins it at a path.
+/// Like [`pin_program`], with a function that pins at a path.
 pub(super) fn pin_at(
     pins: &Path,
     name: &str,
@@ -573,11 +574,11 @@ pub(super) fn pin_at(
     Ok(path)
 }
 
-/// How often a program is loaded again where a signal came meanwhile.
+/// Maximum number of attempts to load a program when signals interrupt it.
 const LOAD_ATTEMPTS: usize = 100;
 
-/// Loads a program. The kernel gives up with `EAGAIN` when its thread gets a signal (`do_check` in
-/// `kernel/bpf/verifier.c`), which says nothing about the program.
+/// Loads a program. The kernel gives up with `EAGAIN` when the thread gets a signal (`do_check` in `kernel/bpf/verifier.c`),
+/// which says nothing about the program.
 pub(super) fn load_program(
     name: &str,
     mut load: impl FnMut() -> Result<(), ProgramError>,

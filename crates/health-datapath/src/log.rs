@@ -1,4 +1,4 @@
-//! What the programs log, passed on as log lines of the agent.
+//! Forwards program log output to the agent's log.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::Datapath;
 /// Why the programs' log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The object has no log, or it was taken.
+    /// The object has no log, or the log was already taken.
     #[error("cannot read the log of the eBPF programs")]
     Missing,
     /// The runtime cannot wait for it.
@@ -18,7 +18,7 @@ pub enum LogError {
     Poll(io::Error),
 }
 
-/// Passes on what the programs log, until the runtime ends. Must be called in a tokio runtime.
+/// Forwards program log output until the runtime stops. Must be called in a tokio runtime.
 pub fn forward(datapath: &mut Datapath) -> Result<(), LogError> {
     let log = datapath.log.take().ok_or(LogError::Missing)?;
     // SAFETY: the logger owns its descriptor and never closes or replaces it before it is dropped.

@@ -1,4 +1,4 @@
-//! `HEALTH_OWN`: the host's own addresses, from which nobody outside sends.
+//! `HEALTH_OWN`: the host's own addresses, which no outside host may use as a source.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,7 +11,7 @@ use super::ipcache;
 use super::layout::OWN;
 use super::trie::{Prefix, Trie};
 
-/// The value of all entries.
+/// The value of every entry.
 const PRESENT: u32 = 1;
 
 /// A prefix of the host's addresses.
@@ -23,7 +23,7 @@ pub struct OwnAddress {
     pub device: u32,
 }
 
-/// What can go wrong with the map.
+/// Errors of the map.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnError {
     /// There are more prefixes than the map holds. Nothing was changed.
@@ -31,7 +31,7 @@ pub enum OwnError {
         "cannot write {wanted} addresses of the host to HEALTH_OWN: it has room for {OWN_ENTRIES}"
     )]
     Full {
-        /// How many there were to be.
+        /// How many prefixes were wanted.
         wanted: usize,
     },
     /// The kernel refused.
@@ -45,7 +45,7 @@ pub enum OwnError {
     },
 }
 
-/// The map, and what is in it.
+/// The map, and its known contents.
 #[derive(Debug)]
 pub struct OwnAddresses {
     trie: Trie<OwnPrefix, u32>,
@@ -63,8 +63,8 @@ impl OwnAddresses {
         })
     }
 
-    /// Makes exactly these the host's addresses. Those that stay are never missing in between. After an error the map has
-    /// some of the changes, and the next call makes the others.
+    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the map
+    /// has some of the changes, and the next call makes the rest.
     pub fn set_all(
         &mut self,
         wanted: impl IntoIterator<Item = OwnAddress>,
@@ -100,7 +100,7 @@ fn kernel(what: &'static str, source: io::Error) -> OwnError {
     OwnError::Kernel { what, source }
 }
 
-/// As the map's keys have it.
+/// Converts to a map key.
 fn key(own: OwnAddress) -> Prefix<OwnPrefix> {
     let (len, address) = ipcache::prefix(own.prefix);
     (
@@ -109,7 +109,7 @@ fn key(own: OwnAddress) -> Prefix<OwnPrefix> {
     )
 }
 
-/// The prefix of a key, and the number of its device, if it is a link-local one; `None` for what is none.
+/// The prefix of a key, and its device number if it is link-local; `None` if the key is not a valid prefix.
 pub(super) fn read(&(len, own): &Prefix<OwnPrefix>) -> Option<(IpNet, Option<u32>)> {
     let len = len.checked_sub(OWN_DEVICE_BITS)?;
     let device = (own.ifindex != 0).then_some(own.ifindex);

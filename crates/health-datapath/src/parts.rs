@@ -1,5 +1,5 @@
-//! Parts of the datapath that an agent can do without. Their programs are not loaded, and what the other programs have for
-//! them is cut out as the verifier looks at these: an agent starts sooner, and the kernel keeps less.
+//! Optional parts of the datapath. Without a part, its programs are not loaded and the verifier prunes its code from the
+//! other programs: an agent starts sooner, and the kernel keeps less.
 
 use std::io::ErrorKind;
 
@@ -14,10 +14,10 @@ use super::layout::{
 use super::loader::map_error;
 use super::{Datapath, DatapathError};
 
-/// The variable with the time from when on the programs hold fragments that come early.
+/// The variable with the time from which programs hold early fragments.
 pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
-/// How long programs that take over leave early fragments alone, seconds: those that take over see later fragments of packets
-/// whose first one came before. Loading them takes some of it.
+/// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment the
+/// former programs saw. Loading takes part of this time.
 const TAKE_OVER_SECS: u64 = 5;
 
 /// The value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
@@ -25,17 +25,17 @@ pub(super) fn holds_from() -> u32 {
     (clock::now_ns() / 1_000_000_000 + TAKE_OVER_SECS) as u32
 }
 
-/// The parts that there are.
+/// The parts that are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// Services, host routing with them.
+    /// Services, and host routing with them.
     pub(super) services: bool,
     /// Masquerading.
     pub(super) masquerade: bool,
 }
 
 impl Parts {
-    /// Whether there is a program with this name.
+    /// Whether these parts include the program.
     pub(super) fn have(self, program: &str) -> bool {
         match program {
             TO_SERVICE | FROM_SERVICE | DELIVER | IP_TO_SERVICE | IP_FROM_SERVICE => self.services,
@@ -46,7 +46,7 @@ impl Parts {
         }
     }
 
-    /// Tells the programs of an object, by the variables that they have for it.
+    /// Sets the variables with which the object's programs know their parts.
     pub(super) fn apply(self, loader: &mut EbpfLoader<'_>) {
         loader
             .override_global("HAS_SERVICES", flag(self.services), true)
@@ -55,8 +55,8 @@ impl Parts {
 }
 
 impl Datapath {
-    /// Clears the places of programs that a former agent had and this one did not load. Not before all programs are where
-    /// they shall be: an agent that does not get so far leaves the former one's programs as they were.
+    /// Clears the slots of programs that a former agent had and this one did not load. Must not run before all programs are
+    /// attached: an agent that does not get that far leaves the former agent's programs unchanged.
     pub(super) fn clear_unused_calls(&mut self) -> Result<(), DatapathError> {
         self.clear_unused(CALLS.name, &CALLED)?;
         if self.has_ip_programs() {

@@ -1,4 +1,4 @@
-//! The folder of an instance's pins: its lock and its removal.
+//! The folder of an instance's pins: locking and removal.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -13,8 +13,8 @@ use super::layout::{LINK_PINS, PROGRAM_PINS};
 use super::layout_change::set_aside;
 use super::loader::file_error;
 
-/// Removes all programs of an instance from their devices and all its pins, which frees everything that has
-/// no other user. Returns what was removed, in words.
+/// Detaches all programs of an instance and removes all its pins, which frees everything without another user. Returns
+/// descriptions of what was removed.
 pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
     let pins = location.pins();
     let mut removed = Clsact::of(&pins).remove_others(&[])?;
@@ -31,18 +31,18 @@ pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
     Ok(removed)
 }
 
-/// Fails when an agent works with an instance's pins. Pid files do not tell: agents of one instance with
-/// runtime folders of their own share nothing else.
+/// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate runtime
+/// folders share nothing else.
 pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
     lock(&location.pins()).map(drop)
 }
 
-/// Locks the folder of pins, which must be there.
+/// Locks the pin folder, which must exist.
 pub(super) fn locked(pins: &Path) -> Result<File, DatapathError> {
     lock(pins)?.ok_or_else(|| file_error("lock", pins)(io::ErrorKind::NotFound.into()))
 }
 
-/// Locks the folder of pins; `None` when there is none.
+/// Locks the pin folder; `None` if it does not exist.
 pub(super) fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
     let folder = match File::open(pins) {
         Ok(folder) => folder,
@@ -74,7 +74,7 @@ pub(super) fn make_folder(folder: &Path) -> Result<(), DatapathError> {
         .map_err(file_error("create", folder))
 }
 
-/// Removes a file or a folder with all in it; `bpffs` knows no recursive removal of its own.
+/// Removes a file, or a folder with its contents; `bpffs` has no recursive removal of its own.
 pub(super) fn remove_tree(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() {
         fs::remove_dir_all(path)

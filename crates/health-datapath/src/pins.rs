@@ -1,4 +1,4 @@
-//! Pins of maps and programs that others remove.
+//! Repairs pins that others remove, and removes unused ones.
 
 use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
 use super::loader::{classifier, pin_at, pin_program};
@@ -6,7 +6,7 @@ use super::pin_folder::remove_tree;
 use super::{Datapath, DatapathError};
 
 impl Datapath {
-    /// Pins again what has lost its pin; the names of what had.
+    /// Pins again what lost its pin. Returns the names of what was pinned again.
     pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
         let mut lost = Vec::new();
         self.make_folders()?;
@@ -53,7 +53,7 @@ impl Datapath {
             && self.sockets.without_pin(&self.pins).is_empty()
     }
 
-    /// Removes the pins that a former agent had of what this one did not load.
+    /// Removes a former agent's pins for what this agent did not load.
     pub(super) fn remove_unused_pins(&self) -> Result<(), DatapathError> {
         let of_sockets = SOCKET_PROGRAMS.map(|(name, _)| name);
         let used: Vec<&str> = self.pinned_programs().chain(self.sockets.names()).collect();

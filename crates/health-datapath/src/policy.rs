@@ -1,4 +1,4 @@
-//! `HEALTH_POLICY` and its counters: tables of verdicts, each written as a whole before an endpoint names it.
+//! `HEALTH_POLICY` and its counters: verdict tables, each fully written before an endpoint refers to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -15,10 +15,10 @@ use super::aya_io::map_io;
 use super::sys;
 use super::trie::{Prefix, Trie};
 
-/// The counter of all entries for which there is none of their own.
+/// The counter shared by all entries without their own.
 const SHARED_COUNTER: u32 = 0;
 
-/// What an entry of a table is about: whom, and which packets. Of those that match, the longest prefix decides.
+/// What a table entry matches: the peer and the packets. Among the matching entries, the longest prefix decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyMatch {
     /// [`POLICY_INGRESS`](health_common::policy::POLICY_INGRESS) or
@@ -26,13 +26,13 @@ pub struct PolicyMatch {
     pub direction: u8,
     /// Identity of the other side, or [`ANY_IDENTITY`](health_common::policy::ANY_IDENTITY).
     pub identity: u32,
-    /// IP protocol; 0 where the prefix ends before it.
+    /// IP protocol; 0 if the prefix ends before it.
     pub protocol: u8,
-    /// Destination port or ICMP type, network byte order; 0 where the prefix ends before it.
+    /// Destination port or ICMP type, network byte order; 0 if the prefix ends before it.
     pub port_be: u16,
-    /// Bits that are matched, from [`PREFIX_ALL`](health_common::policy::PREFIX_ALL) to
-    /// [`PREFIX_PORT`](health_common::policy::PREFIX_PORT). Between
-    /// [`PREFIX_PROTOCOL`](health_common::policy::PREFIX_PROTOCOL) and that, a range of ports.
+    /// Number of matched bits, from [`PREFIX_ALL`](health_common::policy::PREFIX_ALL) to
+    /// [`PREFIX_PORT`](health_common::policy::PREFIX_PORT). Values between
+    /// [`PREFIX_PROTOCOL`](health_common::policy::PREFIX_PROTOCOL) and `PREFIX_PORT` match a port range.
     pub prefix_len: u32,
 }
 
@@ -61,10 +61,10 @@ impl PolicyMatch {
     }
 }
 
-/// What can go wrong with tables of policy.
+/// What can go wrong with policy tables.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// The map has no room. Nothing of the table is there.
+    /// The map is full. Nothing of the table was kept.
     #[error(
         "cannot write the {wanted} entries of policy table {table}: {used} of {POLICY_ENTRIES} in \
          HEALTH_POLICY are taken; use fewer rules, identities or ranges of ports"
@@ -72,28 +72,28 @@ pub enum PolicyError {
     Full {
         /// The table.
         table: u32,
-        /// Entries that it has.
+        /// Number of its entries.
         wanted: usize,
-        /// Entries of other tables.
+        /// Number of entries in other tables.
         used: usize,
     },
-    /// Tables are not changed: endpoints may be using them.
+    /// Tables are immutable: endpoints may be using them.
     #[error("policy table {0} already exists: write the new policy to another one")]
     Exists(u32),
-    /// Table 0 is none.
+    /// Table 0 does not exist.
     #[error("policy tables are numbered from 1")]
     NoNumber,
-    /// An entry that no packet would meet, or that is none.
+    /// The entry is invalid, or no packet could match it.
     #[error("cannot write policy table {table}: {what} in {entry:?}")]
     Entry {
         /// The table.
         table: u32,
-        /// What is wrong with it.
+        /// The mistake in it.
         what: &'static str,
         /// The entry.
         entry: PolicyMatch,
     },
-    /// The kernel refused. Nothing of a table that was to be written is there.
+    /// The kernel refused. Nothing of a table being written was kept.
     #[error("cannot {what} policy table {table}: {source}")]
     Kernel {
         /// What was attempted.
@@ -106,7 +106,7 @@ pub enum PolicyError {
     },
 }
 
-/// The same entry in the tables of one policy, before a change and after it.
+/// An entry's identity across the tables of one policy, before and after a change.
 type Logical = (u32, PolicyMatch);
 
 /// An entry that is in the map.
@@ -116,11 +116,11 @@ struct WrittenEntry {
     counter: u32,
 }
 
-/// A counter that is taken.
+/// A counter in use.
 #[derive(Debug)]
 struct TakenCounter {
     index: u32,
-    /// Tables whose entry counts there.
+    /// Number of tables whose entry counts there.
     tables: usize,
 }
 
@@ -130,12 +130,12 @@ pub struct PolicyTables {
     counters: PerCpuArray<MapData, Counter>,
     tables: BTreeMap<u32, Vec<WrittenEntry>>,
     taken: HashMap<Logical, TakenCounter>,
-    /// Counters that are not taken, the next one last.
+    /// Unused counters, the next one last.
     free: Vec<u32>,
 }
 
 impl PolicyTables {
-    /// Reads what a former agent left, which must not be written by another one any more.
+    /// Reads what a former agent left. No other agent may write to it from now on.
     pub(super) fn open(
         entries: MapData,
         counters: PerCpuArray<MapData, Counter>,
@@ -178,7 +178,7 @@ impl PolicyTables {
         self.tables.keys().copied()
     }
 
-    /// Entries in the map, of all tables.
+    /// Number of entries in the map, over all tables.
     pub fn len(&self) -> usize {
         self.tables.values().map(Vec::len).sum()
     }
@@ -188,7 +188,7 @@ impl PolicyTables {
         self.tables.is_empty()
     }
 
-    /// Whether a table of so many entries has room once these are removed.
+    /// Whether a table with this many entries fits once these tables are removed.
     pub fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
         let kept = self
             .tables
@@ -198,14 +198,14 @@ impl PolicyTables {
         kept + entries <= POLICY_ENTRIES as usize
     }
 
-    /// Writes a table, as a whole or not at all. No endpoint may name it before.
+    /// Writes a table, completely or not at all. No endpoint may refer to it before.
     ///
-    /// `subject` is whose policy it is, such as the identity of the endpoints. An entry that two tables of one subject
-    /// have in common has the same counter in both, so that it goes on when a policy changes and when an agent
-    /// restarts. When the [`POLICY_COUNTERS`] run out, the other entries share one.
+    /// `subject` identifies the policy's owner, such as the identity of the endpoints. An entry that two tables of one
+    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when an
+    /// agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
     ///
-    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is one too; it
-    /// allows nothing.
+    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it allows
+    /// nothing.
     pub fn install(
         &mut self,
         table: u32,
@@ -245,8 +245,8 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Removes tables that no endpoint names any more. Waits until no packet is being judged by them: some
-    /// milliseconds, however many they are.
+    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some milliseconds,
+    /// however many tables there are.
     pub fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
         let Some(&first) = tables.first() else {
             return Ok(());
@@ -266,8 +266,8 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Packets and bytes that an entry of a subject's tables was about, of all CPUs; `None` where it has no counter of
-    /// its own.
+    /// Packets and bytes that matched an entry of a subject's tables, summed over all CPUs; `None` if the entry has no
+    /// counter of its own.
     pub fn counted(&self, subject: u32, what: &PolicyMatch) -> io::Result<Option<Counter>> {
         let Some(taken) = self.taken.get(&(subject, *what)) else {
             return Ok(None);
@@ -282,7 +282,7 @@ impl PolicyTables {
         )))
     }
 
-    /// Takes counters and writes the entries. What has a counter is in `written` then, also after an error.
+    /// Allocates counters and writes the entries. `written` lists the entries with counters, even after an error.
     fn write(
         &mut self,
         table: u32,
@@ -309,7 +309,7 @@ impl PolicyTables {
     fn undo(&mut self, table: u32, written: Vec<WrittenEntry>) {
         match self.trie.delete(&keys(table, &written)) {
             Ok(()) => written.iter().for_each(|entry| self.release(entry)),
-            // It stays a table, to be removed with the others that nobody names.
+            // It stays a table, to be removed with other unreferenced ones.
             Err(error) => {
                 tracing::warn!(table, %error, "cannot release a policy table");
                 self.tables.insert(table, written);
@@ -317,7 +317,7 @@ impl PolicyTables {
         }
     }
 
-    /// The counter of an entry: the one it has, or one that begins at zero.
+    /// The counter of an entry: its existing one, or a new one that starts at zero.
     fn take(&mut self, logical: Logical) -> io::Result<u32> {
         if let Some(taken) = self.taken.get_mut(&logical) {
             taken.tables += 1;
@@ -345,7 +345,7 @@ impl PolicyTables {
         let Some(taken) = self.taken.get_mut(&entry.logical) else {
             return;
         };
-        // Else its table was written when none was free.
+        // Otherwise no counter was free when its table was written.
         if taken.index != entry.counter {
             return;
         }
@@ -362,7 +362,7 @@ fn keys(table: u32, entries: &[WrittenEntry]) -> Vec<Prefix<PolicyKey>> {
     keys.collect()
 }
 
-/// The entries in order, if a packet can meet each of them.
+/// Sorts the entries and checks that a packet can match each.
 fn checked(
     table: u32,
     entries: impl IntoIterator<Item = (PolicyMatch, u8)>,
@@ -384,7 +384,7 @@ fn checked(
     Ok(entries)
 }
 
-/// What is wrong with an entry by itself.
+/// What is wrong with an entry on its own.
 fn mistake(entry: &PolicyMatch, verdict: u8) -> Option<&'static str> {
     use health_common::policy::{POLICY_EGRESS, PREFIX_ALL, PREFIX_PORT, PREFIX_PROTOCOL};
     let port_bits = entry.prefix_len.saturating_sub(PREFIX_PROTOCOL);

@@ -1,4 +1,4 @@
-//! This process, as programs see it.
+//! This process, as the programs see it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -16,20 +16,20 @@ const UPPER_HALF: u64 = 0x0000_0020_0000_0077;
 /// `exit`.
 const EXIT: u64 = 0x0000_0000_0000_0095;
 
-/// The number of this process in the first PID namespace, which programs compare. A process in another namespace cannot
-/// ask for it, so a program does. Needs the right to load programs.
+/// This process's id in the initial PID namespace, which the programs compare. A process in another namespace cannot ask for
+/// it, so a program does. Needs the right to load programs.
 pub fn tgid() -> io::Result<u32> {
     sys::run_raw_tracepoint(&[CALL_PID_TGID, UPPER_HALF, EXIT])
 }
 
-/// Makes the programs for sockets that an agent before this one left at work spare the sockets of this process from now on:
-/// they know the agent by its number. Does nothing where no programs of this layout are left, or where another agent works
-/// with them. Needs the right to load programs.
+/// Makes socket programs that an earlier agent left running exempt this process's sockets from now on: they know the agent
+/// by its process id. Does nothing if no programs of this layout are left, or if another agent is using them. Needs the
+/// right to load programs.
 pub fn spare_own_sockets(location: &Location) -> io::Result<()> {
     let pins = location.pins();
     let _lock = match pin_folder::lock(&pins) {
         Ok(Some(lock)) => lock,
-        // Nothing is left, or whoever is at work there needs its own number.
+        // Nothing is left, or an active agent needs its own id there.
         Ok(None) | Err(DatapathError::InUse(_)) => return Ok(()),
         Err(error) => return Err(io::Error::other(error)),
     };

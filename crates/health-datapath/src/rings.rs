@@ -1,4 +1,4 @@
-//! The rings of the keys of tables of TCP: see [`health_common::ring`].
+//! The rings that hold the keys of TCP tables: see [`health_common::ring`].
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -15,12 +15,13 @@ use super::resize::open;
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
 
-/// Tells the programs how many places each ring has.
+/// Sets each ring's number of slots for the programs.
 pub(super) fn tell_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |_| true)
 }
 
-/// As [`tell_places`], of rings that are not in use yet. Programs that serve already may know others of other sizes.
+/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with other
+/// sizes.
 pub(super) fn tell_first_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |hand| hand.places == 0)
 }
@@ -56,7 +57,7 @@ fn change(hands: BorrowedFd<'_>, index: u32, change: impl FnOnce(&mut Hand)) -> 
     Ok(())
 }
 
-/// The maps of a ring, whose table others have open.
+/// The maps of a ring; its table is opened elsewhere.
 pub(super) struct Ring {
     index: u32,
     keys: MapData,
@@ -64,7 +65,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// That of a table, by what `open` opens.
+    /// Opens a table's ring with `open`.
     pub(super) fn open<E>(
         table: &MapLayout,
         mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
@@ -79,8 +80,8 @@ impl Ring {
         }))
     }
 
-    /// Notes the keys of the table anew, each once: where a ring went round before the table was full, keys were written over
-    /// whose entries are there still. What programs enter meanwhile may be missed.
+    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full, it
+    /// overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
     pub(super) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
         let places = self.keys.info().map_err(map_io)?.max_entries();
         let size = EntrySize {
@@ -101,7 +102,7 @@ impl Ring {
                 .map_err(|(_, error)| error)?;
             noted += count;
         }
-        // The next ones are written where nothing of use stands, and no place is vacant but those.
+        // The next keys are written to slots that hold nothing useful, and only those slots are vacant.
         change(self.hands.fd().as_fd(), self.index, |hand| {
             hand.next = noted % places.max(1);
             hand.places = places;

@@ -1,4 +1,4 @@
-//! What the mesh needs of the datapath: rows of round-trip times, by peer.
+//! The mesh's view of the datapath: RTT rows by peer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -6,25 +6,25 @@ use std::net::{IpAddr, SocketAddr};
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow};
 
-/// How the kernel took the report of a lost probe.
+/// What the kernel made of a lost-probe report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossOutcome {
     /// Counted as lost.
     Counted,
-    /// The reply had been matched in the kernel before: not lost.
+    /// The kernel had already matched the reply: not lost.
     AlreadyAnswered,
-    /// Counted as lost before.
+    /// Already counted as lost.
     AlreadyLost,
-    /// There is no row for this peer (any more).
+    /// This peer has no row (any more).
     UnknownPeer,
 }
 
-/// Whose measurement of a probe's round trip was counted.
+/// The source of the counted round trip of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measurement {
-    /// The uplinks' programs', nanoseconds.
+    /// Measured by the uplinks' programs, nanoseconds.
     ByKernel(u64),
-    /// The agent's own, at its socket.
+    /// Measured by the agent, at its socket.
     AtSocket,
 }
 
@@ -35,49 +35,47 @@ pub struct Connection {
     pub local: SocketAddr,
     /// Port of the peer.
     pub peer_port: u16,
-    /// When it was begun: `CLOCK_MONOTONIC`, nanoseconds.
+    /// When it was started: `CLOCK_MONOTONIC`, nanoseconds.
     pub begun_ns: u64,
 }
 
 /// Rows of `HEALTH_RTT`. A row must exist before the kernel counts anything in it.
 pub trait RttStore: Send + Sync + 'static {
-    /// Makes an empty row unless there is one.
+    /// Creates an empty row unless one exists.
     fn ensure(&self, key: RttKey) -> io::Result<()>;
 
-    /// Forgets a row.
+    /// Removes a row.
     fn remove(&self, key: RttKey) -> io::Result<()>;
 
-    /// Makes a row empty, all of it at one moment. `false` when there is none.
+    /// Resets a row atomically. Returns `false` if it does not exist.
     fn reset(&self, key: RttKey) -> io::Result<bool>;
 
-    /// All keys, for dropping those whose peer has gone while no agent ran.
+    /// All keys, for dropping rows whose peer disappeared while no agent ran.
     fn keys(&self) -> io::Result<Vec<RttKey>>;
 
-    /// Reads a row, all of it as it was at one moment.
+    /// Reads a consistent snapshot of a row.
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>>;
 
-    /// Takes in the answer to an echo probe, with the round trip that the agent measured. That is counted
-    /// unless the kernel counted its own. `NotFound` where there is no row.
+    /// Records the answer to an echo probe, with the round trip that the agent measured. That is counted unless the kernel
+    /// counted its own. `NotFound` if the row does not exist.
     fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement>;
 
     /// Gives up an echo probe.
     fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
 
-    /// Counts a round trip of a probe that the kernel does not follow (HTTP), nanoseconds. `NotFound`
-    /// where there is no row.
+    /// Counts a round trip, in nanoseconds, of a probe that the kernel does not track (HTTP). `NotFound` if the row does not
+    /// exist.
     fn sample(&self, key: RttKey, rtt_ns: u64) -> io::Result<()>;
 
-    /// Counts the loss of a probe that the kernel does not follow.
+    /// Counts the loss of a probe that the kernel does not track.
     fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome>;
 
-    /// Counts the echo probes as lost that agents before this one left without an answer: nobody else
-    /// gives them up, and no reply to them is matched any more. Returns how many there were. To be called
-    /// before the first probe.
+    /// Counts echo probes that earlier agents left unanswered as lost: only this gives them up, and replies to them no
+    /// longer match. Returns their number. Must be called before the first probe.
     fn give_up_leftovers(&self) -> io::Result<u64>;
 
-    /// Counts a probe that was answered over `connection`: the round trip of its handshake as it was timed
-    /// on the uplink, or else the one that the agent measured, nanoseconds. `NotFound` where there is no
-    /// row.
+    /// Counts a probe that was answered over `connection`: the round trip of its handshake as timed on the uplink, or else
+    /// the one that the agent measured, nanoseconds. `NotFound` if the row does not exist.
     fn connected(
         &self,
         key: RttKey,
@@ -85,13 +83,13 @@ pub trait RttStore: Send + Sync + 'static {
         at_socket_ns: u64,
     ) -> io::Result<Measurement>;
 
-    /// Names an address as a peer's: packets to it keep their source, and with passive round trips on, those of
-    /// all connections to it are counted, in a row that comes with the first.
+    /// Registers an address as a peer's: packets to it keep their source, and with passive round trips on, the round trips
+    /// of all connections to it are counted, in a row that is created with the first.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
 
-    /// Ends that. The row stays.
+    /// Unregisters the address. The row stays.
     fn unfollow(&self, peer: IpAddr) -> io::Result<()>;
 
-    /// The addresses named as peers'.
+    /// The addresses registered as peers'.
     fn followed(&self) -> io::Result<Vec<IpAddr>>;
 }

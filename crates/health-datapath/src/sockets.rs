@@ -1,5 +1,5 @@
-//! The programs for the host's own sockets: at the root of the control groups, by links that are pinned, replaced in
-//! place, watched and put back. Programs of others at the same hooks stay where they are.
+//! The programs for the host's own sockets: attached to the root cgroup by pinned links, replaced in place, watched and
+//! reattached. Foreign programs at the same hooks stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -20,14 +20,14 @@ use super::pin_folder::remove_tree;
 use super::sys::{self, LinkTarget};
 use super::{Datapath, DatapathError, link_pin};
 
-/// The programs, and where they are.
+/// The programs, and where they are attached.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
-    /// Empty where the kernel takes none of them.
+    /// Empty if the kernel rejects one of them.
     programs: BTreeMap<&'static str, SocketProgram>,
-    /// Where they shall be; `None`: nowhere.
+    /// Where to attach them; `None`: nowhere.
     root: Option<CgroupRoot>,
-    /// By program; kept open so that a removed pin alone detaches nothing.
+    /// By program; kept open so that removing a pin does not detach the program.
     links: BTreeMap<&'static str, OwnedFd>,
 }
 
@@ -38,24 +38,24 @@ struct SocketProgram {
     hook: bpf_attach_type,
 }
 
-/// The root of the control groups (version 2).
+/// The root cgroup (version 2).
 #[derive(Debug)]
 struct CgroupRoot {
     path: PathBuf,
     folder: File,
 }
 
-/// What was wrong with the program of a hook for sockets.
+/// A fault at a socket hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketFault {
-    /// The program of this name was not there.
+    /// The program of this name was not attached.
     Detached(&'static str),
-    /// The program was there, its link's pin was not.
+    /// The program was attached, but its link's pin was missing.
     PinLost(&'static str),
 }
 
 impl SocketFault {
-    /// A short fixed word, to count by: that of [`HookFault`](super::HookFault).
+    /// A short fixed word, for counters; the same as for [`HookFault`](super::HookFault).
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::Detached(_) => "program-detached",
@@ -81,13 +81,13 @@ impl fmt::Display for SocketFault {
 }
 
 impl Sockets {
-    /// The names of all programs for sockets.
+    /// The names of all socket programs.
     pub(super) fn program_names() -> impl Iterator<Item = &'static str> {
         SOCKET_PROGRAMS.into_iter().map(|(name, _)| name)
     }
 
-    /// Takes the programs of an object, which are loaded but for those with an error, and pins them. Without them the rest
-    /// goes on.
+    /// Takes the loaded programs from an object and pins them; `errors` has those that failed to load. The rest of the
+    /// datapath works without them.
     pub(super) fn take(
         ebpf: &mut Ebpf,
         mut errors: HashMap<&'static str, DatapathError>,
@@ -117,12 +117,12 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// The names of those that are loaded.
+    /// The names of the loaded programs.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.programs.keys().copied()
     }
 
-    /// Whether they are as they were loaded.
+    /// Whether nothing has changed since loading.
     pub(super) fn are_as_loaded(&self) -> bool {
         self.root.is_none() && self.links.is_empty()
     }
@@ -135,14 +135,14 @@ impl Sockets {
             .collect()
     }
 
-    /// Pins a program, in place of another's pin of its name.
+    /// Pins a program, replacing another's pin of the same name.
     pub(super) fn pin_program(&self, pins: &Path, name: &str) -> Result<(), DatapathError> {
         let program = self.programs.get(name);
         let program = program.ok_or_else(|| DatapathError::Missing(name.to_owned()))?;
         pin(program.fd.as_fd(), &pins.join(PROGRAM_PINS), name)
     }
 
-    /// Puts the programs where they shall be, and nowhere else.
+    /// Attaches the programs where they must be, and nowhere else.
     pub(super) fn attach(&mut self, pins: &Path) -> Result<(), DatapathError> {
         if self.root.is_none() {
             return self.detach(pins);
@@ -183,7 +183,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Takes the programs off, those of a former agent too.
+    /// Detaches the programs, including a former agent's.
     fn detach(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.links.clear();
         for (name, _) in SOCKET_PROGRAMS {
@@ -222,7 +222,7 @@ impl Sockets {
     fn repair(&mut self, pins: &Path, fault: SocketFault) -> Result<(), DatapathError> {
         match fault {
             SocketFault::Detached(name) => {
-                // A link that was detached attaches nothing any more.
+                // A detached link can no longer attach anything.
                 self.links.remove(name);
                 self.attach_program(pins, name)
             }
@@ -235,7 +235,7 @@ impl Sockets {
 }
 
 impl SocketProgram {
-    /// Puts the program into the link that is pinned there, if it is one of this hook.
+    /// Puts the program into the link that is pinned there, if that is for the same hook.
     fn take_over(&self, path: &Path) -> Option<OwnedFd> {
         let link = sys::open_pin(path).ok()?;
         let taken = sys::cgroup_link(link.as_fd()).and_then(|found| {
@@ -255,8 +255,8 @@ impl SocketProgram {
 }
 
 impl Datapath {
-    /// Has services be there for the host's own sockets, from the next [`Datapath::attach`] on: by programs at the root
-    /// of the control groups, which is mounted here. `None`: no more.
+    /// From the next [`Datapath::attach`] on, serves services to the host's own sockets, by programs attached to the root
+    /// cgroup that is mounted at this path. `None` turns it off.
     pub fn set_socket_root(&mut self, root: Option<&Path>) -> Result<(), DatapathError> {
         self.sockets.root = match root {
             Some(path) => Some(CgroupRoot {
@@ -268,12 +268,12 @@ impl Datapath {
         Ok(())
     }
 
-    /// What is wrong with the programs for the host's own sockets.
+    /// The faults of the programs for the host's own sockets.
     pub fn socket_faults(&self) -> Vec<SocketFault> {
         self.sockets.faults(&self.pins)
     }
 
-    /// Puts right what [`Datapath::socket_faults`] found.
+    /// Repairs what [`Datapath::socket_faults`] found.
     pub fn repair_sockets(&mut self, fault: SocketFault) -> Result<(), DatapathError> {
         self.make_folders()?;
         self.sockets.repair(&self.pins, fault)
@@ -298,7 +298,7 @@ fn take(
     Ok(SocketProgram { fd, id, hook })
 }
 
-/// Pins an object, in place of what stands there.
+/// Pins an object, replacing an existing pin.
 fn pin(object: impl AsFd, folder: &Path, name: &str) -> Result<(), DatapathError> {
     let path = folder.join(name);
     let fresh = folder.join(link_pin::fresh(name));

@@ -1,4 +1,4 @@
-//! Maps of one type, read and written many entries at a time.
+//! Maps with fixed types, read and written many entries at a time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use super::aya_io::map_io;
 use super::sys;
 use super::walk::{EntrySize, walk};
 
-/// Entries that are written or deleted by one call.
+/// Entries written or deleted per call.
 const BATCH: usize = 1_024;
 
-/// A map with keys and values of one type each.
+/// A map with one key type and one value type.
 pub(super) struct Table<K, V> {
     map: MapData,
     types: PhantomData<(K, V)>,
@@ -28,7 +28,7 @@ impl<K, V> fmt::Debug for Table<K, V> {
 }
 
 impl<K: Pod, V: Pod> Table<K, V> {
-    /// `map` must be of these types.
+    /// `map` must have these types.
     pub(super) fn new(map: MapData) -> Self {
         Self {
             map,
@@ -36,17 +36,17 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// A descriptor of its own for the same map.
+    /// A separate descriptor for the same map.
     pub(super) fn try_clone(&self) -> io::Result<MapData> {
         MapData::from_fd(self.fd().try_clone_to_owned()?).map_err(map_io)
     }
 
-    /// Most entries that it holds.
+    /// Maximum number of entries.
     pub(super) fn max_entries(&self) -> io::Result<u32> {
         Ok(sys::map_info(self.fd())?.max_entries)
     }
 
-    /// Calls `each` with every entry, in no order unless it is an array.
+    /// Calls `each` with every entry, in no particular order unless the map is an array.
     pub(super) fn for_each(&self, mut each: impl FnMut(K, V)) -> io::Result<()> {
         let size = EntrySize {
             key: size_of::<K>(),
@@ -66,7 +66,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(is_there.then(|| sys::read(&value)).flatten())
     }
 
-    /// Writes entries in this order. Fails at the first that the kernel refuses, and tells how many were written.
+    /// Writes entries in this order. Stops at the first one that the kernel refuses, and returns how many were written.
     pub(super) fn write(&self, entries: &[(K, V)]) -> Result<(), (usize, io::Error)> {
         let mut written = 0;
         for batch in entries.chunks(BATCH) {
@@ -79,7 +79,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Deletes entries; those that are not there are left out.
+    /// Deletes entries; missing ones are skipped.
     pub(super) fn delete(&self, keys: &[K]) -> io::Result<()> {
         for batch in keys.chunks(BATCH) {
             let mut rest = batch;
@@ -103,7 +103,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// The values of an array at these places, up to its end.
+    /// The values of an array in these slots, up to its end.
     pub(super) fn range(&self, places: Range<u32>) -> io::Result<Vec<V>> {
         let mut values = Vec::new();
         let mut next = places.start;
@@ -111,7 +111,7 @@ impl<V: Pod> Table<u32, V> {
             let room = (places.end - next).min(BATCH as u32);
             let mut keys = vec![0; room as usize * size_of::<u32>()];
             let mut read = vec![0; room as usize * size_of::<V>()];
-            // The cursor of an array is the place before the first one that is read.
+            // An array's cursor is the slot before the first one to read.
             let cursor = next.checked_sub(1).map(u32::to_ne_bytes);
             let cursor = cursor.as_ref().map(|before| &before[..]);
             let mut end = [0; size_of::<u32>()];

@@ -1,4 +1,4 @@
-//! Tries of the longest prefix, read and written many entries at a time.
+//! Longest-prefix tries, read and written many entries at a time.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use aya::maps::lpm_trie::Key;
 use super::sys;
 use super::table::Table;
 
-/// Bytes of a key in front of its data: the length of the prefix.
+/// Size of the prefix length, which precedes a key's data, bytes.
 const PREFIX_LEN: usize = size_of::<u32>();
 
-/// A key: bits that are matched, and the data.
+/// A key: number of matched bits, and the data.
 pub(super) type Prefix<K> = (u32, K);
 
 /// A pinned trie.
@@ -22,19 +22,19 @@ pub(super) struct Trie<K: Pod, V> {
 }
 
 impl<K: Pod, V: Pod> Trie<K, V> {
-    /// `map` must be of these types.
+    /// `map` must have these types.
     pub(super) fn new(map: MapData) -> Self {
         Self {
             table: Table::new(map),
         }
     }
 
-    /// A descriptor of its own for the same map.
+    /// A separate descriptor for the same map.
     pub(super) fn try_clone(&self) -> io::Result<MapData> {
         self.table.try_clone()
     }
 
-    /// Most entries that it holds.
+    /// Maximum number of entries.
     pub(super) fn max_entries(&self) -> io::Result<u32> {
         self.table.max_entries()
     }
@@ -44,7 +44,7 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         self.table.get(&key(prefix))
     }
 
-    /// All entries, in no order. Nobody else may delete any meanwhile.
+    /// All entries, in no particular order. No one else may delete entries meanwhile.
     pub(super) fn entries(&self) -> io::Result<Vec<(Prefix<K>, V)>> {
         let mut entries = Vec::new();
         self.table.for_each(|key, value| {
@@ -53,13 +53,13 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         Ok(entries)
     }
 
-    /// Writes entries in this order. Fails at the first that the kernel refuses, and tells how many were written.
+    /// Writes entries in this order. Stops at the first one that the kernel refuses, and returns how many were written.
     pub(super) fn write(&self, entries: &[(Prefix<K>, V)]) -> Result<(), (usize, io::Error)> {
         let entries = entries.iter().map(|(prefix, value)| (key(*prefix), *value));
         self.table.write(&entries.collect::<Vec<_>>())
     }
 
-    /// Deletes entries; those that are not there are left out.
+    /// Deletes entries; missing ones are skipped.
     pub(super) fn delete(&self, prefixes: &[Prefix<K>]) -> io::Result<()> {
         let keys = prefixes.iter().copied().map(key);
         self.table.delete(&keys.collect::<Vec<_>>())

@@ -1,4 +1,4 @@
-//! What the kernel's verifier has to do for each program of an object, by its own account.
+//! Measures the kernel verifier's work for each program of an object, as the verifier reports it.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,75 +18,75 @@ use super::sys;
 pub struct VerifiedProgram {
     /// Its name.
     pub name: String,
-    /// Instructions that it is made of, functions included.
+    /// Number of its instructions, including functions.
     pub instructions: usize,
-    /// Instructions that the verifier looked at, each as often as it did.
+    /// Instructions that the verifier processed, counted each time.
     pub processed: u64,
-    /// How many it may look at.
+    /// Maximum number that it may process.
     pub limit: u64,
-    /// States that it kept to compare others with.
+    /// States that it kept for comparison.
     pub states: u64,
     /// How long it took.
     pub time: Duration,
-    /// The deepest frame of a function, bytes; those of functions that call each other add up to 512 at most.
+    /// The deepest frame of a function, bytes; the frames of a call chain add up to 512 at most.
     pub deepest_frame: u32,
-    /// Length of the machine code, bytes; 0 without a JIT compiler.
+    /// Size of the machine code, bytes; 0 without a JIT compiler.
     pub jited: u32,
 }
 
-/// Why an object could not be put before the verifier.
+/// Why an object could not be verified.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifierError {
-    /// No object of programs.
+    /// It is not an object with programs.
     #[error("cannot read the object")]
     Parse(#[from] ParseError),
-    /// The types of the object or of the kernel.
+    /// The type information of the object or of the kernel is unusable.
     #[error("cannot use the types of the object")]
     Btf(#[from] BtfError),
-    /// They do not fit those of the kernel.
+    /// The object's types do not match the kernel's.
     #[error("cannot fit the object to the kernel's types")]
     BtfRelocation(#[from] aya_obj::btf::BtfRelocationError),
-    /// Its references.
+    /// Its references cannot be resolved.
     #[error("cannot link the object")]
     Relocation(#[from] EbpfRelocationError),
-    /// A map that was refused.
+    /// The kernel refused a map.
     #[error("cannot make map {name}")]
     Map {
         /// Its name.
         name: String,
-        /// Why.
+        /// The cause.
         source: MapError,
     },
-    /// A system call that failed.
+    /// A system call failed.
     #[error("cannot {what}")]
     Kernel {
         /// What was attempted.
         what: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A program that it does not take.
+    /// The verifier refused a program.
     #[error("the kernel's verifier refuses {name}: {said}")]
     Refused {
         /// Its name.
         name: String,
-        /// What the verifier said last.
+        /// The verifier's last message.
         said: String,
-        /// What the system call said.
+        /// The system call's error.
         source: io::Error,
     },
-    /// A log in no known form.
+    /// The verifier's log has an unknown form.
     #[error("the verifier says nothing of what it did for {name}: {log:?}")]
     Log {
-        /// Of which program.
+        /// The program's name.
         name: String,
-        /// What it said.
+        /// The log.
         log: String,
     },
 }
 
-/// Has the kernel verify each program of an object, with maps of their own that go with this call. Nothing is
-/// attached or pinned.
+/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and pins
+/// nothing.
 pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
     let mut object = Object::parse(object)?;
     let features = aya::features();
@@ -150,7 +150,7 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
     Ok(verified)
 }
 
-/// A program's kind, and its hook where the kind has several.
+/// A program's kind, and its hook if the kind has several.
 fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
     match section {
         ProgramSection::CgroupSockAddr { attach_type } => {
@@ -166,7 +166,7 @@ fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
     }
 }
 
-/// Entries of tables, which the verifier takes no interest in.
+/// Entries per table; the verifier ignores this number.
 const TABLE_ENTRIES: u32 = 1024;
 
 fn make_maps(
@@ -184,7 +184,7 @@ fn make_maps(
             Err(source) => return Err(VerifierError::Map { name, source }),
         };
         if definition.section_kind() == EbpfSectionKind::Rodata {
-            // The verifier knows the values of what nobody can change.
+            // The verifier knows the values of read-only data.
             sys::fill_and_freeze(map.fd().as_fd(), definition.data()).map_err(|source| {
                 VerifierError::Kernel {
                     what: format!("fill map {name}"),
@@ -201,7 +201,7 @@ const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 const LRU_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
 const LPM_TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 
-/// `struct bpf_insn`, as it lies in memory.
+/// `struct bpf_insn`, in its memory layout.
 fn instruction_bytes(function: &Function) -> Vec<u8> {
     let bytes = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;
@@ -215,7 +215,7 @@ fn instruction_bytes(function: &Function) -> Vec<u8> {
     function.instructions.iter().flat_map(bytes).collect()
 }
 
-/// What `BPF_LOG_STATS` says (kernel/bpf/verifier.c, `print_verification_stats`).
+/// Parses the output of `BPF_LOG_STATS` (kernel/bpf/verifier.c, `print_verification_stats`).
 fn read_log(log: &str) -> Option<VerifiedProgram> {
     let after = |what: &str| {
         let rest = &log[log.find(what)? + what.len()..];

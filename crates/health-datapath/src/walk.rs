@@ -1,70 +1,69 @@
-//! Reading a map of any layout from its first entry to its last, in batches where its kind has them.
+//! Reads a map of any layout from its first entry to its last, in batches if its kind supports them.
 //!
-//! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them nor moves
-//! an entry to another bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). An entry
-//! that exists throughout the walk is therefore read exactly once, and no key is read twice. Arrays are
-//! read by index. LPM tries, and kinds without batches, are read key by key: if the key just read is
-//! deleted, the kernel restarts from the beginning, and entries may be read more than once, but none is
-//! missed. A walk that meets many times as many keys as the map has room for ends with an error: keys are
-//! deleted faster than it reads.
+//! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them or moves an entry to another
+//! bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). An entry that exists throughout the walk is
+//! therefore read exactly once, and no key is read twice. Arrays are read by index. LPM tries, and kinds without batches,
+//! are read key by key: if the key just read is deleted, the kernel restarts from the beginning, and entries may be read
+//! more than once, but none is missed. A walk that meets many times as many keys as the map's capacity ends with an error:
+//! keys are deleted faster than it reads.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::sys;
 
-/// The kernel-internal "not supported", which batches return where a kind of map has none.
+/// The kernel-internal "not supported", which batch calls return for map kinds without batches.
 const ENOTSUPP: i32 = 524;
-/// Entries asked for at once.
+/// Maximum entries per request.
 const MAX_ENTRIES: usize = 1_024;
-/// Keys and values that are asked for at once take no more than this, bytes, unless one hash bucket does.
+/// Maximum size of the keys and values of one request, bytes, unless a single hash bucket is larger.
 const MAX_BYTES: usize = 256 << 10;
-/// Keys that a walk key by key meets, at most: this many times the map's capacity.
+/// Maximum number of keys that a key-by-key walk meets: this many times the map's capacity.
 const KEYS_FACTOR: u64 = 16;
 /// Shortest cursor that the kernel writes: the number of a hash bucket.
 const MIN_CURSOR: usize = 4;
 
-/// Sizes of one entry as the kernel copies it.
+/// Sizes of an entry as the kernel copies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EntrySize {
     /// Bytes of a key.
     pub(super) key: usize,
-    /// Bytes of a value; for per-CPU maps of all CPUs' together.
+    /// Bytes of a value; for per-CPU maps, of all CPUs' values together.
     pub(super) value: usize,
 }
 
 impl EntrySize {
-    /// Bytes of a cursor, at least.
+    /// Minimum size of a cursor, bytes.
     fn cursor(self) -> usize {
         self.key.max(MIN_CURSOR)
     }
 }
 
-/// Room for some entries.
+/// A buffer for some entries.
 #[derive(Debug, Default)]
 pub struct Batch {
     keys: Vec<u8>,
     values: Vec<u8>,
     size: Option<EntrySize>,
-    /// Entries that there are.
+    /// Number of entries in it.
     count: usize,
     origin: Origin,
 }
 
-/// How a batch was asked for.
+/// How a batch was requested.
 #[derive(Debug, Default)]
 enum Origin {
-    /// From the map's first bucket or index on.
+    /// Starting at the map's first bucket or index.
     #[default]
     Start,
-    /// From this cursor on.
+    /// Starting at this cursor.
     After(Vec<u8>),
     /// Key by key.
     Keys,
 }
 
 impl Batch {
-    /// Keys and values; for per-CPU maps the values of all CPUs one after the other.
+    /// Keys and values; for per-CPU maps, the values of all CPUs in sequence.
     pub fn entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.size.into_iter().flat_map(|size| {
             let keys = self.keys.chunks_exact(size.key);
@@ -73,8 +72,8 @@ impl Batch {
         })
     }
 
-    /// Reads these entries of their map once more, into `again`: each in its former place unless others came or
-    /// went before it.
+    /// Reads the same entries of the map again, into `again`: each is at the same index unless entries before it were added
+    /// or removed.
     pub(super) fn read_again(&self, map: BorrowedFd<'_>, again: &mut Self) -> io::Result<()> {
         let Some(size) = self.size else {
             again.count = 0;
@@ -91,7 +90,7 @@ impl Batch {
         let Self { keys, values, .. } = again;
         match sys::lookup_batch(map, cursor, &mut end, keys, values, room as u32) {
             Ok((count, _)) => again.count = count as usize,
-            // The first bucket has become longer than all of them were.
+            // The first bucket has grown larger than the whole former batch.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
             Err(error) => return Err(error),
         }
@@ -118,18 +117,18 @@ impl Batch {
     }
 }
 
-/// How far a map has been read.
+/// The position of a walk through a map.
 #[derive(Debug)]
 pub(super) struct Walk {
     size: EntrySize,
-    /// Entries that a batch must have room for.
+    /// Number of entries for which a batch must have space.
     room: usize,
     place: Place,
-    /// Where the last call of the kernel ended: the cursor that it left, or a key.
+    /// The end of the last kernel call: its cursor, or a key.
     cursor: Vec<u8>,
-    /// For what the next call leaves.
+    /// Receives the cursor of the next call.
     next: Vec<u8>,
-    /// Keys that a walk key by key may still meet; `None` until it begins.
+    /// Keys that a key-by-key walk may still meet; `None` until it starts.
     keys_left: Option<u64>,
 }
 
@@ -142,7 +141,7 @@ enum Place {
 }
 
 impl Walk {
-    /// From the first entry on. Neither size may be 0.
+    /// Starts at the first entry. Neither size may be 0.
     pub(super) fn new(size: EntrySize) -> Self {
         let fitting = MAX_BYTES / (size.key + size.value);
         let cursor = vec![0; size.cursor()];
@@ -156,7 +155,7 @@ impl Walk {
         }
     }
 
-    /// Reads more entries into `batch`. `false` when there were no more; an empty batch is not the end.
+    /// Reads more entries into `batch`. Returns `false` if there were no more; an empty batch is not the end.
     pub(super) fn read(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<bool> {
         match self.place {
             Place::Start => match self.read_batch(map, batch) {
@@ -181,7 +180,7 @@ impl Walk {
             batch.make_room(self.size, self.room);
             let Batch { keys, values, .. } = batch;
             match sys::lookup_batch(map, cursor, &mut self.next, keys, values, self.room as u32) {
-                // The next bucket alone has more.
+                // The next bucket alone is larger.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.room *= 2,
                 other => break other?,
             }
@@ -219,7 +218,7 @@ impl Walk {
             self.place = Place::AfterKey;
             std::mem::swap(&mut self.cursor, &mut self.next);
             let slot = &mut batch.values[batch.count * value..][..value];
-            // Else it has been deleted in the meantime, or an array of objects has none there.
+            // Otherwise it has been deleted in the meantime, or it is an empty slot in an array of objects.
             if sys::lookup(map, &self.cursor, slot)? {
                 batch.keys[batch.count * key..][..key].copy_from_slice(&self.cursor[..key]);
                 batch.count += 1;

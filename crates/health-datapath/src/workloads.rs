@@ -1,5 +1,4 @@
-//! Endpoints of workloads among the programs: each comes and goes by itself, while the node's own hooks and
-//! entries stay.
+//! Workload endpoints in the datapath: each is added and removed on its own, while the node's own hooks and entries stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::iter;
@@ -14,14 +13,14 @@ use super::layout::LINK_PINS;
 use super::layout_change::{has_other_endpoints, set_aside};
 use super::{Datapath, DatapathError, Hook, HookFault};
 
-/// A workload's endpoint as programs know it.
+/// A workload's endpoint as the programs know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// The host's end of its veth pair.
     pub device: String,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// What holds for each of them.
+    /// The map entry for each of its addresses.
     pub info: EndpointInfo,
 }
 
@@ -36,7 +35,7 @@ impl Workload {
     }
 }
 
-/// An entry, and with an IPv6 address also that of the endpoint's link-local one.
+/// An entry; for an IPv6 address, also the entry of the endpoint's link-local address.
 pub(super) fn with_link_local(
     address: Addr,
     info: EndpointInfo,
@@ -47,12 +46,12 @@ pub(super) fn with_link_local(
         .map(move |address| (address, info))
 }
 
-/// Those there are, by id, and who is looked at next.
+/// The known endpoints by id, and which one to check next.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Workloads {
     known: BTreeMap<u16, Workload>,
     next: u16,
-    /// Those that programs of another map layout serve until they are set: the maps of these tell nothing of them.
+    /// Endpoints that programs of another map layout serve until they are set; this agent's maps do not describe them.
     held_back: BTreeSet<u16>,
 }
 
@@ -61,7 +60,7 @@ impl Workloads {
         self.known.values().flat_map(Workload::entries)
     }
 
-    /// Their devices, with their ids.
+    /// Their device numbers and ids.
     pub(super) fn devices(&self) -> impl Iterator<Item = (u32, u16)> {
         let known = self.known.values();
         known.map(|workload| (workload.info.ifindex, workload.info.id))
@@ -71,18 +70,18 @@ impl Workloads {
         self.known.values().flat_map(Workload::hooks)
     }
 
-    /// Where programs of another map layout are on their devices.
+    /// The hooks where programs of another map layout are attached.
     pub(super) fn hooks_held_back(&self) -> Vec<Hook> {
         let held_back = self.held_back.iter().filter_map(|id| self.known.get(id));
         held_back.flat_map(Workload::hooks).collect()
     }
 
-    /// Whether programs of another map layout serve any.
+    /// Whether programs of another map layout serve any endpoint.
     pub(super) fn are_held_back(&self) -> bool {
         !self.held_back.is_empty()
     }
 
-    /// Up to `count` of those that these programs are to serve, going round.
+    /// The next `count` endpoints, at most, that this agent's programs must serve, round-robin.
     fn turn(&mut self, count: usize) -> Vec<Workload> {
         let after = self.known.range(self.next..);
         let before = self.known.range(..self.next);
@@ -98,9 +97,9 @@ impl Workloads {
 }
 
 impl Datapath {
-    /// Takes over endpoints of a former agent. To be called before anything is attached; what holds for
-    /// them in the maps stays until they are [set](Self::set_workload). Where that agent's maps of endpoints were of
-    /// another layout, its programs and maps serve them until then.
+    /// Takes over a former agent's endpoints. Must be called before anything is attached; their map entries stay until they
+    /// are [set](Self::set_workload). If that agent's endpoint maps had another layout, its programs and maps serve the
+    /// endpoints until then.
     pub fn adopt_workloads(&mut self, workloads: impl IntoIterator<Item = Workload>) {
         let has_other_endpoints = has_other_endpoints(&self.pins);
         for mut workload in workloads {
@@ -121,8 +120,8 @@ impl Datapath {
         }
     }
 
-    /// Whether programs of another layout are on the endpoint's device: a link is pinned beside them alone; or there is
-    /// a filter, whosever program it has by now, and the maps of that layout are there still.
+    /// Whether programs of another layout are on the endpoint's device: a link is pinned only in the folder set aside; or a
+    /// filter exists, whichever program it has by now, and that layout's maps still exist.
     fn is_served_aside(&self, workload: &Workload) -> bool {
         let aside = set_aside(&self.pins).join(LINK_PINS);
         workload.hooks().iter().any(|hook| {
@@ -133,8 +132,8 @@ impl Datapath {
         })
     }
 
-    /// Makes an endpoint one that programs serve, or changes what holds for it: that is known before its programs are
-    /// on its device, and each packet meets the old or the new. After a failure all is as before.
+    /// Adds an endpoint, or changes its entry. Writes the entries before attaching its programs, so that each packet meets
+    /// the old or the new state. After a failure everything is as before.
     pub fn set_workload(&mut self, workload: Workload) -> Result<(), DatapathError> {
         let id = workload.info.id;
         let hooks = workload.hooks();
@@ -151,7 +150,7 @@ impl Datapath {
         }
         if let Err(error) = done {
             match &former {
-                // One of its programs may be there, and what it is to enforce is nowhere told but here.
+                // One of its programs may be attached, and only these entries say what it must enforce.
                 Some(_) if is_held_back => {
                     self.workloads.known.insert(id, workload);
                 }
@@ -177,21 +176,21 @@ impl Datapath {
         Ok(())
     }
 
-    /// Has an endpoint that these programs serve name another policy table, and changes nothing else: it needs neither its
-    /// device nor its programs. One that is not there is no failure. After a failure all is as before.
+    /// Points an endpoint that these programs serve at another policy table, and changes nothing else: needs neither its
+    /// device nor its programs. An unknown endpoint is not an error. After a failure everything is as before.
     pub fn set_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         self.change_workload(id, |info| info.policy = table)
     }
 
-    /// Drops all traffic of an endpoint, if nobody wrote entries to this table. One that is not there is no failure.
-    /// After a failure all is as before.
+    /// Drops all traffic of an endpoint, provided that no entries were written to this table. An unknown endpoint is not an
+    /// error. After a failure everything is as before.
     pub fn shut_off_workload(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         let shut_off = |info: &mut EndpointInfo| {
             info.policy = table;
             info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
         };
         match self.workloads.known.get(&id).cloned() {
-            // The programs of another map layout, which serve it, read other maps.
+            // The programs of another map layout that serve it read other maps.
             Some(mut workload) if self.workloads.held_back.contains(&id) => {
                 shut_off(&mut workload.info);
                 self.set_workload(workload)
@@ -218,7 +217,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether programs of another map layout serve some of the endpoints.
+    /// Whether programs of another map layout serve some endpoints.
     pub fn is_changing_layout(&self) -> bool {
         self.workloads.are_held_back()
     }
@@ -228,7 +227,7 @@ impl Datapath {
         self.workloads.known.values()
     }
 
-    /// The endpoints whose devices are there, and some of whose programs are not attached.
+    /// The endpoints that lack an attached program although their device exists.
     pub fn workloads_without_programs(&self) -> BTreeSet<u16> {
         let Workloads {
             known, held_back, ..
@@ -244,7 +243,7 @@ impl Datapath {
             .collect()
     }
 
-    /// Takes an endpoint away. Returns whether it was there.
+    /// Removes an endpoint. Returns whether it existed.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
         let Some(workload) = self.workloads.known.get(&id).cloned() else {
             return Ok(false);
@@ -255,7 +254,7 @@ impl Datapath {
         Ok(true)
     }
 
-    /// The last one takes what the former programs needed with it.
+    /// Once the last endpoint has moved, removes what the former programs needed.
     fn no_longer_held_back(&mut self, id: u16) {
         if self.workloads.held_back.remove(&id)
             && let Err(error) = self.remove_set_aside()
@@ -264,8 +263,8 @@ impl Datapath {
         }
     }
 
-    /// What is wrong with the hooks of up to `count` endpoints, others at each call. One whose device is
-    /// gone has no hooks.
+    /// Faults at the hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone has no
+    /// hooks.
     pub fn workload_faults(&mut self, count: usize) -> Vec<HookFault> {
         let turn = self.workloads.turn(count);
         let there = turn.iter().filter(|workload| {
@@ -277,7 +276,7 @@ impl Datapath {
             .collect()
     }
 
-    /// Attaches what is missing of the endpoints that were taken over. Each is tried again when it is set.
+    /// Attaches the missing programs of adopted endpoints. Failures are retried when the endpoint is set.
     pub(super) fn attach_adopted(&mut self) {
         let Workloads {
             known, held_back, ..

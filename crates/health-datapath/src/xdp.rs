@@ -1,4 +1,4 @@
-//! The XDP program of services, which is loaded where it is to be used, and the devices that it may send packets by.
+//! The XDP program for services, loaded where it is needed, and the devices through which it may send packets.
 
 use std::collections::HashMap as StdHashMap;
 
@@ -16,10 +16,10 @@ use super::layout::{self, XDP_NETDEV};
 use super::loader::{load_program, map_error, pin_at, program_error, typed};
 use super::{Datapath, DatapathError, Hook, PROGRAMS};
 
-/// The driver of virtual pairs of devices.
+/// The driver of virtual Ethernet pairs.
 const VETH: &str = "veth";
 
-/// The program, and what is to run it.
+/// The program, and the mode to run it in.
 #[derive(Debug, Default)]
 pub(super) struct ServiceProgram {
     wanted: ServiceXdp,
@@ -34,7 +34,7 @@ impl ServiceProgram {
         }
     }
 
-    /// The program, once it is loaded.
+    /// The program, once loaded.
     pub(super) const fn program(&self) -> Option<&Xdp> {
         self.program.as_ref()
     }
@@ -45,22 +45,22 @@ impl ServiceProgram {
 }
 
 impl Datapath {
-    /// Chooses what runs [the hooks](Hook::xdp) of XDP. To be called before anything is attached.
+    /// Chooses how the [XDP hooks](Hook::xdp) run. Must be called before anything is attached.
     pub fn set_xdp(&mut self, wanted: ServiceXdp) {
         self.xdp.wanted = wanted;
     }
 
-    /// Loads the program if one of the hooks is for it, unless it is loaded. The object is read once more for it: what the
-    /// other programs were loaded from is not kept, and few agents want this one.
+    /// Loads the program if a hook needs it and it is not loaded yet. Parses the object a second time: the one that the
+    /// other programs were loaded from is not kept, and few agents need this program.
     pub(super) fn load_xdp_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         if self.xdp.program.is_some() || !hooks.iter().any(|hook| hook.program == XDP_NETDEV) {
             return Ok(());
         }
-        // The loader creates maps whose pins are missing; the program would then not share them.
+        // The loader creates maps whose pins are missing, so the program would not share them.
         self.repair_pins()?;
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(&self.pins)
-            // It logs nothing; the code of others that would goes as they are loaded.
+            // It logs nothing; the other programs' logging code is cut out at load time.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;
         let Some(Program::Xdp(program)) = ebpf.program_mut(XDP_NETDEV) else {
@@ -74,8 +74,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// Tells the program the devices that it is on, by their present numbers and hardware addresses. Without one of
-    /// them, it leaves what comes by that device to the host's stack.
+    /// Gives the program the devices that it is on, with their current numbers and hardware addresses. It leaves packets
+    /// from any other device to the host's stack.
     pub fn note_xdp_devices(&mut self) -> Result<(), DatapathError> {
         let hooks = self.hooks.iter().filter(|hook| hook.program == XDP_NETDEV);
         let wanted: StdHashMap<u32, XdpDevice> = hooks
@@ -109,7 +109,7 @@ impl Datapath {
     }
 }
 
-/// What tells the program that something changed right now.
+/// The entry that notifies the program of a change right now.
 pub(super) fn xdp_times() -> XdpTimes {
     XdpTimes {
         changed_ns: clock::now_ns(),
@@ -117,9 +117,9 @@ pub(super) fn xdp_times() -> XdpTimes {
     }
 }
 
-/// What a device does with packets that the program hands to it.
+/// What a device does with packets that the program passes to it.
 fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
-    // The host's stack sends them, by whatever device.
+    // The host's stack sends them, through any device.
     if mode == Mode::Generic {
         return XDP_RETURNS | XDP_SENDS;
     }
@@ -127,8 +127,8 @@ fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
         Ok(Some(true)) => XDP_SENDS,
         _ => 0,
     };
-    // A driver that runs programs sends what they return. That of a veth leaves it in the other end's ring, unless a
-    // program is there, too (drivers/net/veth.c, `veth_xdp_flush`).
+    // A driver that runs programs sends what they return. veth's driver leaves it in the peer's ring, unless the peer has a
+    // program too (drivers/net/veth.c, `veth_xdp_flush`).
     let returns = match ethtool::driver(device) {
         Ok(driver) if driver != VETH => XDP_RETURNS,
         _ => 0,

@@ -1,4 +1,4 @@
-//! Why an endpoint could not be had, changed or removed.
+//! Why an endpoint could not be created, changed or removed.
 
 use std::path::PathBuf;
 
@@ -10,16 +10,16 @@ use super::lifecycle::RefusedTransition;
 use super::regenerate::RegenerationError;
 use super::workload::WorkloadError;
 
-/// Why an endpoint could not be had, changed or removed.
+/// Why an endpoint could not be created, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// There is none.
+    /// The endpoint does not exist.
     #[error("no endpoint {0}; `health-agent endpoint list` lists the existing ones")]
     NotFound(u16),
-    /// It is the health endpoint.
+    /// The endpoint is the health endpoint.
     #[error("endpoint {0} is this node's health endpoint, which the agent keeps as it is")]
     Health(u16),
-    /// The container has one.
+    /// The container already has an endpoint for the device.
     #[error("{ifname} of container {container_id} is endpoint {id} already: delete that first")]
     ContainerTaken {
         /// The container.
@@ -29,17 +29,17 @@ pub enum EndpointError {
         /// Its endpoint.
         id: u16,
     },
-    /// The device in the namespace is another endpoint's.
+    /// The device in the namespace belongs to another endpoint.
     #[error("device {ifname} in {} is of endpoint {id} already", netns.display())]
     DeviceTaken {
         /// The namespace.
         netns: PathBuf,
         /// The device in it.
         ifname: String,
-        /// Whose it is.
+        /// Its owner.
         id: u16,
     },
-    /// The routes that lead out lead to another endpoint.
+    /// The default routes lead to another endpoint.
     #[error(
         "the default route in {} leads to {ifname}, endpoint {id}: ask for none, or delete that endpoint first",
         netns.display()
@@ -55,64 +55,64 @@ pub enum EndpointError {
     /// All ids are in use.
     #[error("no free endpoint id: a node can have at most 4095 endpoints")]
     NoIds,
-    /// It is not there as a whole.
+    /// The endpoint is not complete.
     #[error("endpoint {0} is still being created; try again later")]
     Busy(u16),
-    /// It was deleted meanwhile.
+    /// The endpoint was deleted meanwhile.
     #[error("endpoint {0} was deleted meanwhile")]
     Deleted(u16),
-    /// The work on it was broken off.
+    /// The work on the endpoint was interrupted.
     #[error("work on the endpoint was interrupted: {0}")]
     BrokenOff(String),
-    /// Its state does not allow it.
+    /// The endpoint's state does not allow it.
     #[error("endpoint {id}: {refused}; try again later")]
     Refused {
-        /// Which endpoint.
+        /// The endpoint.
         id: u16,
-        /// What was refused.
+        /// The refused transition.
         refused: RefusedTransition,
     },
-    /// Its datapath could not be built.
+    /// The endpoint's datapath could not be built.
     #[error("the datapath of endpoint {id} cannot be built: {source}")]
     Regenerate {
-        /// Which endpoint.
+        /// The endpoint.
         id: u16,
         /// Why.
         source: RegenerationError,
     },
-    /// Its labels are none.
+    /// The labels are invalid.
     #[error(transparent)]
     Labels(#[from] LabelError),
-    /// There are no addresses for endpoints.
+    /// The node has no addresses for endpoints.
     #[error(
         "this node has no pod CIDR for the addresses of endpoints; give it one in the node registry"
     )]
     NoPodCidr,
-    /// There is no address for it.
+    /// No address is available for the endpoint.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// Its devices or files.
+    /// An error of the endpoint's devices or files.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
 }
 
-/// Whose fault an error is, and whether it helps to try again.
+/// Who caused an error, and whether a retry may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// What was asked for cannot be.
+    /// The request is invalid.
     Invalid,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
     /// Something else is in the way.
     Conflict,
-    /// Nothing is free for now, or the endpoint is busy.
+    /// Nothing is free now, or the endpoint is busy.
     Unavailable,
     /// Something failed.
     Failed,
 }
 
 impl EndpointError {
-    /// Of which kind it is.
+    /// The kind of the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound(_) => ErrorKind::NotFound,

@@ -1,4 +1,4 @@
-//! Where the identities of endpoints come from.
+//! The source of endpoints' identities.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,35 +9,36 @@ use health_model::labels::LabelSet;
 use health_registry::identity::{HeldIdentities, IdentityAllocator, OnOutage};
 use tokio::sync::watch;
 
-/// The identity cannot be told for now; it is asked for again.
+/// The identity is not available now; the request is repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the identity of these labels is not known yet: {0}")]
 pub struct IdentityUnavailable(pub String);
 
-/// An acquisition, to be given back once. The number alone does not identify it: the store may have lost it and given
-/// it to other labels, while packets still meet the former.
+/// An acquisition, which must be released once. The number alone does not identify it: the store may have lost the
+/// number and given it to other labels, while packets still meet the former ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it is held until it is released"]
 pub struct Hold {
-    /// What it was acquired for.
+    /// The acquired labels.
     pub labels: LabelSet,
-    /// The identity that the labels had then.
+    /// Their identity at that time.
     pub identity: Identity,
 }
 
-/// Gives identities for labels.
+/// Allocates identities for labels.
 pub trait IdentitySource: Send + Sync {
-    /// The identity of these labels, held until it is [released](Self::release). May take as long as the store does.
+    /// Acquires the identity of these labels, which is held until it is [released](Self::release). May take as long as
+    /// the store does.
     fn acquire<'a>(
         &'a self,
         labels: &'a LabelSet,
     ) -> Pin<Box<dyn Future<Output = Result<Hold, IdentityUnavailable>> + Send + 'a>>;
 
-    /// Gives one acquisition back.
+    /// Releases one acquisition.
     fn release(&self, hold: Hold) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// The identities that are held, by labels. One changes when the store lost it and gave its number to others; who
-    /// holds it acquires the new one then.
+    /// Follows the held identities, by labels. One changes if the store lost it and gave its number to others; its
+    /// holder then acquires the new one.
     fn held(&self) -> watch::Receiver<Arc<HeldIdentities>>;
 }
 
@@ -45,7 +46,7 @@ pub trait IdentitySource: Send + Sync {
 pub struct AllocatedIdentities(Arc<IdentityAllocator>);
 
 impl AllocatedIdentities {
-    /// Those of this one.
+    /// The identities of this allocator.
     pub fn by(allocator: Arc<IdentityAllocator>) -> Self {
         Self(allocator)
     }

@@ -1,4 +1,4 @@
-//! Endpoints of this node, and the routes that lead to other nodes' endpoints.
+//! This node's endpoints, and the routes to other nodes' endpoints.
 
 #![forbid(unsafe_code)]
 

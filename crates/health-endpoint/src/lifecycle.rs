@@ -1,5 +1,5 @@
-//! The states of an endpoint and the ways between them: one machine, with a setter for those who manage
-//! endpoints and one for those who build their datapath.
+//! The states of an endpoint and the transitions between them: one state machine, with one setter for the code that
+//! manages endpoints and one for the code that builds their datapath.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use super::log::{Log, LogEntry, Status};
 
-/// Where an endpoint is in its life.
+/// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It was there before this agent, whose programs do not know it yet. The former agent's serve it.
+    /// It existed before this agent, whose programs do not know it yet. The programs of the previous agent serve it.
     Restoring,
-    /// An identity is looked for, for its labels.
+    /// It waits for the identity of its labels.
     WaitingForIdentity,
-    /// It has an identity, and its datapath is to be built.
+    /// It has an identity, and waits for its datapath to be built.
     WaitingToRegenerate,
     /// Its datapath is being built.
     Regenerating,
-    /// Its datapath is as it should be.
+    /// Its datapath is up to date.
     Ready,
     /// It is being deleted.
     Disconnecting,
@@ -30,7 +30,7 @@ pub enum State {
 }
 
 impl State {
-    /// All.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Restoring,
         Self::WaitingForIdentity,
@@ -41,7 +41,7 @@ impl State {
         Self::Disconnected,
     ];
 
-    /// As listings show it.
+    /// The state's name in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Restoring => "restoring",
@@ -54,18 +54,18 @@ impl State {
         }
     }
 
-    /// The one that an endpoint is shown in; `None` for one of a later version.
+    /// The state that an endpoint shows; `None` for a state of a later version.
     pub fn of(endpoint: &Endpoint) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|state| state.text() == endpoint.state)
     }
 
-    /// Whether it is deleted, or about to be.
+    /// Whether the endpoint is deleted or being deleted.
     pub const fn is_ending(self) -> bool {
         matches!(self, Self::Disconnecting | Self::Disconnected)
     }
 
-    /// Whether `side` may lead from here to there.
+    /// Whether `side` may change the state from `self` to `to`.
     pub const fn judge(self, side: Side, to: Self) -> Judgement {
         use Judgement::{Allowed, Forbidden, Superseded};
         use State::{
@@ -96,7 +96,7 @@ impl State {
             // It waits already.
             (Side::Manager, WaitingToRegenerate, WaitingToRegenerate)
             | (Side::Manager, WaitingForIdentity, WaitingForIdentity)
-            // Another build is to follow, or an identity, and then a build.
+            // Another build will follow, or an identity and then a build.
             | (Side::Builder, WaitingForIdentity | WaitingToRegenerate, Ready)
             | (Side::Builder, WaitingForIdentity, Regenerating) => Superseded,
             _ => Forbidden,
@@ -110,7 +110,7 @@ impl fmt::Display for State {
     }
 }
 
-/// Who changes a state.
+/// The code that changes a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Creation, deletion, and changes of identity, policy or settings.
@@ -119,26 +119,26 @@ pub enum Side {
     Builder,
 }
 
-/// What becomes of a transition.
+/// The decision on a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// It is made.
     Allowed,
-    /// There is no need for it, as happens.
+    /// It is not needed, which is normal.
     Superseded,
-    /// It would be wrong.
+    /// It would be an error.
     Forbidden,
 }
 
-/// A transition that was not made. The state is as before.
+/// A transition that was not made. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an endpoint that is {from} cannot become {to}")]
 pub struct RefusedTransition {
-    /// The state that it is in.
+    /// The current state.
     pub from: State,
-    /// The state that was asked for.
+    /// The requested state.
     pub to: State,
-    /// Whether that happens, and means nothing. Else there is a line in the endpoint's log.
+    /// Whether the refusal is normal and harmless. If not, the endpoint's log has a line about it.
     pub is_superseded: bool,
 }
 
@@ -151,12 +151,12 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// That of an endpoint that is created.
+    /// The lifecycle of an endpoint that is being created.
     pub fn created(now: Timestamp, message: impl Into<String>) -> Self {
         Self::begun(State::WaitingForIdentity, now, message)
     }
 
-    /// That of an endpoint that was there before.
+    /// The lifecycle of an endpoint that existed before this agent.
     pub fn restored(now: Timestamp, message: impl Into<String>) -> Self {
         Self::begun(State::Restoring, now, message)
     }
@@ -171,12 +171,12 @@ impl Lifecycle {
         begun
     }
 
-    /// The state.
+    /// The current state.
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// Since when.
+    /// Time of the last state change.
     pub const fn since(&self) -> Timestamp {
         self.since
     }
@@ -196,7 +196,7 @@ impl Lifecycle {
         });
     }
 
-    /// Changes the state, and says why in the log. A refusal that means something is there too.
+    /// Changes the state, and logs why. Also logs a refusal that is an error.
     pub fn set(
         &mut self,
         side: Side,
@@ -234,7 +234,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-    /// A line a state it comes from, a column a state it goes to, both in the order of [`State::ALL`]:
+    /// One line per state before the transition, one column per state after it, both in the order of [`State::ALL`]:
     /// `+` allowed, `.` superseded, `-` forbidden.
     const MANAGER: [&str; 7] = [
         "-----+-", // restoring
@@ -350,7 +350,7 @@ mod tests {
                     lifecycle.log().iter().len(),
                     lines.min(crate::log::LOG_ENTRIES)
                 );
-                // Nothing leads back from the end, and nothing back to the beginning.
+                // No transition leads back from the end or to the beginning.
                 prop_assert!(!ended || model.is_ending());
                 ended |= model.is_ending();
                 prop_assert!(model != State::Restoring || is_restored);

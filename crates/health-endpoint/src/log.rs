@@ -1,4 +1,4 @@
-//! An endpoint's log: what became of it lately, the oldest forgotten first, but never what went wrong last.
+//! An endpoint's log: recent events. The oldest are dropped first, but never the last problem.
 
 use std::collections::VecDeque;
 
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use super::lifecycle::State;
 
-/// Entries that are kept.
+/// Maximum entries in a log.
 pub const LOG_ENTRIES: usize = 256;
 
-/// How well something went.
+/// The status of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
-    /// As it should.
+    /// Success.
     #[serde(rename = "OK")]
     Ok,
-    /// Refused, or put off.
+    /// The operation was refused or postponed.
     Warning,
     /// It failed.
     Failure,
 }
 
 impl Status {
-    /// As listings show it.
+    /// The status in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -37,17 +37,17 @@ impl Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LogEntry {
-    /// When.
+    /// Time of the event.
     pub timestamp: Timestamp,
-    /// How well it went.
+    /// Status of the event.
     pub status: Status,
-    /// The endpoint's state from then on.
+    /// The endpoint's state after the event.
     pub state: State,
     /// What happened.
     pub message: String,
 }
 
-/// The last [`LOG_ENTRIES`] lines, among which the last one that is not [`Status::Ok`] always is.
+/// The last [`LOG_ENTRIES`] lines, which always include the last one that is not [`Status::Ok`].
 #[derive(Clone, Debug, Default)]
 pub struct Log(VecDeque<LogEntry>);
 
@@ -63,7 +63,7 @@ impl Log {
         self.0.push_back(entry);
     }
 
-    /// All lines, the oldest first.
+    /// All lines, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &LogEntry> {
         self.0.iter()
     }

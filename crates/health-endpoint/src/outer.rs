@@ -1,15 +1,15 @@
-//! Settings of the host's ends of veth pairs, which end with them.
+//! Settings of the host's ends of veth pairs; they disappear with the devices.
 
 use health_net::sysctl::Setting;
 
-/// Settings of the host's end, in the order in which to apply them; kernels need not have all.
+/// Settings of the host's end, in the order in which to apply them. A kernel may lack some.
 pub(crate) fn outer_settings(device: &str, has_ipv4: bool, has_ipv6: bool) -> Vec<Setting> {
     let ipv4 = |name: &str, value| Setting::new(format!("ipv4/conf/{device}/{name}"), value);
     let ipv6 = |name: &str, value| Setting::new(format!("ipv6/conf/{device}/{name}"), value);
     let mut settings = vec![
-        // Replies to the node's own probes come in here, and whose packets are an endpoint's is known to the programs.
+        // Replies to the node's own probes arrive here, and the programs know which packets belong to an endpoint.
         ipv4("rp_filter", "0"),
-        // Which way its packets take is not the endpoint's to say, whatever the defaults of the host are.
+        // The endpoint must not choose the path of its packets, whatever the host's defaults are.
         ipv4("accept_source_route", "0"),
         ipv4("accept_redirects", "0"),
         ipv4("route_localnet", "0"),
@@ -17,7 +17,7 @@ pub(crate) fn outer_settings(device: &str, has_ipv4: bool, has_ipv6: bool) -> Ve
         ipv6("accept_redirects", "0"),
         ipv6("accept_ra", "0"),
         ipv6("seg6_enabled", "0"),
-        // No link-local address: it would take part in duplicate address detection first.
+        // No link-local address: it would first have to pass duplicate address detection.
         ipv6("addr_gen_mode", "1"),
     ];
     if has_ipv4 {

@@ -1,4 +1,4 @@
-//! Routes to the pod CIDRs of other nodes, each through its node's address.
+//! Routes to other nodes' pod CIDRs, each via the node's address.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -11,24 +11,24 @@ use health_net::netlink::Handle;
 use health_net::route::{self, Route};
 use ipnet::IpNet;
 
-/// A route that was changed.
+/// A changed route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Made.
+    /// The route was added.
     Added {
         /// The pod CIDR.
         cidr: IpNet,
         /// The node's address.
         via: IpAddr,
     },
-    /// Led through another node before.
+    /// The route led via another node before.
     Replaced {
         /// The pod CIDR.
         cidr: IpNet,
         /// The node's address.
         via: IpAddr,
     },
-    /// Deleted, as no node has the pod CIDR any more.
+    /// The route was deleted, because no node has the pod CIDR any more.
     Deleted {
         /// The pod CIDR.
         cidr: IpNet,
@@ -45,10 +45,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// Why one route could not be had.
+/// Why a route could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerRouteError {
-    /// The node's address is of the other family.
+    /// The node's address belongs to the other IP version.
     #[error("no route to {cidr}: node address {via} is of the other IP version")]
     OtherFamily {
         /// The pod CIDR.
@@ -77,7 +77,7 @@ pub enum PeerRouteError {
         /// The node's address.
         via: IpAddr,
     },
-    /// Someone else routes it elsewhere.
+    /// Someone else's route leads elsewhere.
     #[error(
         "no route to {cidr} via {via}: there is one already that is not this agent's ({existing}); \
          delete it, or correct the node registry"
@@ -87,7 +87,7 @@ pub enum PeerRouteError {
         cidr: IpNet,
         /// The node's address.
         via: IpAddr,
-        /// The route that is there.
+        /// The existing route.
         existing: Route,
     },
     /// The kernel refused for another reason.
@@ -95,34 +95,34 @@ pub enum PeerRouteError {
     Kernel(#[from] KernelError),
 }
 
-/// Time until a node that was on no network of this host is tried again: with very many of them, each
-/// try costs, and addresses of hosts hardly ever change.
+/// Time until a node that was on no network of this host is retried. Each attempt costs time if there are very many
+/// such nodes, and hosts' addresses hardly ever change.
 const OFF_LINK_RETRY: Duration = Duration::from_secs(30);
 
-/// What [`PeerRoutes::sync`] did.
+/// Result of [`PeerRoutes::sync`].
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// What it changed.
     pub changes: Vec<Change>,
-    /// What it could not change; all others were.
+    /// What it could not change; everything else was changed.
     pub failed: Vec<PeerRouteError>,
 }
 
-/// Keeps the routes to peers' pod CIDRs.
+/// Maintains the routes to peers' pod CIDRs.
 #[derive(Debug, Default)]
 pub struct PeerRoutes {
     /// Routes whose node is behind a router, or whose device is away.
     off_link: HashSet<(IpNet, IpAddr)>,
-    /// When those are tried again.
+    /// When to retry these.
     retry_at: Option<Instant>,
-    /// Routes that this agent had: their device is away if they are off link now.
+    /// Routes that this agent had: if they are off link now, their device is away.
     had: HashSet<(IpNet, IpAddr)>,
 }
 
 impl PeerRoutes {
-    /// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and the
-    /// address of its node. The health endpoint's own routes have none. A route of someone else is
-    /// neither replaced nor deleted; if it leads the same way, it serves.
+    /// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and its node's address. The
+    /// health endpoint's own routes have no gateway. A foreign route is neither replaced nor deleted; if it leads the
+    /// same way, it is sufficient.
     pub async fn sync(
         &mut self,
         handle: &Handle,
@@ -137,7 +137,7 @@ impl PeerRoutes {
         let wanted = consistent(wanted, &mut outcome.failed);
         let existing = existing(handle).await?;
         self.had.retain(|(cidr, via)| wanted.get(cidr) == Some(via));
-        // One of those whose device is away is tried each time: it tells when the device is back.
+        // Each time, one route whose device is away is tried: it shows when the device is back.
         let mut is_away = false;
         for (&cidr, &via) in &wanted {
             let ours = existing.get(&cidr);
@@ -181,7 +181,7 @@ impl PeerRoutes {
     }
 }
 
-/// Those that can be wanted together.
+/// The routes that do not conflict with each other.
 fn consistent(
     wanted: &[(IpNet, IpAddr)],
     failed: &mut Vec<PeerRouteError>,

@@ -1,7 +1,7 @@
-//! Routes by which nobody is at the free addresses of this node's pod CIDRs. Without them, the host sends what is for one
-//! on to its router, which sends it back, until its time is over.
+//! Unreachable routes for the free addresses of this node's pod CIDRs. Without them, the host forwards packets for such
+//! an address to its router, which sends them back until their TTL expires.
 //!
-//! Each endpoint has a route of its own, which is longer. A route of somebody else to the whole pod CIDR comes first.
+//! Each endpoint has its own, longer route. A foreign route for the whole pod CIDR takes precedence.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use ipnet::IpNet;
 /// A route that was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodRouteChange {
-    /// Made.
+    /// The route was added.
     Added(IpNet),
-    /// Deleted, as this node does not have the pod CIDR any more.
+    /// The route was deleted: this node no longer has the pod CIDR, or a node has its address inside it.
     Deleted(IpNet),
 }
 
@@ -28,8 +28,8 @@ impl std::fmt::Display for PodRouteChange {
     }
 }
 
-/// Makes the unreachable routes of our protocol exactly those to these pod CIDRs, but for those in which a node has an
-/// address: its route may be one that is shorter. Returns what it changed.
+/// Makes the unreachable routes of our protocol cover exactly these pod CIDRs, except those in which a node has an
+/// address: the route to that node may be shorter. Returns the changes.
 pub async fn sync(
     handle: &Handle,
     pod_cidrs: &[IpNet],
@@ -50,7 +50,7 @@ pub async fn sync(
     for cidr in missing {
         match route::add(handle, &Route::to_nobody(cidr)).await {
             Ok(()) => changes.push(PodRouteChange::Added(cidr)),
-            // Somebody has said the same.
+            // A foreign route for it exists already.
             Err(error) if error.os_code() == Some(libc::EEXIST) => {}
             Err(error) => return Err(error),
         }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(kept, nets(&["10.1.0.0/24", "fd01::/64"]));
     }
 
-    /// The routes of a namespace, as `ip` shows them.
+    /// The routes of a namespace, as shown by `ip`.
     fn shown(family: &str) -> Vec<String> {
         let mut ip = std::process::Command::new("ip");
         let shown = ip.args([family, "route", "show", "type", "unreachable"]);

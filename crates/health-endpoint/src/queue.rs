@@ -1,13 +1,13 @@
-//! Which endpoints are to be regenerated, and which are being: new ones and then the oldest first, each once at a
-//! time.
+//! Which endpoints must be regenerated, and which are being regenerated: new endpoints first, then the oldest request;
+//! each endpoint only once at a time.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Requests to regenerate endpoints, by id.
 ///
-/// A request for one that waits is the same request. One for an endpoint that is being regenerated is
-/// kept until that is over, and then waits behind the others.
+/// A request for an endpoint that already waits is merged. A request for an endpoint that is being regenerated is kept
+/// until that ends, and then waits behind the others.
 #[derive(Debug)]
 pub struct RegenerationQueue {
     limit: usize,
@@ -16,12 +16,12 @@ pub struct RegenerationQueue {
     waiting: VecDeque<u16>,
     /// Why each of them waits.
     reasons: HashMap<u16, String>,
-    /// What is under way, and what it is asked for again for.
+    /// Running regenerations, and why each was requested again.
     running: BTreeMap<u16, Option<String>>,
 }
 
 impl RegenerationQueue {
-    /// One that has at most `limit` under way, at least one.
+    /// Creates a queue with at most `limit` running regenerations, and at least one.
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
@@ -32,21 +32,21 @@ impl RegenerationQueue {
         }
     }
 
-    /// Asks for an endpoint. The first of several reasons stands.
+    /// Requests an endpoint. The first of several reasons is kept.
     pub fn push(&mut self, id: u16, reason: &str) {
         if self.note(id, reason) {
             self.waiting.push_back(id);
         }
     }
 
-    /// Asks for an endpoint that somebody waits for: before all that were pushed otherwise.
+    /// Requests an endpoint that a caller waits for: it comes before all endpoints from [`push`](Self::push).
     pub fn push_first(&mut self, id: u16, reason: &str) {
         if self.note(id, reason) {
             self.first.push_back(id);
         }
     }
 
-    /// Returns whether it is to wait from now on.
+    /// Returns whether the endpoint must now be added to a queue.
     fn note(&mut self, id: u16, reason: &str) -> bool {
         if let Some(again) = self.running.get_mut(&id) {
             again.get_or_insert_with(|| reason.to_owned());
@@ -61,7 +61,7 @@ impl RegenerationQueue {
         }
     }
 
-    /// Begins with a new one, or that which has waited longest, if another may be under way.
+    /// Starts the next one, if another may run: a new endpoint, or else the one that has waited longest.
     pub fn begin(&mut self) -> Option<(u16, String)> {
         if self.running.len() >= self.limit {
             return None;
@@ -73,14 +73,14 @@ impl RegenerationQueue {
         Some((id, reason))
     }
 
-    /// Takes note that what was begun is over.
+    /// Notes that a regeneration has ended.
     pub fn end(&mut self, id: u16) {
         if let Some(Some(reason)) = self.running.remove(&id) {
             self.push(id, &reason);
         }
     }
 
-    /// Forgets the requests for an endpoint. What is under way has still to [`end`](Self::end).
+    /// Drops the requests for an endpoint. A running regeneration must still [`end`](Self::end).
     pub fn forget(&mut self, id: u16) {
         if self.reasons.remove(&id).is_some() {
             self.first.retain(|waiting| *waiting != id);
@@ -91,17 +91,17 @@ impl RegenerationQueue {
         }
     }
 
-    /// Whether an endpoint's regeneration is under way.
+    /// Whether an endpoint is being regenerated.
     pub fn is_running(&self, id: u16) -> bool {
         self.running.contains_key(&id)
     }
 
-    /// Whether an endpoint waits, or its regeneration is under way.
+    /// Whether an endpoint waits or is being regenerated.
     pub fn is_asked_for(&self, id: u16) -> bool {
         self.reasons.contains_key(&id) || self.is_running(id)
     }
 
-    /// How many wait.
+    /// Number of waiting endpoints.
     pub fn waiting(&self) -> usize {
         self.first.len() + self.waiting.len()
     }
@@ -192,7 +192,7 @@ mod tests {
         ) {
             let mut queue = RegenerationQueue::new(limit);
             let mut running = HashSet::new();
-            // Asked for since their last beginning.
+            // Endpoints that were requested since they last started.
             let mut wanted = HashSet::new();
             for step in steps {
                 match step {

@@ -1,4 +1,4 @@
-//! Keeps the rows of round-trip times in step with what the probes found.
+//! Keeps the rows of round-trip times in sync with the probe results.
 
 use std::collections::HashSet;
 use std::io;
@@ -16,19 +16,18 @@ use super::http::Hello;
 use super::icmp::Probe;
 use super::target::TargetKey;
 
-/// The rows of the targets. What the store refuses is logged: a probe's result does not depend on
-/// its being counted.
+/// The rows of the targets. Store errors are only logged: a probe's result does not depend on whether it is counted.
 pub(super) struct Accounts {
     store: Arc<dyn RttStore>,
-    /// Whether connections to the targets' addresses have rows.
+    /// Whether connections to the targets' addresses get rows.
     passive: bool,
-    /// The addresses that the programs know as peers', in ascending order.
+    /// Addresses that the BPF programs know as peers, in ascending order.
     peers: Vec<(IpAddr, Path)>,
 }
 
 impl Accounts {
-    /// Accounts that begin empty: what probes of agents before this one are still open is counted. With
-    /// `passive`, all connections to targets' addresses have rows.
+    /// Creates empty accounts, and counts the open probes of earlier agents as lost. With `passive`, all connections to
+    /// targets' addresses get rows.
     pub(super) fn new(store: Arc<dyn RttStore>, passive: bool) -> io::Result<Self> {
         let leftovers = store.give_up_leftovers()?;
         if leftovers > 0 {
@@ -44,7 +43,7 @@ impl Accounts {
         })
     }
 
-    /// Makes rows for targets. Without a row, a target is probed and not counted.
+    /// Creates rows for targets. A target without a row is probed but not counted.
     pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
         let failures = targets.filter_map(|key| self.store.ensure(key.into()).err());
         let (count, last) = counted(failures);
@@ -53,8 +52,8 @@ impl Accounts {
         }
     }
 
-    /// Names exactly these addresses to the programs as the peers', whether they are probed or not. Of two paths
-    /// with one address, the first counts.
+    /// Makes exactly these addresses known to the BPF programs as peers, whether they are probed or not. If two paths
+    /// share an address, the first one counts.
     pub(super) fn set_peers(&mut self, peers: impl Iterator<Item = (IpAddr, Path)>) {
         let mut peers: Vec<_> = peers.collect();
         peers.sort_by_key(|(address, _)| *address);
@@ -79,7 +78,7 @@ impl Accounts {
         self.peers = peers;
     }
 
-    /// Removes a target's row, and that of the connections to its address.
+    /// Removes a target's row, and the row of the connections to its address.
     pub(super) fn close(&self, key: TargetKey) {
         let removed = self
             .store
@@ -90,7 +89,7 @@ impl Accounts {
         }
     }
 
-    /// Removes the rows of all other targets, which went while no agent ran.
+    /// Removes the rows of all other targets, which disappeared while no agent was running.
     pub(super) fn keep_only(&self, targets: impl Iterator<Item = TargetKey>) -> io::Result<()> {
         let mut known: HashSet<RttKey> = HashSet::new();
         for key in targets {
@@ -112,15 +111,15 @@ impl Accounts {
         Ok(())
     }
 
-    /// Whether a connection to the target's address was answered in the last `time`.
+    /// Whether the target answered on a connection to its address within the last `time`.
     pub(super) fn had_traffic(&self, key: TargetKey, time: Duration) -> bool {
         let row = self.store.row(passive_key(key));
         let last_at_ns = row.ok().flatten().map(|row| row.last_at_ns);
         last_at_ns.is_some_and(|at| clock::now_ns().saturating_sub(at) <= nanos(time))
     }
 
-    /// An HTTP probe was answered. Returns the round trip of its connection's handshake: as the uplink's
-    /// programs timed it, or else as the agent saw it.
+    /// Records the answer to an HTTP probe. Returns the round-trip time of its TCP handshake: as timed by the uplink's
+    /// programs, or else as seen by the agent.
     pub(super) fn connected(&self, target: TargetKey, hello: &Hello) -> (Duration, RttSource) {
         let at_socket = (hello.connect, RttSource::Socket);
         let Some(connection) = hello.connection else {
@@ -141,8 +140,8 @@ impl Accounts {
         }
     }
 
-    /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
-    /// else as the socket did.
+    /// Records the answer to an ICMP probe. Returns the round-trip time as measured by the uplink's programs, or else
+    /// by the socket.
     pub(super) fn answered(&self, probe: &Probe, at_socket: Duration) -> (Duration, RttSource) {
         let key = RttKey::from(probe.key);
         let answered = self.or_with_row(key, || {
@@ -158,7 +157,7 @@ impl Accounts {
         }
     }
 
-    /// Counts a round trip measured in user space.
+    /// Counts a round trip that was measured in user space.
     pub(super) fn sample(&self, target: TargetKey, rtt: Duration) {
         let key = RttKey::from(target);
         let sampled = self.or_with_row(key, || self.store.sample(key, nanos(rtt)));
@@ -167,20 +166,19 @@ impl Accounts {
         }
     }
 
-    /// Counts the loss of an HTTP probe.
+    /// Counts a lost HTTP probe.
     pub(super) fn lost_untracked(&self, target: TargetKey) {
         if let Err(error) = self.store.lost_untracked(target.into()) {
             tracing::debug!(peer = %target.address, %error, "lost probe not counted");
         }
     }
 
-    /// A target's row, where it can be read.
+    /// A target's row, if it can be read.
     pub(super) fn row(&self, key: TargetKey) -> Option<RttRow> {
         self.store.row(key.into()).ok().flatten()
     }
 
-    /// Counts the loss of an ICMP probe. Returns whether it is one to the kernel too, which may have
-    /// seen the reply.
+    /// Counts a lost ICMP probe. Returns whether it is lost for the kernel too, which may have seen the reply.
     pub(super) fn lost(&self, probe: &Probe) -> bool {
         let key = RttKey::from(probe.key);
         let lost = self.or_with_row(key, || match self.store.lost(key, probe.number)? {
@@ -204,7 +202,7 @@ impl Accounts {
         true
     }
 
-    /// Does something to a row, once more if it had been removed by hand.
+    /// Applies `work` to a row; recreates the row and retries once if it was removed externally.
     fn or_with_row<T>(&self, key: RttKey, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match work() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -216,18 +214,18 @@ impl Accounts {
     }
 }
 
-/// The path of an address, if it is one of these peers'.
+/// The path of an address, if it belongs to one of these peers.
 fn path_of(peers: &[(IpAddr, Path)], address: IpAddr) -> Option<Path> {
     let place = peers.binary_search_by_key(&address, |(peer, _)| *peer);
     place.ok().map(|place| peers[place].1)
 }
 
-/// How many failures there are, and the last.
+/// Number of failures, and the last one.
 fn counted(failures: impl Iterator<Item = io::Error>) -> (usize, Option<io::Error>) {
     failures.fold((0, None), |(count, _), error| (count + 1, Some(error)))
 }
 
-/// The row of the connections to a target's address.
+/// Key of the row for connections to a target's address.
 fn passive_key(target: TargetKey) -> RttKey {
     RttKey {
         protocol: PROTOCOL_TCP,
@@ -235,7 +233,7 @@ fn passive_key(target: TargetKey) -> RttKey {
     }
 }
 
-/// A time as the rows hold it.
+/// A duration in the unit of the rows.
 pub(super) fn nanos(duration: Duration) -> u64 {
     duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

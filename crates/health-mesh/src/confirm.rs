@@ -1,11 +1,11 @@
-//! When the verdict on a target changes: one lost probe is loss, several in a row are an outage.
-//! Pure: time comes in as the duration since the start.
+//! Decides when a target's verdict changes: one lost probe is loss, several in a row are an outage. Pure: time is
+//! passed in as the duration since the start.
 //!
-//! A reachable target that leaves a probe unanswered for its patience, or answers with an error, is
-//! probed again a few times. Any answer to these probes, or a late one to the first, clears it; only
-//! when none has come by the end of the window, a little before the first probe's time-out, the
-//! target is unreachable. An unreachable target that answers must answer another probe before it is
-//! reachable again. A target never heard of takes the verdict of its first result.
+//! If a reachable target does not answer a probe within its patience, or answers with an error, it is probed again a
+//! few times. Any answer to these probes, or a late answer to the first one, clears it. The target becomes unreachable
+//! only if no answer has arrived by the end of the window, shortly before the first probe's time-out. An unreachable
+//! target that answers must answer another probe before it counts as reachable again. A new target takes the verdict of
+//! its first result.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,72 +16,71 @@ use slotmap::SecondaryMap;
 use super::failure::Failure;
 use super::target::TargetId;
 
-/// Most probes that are sent to confirm one change.
+/// Maximum number of probes that confirm one change.
 const REPROBES: u32 = 4;
-/// Longest time between two of them. Four of them last through a short burst of losses, and through
-/// the restart of an agent.
+/// Maximum time between two of them. Four of them outlast a short burst of losses, and the restart of an agent.
 const REPROBE_GAP: Duration = Duration::from_millis(200);
-/// Pause between the first answer of an unreachable target and the probe that confirms it.
+/// Pause between an unreachable target's first answer and the probe that confirms its recovery.
 const RECOVERY_PAUSE: Duration = Duration::from_millis(100);
-/// An answer is not missed earlier than this, however short the round trips are: hosts are busy.
+/// Minimum patience, however short the round trips are: hosts can be busy.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
-/// The part of a probe's time-out in which a failure is confirmed.
+/// Fraction of a probe's time-out within which a failure is confirmed.
 const WINDOW: (u32, u32) = (9, 10);
-/// The time to confirm a change that no waiting probe raised.
+/// Time to confirm a change that was not raised by a waiting probe.
 const FREE_WINDOW: Duration = Duration::from_millis(900);
-/// When very many targets fail at once and the budget holds probes up for longer, the second and later
-/// ones for a target are left out in favour of the first ones for others.
+/// If very many targets fail at once and the budget delays probes by more than this, the second and later reprobes of a
+/// target are dropped in favour of the first reprobes of others.
 const MAX_LAG: Duration = Duration::from_millis(100);
 
-/// What the result of a probe means for its target.
+/// What a probe's result means for its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     /// The target is reachable.
     Reachable,
     /// The target is unreachable.
     Unreachable,
-    /// What was shown stays: a change is being confirmed, or the result is out of date.
+    /// The shown verdict stays: a change is being confirmed, or the result is outdated.
     Unchanged,
 }
 
-/// What is to be done now.
+/// An action that is due now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Send a probe, which is then told by [`Confirmation::sent`].
+    /// Send a probe, and report it with [`Confirmation::sent`].
     Reprobe(TargetId),
     /// The failure is confirmed.
     Unreachable {
         id: TargetId,
         /// When the last probe to the target was sent.
         sent: Duration,
-        /// The last thing that was heard; a time-out if there was only silence.
+        /// The last error received; a time-out if there was only silence.
         failure: Failure,
     },
-    /// An unreachable target answered once and then no more.
+    /// An unreachable target answered once, but not again.
     NotRecovered(TargetId),
 }
 
-/// The verdicts on all targets, and the changes that are being confirmed.
+/// The verdicts on all targets, and the changes being confirmed.
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
     targets: SecondaryMap<TargetId, Target>,
-    /// When the next confirming probe may be sent, the budget permitting.
+    /// When the next confirming probe may be sent, if the budget allows.
     reprobes: Timers,
-    /// When patience ends, or the time to confirm.
+    /// When the patience or the confirmation window ends.
     deadlines: Timers,
 }
 
 #[derive(Debug, Default)]
 struct Target {
-    /// `None` while never heard of.
+    /// `None` before the first result.
     reachable: Option<bool>,
     phase: Phase,
     rtt: Option<SmoothedRtt>,
-    /// When the latest probe that was answered was sent.
+    /// When the latest answered probe was sent.
     answered: Option<Duration>,
     /// Probes sent since the last answer.
     unanswered: u32,
-    /// When the first of them was sent.
+    /// When the first unanswered probe was sent.
     unanswered_since: Duration,
     /// When the last probe was sent.
     sent: Option<Duration>,
@@ -89,58 +88,58 @@ struct Target {
 
 #[derive(Debug, Default)]
 enum Phase {
-    /// Nothing is awaited.
+    /// Nothing is pending.
     #[default]
     Steady,
     /// A reachable target was sent a probe.
     Waiting {
         sent: Duration,
-        /// Time from then in which a failure is confirmed.
+        /// Time since then within which a failure is confirmed.
         window: Duration,
     },
     /// A change is being confirmed.
     Doubt(Box<Doubt>),
 }
 
-/// A change that is being confirmed: a failure of a reachable target, a recovery of another.
+/// A change that is being confirmed: the failure of a reachable target, or the recovery of an unreachable one.
 #[derive(Debug)]
 struct Doubt {
-    /// Results of probes sent earlier say nothing.
+    /// Results of earlier probes are ignored.
     since: Duration,
     /// When the last probe was sent.
     last_sent: Duration,
-    /// Confirming probes sent.
+    /// Confirming probes sent so far.
     reprobes: u32,
     /// When the last of them was sent.
     last_reprobe: Duration,
     gap: Duration,
-    /// When it is decided without an answer, if a confirming probe was sent by then.
+    /// When it is decided if no answer arrives, provided a confirming probe was sent by then.
     ends: Duration,
     patience: Duration,
-    /// Probes that were answered by an error.
+    /// Probes that were answered with an error.
     errors: u32,
     failure: Failure,
 }
 
 impl Confirmation {
-    /// Makes room for so many targets in all.
+    /// Reserves capacity for `targets` targets in total.
     pub(super) fn reserve(&mut self, targets: usize) {
         self.targets.set_capacity(targets);
     }
 
-    /// Adds a target that was never heard of.
+    /// Adds a new target.
     pub(super) fn insert(&mut self, id: TargetId) {
         self.targets.insert(id, Target::default());
     }
 
-    /// Forgets a target.
+    /// Removes a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.targets.remove(id);
         self.reprobes.cancel(id);
         self.deadlines.cancel(id);
     }
 
-    /// A probe was sent and waits for its answer until `expires`.
+    /// Records that a probe was sent, which waits for its answer until `expires`.
     pub(super) fn sent(&mut self, id: TargetId, now: Duration, expires: Duration) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
@@ -162,8 +161,8 @@ impl Confirmation {
         }
     }
 
-    /// A probe that was told to be sent was not, for reasons of this host. A confirming one is due
-    /// again at `retry`.
+    /// Records that a requested probe was not sent because of a local problem. A confirming probe becomes due again at
+    /// `retry`.
     pub(super) fn withdrawn(&mut self, id: TargetId, retry: Duration) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
@@ -185,7 +184,7 @@ impl Confirmation {
         }
     }
 
-    /// A probe sent at `sent` was answered.
+    /// Records the answer to a probe sent at `sent`.
     pub(super) fn answered(
         &mut self,
         id: TargetId,
@@ -231,7 +230,7 @@ impl Confirmation {
         judgement
     }
 
-    /// A probe sent at `sent` failed.
+    /// Records the failure of a probe sent at `sent`.
     pub(super) fn failed(
         &mut self,
         id: TargetId,
@@ -274,8 +273,8 @@ impl Confirmation {
                     doubt.failure = failure.clone();
                 }
                 doubt.errors += u32::from(error);
-                // Nothing is left that an answer could come to. Regular probes count as well, but do
-                // not shorten the time.
+                // No pending probe could still be answered. Errors of regular probes count too, but do not shorten the
+                // wait.
                 let last = doubt.reprobes == REPROBES && sent >= doubt.last_reprobe;
                 if !last || doubt.errors <= REPROBES {
                     return Judgement::Unchanged;
@@ -293,7 +292,7 @@ impl Confirmation {
         }
     }
 
-    /// Probes sent to a target since its last answer.
+    /// Number of probes sent to a target since its last answer.
     pub(super) fn unanswered(&self, id: TargetId) -> u32 {
         self.targets.get(id).map_or(0, |target| target.unanswered)
     }
@@ -304,8 +303,8 @@ impl Confirmation {
         since.unwrap_or_default()
     }
 
-    /// Whether a failure of the target, which was reachable, is being confirmed by its first probe; if
-    /// so, since when there was no answer.
+    /// Whether a failure of a target that was reachable is being confirmed by its first probe; if so, since when it has
+    /// not answered.
     pub(super) fn first_doubt(&self, id: TargetId) -> Option<Duration> {
         let target = self.targets.get(id)?;
         match &target.phase {
@@ -316,7 +315,7 @@ impl Confirmation {
         }
     }
 
-    /// Whether no probe was sent to the target since then.
+    /// Whether no probe was sent to the target since `since`.
     pub(super) fn not_probed_since(&self, id: TargetId, since: Duration) -> bool {
         let sent = self.targets.get(id).and_then(|target| target.sent);
         sent.is_none_or(|sent| sent < since)
@@ -329,14 +328,14 @@ impl Confirmation {
             .is_some_and(|target| matches!(target.phase, Phase::Doubt(_)))
     }
 
-    /// When something is to be done next.
+    /// When the next action is due.
     pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
         let reprobe = self.reprobes.first().map(|at| at.max(budget.ready()));
         let deadline = self.deadlines.first();
         reprobe.into_iter().chain(deadline).min()
     }
 
-    /// What is to be done now, until there is nothing left. Confirming probes are taken from `budget`.
+    /// Returns the next action that is due, `None` if there are no more. Confirming probes are taken from `budget`.
     pub(super) fn poll(&mut self, now: Duration, budget: &mut Budget) -> Option<Due> {
         while let Some((_, id)) = self.deadlines.pop_due(now) {
             let Some(target) = self.targets.get_mut(id) else {
@@ -370,7 +369,7 @@ impl Confirmation {
                 budget.take(now);
                 doubt.reprobes += 1;
                 doubt.last_reprobe = now;
-                // Each gets the time for an answer, even one that the budget held up.
+                // Each probe gets the full time for an answer, even if the budget delayed it.
                 doubt.ends = doubt.ends.max(now + doubt.patience);
                 self.deadlines.set(id, doubt.ends);
                 let next = now + doubt.gap;
@@ -383,7 +382,7 @@ impl Confirmation {
         None
     }
 
-    /// Begins to confirm a failure of the probe sent at `since`.
+    /// Starts to confirm a failure of the probe sent at `since`.
     fn begin_doubt(
         &mut self,
         id: TargetId,
@@ -397,7 +396,7 @@ impl Confirmation {
         };
         let patience = target.patience(window);
         let first = now.max(since + patience);
-        // As long after the first as if that were sent in time: the agent may have been held up.
+        // Counted from the first reprobe as if that was sent on time: the agent may have been delayed.
         let ends = first + (window - patience);
         target.phase = Phase::Doubt(Box::new(Doubt {
             since,
@@ -425,15 +424,15 @@ impl Confirmation {
 }
 
 impl Target {
-    /// How long an answer is awaited before the target is probed again, if failures are confirmed
-    /// within `window`. A third of that at most: the confirming probes and their answers need time.
+    /// How long to wait for an answer before probing the target again, if failures are confirmed within `window`. At
+    /// most a third of the window: the confirming probes and their answers need time.
     fn patience(&self, window: Duration) -> Duration {
         let usual = self.rtt.as_ref().map_or(Duration::ZERO, SmoothedRtt::limit);
         usual.max(LEAST_PATIENCE).min(window / 3)
     }
 }
 
-/// The usual round trip and its variation, as TCP keeps them (RFC 6298).
+/// The smoothed round-trip time and its variation, as in TCP (RFC 6298).
 #[derive(Debug)]
 struct SmoothedRtt {
     mean: Duration,
@@ -454,13 +453,13 @@ impl SmoothedRtt {
         });
     }
 
-    /// What a round trip hardly ever exceeds.
+    /// Upper bound that round trips rarely exceed.
     fn limit(&self) -> Duration {
         self.mean + self.deviation * 4
     }
 }
 
-/// One timer a target.
+/// One timer per target.
 #[derive(Debug, Default)]
 struct Timers {
     by_target: SecondaryMap<TargetId, Duration>,
@@ -517,7 +516,7 @@ mod tests {
         Failure::Os(Errno::ECONNREFUSED)
     }
 
-    /// What becomes of a probe.
+    /// The fate of a probe.
     #[derive(Clone, Debug)]
     enum Fate {
         Answered,
@@ -525,15 +524,15 @@ mod tests {
         Lost,
     }
 
-    /// One target, the network to it, and a clock that stops for each event.
+    /// A target, its network, and a clock that stops at every event.
     struct Bed {
         confirmation: Confirmation,
         budget: Budget,
         now: Duration,
-        /// Probes on their way, by the time at which something is heard of them.
+        /// Probes in flight, with the time at which their outcome arrives.
         waiting: Vec<(Duration, Duration, Fate)>,
         sent: Vec<Duration>,
-        /// Verdicts and when they fell; the last first.
+        /// Verdicts with their times, newest first.
         verdicts: Vec<(Duration, bool)>,
     }
 
@@ -812,8 +811,8 @@ mod tests {
     }
 
     proptest! {
-        /// The verdict falls after losses in a row alone: with losses of probability `p`, as often
-        /// as `p` to the power of the probes.
+        /// Only consecutive losses lead to an outage verdict: with loss probability `p`, as often as `p` to the power
+        /// of the number of probes.
         #[test]
         fn only_losses_in_a_row_make_an_outage(
             lost in prop::collection::vec(prop::bool::weighted(0.2), 50..400),
@@ -846,7 +845,7 @@ mod tests {
             let mut number = phase;
             let mut next = || {
                 number += 1;
-                // All are lost but each n-th.
+                // All but every n-th are lost.
                 if number.is_multiple_of(period) { Fate::Answered } else { Fate::Lost }
             };
             for _ in 0..50 {

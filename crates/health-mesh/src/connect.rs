@@ -10,12 +10,12 @@ use tokio::net::TcpStream;
 
 use super::failure::{Failure, IcmpError};
 
-/// Connects to a peer. Takes as long as the kernel tries: the caller bounds it.
+/// Connects to a peer. Takes as long as the kernel keeps trying; the caller must limit the time.
 pub(super) async fn connect(peer: SocketAddr) -> Result<TcpStream, Failure> {
     let kind = Type::STREAM.nonblocking();
     let socket = Socket::new(Domain::for_address(peer), kind, Some(Protocol::TCP))?;
-    // Without it, an error that comes while the kernel is still sending is kept back until it sends
-    // again, after a second.
+    // Without it, the kernel holds back an error that arrives while it is still sending, until it sends again a second
+    // later.
     match peer {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true),
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true),
@@ -33,7 +33,7 @@ pub(super) async fn connect(peer: SocketAddr) -> Result<TcpStream, Failure> {
     }
 }
 
-/// The first ICMP error that came for packets of this socket (ip(7), `IP_RECVERR`).
+/// The first ICMP error received for packets of this socket (ip(7), `IP_RECVERR`).
 fn icmp_error(socket: &impl AsRawFd) -> Option<IcmpError> {
     let mut control = cmsg_space!((libc::sock_extended_err, libc::sockaddr_in6));
     let queue = MsgFlags::MSG_ERRQUEUE;

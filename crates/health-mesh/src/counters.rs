@@ -1,9 +1,9 @@
-//! What the prober counts of itself.
+//! Counters of the prober itself.
 
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// ICMP messages with this agent's identifier that concern no probe that waits.
+/// ICMP messages with this agent's identifier that match no waiting probe.
 #[derive(Debug, Default)]
 pub(super) struct IgnoredReplies {
     unexpected: AtomicU64,
@@ -29,7 +29,7 @@ impl IgnoredReplies {
         self.unmatched_error.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counts so far.
+    /// The current counts.
     pub(super) fn counts(&self) -> IgnoredReplyCounts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         IgnoredReplyCounts {
@@ -41,7 +41,7 @@ impl IgnoredReplies {
     }
 }
 
-/// What is counted of the requests of `GET /hello` that came to a responder.
+/// Counters of `GET /hello` requests to a responder.
 #[derive(Debug, Default)]
 pub struct HelloRequests {
     malformed: AtomicU64,
@@ -72,7 +72,7 @@ impl HelloRequests {
         self.too_many.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counts so far.
+    /// The current counts.
     pub fn counts(&self) -> HelloRequestCounts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HelloRequestCounts {
@@ -85,18 +85,18 @@ impl HelloRequests {
     }
 }
 
-/// Requests of `GET /hello` with something wrong, since the start.
+/// Bad `GET /hello` requests since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HelloRequestCounts {
-    /// The header about echo probes cannot be read.
+    /// The header about echo probes is malformed.
     pub malformed: u64,
-    /// Refused: without a valid proof of the mesh key.
+    /// Refused: no valid proof of the mesh key.
     pub no_proof: u64,
-    /// Refused: the clocks differ, or it is the replay of an old one.
+    /// Refused: the clocks differ, or an old request is replayed.
     pub clock: u64,
-    /// Refused: for another node.
+    /// Refused: addressed to another node.
     pub wrong_node: u64,
-    /// Connections closed because their source already has all its places.
+    /// Connections closed because their source already uses all its slots.
     pub too_many: u64,
 }
 
@@ -114,15 +114,15 @@ impl Add for HelloRequestCounts {
     }
 }
 
-/// ICMP messages with this agent's identifier that changed nothing, since the mesh's start.
+/// ICMP messages with this agent's identifier that changed nothing, since the mesh started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredReplyCounts {
     /// Echo replies with a sequence number that no probe waits for: late, duplicate or forged.
     pub unexpected: u64,
-    /// Echo replies to a probe that went to another address.
+    /// Echo replies to a probe that was sent to another address.
     pub wrong_source: u64,
-    /// Echo replies without the payload of a probe.
+    /// Echo replies without a probe's payload.
     pub wrong_payload: u64,
-    /// ICMP errors about a probe that no longer waits, or that never was.
+    /// ICMP errors about a probe that is no longer waiting or never existed.
     pub unmatched_error: u64,
 }

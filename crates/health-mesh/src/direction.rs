@@ -1,16 +1,16 @@
-//! Where echo probes to a peer are lost: on the way there, in its host, on the way back or in this host.
+//! Finds where echo probes to a peer are lost: on the way there, in the peer's host, on the way back or in this host.
 //!
-//! The peer's programs count the probes of this agent that arrive and their replies that leave; its agent
-//! reports the counts in its answers to `GET /hello`. Between two such *exchanges*, the probes sent here are
-//! compared with those that arrived there. Packets in flight while counts are read are covered by bounds: the
-//! real loss is at least as large as the reported one. Contradictory counts are ignored.
+//! The peer's programs count the probes of this agent that arrive and the replies that leave; its agent reports the
+//! counts in its answers to `GET /hello`. Between two such *exchanges*, the probes sent here are compared with those
+//! that arrived there. Packets in flight while counts are read are covered by bounds: the real loss is at least as
+//! large as the reported one. Contradictory counts are ignored.
 //!
-//! The peer counts packets, not probes, so a duplicate is one more reply that may be on its way back. The
-//! number of those is known when they have arrived. An exchange therefore ends an interval only when a later
+//! The peer counts packets, not probes, so a duplicate looks like one more reply that may still be on its way back. The
+//! number of duplicates is known only once they have arrived. An exchange therefore ends an interval only when a later
 //! exchange shows what arrived after it.
 //!
-//! A *way* is a path by one IP version. Ways are followed from their first exchange after a loss, while
-//! there are losses. Pure: times are durations since the mesh's start.
+//! A *way* is a path by one IP version. Ways are followed from their first exchange after a loss for as long as there
+//! are losses. Pure: times are durations since the mesh's start.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,87 +20,88 @@ use slotmap::SparseSecondaryMap;
 
 use super::target::TargetId;
 
-/// The windows in which losses are looked for, the longest first.
+/// The windows in which losses are looked for, longest first.
 pub(super) const WINDOWS: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(60)];
 
-/// Most ways that are followed at a time. Where more lose probes, of the others is not told where.
+/// Maximum number of ways followed at a time. If more ways lose probes, the location of the other losses is not
+/// reported.
 const MOST_TRACKS: usize = 2048;
-/// Most exchanges kept of a way, some 72 bytes each.
+/// Maximum number of exchanges kept per way, about 72 bytes each.
 const MOST_POINTS: usize = 20;
-/// Of three exchanges closer together than this, the one in the middle is not kept.
+/// If three exchanges lie closer together than this, the middle one is dropped.
 const DENSE: Duration = Duration::from_secs(2);
-/// A reply that has left the peer comes within this, or counts as lost.
+/// A reply that has left the peer arrives within this time, or counts as lost.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// What this side counts of the echo probes of a way. The counts wrap.
+/// This side's counts of a way's echo probes. The counts wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OwnCounts {
     /// Probes that were answered or given up.
     pub(super) settled: u32,
-    /// Those whose answer is waited for.
+    /// Probes still waiting for an answer.
     pub(super) in_flight: u32,
-    /// Replies that came back to the uplink: in time, late, or once more.
+    /// Replies that came back to the uplink: in time, late or duplicate.
     pub(super) returned: u32,
-    /// Those of them for which no probe waited: late, or once more.
+    /// Replies among these for which no probe waited: late or duplicate.
     pub(super) surplus: u32,
 }
 
-/// Counts of both sides.
+/// The counts of both sides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exchange {
     /// When the peer was asked.
     pub(super) asked: Duration,
-    /// This side's counts then.
+    /// This side's counts at that time.
     pub(super) before: OwnCounts,
-    /// When its answer was there.
+    /// When its answer arrived.
     pub(super) told: Duration,
-    /// This side's counts then.
+    /// This side's counts at that time.
     pub(super) after: OwnCounts,
-    /// When the peer's counts began, by its clock.
+    /// When the peer's counts started, by the peer's clock.
     pub(super) since_ns: u64,
-    /// The peer's counts, of some moment in between.
+    /// The peer's counts at some moment in between.
     pub(super) counts: WayCounts,
 }
 
-/// What became of the probes of a way between two exchanges. Losses are what was lost at least.
+/// What happened to a way's probes between two exchanges. Losses are lower bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Passage {
     /// Time between the exchanges.
     pub(super) time: Duration,
     /// Probes that left this host.
     pub(super) sent: u32,
-    /// Those that arrived at the peer's host.
+    /// Probes that arrived at the peer's host.
     pub(super) arrived: u32,
-    /// Replies that left it.
+    /// Replies that left the peer's host.
     pub(super) replied: u32,
     /// Replies that came back to this host.
     pub(super) returned: u32,
     /// Probes lost on the way there.
     pub(super) lost_there: u32,
-    /// Those lost in the peer's host.
+    /// Probes lost in the peer's host.
     pub(super) lost_in_peer: u32,
     /// Replies lost on the way back.
     pub(super) lost_back: u32,
-    /// Replies that came back and did not reach the agent in time.
+    /// Replies that came back but did not reach the agent in time.
     pub(super) lost_here: u32,
 }
 
-/// The ways that are followed, each by the first of its targets.
+/// The followed ways, each keyed by its first target.
 #[derive(Debug, Default)]
 pub(super) struct Ways(SparseSecondaryMap<TargetId, Track>);
 
-/// A way that is followed.
+/// A followed way.
 #[derive(Debug, Default)]
 struct Track {
     /// Probes that this host failed to send.
     unsent: u32,
-    /// Replies that the uplink saw and the agent did not.
+    /// Replies that the uplink saw but the agent did not.
     unseen: u32,
-    /// By time, further apart the older they are.
+    /// In time order, further apart the older they are.
     points: VecDeque<Point>,
 }
 
-/// An exchange. Counts of this side are bounds: at least, at most.
+/// An exchange. This side's counts are bounds: minimum, maximum.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     asked: Duration,
@@ -109,7 +110,7 @@ struct Point {
     counts: WayCounts,
     sent: (u32, u32),
     returned: (u32, u32),
-    /// Replies for which no probe waited, when the peer was asked.
+    /// Replies for which no probe was waiting, when the peer was asked.
     surplus: u32,
     unseen: u32,
 }
@@ -125,40 +126,40 @@ impl Ways {
         self.0.contains_key(way)
     }
 
-    /// Begins to follow a way, unless there are too many.
+    /// Starts to follow a way, unless too many are followed already.
     pub(super) fn follow(&mut self, way: TargetId) {
         if self.0.len() < MOST_TRACKS && !self.0.contains_key(way) {
             self.0.insert(way, Track::default());
         }
     }
 
-    /// Ends to follow a way.
+    /// Stops following a way.
     pub(super) fn forget(&mut self, way: TargetId) {
         self.0.remove(way);
     }
 
-    /// This host failed to send a probe.
+    /// Records a probe that this host failed to send.
     pub(super) fn unsent(&mut self, way: TargetId) {
         if let Some(track) = self.0.get_mut(way) {
             track.unsent = track.unsent.wrapping_add(1);
         }
     }
 
-    /// A reply came to the uplink, and not to the agent.
+    /// Records a reply that reached the uplink but not the agent.
     pub(super) fn unseen(&mut self, way: TargetId) {
         if let Some(track) = self.0.get_mut(way) {
             track.unseen = track.unseen.wrapping_add(1);
         }
     }
 
-    /// Takes in an exchange about a way that is followed.
+    /// Records an exchange about a followed way.
     pub(super) fn exchanged(&mut self, way: TargetId, exchange: &Exchange) {
         if let Some(track) = self.0.get_mut(way) {
             track.exchanged(exchange);
         }
     }
 
-    /// What became of the probes since the first exchange after `from`; `None` where that is not known.
+    /// What happened to the probes since the first exchange after `from`; `None` if unknown.
     pub(super) fn passage(&self, way: TargetId, from: Duration) -> Option<Passage> {
         self.0.get(way)?.passage(from)
     }
@@ -201,11 +202,11 @@ impl Track {
             unseen: self.unseen,
         };
         if let Some(last) = self.points.back() {
-            // Of two at a time it is not known whose counts are older.
+            // For two concurrent exchanges it is unknown whose counts are older.
             if asked < last.told {
                 return;
             }
-            // Either side began anew.
+            // One of the two sides restarted its counts.
             if !last.precedes(&point) {
                 self.points.clear();
             }
@@ -214,7 +215,7 @@ impl Track {
         self.thin_out(told);
     }
 
-    /// Drops exchanges that are out of all windows or lie close together for their age.
+    /// Drops exchanges that are outside all windows or too close together for their age.
     fn thin_out(&mut self, now: Duration) {
         let points = &mut self.points;
         while points.len() > MOST_POINTS
@@ -237,7 +238,7 @@ impl Track {
 }
 
 impl Point {
-    /// Whether all counts go on from this exchange to a later one.
+    /// Whether all counts continue from this exchange to a later one.
     fn precedes(&self, later: &Self) -> bool {
         self.since_ns == later.since_ns
             && increase(self.counts.arrived, later.counts.arrived).is_some()
@@ -247,8 +248,8 @@ impl Point {
             && increase(self.surplus, later.surplus).is_some()
     }
 
-    /// What became of the probes from this exchange to the last one; `None` where the counts contradict
-    /// each other. All replies that were on their way at the last one have come when the later one begins.
+    /// What happened to the probes between this exchange and `last`; `None` if the counts contradict each other. All
+    /// replies in flight at `last` have arrived by the time `later` starts.
     fn passage(&self, last: &Self, later: &Self) -> Option<Passage> {
         if last.asked < self.told || !self.precedes(last) {
             return None;
@@ -257,11 +258,12 @@ impl Point {
         let replied = increase(self.counts.replied, last.counts.replied)?;
         let sent_most = increase(self.sent.0, last.sent.1)?;
         let sent_least = increase(self.sent.1, last.sent.0).unwrap_or(0);
-        // Of the replies that came after the last exchange, each may be one that had left the peer by then.
+        // Any reply that arrived after the last exchange may have left the peer before it.
         let surplus = increase(last.surplus, later.surplus)?;
         let returned_most = increase(self.returned.0, last.returned.1)?.saturating_add(surplus);
         let returned_least = increase(self.returned.1, last.returned.0).unwrap_or(0);
-        // No more can arrive, leave or come than there was before, but for duplicates, which come as surplus.
+        // At each step there cannot be more packets than at the step before, except for duplicates, which show up as
+        // surplus.
         let duplicates = increase(self.surplus, later.surplus)?;
         let unsure = self.unsure().saturating_add(duplicates);
         if arrived > sent_most.saturating_add(duplicates)
@@ -285,13 +287,13 @@ impl Point {
         })
     }
 
-    /// Probes of which it is not known on which side of the exchange they were.
+    /// Number of probes that may lie on either side of the exchange.
     fn unsure(&self) -> u32 {
         self.sent.1.wrapping_sub(self.sent.0)
     }
 }
 
-/// By how much a count that wraps has grown; `None` if it has shrunk.
+/// Increase of a wrapping count; `None` if it decreased.
 fn increase(before: u32, after: u32) -> Option<u32> {
     let increase = after.wrapping_sub(before);
     (increase <= u32::MAX / 2).then_some(increase)
@@ -307,24 +309,24 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// What becomes of a probe in the end.
+    /// The final fate of a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Fate {
         LostThere,
         LostInPeer,
         LostBack,
         Returned,
-        /// When it had been given up.
+        /// Arrives after it was given up.
         Late,
-        /// Twice, from the way there on.
+        /// Duplicated on the way there.
         DuplicatedThere,
-        /// Twice, from the peer's host on.
+        /// Duplicated in the peer's host.
         DuplicatedInPeer,
-        /// Twice, from the way back on.
+        /// Duplicated on the way back.
         DuplicatedBack,
-        /// Not to the agent.
+        /// Never reaches the agent.
         Unseen,
-        /// This host did not let it out.
+        /// This host did not send it.
         Unsent,
     }
     use Fate::{
@@ -337,19 +339,19 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     struct Probe {
-        /// When, in milliseconds.
+        /// Time of sending, in milliseconds.
         sent: u64,
-        /// One way, in milliseconds. This and the next two are below a quarter of the time-out.
+        /// One-way delay, in milliseconds. This and the next two are below a quarter of the time-out.
         delay: u64,
-        /// In the peer's host.
+        /// Time spent in the peer's host.
         stay: u64,
-        /// By which a duplicate comes after the first.
+        /// How much later a duplicate follows.
         lag: u64,
         fate: Fate,
     }
 
     impl Probe {
-        /// Without a stay.
+        /// A probe that spends no time in the peer's host.
         fn new(sent: u64, delay: u64, fate: Fate) -> Self {
             Self {
                 sent,
@@ -400,13 +402,13 @@ mod tests {
         }
     }
 
-    /// Two agents and all that is sent between them.
+    /// Two agents and everything sent between them.
     #[derive(Debug)]
     struct Model {
         probes: Vec<Probe>,
-        /// When the peer's counts begin anew.
+        /// When the peer's counts restart.
         restarts: Vec<u64>,
-        /// What counts begin with: near the end of the numbers, they wrap.
+        /// Initial value of the counts: close to the maximum, they wrap.
         base: u32,
     }
 
@@ -449,8 +451,8 @@ mod tests {
             }
         }
 
-        /// Follows the way through exchanges that are begun, read and told at these times, and taken in
-        /// in the order given.
+        /// Follows the way through exchanges with these times of request, reading and answer, recorded in the given
+        /// order.
         fn track(&self, exchanges: &[(u64, u64, u64)]) -> Track {
             let mut track = Track::default();
             let mut until = 0;
@@ -475,7 +477,7 @@ mod tests {
         }
     }
 
-    /// One probe a second, of which one in `each` has this fate.
+    /// One probe a second; one in `each` has this fate.
     fn regular(fate: Fate, each: usize) -> Model {
         let probe = |number: usize| {
             let is_one = number.is_multiple_of(each);
@@ -563,7 +565,7 @@ mod tests {
                 counts: WayCounts { arrived, replied },
             }
         };
-        // More than was sent, more replies than requests, more answers than replies.
+        // More arrivals than probes sent, more replies than requests, more answers than replies.
         for (arrived, replied) in [(61, 60), (50, 55), (50, 50), (0, 0), (u32::MAX, 60)] {
             let mut track = Track::default();
             track.exchanged(&exchange(1, 0, 0, 0));
@@ -573,7 +575,7 @@ mod tests {
         }
     }
 
-    /// Whatever the exchange in the middle leaves under way, the last one sees come.
+    /// Whatever is in flight at the middle exchange has arrived by the last one.
     #[test]
     fn a_duplicate_on_its_way_is_no_loss() {
         for duplicated in [DuplicatedThere, DuplicatedInPeer, DuplicatedBack] {
@@ -594,10 +596,10 @@ mod tests {
                 let passage = model(fate).track(&exchanges[..count]).passage(millis(0));
                 passage.map(|p| (p.lost_there, p.lost_in_peer, p.lost_back))
             };
-            // Not told before it is known.
+            // Not reported before it is known.
             assert_eq!(of(duplicated, 2), None);
             assert_eq!(of(duplicated, 3), Some((0, 0, 0)), "{duplicated:?}");
-            // A reply that does not come is a loss, though its probe is waited for no more.
+            // A reply that does not arrive is a loss, even though its probe is no longer waited for.
             assert_eq!(of(LostBack, 3), Some((0, 0, 0)));
         }
     }
@@ -628,7 +630,7 @@ mod tests {
             restarts: Vec::new(),
             base: 0,
         };
-        // When the counts are read, both have arrived and neither is answered.
+        // When the counts are read, both have arrived and neither has been answered.
         let exchanges = [
             (4513, 4514, 4514),
             (95_332, 95_695, 95_695),
@@ -646,7 +648,7 @@ mod tests {
             probe.fate = Unsent;
         }
         let passage = passage(&model, 60, 600).unwrap();
-        // One in three of those that left.
+        // One in three of the probes that were sent.
         let share = f64::from(passage.lost_there) / f64::from(passage.sent);
         assert!((0.31..0.35).contains(&share), "{passage:?}");
     }
@@ -677,7 +679,7 @@ mod tests {
             .collect();
         let track = model.track(&exchanges);
         assert!(track.points.len() <= MOST_POINTS);
-        // And yet reaches far back.
+        // It still reaches far back.
         let covered = track.points[track.points.len() - 1].told - track.points[0].asked;
         assert!(covered > Duration::from_secs(300), "{covered:?}");
         let mut ways = Ways::default();
@@ -704,8 +706,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is lost or doubled elsewhere, whoever starts anew, wherever the counts wrap and in whatever order
-        /// answers come: no more is told to be lost on a part of the way than was.
+        /// Whatever is lost or duplicated elsewhere, whichever side restarts, wherever the counts wrap and in whatever
+        /// order answers arrive: no part of the way is reported to lose more than it did.
         #[test]
         fn no_loss_is_told_where_there_is_none(
             probes in prop::collection::vec(

@@ -1,5 +1,5 @@
-//! What two agents report to each other in the headers of `GET /hello` about the requester's echo probes:
-//! who asks, and how many of them arrived.
+//! What two agents tell each other in the headers of `GET /hello` about the requester's echo probes: who is asking, and
+//! how many of its probes arrived.
 //!
 //! Both are numbers in a fixed format. Anything else is ignored.
 
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use health_common::arrivals::{Arrivals, Prober, WAYS, WayCounts};
 
-/// Header of a request that tells whose probes to count: session and ICMP identifier as they stand in
-/// the probes, in hexadecimal, such as `1a2b3c4d-5e6f`.
+/// Request header that says whose probes to count: session and ICMP identifier exactly as in the probes, in
+/// hexadecimal, such as `1a2b3c4d-5e6f`.
 pub(super) const PROBER_HEADER: &str = "health-prober";
-/// Header of an answer that tells what arrived of the asker's probes: when the counts began, and for
-/// each way (IPv4 to the host, IPv4 to the endpoint, the same by IPv6) how many probes came and how
-/// many replies left. Decimal numbers with a blank between them.
+/// Answer header that reports how many of the asker's probes arrived: when the counts started, and for each way (IPv4
+/// to the host, IPv4 to the endpoint, then the same for IPv6) the number of probes that arrived and of replies that
+/// left. Decimal numbers separated by spaces.
 pub(super) const ARRIVALS_HEADER: &str = "health-arrivals";
 
-/// Headers that were rubbish, since the start.
+/// Number of malformed headers since the start.
 #[derive(Debug, Default)]
 pub(super) struct MalformedHeaders(AtomicU64);
 
@@ -24,7 +24,7 @@ impl MalformedHeaders {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many there were.
+    /// The current count.
     pub(super) fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -36,7 +36,7 @@ pub(super) fn prober_value(prober: Prober) -> String {
     format!("{:08x}-{icmp_id:04x}", prober.session)
 }
 
-/// Reads a value of [`PROBER_HEADER`]; `None` if it is none.
+/// Parses a [`PROBER_HEADER`] value; `None` if it is malformed.
 pub(super) fn parse_prober(value: &[u8]) -> Option<Prober> {
     let (session, icmp_id) = std::str::from_utf8(value).ok()?.split_once('-')?;
     let is_hex = |text: &str, len| {
@@ -61,12 +61,12 @@ pub(super) fn arrivals_value(arrivals: &Arrivals) -> String {
     value
 }
 
-/// Reads a value of [`ARRIVALS_HEADER`]; `None` if it is none.
+/// Parses an [`ARRIVALS_HEADER`] value; `None` if it is malformed.
 pub(super) fn parse_arrivals(value: &[u8]) -> Option<Arrivals> {
     let mut numbers = std::str::from_utf8(value).ok()?.split(' ');
     let mut next = || {
         let text = numbers.next()?;
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let is_number = text.bytes().all(|b| b.is_ascii_digit());
         is_number.then(|| text.parse::<u64>().ok())?
     };

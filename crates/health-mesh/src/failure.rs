@@ -1,4 +1,4 @@
-//! Why a probe failed, in the words that a status shows.
+//! Reasons why a probe failed, worded as in the status.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use health_model::duration::duration_text;
 use nix::errno::Errno;
 
-/// Why a probe failed. Its text is the `status` of the report.
+/// Why a probe failed. Its text is the `status` in reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// No answer, or no connection, in time.
@@ -17,29 +17,29 @@ pub(super) enum Failure {
     ResponseTimedOut,
     /// The kernel refused to send or to connect.
     Os(Errno),
-    /// An ICMP error came for the probe.
+    /// An ICMP error was received for the probe.
     Icmp(IcmpError),
     /// An HTTP response other than 200.
     UnexpectedStatus(u16),
-    /// The peer closed the connection before its response was whole.
+    /// The peer closed the connection before its response was complete.
     Closed,
-    /// Not an HTTP response, or one with too long a head.
+    /// Not an HTTP response, or its head is too long.
     Malformed,
-    /// This host has no sockets of the address's family.
+    /// This host has no sockets for the address family.
     NoFamily,
     /// A good HTTP response without a proof of the mesh key.
     NoProof,
-    /// Somebody refuses this node's key, without a proof.
+    /// The answering side rejects this node's key, without a proof of its own.
     KeyRefused,
-    /// A proof of another key than the mesh's, or of another response.
+    /// A proof made with a key that is not the mesh's, or for another response.
     WrongProof,
     /// An authentic answer to another request.
     Replayed,
-    /// The authentic answer of the node with this full name, which is another than the one that was asked.
+    /// An authentic answer from the node with this full name, which is not the node that was asked.
     WrongNode(Box<str>),
-    /// The node refuses the request, by its clock.
+    /// The node refuses the request because the clocks differ.
     ClockDiffers {
-        /// Seconds that its clock is ahead of this host's; negative: behind.
+        /// Seconds by which its clock is ahead of this host's; negative if behind.
         ahead: i64,
     },
 }
@@ -47,11 +47,11 @@ pub(super) enum Failure {
 /// An ICMP error message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IcmpError {
-    /// Its type; the family tells of which protocol.
+    /// Its type; the address family tells whether it is ICMP or ICMPv6.
     pub(super) kind: u8,
     /// Its code.
     pub(super) code: u8,
-    /// Who sent it.
+    /// The sender's address.
     pub(super) from: IpAddr,
 }
 
@@ -61,15 +61,15 @@ impl Failure {
         matches!(self, Self::Os(_) | Self::NoFamily)
     }
 
-    /// Whether nothing was heard: something that is only late looks the same.
+    /// Whether nothing was received: an answer that is merely late looks the same.
     pub(super) fn is_silence(&self) -> bool {
         matches!(self, Self::TimedOut | Self::ResponseTimedOut)
     }
 }
 
 impl Failure {
-    /// Whether this still tells more when `next` follows. Hosts and routers send so few ICMP errors a
-    /// second that between two of them there is silence.
+    /// Whether this is still more informative when `next` follows. Hosts and routers rate-limit ICMP errors so strictly
+    /// that there is silence between two of them.
     pub(super) fn outlives(&self, next: &Self) -> bool {
         let rationed = matches!(
             self,
@@ -94,7 +94,7 @@ impl fmt::Display for Failure {
         match self {
             Self::TimedOut => f.write_str("Connection timed out"),
             Self::ResponseTimedOut => f.write_str("Response timed out"),
-            // What routes of the kinds `prohibit` and `blackhole` answer.
+            // Errors caused by `prohibit` and `blackhole` routes.
             Self::Os(errno @ (Errno::EACCES | Errno::EPERM)) => {
                 write!(f, "{} (by a local route or firewall)", errno.desc())
             }

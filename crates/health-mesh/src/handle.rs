@@ -1,4 +1,4 @@
-//! Starts a mesh, and speaks to a running one.
+//! Starts a mesh, and controls a running one.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -29,91 +29,91 @@ use super::results::Results;
 use super::sending::Sending;
 use super::sweep::SweepEvent;
 
-/// Requests to the engine that may wait.
+/// Maximum number of queued requests to the engine.
 const COMMANDS: usize = 16;
-/// Nodes that are written down without a pause for the prober: some 0.2 ms.
+/// Nodes serialized before the prober gets a turn: about 0.2 ms.
 const NODES_AT_A_TIME: usize = 64;
-/// Longest wait for the MTU of paths: below that of a client. A black hole takes some 15 s.
+/// Maximum wait for path MTUs: shorter than a client's time-out. A black hole takes about 15 s.
 const PATH_MTU_WAIT: Duration = Duration::from_secs(25);
-/// Events of a probe on request that may wait for a slow reader.
+/// Maximum number of probe events queued for a slow reader.
 const EVENTS: usize = 64;
 
-/// How to probe, and as whom.
+/// How to probe, and as which node.
 #[derive(Clone, Debug)]
 pub struct MeshOptions {
     /// Full name (`cluster/node`) of this node.
     pub local: String,
-    /// This node's own addresses: probes to them cross no uplink.
+    /// This node's own addresses: probes to them do not cross an uplink.
     pub local_addresses: Vec<IpAddr>,
     /// Devices that lead to other nodes.
     pub uplinks: Vec<String>,
     /// Time between two probes of one target.
     pub intervals: ProbeIntervals,
-    /// Most probes a second; intervals grow where they would come to more.
+    /// Maximum number of probes a second; intervals grow if they would need more.
     pub rate: u32,
-    /// How long a probe waits for its answer.
+    /// How long a probe waits for an answer.
     pub timeout: Duration,
-    /// Time between two looks at the MTU of a path; `None`: on request alone.
+    /// Time between two checks of a path's MTU; `None`: only on request.
     pub path_mtu_interval: Option<Duration>,
-    /// The part of a target's probes, 0 to 1, whose loss degrades it.
+    /// Fraction of a target's probes, 0 to 1, whose loss makes it degraded.
     pub loss_threshold: f64,
     /// Whether round trips of all connections to the targets' addresses are counted.
     pub passive_rtt: bool,
-    /// How many times less often a target is probed by ICMP while a connection to its address is
-    /// answered; 1 for no less often.
+    /// Factor by which ICMP probes of a target become rarer while it answers on a connection to its address; 1 for no
+    /// change.
     pub passive_relief: u8,
     /// TCP port of the responders, on all nodes.
     pub port: u16,
-    /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
+    /// ICMP identifier, host byte order. Same as in `HEALTH_CONFIG`; random on each start.
     pub icmp_id: u16,
-    /// Session of the ICMP probes. As in `HEALTH_CONFIG`; random for each start, and not 0.
+    /// Session of the ICMP probes. Same as in `HEALTH_CONFIG`; random on each start, never 0.
     pub session: u32,
-    /// Keys of the mesh. That of the tags which mark ICMP probes is as in `HEALTH_CONFIG`.
+    /// Keys of the mesh. The key of the tags that mark ICMP probes is the same as in `HEALTH_CONFIG`.
     pub keys: MeshKeys,
     /// Whether peers are asked when ICMP probes arrived.
     pub one_way: bool,
-    /// Why no health endpoint is probed, this node's own included, which has none. `None`: they are.
+    /// Why no health endpoint is probed; this node then has none either. `None`: they are probed.
     pub hosts_only: Option<String>,
-    /// Folder of what is kept over a restart.
+    /// Folder for data that survives a restart.
     pub state_dir: PathBuf,
-    /// This node's maps that are nearly full; reports list them.
+    /// This node's nearly full maps; listed in reports.
     pub full_maps: watch::Receiver<Vec<FullMap>>,
-    /// This node's endpoints that do not follow its policy; reports tell of them.
+    /// This node's endpoints that do not enforce its current policy; included in reports.
     pub policy_lag: watch::Receiver<Option<PolicyLag>>,
-    /// What is not in order with this agent; reports list it.
+    /// Problems of this agent; listed in reports.
     pub problems: watch::Receiver<Vec<AgentProblem>>,
 }
 
 /// Why the mesh cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
-    /// No raw sockets.
+    /// Raw sockets are not available.
     #[error("cannot open a raw ICMP socket: {0}; run as root or with CAP_NET_RAW")]
     RawSocket(io::Error),
     /// The rows of round-trip times cannot be read.
     #[error("cannot list the rows of HEALTH_RTT: {0}")]
     RttStore(io::Error),
-    /// No thread of its own, or no runtime on it.
+    /// The thread, or its runtime, cannot be created.
     #[error("cannot start the prober's thread: {0}")]
     Thread(io::Error),
 }
 
-/// What the engine writes and its handles read.
+/// State that the engine writes and its handles read.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// All times are durations since this.
+    /// All times are durations since this instant.
     pub(super) start: Instant,
     results: RwLock<Results>,
     pub(super) ignored: Arc<IgnoredReplies>,
-    /// What peers told that cannot be read.
+    /// Malformed reports of peers.
     pub(super) malformed: MalformedHeaders,
-    /// When the engine made its last turn, nanoseconds.
+    /// When the engine completed its last turn, nanoseconds.
     last_turn: AtomicU64,
     sending: Mutex<Sending>,
 }
 
 impl Shared {
-    /// The time since the start.
+    /// Time since the start.
     pub(super) fn now(&self) -> Duration {
         self.start.elapsed()
     }
@@ -126,19 +126,19 @@ impl Shared {
         self.results.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is counted of the probes that are sent.
+    /// Counters of sent probes.
     pub(super) fn sending(&self) -> MutexGuard<'_, Sending> {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The engine has come round.
+    /// Records that the engine completed a turn.
     pub(super) fn turned(&self, now: Duration) {
         let nanos = now.as_nanos().try_into().unwrap_or(u64::MAX);
         self.last_turn.store(nanos, Ordering::Relaxed);
     }
 }
 
-/// The nodes of a report, in the order of the set in force.
+/// The nodes of a report, in the order of the current set.
 struct NodeStream<'a>(&'a Shared);
 
 impl NodeStream<'_> {
@@ -171,12 +171,12 @@ impl Serialize for NodeStream<'_> {
 pub struct Mesh;
 
 impl Mesh {
-    /// Starts to probe the nodes of each set that `nodes` brings. `local_health` tells the addresses
-    /// of this node's own health endpoint; while it is empty, the registry's stand. Rows of `store`
-    /// that belong to no known peer are removed. Must be called in the network namespace to probe from.
+    /// Starts to probe the nodes of each set that `nodes` delivers. `local_health` holds the addresses of this node's
+    /// own health endpoint; while it is empty, the registry's addresses apply. Rows of `store` that belong to no known
+    /// peer are removed. Must be called in the network namespace to probe from.
     ///
-    /// The prober has a thread of its own: no slow request of the API delays a probe, and all that a
-    /// probe takes is done without handing it from thread to thread.
+    /// The prober has its own thread: no slow API request delays a probe, and a probe is never handed from thread to
+    /// thread.
     pub fn start(
         options: MeshOptions,
         nodes: watch::Receiver<Arc<NodeSet>>,
@@ -205,7 +205,7 @@ impl Mesh {
             runtime.block_on(async {
                 match Engine::new(options, of_thread, nodes, store, local_health) {
                     Ok(engine) => {
-                        // Whoever started the mesh waits for this.
+                        // The thread that starts the mesh waits for this.
                         let _ = started.send(Ok(()));
                         engine.run(received).await;
                     }
@@ -225,7 +225,7 @@ impl Mesh {
     }
 }
 
-/// Speaks to a running mesh. The mesh ends when the last handle is dropped.
+/// Controls a running mesh. The mesh stops when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct MeshHandle {
     pub(super) shared: Arc<Shared>,
@@ -233,31 +233,30 @@ pub struct MeshHandle {
 }
 
 impl MeshHandle {
-    /// What is known now.
+    /// The current report.
     pub fn report(&self) -> HealthStatus {
         self.shared.results().report(self.shared.now())
     }
 
-    /// Writes the same as JSON, a few nodes at a time: neither does it take the memory of a whole report,
-    /// nor does it hold up the prober, however slow the reader is.
+    /// Writes the report as JSON, a few nodes at a time: this neither needs the memory of a whole report nor delays the
+    /// prober, however slow the reader is.
     pub fn write_report(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let nodes = NodeStream(&self.shared);
         let report = self.shared.results().report_of(nodes, self.shared.now());
-        // JSON is written in many small parts.
+        // JSON is written in many small pieces.
         let mut out = io::BufWriter::new(out);
         serde_json::to_writer(&mut out, &report)?;
-        // Not a flush, which would have the reader wait for a part that is no larger than this.
+        // No flush: it would make the reader wait for a piece that is no larger than this.
         out.into_inner().map_err(io::IntoInnerError::into_error)?;
         Ok(())
     }
 
-    /// The last report without the nodes.
+    /// The current report without the nodes.
     pub fn report_head(&self) -> HealthStatus<()> {
         self.shared.results().report_of((), self.shared.now())
     }
 
-    /// Gives the nodes of the last report to `each`, in the order of the report, with pauses for the
-    /// prober.
+    /// Passes the nodes of the current report to `each`, in report order, with pauses for the prober.
     pub fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
         let Ok(()) = NodeStream(&self.shared).try_for_each(|node| {
             each(node);
@@ -265,7 +264,7 @@ impl MeshHandle {
         });
     }
 
-    /// How the node registries do.
+    /// State of the node registries.
     pub fn registries(&self) -> Vec<RegistryState> {
         self.shared.results().registries()
     }
@@ -275,23 +274,23 @@ impl MeshHandle {
         self.shared.results().node_list()
     }
 
-    /// What became of the probes of the last hour: of one node, by its full name, or of all.
+    /// Probe results of the last hour, for one node by its full name, or for all.
     pub fn history(&self, node: Option<&str>) -> Vec<TargetHistory> {
         self.shared.results().history(node, self.shared.now())
     }
 
-    /// ICMP messages that were not taken for answers.
+    /// ICMP messages that were not accepted as answers.
     pub fn ignored_replies(&self) -> IgnoredReplyCounts {
         self.shared.ignored.counts()
     }
 
-    /// Answers to `GET /hello` in which a peer's counts could not be read.
+    /// Answers to `GET /hello` with malformed counts of a peer.
     pub fn malformed_headers(&self) -> u64 {
         self.shared.malformed.count()
     }
 
-    /// How the prober does: when it came round for the last time, about a second ago at most unless it hangs, and
-    /// whether its probes are sent, and in time.
+    /// State of the prober: when it completed its last turn, at most about a second ago unless it hangs, and whether
+    /// its probes are sent, and on time.
     pub fn prober(&self) -> LastTurn {
         let last = Duration::from_nanos(self.shared.last_turn.load(Ordering::Relaxed));
         let age = self.shared.now().saturating_sub(last);
@@ -304,16 +303,15 @@ impl MeshHandle {
         }
     }
 
-    /// Probes all targets and reports when all results are there, at the latest when the last probe
-    /// has timed out, with what is known then. Requests that come while one is served share its
-    /// probes.
+    /// Probes all targets and reports once all results are in, or when the last probe has timed out, with what is known
+    /// then. Requests that arrive meanwhile share the same probes.
     pub async fn probe_now(&self) -> HealthStatus {
         let mut events = self.sweep().await;
         while events.recv().await.is_some() {}
         self.report()
     }
 
-    /// Does the same, and tells what comes as it comes. The last event is [`ProbeEvent::Done`].
+    /// The same, but sends results as they arrive. The last event is [`ProbeEvent::Done`].
     pub fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
         let (sender, receiver) = mpsc::channel(EVENTS);
         let mesh = self.clone();
@@ -335,40 +333,40 @@ impl MeshHandle {
                     return;
                 }
             }
-            // The reader may have gone.
+            // The reader may be gone.
             let _ = sender.send(ProbeEvent::Done(Box::new(mesh.report()))).await;
         });
         receiver
     }
 
-    /// What is known of the MTU of the paths to one node, by its full name, or to all.
+    /// The known path MTUs to one node, by its full name, or to all.
     pub fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
         self.shared.results().path_mtus(node)
     }
 
-    /// Finds them anew. Ends when that has been done, and after 25 s with what is known then.
+    /// Measures them again. Returns when that is done, or after 25 s with what is known then.
     pub async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
         let (done, wait) = oneshot::channel();
         let command = Command::ProbePathMtu {
             node: node.map(str::to_owned),
             done,
         };
-        // An error means that the mesh has ended; what was known stays true.
+        // An error means that the mesh has stopped; the last results stay valid.
         if self.commands.send(command).await.is_ok() {
             let _ = tokio::time::timeout(PATH_MTU_WAIT, wait).await;
         }
         self.path_mtus(node)
     }
 
-    /// Begins to probe all targets. The channel closes when that has ended, or the mesh has.
+    /// Starts to probe all targets. The channel closes when the sweep or the mesh has ended.
     async fn sweep(&self) -> mpsc::UnboundedReceiver<SweepEvent> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        // An error means that the mesh has ended; what was known stays true.
+        // An error means that the mesh has stopped; the last results stay valid.
         let _ = self.commands.send(Command::Probe(sender)).await;
         receiver
     }
 
-    /// Ends the mesh; returns when what it learned is written. Reports stay available.
+    /// Stops the mesh; returns once everything it learned is written. Reports stay available.
     pub async fn shutdown(&self) {
         let (done, wait) = oneshot::channel();
         if self.commands.send(Command::Shutdown(done)).await.is_ok() {

@@ -1,36 +1,36 @@
-//! What came of the probes of one target in the last hour, in four bytes a result.
+//! Results of a target's probes in the last hour, in four bytes per result.
 //!
-//! Pure: time comes in as the duration since the mesh's start. Times are kept in tenths of a second,
-//! round trips to one part in 4096.
+//! Pure: time is passed in as the duration since the mesh's start. Times are stored in tenths of a second, round-trip
+//! times to one part in 4096.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The windows that are reported.
+/// The windows in reports.
 pub(super) const WINDOWS: [Duration; 3] = [SHORT, MIDDLE, LONGEST];
 const SHORT: Duration = Duration::from_secs(60);
 const MIDDLE: Duration = Duration::from_secs(600);
 /// Nothing is kept for longer.
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Unit of the times.
+/// Unit of stored times.
 const TICK: Duration = Duration::from_millis(100);
-/// Results within this many ticks of the newest are kept, and one before them.
+/// Results within this many ticks of the newest are kept, plus one before them.
 const KEPT: u32 = ticks(LONGEST);
 
-/// Results that the histories of all targets may hold together: 16 MiB, an hour at 1165 a second.
+/// Maximum number of results in the histories of all targets together: 16 MiB, or an hour at 1165 a second.
 const ALL_RESULTS: usize = 4 << 20;
-/// Fewest and most results of one target, whatever the number of targets: 256 bytes to 16 kB. The
-/// latter is an hour of one a second with a tenth to spare for those that confirm failures.
+/// Minimum and maximum number of results per target, whatever the number of targets: 256 bytes to 16 kB. The maximum is
+/// an hour of one result a second, with a tenth to spare for confirming probes.
 const TARGET_RESULTS: (usize, usize) = (64, 4000);
 
-/// Newest answers that tell the latency of now: at an interval of 10 s, those of 80 s.
+/// Number of newest answers that represent the current latency: at an interval of 10 s, they span 80 s.
 const RECENT_ANSWERS: usize = 8;
-/// Most answers, evenly picked of those before, that tell the usual latency. They bound the cost.
+/// Maximum number of earlier answers, evenly sampled, that represent the usual latency. Limits the cost.
 const USUAL_ANSWERS: usize = 64;
 
-/// Most results that one of `targets` histories should hold: an hour's, where the probes of all
-/// targets together are at most 1000 a second.
+/// Maximum number of results that one of `targets` histories should hold: an hour's worth, as long as all targets
+/// together get at most 1000 probes a second.
 pub(super) fn most_results(targets: usize) -> usize {
     let (fewest, most) = TARGET_RESULTS;
     (ALL_RESULTS / targets.max(1)).clamp(fewest, most)
@@ -39,8 +39,8 @@ pub(super) fn most_results(targets: usize) -> usize {
 /// The results of one target.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// By time sent. All lie within [`KEPT`] ticks of `newest`, the first perhaps up to the
-    /// `u16::MAX` ticks that its time can tell.
+    /// By time sent. All lie within [`KEPT`] ticks of `newest`, except that the first may be up to the `u16::MAX` ticks
+    /// old that its time field can express.
     results: VecDeque<PackedResult>,
     /// When the newest probe was sent, ticks since the start.
     newest: u32,
@@ -54,27 +54,27 @@ struct PackedResult {
     outcome: Outcome,
 }
 
-/// One result of a history.
+/// One result from a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecentResult {
     /// When the probe was sent, since the start, to a tenth of a second.
     pub(super) sent: Duration,
-    /// The round trip; `None`: lost.
+    /// The round-trip time; `None` if lost.
     pub(super) rtt: Option<Duration>,
 }
 
-/// What came of the probes that were sent in a window. Round trips are those of answered probes;
-/// percentiles are by nearest rank.
+/// Summary of the probes sent within a window. Round-trip times are those of answered probes; percentiles use the
+/// nearest rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
     /// Probes with a result.
     pub(super) probes: u32,
-    /// Those of them without an answer.
+    /// Probes without an answer.
     pub(super) lost: u32,
-    /// The part of the window that there are results for: all of it if there is an older result,
-    /// else the time since the oldest.
+    /// The part of the window for which there are results: all of it if an older result exists, else the time since the
+    /// oldest result.
     pub(super) covered: Duration,
-    /// Shortest round trip; as all below, `None` when no probe was answered.
+    /// Shortest round trip; like all below, `None` if no probe was answered.
     pub(super) min: Option<Duration>,
     /// Median.
     pub(super) p50: Option<Duration>,
@@ -84,9 +84,9 @@ pub(super) struct Window {
     pub(super) p99: Option<Duration>,
     /// Longest round trip.
     pub(super) max: Option<Duration>,
-    /// Mean absolute difference of the round trips of consecutive probes. A lost probe has no
-    /// difference to its neighbours, as in RFC 3393. Unlike the running estimate of RFC 3550, it
-    /// depends on nothing outside the window. `None` without two consecutive answers.
+    /// Mean absolute difference between the round trips of consecutive probes. A lost probe has no difference to its
+    /// neighbours, as in RFC 3393. Unlike the running estimate of RFC 3550, it does not depend on anything outside the
+    /// window. `None` without two consecutive answers.
     pub(super) jitter: Option<Duration>,
 }
 
@@ -95,16 +95,16 @@ pub(super) struct Window {
 pub(super) struct Loss {
     /// Probes with a result.
     pub(super) probes: u32,
-    /// Those of them without an answer.
+    /// Probes without an answer.
     pub(super) lost: u32,
     /// Length of the window.
     pub(super) window: Duration,
 }
 
-/// How a number of round trips are distributed.
+/// Distribution of a number of round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Latency {
-    /// Round trips that this is made of.
+    /// Number of round trips.
     pub(super) samples: u32,
     /// 25th percentile.
     pub(super) p25: Duration,
@@ -114,20 +114,20 @@ pub(super) struct Latency {
     pub(super) p90: Duration,
 }
 
-/// How a target does now against how it did before.
+/// A target's current state compared with its past.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trend {
     /// Losses in the last ten minutes and in the last hour.
     pub(super) loss: [Loss; 2],
-    /// The newest eight answers, as far as they are of the last ten minutes.
+    /// The newest eight answers, as far as they lie within the last ten minutes.
     pub(super) recent: Option<Latency>,
-    /// Answers of the last hour before those, evenly picked.
+    /// Earlier answers of the last hour, evenly sampled.
     pub(super) usual: Option<Latency>,
 }
 
 impl History {
-    /// Keeps what came of a probe that was sent at `sent`: its round trip, or `None` if it was lost.
-    /// Results may come in any order. The oldest beyond `most` are dropped.
+    /// Records the outcome of a probe sent at `sent`: its round-trip time, or `None` if it was lost. Results may arrive
+    /// in any order. The oldest beyond `most` are dropped.
     pub(super) fn record(&mut self, sent: Duration, rtt: Option<Duration>, most: usize) {
         let sent = ticks(sent);
         if self.newest.saturating_sub(sent) > u32::from(u16::MAX) {
@@ -159,8 +159,7 @@ impl History {
         }
     }
 
-    /// What came of the probes sent in the last `length` before `now`, at most an hour; `None` without
-    /// a result.
+    /// Summary of the probes sent in the last `length` before `now`, at most an hour; `None` without results.
     pub(super) fn window(&self, now: Duration, length: Duration) -> Option<Window> {
         let now = ticks(now).max(self.newest);
         let length = ticks(length).min(KEPT);
@@ -201,7 +200,7 @@ impl History {
         })
     }
 
-    /// The last `most` results, the newest first.
+    /// The last `most` results, newest first.
     pub(super) fn recent(&self, most: usize) -> impl Iterator<Item = RecentResult> {
         self.results
             .iter()
@@ -213,8 +212,8 @@ impl History {
             })
     }
 
-    /// How the target does at `now` against how it did before. Losses before `reachable_since` are not
-    /// told: those of an outage are not loss. Does not allocate.
+    /// Compares the target's state at `now` with its past. Losses before `reachable_since` are excluded: an outage is
+    /// not loss. Does not allocate.
     pub(super) fn trend(&self, now: Duration, reachable_since: Duration) -> Trend {
         let now = ticks(now).max(self.newest);
         let since = ticks(reachable_since);
@@ -262,8 +261,8 @@ impl History {
         }
     }
 
-    /// When the round trips rose above `level`: when the first probe was sent since which no two answers
-    /// in a row took less. `None` if the newest ones do.
+    /// When the round trips rose above `level`: the time of the first probe after which no two successive answers took
+    /// less. `None` if the newest ones do.
     pub(super) fn risen_since(&self, level: Duration) -> Option<Duration> {
         let mut since = None;
         let mut below = 0;
@@ -284,16 +283,16 @@ impl History {
         since.map(|sent| TICK * sent)
     }
 
-    /// Whether a probe was lost that was sent in the last `length` before `now`.
+    /// Whether a probe sent in the last `length` before `now` was lost.
     pub(super) fn has_losses(&self, now: Duration, length: Duration) -> bool {
         let start = self.start(ticks(now).max(self.newest), ticks(length));
         let mut results = self.results.range(start..);
         results.any(|result| result.outcome == Outcome::LOST)
     }
 
-    /// When a result was sent, ticks since the start.
+    /// When a result's probe was sent, ticks since the start.
     fn sent(&self, result: PackedResult) -> u32 {
-        // The low bits: nothing is older than they can tell.
+        // The low bits: nothing is older than they can express.
         let age = (self.newest as u16).wrapping_sub(result.sent);
         self.newest - u32::from(age)
     }
@@ -304,8 +303,8 @@ impl History {
             .partition_point(|&result| now - self.sent(result) >= length)
     }
 
-    /// Drops what is of no use once the newest result is that of `newest`: what lies before the longest
-    /// window, but for the last one, which shows that the window is covered.
+    /// Drops what becomes useless once `newest` is the time of the newest result: everything before the longest window,
+    /// except for the last such result, which proves that the window is covered.
     fn forget(&mut self, newest: u32) {
         let age = |index: usize| Some(newest - self.sent(*self.results.get(index)?));
         let mut gone = 0;
@@ -317,7 +316,7 @@ impl History {
         self.results.drain(..gone);
     }
 
-    /// Makes room for one more, growing by a quarter: most targets settle at one size.
+    /// Reserves space for one more result, growing by a quarter: most targets settle at one size.
     fn reserve(&mut self) {
         let len = self.results.len();
         if len == self.results.capacity() {
@@ -338,11 +337,10 @@ impl Latency {
     }
 }
 
-/// A round trip or its loss, in the order of the round trips.
+/// A round-trip time or a loss, ordered by round-trip time.
 ///
-/// A floating-point number of nanoseconds, five bits of exponent and eleven of mantissa, as IEEE 754
-/// has them: with exponent 0 the mantissa itself, else `2048 + mantissa` times two to the power of
-/// `exponent - 1`. The largest code stands for a loss.
+/// A floating-point number of nanoseconds with five exponent and eleven mantissa bits, as in IEEE 754: with exponent 0
+/// the mantissa itself, else `2048 + mantissa` times two to the power of `exponent - 1`. The largest code means a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Outcome(u16);
 
@@ -350,12 +348,12 @@ impl Outcome {
     const LOST: Self = Self(u16::MAX);
     const MANTISSA_BITS: u32 = 11;
 
-    /// The nearest there is; 73 minutes for all that is longer.
+    /// The nearest representable value; 73 minutes for anything longer.
     fn answered(rtt: Duration) -> Self {
         let ns = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX);
         let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(Self::MANTISSA_BITS + 1);
         let rounded = ns.saturating_add((1 << shift) >> 1) >> shift;
-        // The mantissa's leading one, where there is one, counts up the exponent, as does a carry.
+        // The mantissa's leading one, if any, increments the exponent, as does a carry.
         let code = (u64::from(shift) << Self::MANTISSA_BITS) + rounded;
         Self(u16::try_from(code).map_or(u16::MAX - 1, |code| code.min(u16::MAX - 1)))
     }
@@ -376,7 +374,7 @@ fn rank(sorted: &[Outcome], percent: usize) -> Option<Duration> {
     sorted.get(rank.saturating_sub(1))?.rtt()
 }
 
-/// Whole ticks in `time`, rounded down; all there are after 13 years.
+/// Whole ticks in `time`, rounded down; saturates after 13 years.
 const fn ticks(time: Duration) -> u32 {
     let ticks = time.as_millis() / TICK.as_millis();
     if ticks > u32::MAX as u128 {
@@ -410,7 +408,7 @@ mod tests {
         Duration::from_micros(us)
     }
 
-    /// Keeps all, and looks through all.
+    /// Keeps all results and scans all of them.
     #[derive(Debug, Default)]
     struct Model(Vec<(u64, Option<Duration>)>);
 
@@ -419,7 +417,7 @@ mod tests {
             let sent = (sent.as_millis() / 100) as u64;
             let rtt = rtt.map(|rtt| Outcome::answered(rtt).rtt().unwrap());
             self.0.push((sent, rtt));
-            // Stable: those of one tick stay in the order of recording.
+            // Stable: results of the same tick stay in recording order.
             self.0.sort_by_key(|&(sent, _)| sent);
         }
 
@@ -492,11 +490,11 @@ mod tests {
         near(window.p50, 2000);
         near(window.p90, 3000);
         near(window.max, 3000);
-        // From 1000 to 3000 and from 2000 to 2500; the loss parts the two.
+        // From 1000 to 3000 and from 2000 to 2500; the loss separates the two pairs.
         let jitter = window.jitter.unwrap();
         assert!(jitter.abs_diff(micros(1250)) < micros(3), "{jitter:?}");
 
-        // A minute from 41 s on; results before it show that it is covered.
+        // A minute starting at 41 s; earlier results show that it is covered.
         let window = history.window(secs(101), SHORT).unwrap();
         assert_eq!((window.probes, window.lost), (1, 0));
         assert_eq!(window.covered, SHORT);
@@ -524,7 +522,7 @@ mod tests {
         let mut history = History::default();
         history.record(millis(1000), Some(micros(1)), MOST);
         history.record(millis(3040), None, MOST);
-        // Its time-out came late.
+        // Its time-out arrived late.
         history.record(millis(2000), None, MOST);
         let recent: Vec<RecentResult> = history.recent(2).collect();
         let expected = [millis(3000), millis(2000)].map(|sent| RecentResult { sent, rtt: None });
@@ -545,7 +543,7 @@ mod tests {
             history.record(now, Some(micros(5)), MOST);
             let window = history.window(now, LONGEST).unwrap();
             assert_eq!((window.probes, window.lost), (1, 0), "{silence}");
-            // One that is far too late changes nothing.
+            // A result that is far too late changes nothing.
             history.record(secs(105), None, MOST);
             let window = history.window(now, LONGEST).unwrap();
             assert_eq!((window.probes, window.lost), (1, 0), "{silence}");
@@ -565,12 +563,12 @@ mod tests {
             }
             history.results.capacity()
         };
-        // An hour's results and one before them, with a quarter to grow.
+        // An hour of results and one before, plus a quarter for growth.
         assert!((361..=452).contains(&capacity(secs(10), MOST)));
         assert!((91..=114).contains(&capacity(secs(40), MOST)));
         assert!((100..=125).contains(&capacity(secs(1), 100)));
 
-        // What all targets may take is an hour at 1000 probes a second.
+        // The limit for all targets is an hour at 1000 probes a second.
         for targets in [40, 400, 4_000, 40_000] {
             let interval = secs(targets as u64) / 1000;
             let hour = (LONGEST.as_secs_f64() / interval.as_secs_f64()) as usize;
@@ -622,7 +620,7 @@ mod tests {
         assert!(recent.p25 > micros(890) && recent.p50 < micros(910));
         assert!(usual.samples > 50 && usual.samples <= 64);
         assert!(usual.p50 > micros(199) && usual.p90 < micros(201));
-        // What is long ago does not tell of now.
+        // Old results say nothing about the present.
         let trend = history.trend(secs(2990 + 600), Duration::ZERO);
         assert_eq!(trend.recent, None);
         assert_eq!(History::default().trend(secs(1), secs(0)).usual, None);
@@ -669,13 +667,13 @@ mod tests {
         fn windows_agree_with_a_model_that_keeps_all(
             results in prop::collection::vec(
                 (
-                    // Pauses of all lengths, some beyond what a result's time can tell.
+                    // Pauses of all lengths, some longer than a result's time field can express.
                     prop_oneof![
                         8 => 0_u64..20_000,
                         2 => 0_u64..900_000,
                         1 => 0_u64..20_000_000,
                     ],
-                    // How much before the newest it was sent.
+                    // How long before the newest it was sent.
                     prop_oneof![4 => Just(0_u64), 2 => 0_u64..5_000, 1 => 0_u64..8_000_000],
                     prop::option::weighted(0.8, 0_u64..3_000_000_000),
                 ),

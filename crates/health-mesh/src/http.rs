@@ -20,14 +20,14 @@ use super::proof::{
     self, AUTH_HEADER, Answer, HelloKeys, KeyAge, ProofError, REASON_CLOCK, REASON_HEADER, Request,
 };
 
-/// Longest response head that is read, bytes.
+/// Maximum length of a response head, bytes.
 const HEAD_LEN: usize = 2048;
-/// That of `/hello` has some 350, and a request some 330.
+/// `/hello` responses take about 350 bytes, requests about 330.
 const USUAL_HEAD_LEN: usize = 512;
-/// Most headers in it.
+/// Maximum number of headers in it.
 const HEADERS: usize = 32;
 
-/// Who asks for `/hello`.
+/// The node that requests `/hello`.
 #[derive(Debug)]
 pub(super) struct Asker {
     /// Full name of this node.
@@ -41,31 +41,30 @@ pub(super) struct Asker {
 /// A good answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// Until the connection stood.
+    /// Time until the connection was established.
     pub(super) connect: Duration,
-    /// Until the response's head was read.
+    /// Time until the response head was read.
     pub(super) total: Duration,
-    /// The connection that it came by; `None` if its address is not known.
+    /// The connection it used; `None` if its address is unknown.
     pub(super) connection: Option<Connection>,
-    /// What the peer says of itself.
+    /// What the peer reports about itself.
     pub(super) headers: HelloHeaders,
     /// Which of the peer's keys this node signs with.
     pub(super) key: KeyAge,
 }
 
-/// What a peer says of itself in the headers of its answer to `/hello`.
+/// What a peer reports about itself in the headers of its `/hello` answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HelloHeaders {
-    /// The addresses of its health endpoint, of which there are none where it has no endpoint; `None` when it says
-    /// nothing.
+    /// Addresses of its health endpoint, empty if it has no endpoint; `None` if it reports nothing.
     pub(super) health_endpoint: Option<Vec<IpAddr>>,
-    /// What arrived there of this agent's echo probes; `None` when it says nothing.
+    /// How many of this agent's echo probes arrived there; `None` if it reports nothing.
     pub(super) arrivals: Option<Arrivals>,
-    /// It said something that cannot be read.
+    /// One of its reports was malformed.
     pub(super) malformed: bool,
 }
 
-/// Asks the node with the full name `asked` for `/hello`, and gives up at `deadline`.
+/// Requests `/hello` from the node with the full name `asked`; gives up at `deadline`.
 pub(super) async fn get_hello(
     asker: &Asker,
     asked: &str,
@@ -83,7 +82,7 @@ pub(super) async fn get_hello(
         peer_port: peer.port(),
         begun_ns,
     });
-    // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
+    // The connection ends with a reset, so neither side keeps a TIME_WAIT socket.
     stream.set_zero_linger()?;
     let (headers, key) = timeout_at(deadline, exchange(&mut stream, asker, asked, peer))
         .await
@@ -104,7 +103,7 @@ async fn exchange(
     peer: SocketAddr,
 ) -> Result<(HelloHeaders, KeyAge), Failure> {
     let nonce = rand::random();
-    // On the heap, and only once there is a connection: very many wait for one at a time.
+    // On the heap, and only once connected: very many probes wait for a connection at a time.
     let mut head = request(asker, asked, peer, nonce);
     stream.write_all(&head).await?;
     head.clear();
@@ -154,8 +153,8 @@ fn request(asker: &Asker, asked: &str, peer: SocketAddr, nonce: u128) -> Vec<u8>
     head
 }
 
-/// Reads a response's head, as the answer of the node `asked` to the request with this nonce; `None` while it
-/// is not whole. Nothing is believed that the node does not prove to say.
+/// Parses a response head as node `asked`'s answer to the request with this nonce; `None` while it is incomplete.
+/// Nothing is accepted unless the node proves it.
 fn parse_head(
     head: &[u8],
     keys: &HelloKeys,
@@ -202,7 +201,7 @@ fn parse_head(
     Ok(Some((headers, key)))
 }
 
-/// Whether an authentic answer with this HTTP status and reason is a good one of the node `asked`.
+/// Checks that an authentic answer with this HTTP status and reason is a good answer from node `asked`.
 fn judge(
     answer: &Answer<'_>,
     status: u16,
@@ -227,7 +226,7 @@ fn judge(
     }
 }
 
-/// A comma-separated list of addresses; `None` if any of them is none.
+/// Parses a comma-separated list of addresses; `None` if any of them is invalid.
 fn parse_addresses(list: &str) -> Option<Vec<IpAddr>> {
     if list == NO_ENDPOINT {
         return Some(Vec::new());
@@ -265,10 +264,10 @@ mod tests {
         HelloKeys::new(&[7; 16], None)
     }
 
-    /// What a server makes of a request.
+    /// The server's response to a request.
     type Respond = Box<dyn FnOnce(&[u8]) -> Vec<u8> + Send>;
 
-    /// A server that answers one connection and keeps it open.
+    /// A server that answers on one connection and keeps it open.
     async fn ask_by(
         keys: HelloKeys,
         respond: Respond,
@@ -282,7 +281,7 @@ mod tests {
             let len = stream.read(&mut request).await.unwrap();
             assert!(request[..len].starts_with(b"GET /hello HTTP/1.1\r\n"));
             stream.write_all(&respond(&request[..len])).await.unwrap();
-            // Until the client goes.
+            // Until the client disconnects.
             let _ = stream.read(&mut request).await;
         });
         let answer = get_hello(&asker(keys), ASKED, peer, Instant::now() + timeout).await;
@@ -301,7 +300,7 @@ mod tests {
         lines.find(|(n, _)| *n == name).unwrap().1.as_bytes()
     }
 
-    /// An answer that is signed with `keys`, to a request that is.
+    /// An answer signed with `keys` to a request that is also signed with them.
     fn signed(keys: &HelloKeys, request: &[u8], answer: &Answer<'_>, reason: &str) -> Vec<u8> {
         let prober = value(request, PROBER_HEADER);
         let verified = keys.verify_request(value(request, AUTH_HEADER), prober);
@@ -391,7 +390,7 @@ mod tests {
             ask(b"HTTP/1.1 401 Unauthorized\r\n\r\n", PATIENCE).await,
             Err(Failure::KeyRefused)
         );
-        // Somebody who signs with a key that is none of ours.
+        // A server that signs with a foreign key.
         let respond = |request: &[u8]| {
             let nonce = std::str::from_utf8(value(request, AUTH_HEADER)).unwrap();
             let nonce = nonce.split(' ').nth(1).unwrap();
@@ -451,7 +450,7 @@ mod tests {
             let Err(Failure::ClockDiffers { ahead }) = answer else {
                 panic!("{answer:?}")
             };
-            // The test may be held up.
+            // The test may be delayed.
             assert!((ahead - expected).abs() < 600, "{ahead}");
         }
     }
@@ -481,7 +480,7 @@ mod tests {
         assert_eq!(hello.key, KeyAge::Previous);
     }
 
-    /// Ten thousand dead peers wait for a connection at a time.
+    /// Ten thousand dead peers wait for a connection at the same time.
     #[test]
     fn a_probe_that_waits_takes_little_memory() {
         let asker = asker(HelloKeys::default());

@@ -1,4 +1,4 @@
-//! What peers reported of their health endpoints, kept across restarts.
+//! Health endpoint addresses reported by peers, kept across restarts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,24 +15,23 @@ use tokio::task::JoinHandle;
 /// Name of the file in the state folder.
 pub const FILE: &str = "learned.json";
 
-/// Changes that come within this time are written at once: at a first start, all peers tell theirs
-/// within seconds.
+/// Changes within this time are written together: on a first start, all peers report theirs within seconds.
 const WRITE_DELAY: Duration = Duration::from_millis(500);
 
 type Addresses = BTreeMap<String, Vec<IpAddr>>;
 
-/// The addresses, by full name of the node.
+/// The addresses, by full node name.
 #[derive(Debug)]
 pub(super) struct LearnedAddresses {
-    /// What is known now. It is written some time after it changes; only what is being written is copied when it
-    /// changes meanwhile.
+    /// The current addresses. They are written some time after a change; they are copied only if they change during a
+    /// write.
     known: watch::Sender<Arc<Addresses>>,
     writer: JoinHandle<()>,
 }
 
 impl LearnedAddresses {
-    /// Reads what an earlier agent kept in `state_dir`, and begins to keep it. What cannot be read
-    /// is told again by the peers.
+    /// Loads what an earlier agent saved in `state_dir`, and starts to save changes. If that cannot be read, the peers
+    /// will report it again.
     pub(super) fn load(state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let addresses = match read(&path) {
@@ -49,16 +48,16 @@ impl LearnedAddresses {
         }
     }
 
-    /// What a node has told of its health endpoint, as far as it fits the node's pod CIDRs of today: its addresses,
-    /// or none, as it has none. `None` where nothing is known.
+    /// What a node reported about its health endpoint, if that still fits the node's current pod CIDRs: its addresses,
+    /// or an empty list if it has no endpoint. `None` if nothing is known.
     pub(super) fn get(&self, node: &Node) -> Option<Vec<IpAddr>> {
         let known = self.known.borrow();
         let known = known.get(&node.full_name())?;
         fits(node, known).then(|| known.clone())
     }
 
-    /// Takes what a node tells of itself. Returns whether it is news; what a node cannot rightly
-    /// say is not.
+    /// Records what a node reports about itself. Returns whether it is news; addresses outside its pod CIDRs are
+    /// rejected.
     pub(super) fn learn(&mut self, node: &Node, told: &[IpAddr]) -> bool {
         let name = node.full_name();
         if self
@@ -84,7 +83,7 @@ impl LearnedAddresses {
         true
     }
 
-    /// Forgets the nodes that are not to be kept.
+    /// Forgets all nodes that `keep` rejects.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.known.send_if_modified(|known| {
             let all_stay = known.keys().all(|name| keep(name));
@@ -95,7 +94,7 @@ impl LearnedAddresses {
         });
     }
 
-    /// Writes what is not written yet.
+    /// Writes pending changes.
     pub(super) async fn close(self) {
         drop(self.known);
         if let Err(error) = self.writer.await {
@@ -104,20 +103,19 @@ impl LearnedAddresses {
     }
 }
 
-/// Whether these can be the addresses of a node's health endpoint: inside its pod CIDRs, and at
-/// most one a family.
+/// Whether these can be the addresses of a node's health endpoint: inside its pod CIDRs, and at most one per family.
 fn fits(node: &Node, addresses: &[IpAddr]) -> bool {
     let inside = |ip: &IpAddr| node.pod_cidrs.iter().any(|cidr| cidr.contains(ip));
     let v4 = addresses.iter().filter(|ip| ip.is_ipv4()).count();
     addresses.iter().all(inside) && v4 <= 1 && addresses.len() - v4 <= 1
 }
 
-/// Writes each change, until the sender goes.
+/// Writes each change until the sender is dropped.
 async fn keep(path: PathBuf, mut changes: watch::Receiver<Arc<Addresses>>) {
     while changes.changed().await.is_ok() {
         let mut sender = changes.clone();
         let sender_gone = async { while sender.changed().await.is_ok() {} };
-        // Cut short when the sender goes.
+        // Cut short when the sender is dropped.
         let _ = tokio::time::timeout(WRITE_DELAY, sender_gone).await;
         let addresses = changes.borrow_and_update().clone();
         let to = path.clone();
@@ -139,7 +137,7 @@ fn read(path: &Path) -> io::Result<Addresses> {
     }
 }
 
-/// Replaces the file at once: whoever reads it finds the old or the new one, whole.
+/// Replaces the file atomically: a reader sees either the old or the new version, complete.
 fn write(path: &Path, addresses: &Addresses) -> io::Result<()> {
     let mut text = serde_json::to_vec(addresses)?;
     text.push(b'\n');
@@ -192,7 +190,7 @@ mod tests {
         );
     }
 
-    /// CPU time of this thread.
+    /// CPU time used by this thread.
     fn cpu_time() -> Duration {
         nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
             .unwrap()
@@ -202,7 +200,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_learned_of_a_node_does_not_cost_more_with_more_nodes() {
         const NODES: u16 = 10_000;
-        /// Names are made, addresses looked at, and the writer is told.
+        /// Includes formatting names, comparing addresses and notifying the writer.
         const FACTOR: u32 = 50;
         let dir = tempfile::tempdir().unwrap();
         let nodes: Vec<(Node, Vec<IpAddr>)> = (0..NODES)
@@ -246,9 +244,9 @@ mod tests {
         assert!(!learned.learn(&node1, &ips(&["10.244.2.7"])));
         assert!(!learned.learn(&node1, &ips(&["10.244.1.7", "10.244.1.8"])));
         assert!(learned.learn(&node1, &ips(&["10.244.1.7"])));
-        // The node has other prefixes by now.
+        // The node has other prefixes now.
         assert_eq!(learned.get(&node(&["10.9.0.0/16"])), None);
-        // It has gone over to having none.
+        // It no longer has any.
         assert!(learned.learn(&node1, &[]));
         assert_eq!(learned.get(&node1), Some(Vec::new()));
     }

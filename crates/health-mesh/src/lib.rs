@@ -1,12 +1,12 @@
-//! The prober: every address of every node, by ICMP and by HTTP, all the time.
+//! The prober: probes every address of every node, by ICMP and by HTTP, continuously.
 //!
-//! One task owns all state (`engine`). Its parts are independent of each other: `target` defines what to probe,
-//! `schedule` when, within a budget, `relief` when not; `icmp` and `http` probe, `confirm` distinguishes a lost
-//! probe from an outage, `results` keeps the results, with a `history` of each target, `direction` compares them
-//! with the reports of peers, `exchange`d with HTTP probes, `diagnosis` interprets them, `accounts` counts them in
-//! the datapath's rows, and `learned` keeps the addresses that peers report. `path_mtu` finds the MTU of paths. Others
-//! use a `handle`; `sweep` is a request to probe everything. [`hello`] is the side that answers; by [`proof`] both
-//! sides show that they are of the mesh.
+//! One task owns all state (`engine`). Its parts are independent of each other. `target` defines what to probe,
+//! `schedule` when, within a budget, and `relief` when not to. `icmp` and `http` send the probes; `confirm`
+//! distinguishes a lost probe from an outage. `results` keeps the results, with a `history` per target. `direction`
+//! compares them with the reports of peers, which HTTP probes `exchange`; `diagnosis` interprets them; `accounts`
+//! counts them in the datapath's rows; `learned` keeps the addresses that peers report. `path_mtu` finds path MTUs.
+//! Other crates use a `handle`; `sweep` is a request to probe everything. [`hello`] is the answering side. With
+//! [`proof`] both sides prove that they belong to the mesh.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The key of a mesh, by which its agents know each other's echo probes, and who asks and answers `GET /hello`.
+//! The key of a mesh. With it, agents recognize each other's echo probes and authenticate both sides of `GET /hello`.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,39 +15,39 @@ use ring::hmac;
 
 use super::proof::{HelloKeys, KeyAge, PUBLIC_SECRET};
 
-/// Fewest bytes of a key: as many as the key made of them has.
+/// Minimum length of a key, bytes: as long as the key derived from it.
 const MIN_LEN: usize = 16;
-/// Most bytes of a key: more is some other file.
+/// Maximum length of a key, bytes: anything longer is some other file.
 const MAX_LEN: u64 = 4096;
-/// What keys are derived with.
+/// Labels for key derivation.
 const PROBE_LABEL: &[u8] = b"health-agent probe key";
 const DIRECT_LABEL: &[u8] = b"health-agent direct return key";
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
-/// What the name of the key file is followed by in those of the keys before and after it.
+/// Suffixes of the key file's name for the previous and the next key.
 const SUFFIXES: [(KeyAge, &str); 2] = [(KeyAge::Previous, ".previous"), (KeyAge::Next, ".next")];
 
 /// The keys of a mesh.
 #[derive(Clone)]
 pub struct MeshKeys {
-    /// Of the tags of echo probes.
+    /// Key for the tags of echo probes.
     pub probe: SipKey,
-    /// Of the tags of packets that a node sends on to a backend which answers the client itself: the one to make them with
-    /// first. Without those that everybody knows.
+    /// Keys for the tags of packets forwarded to a backend that answers the client directly; the signing key comes
+    /// first. Publicly known keys are left out.
     pub direct: Vec<SipKey>,
-    /// Of `GET /hello`.
+    /// Keys for `GET /hello`.
     pub hello: Arc<HelloKeys>,
 }
 
 impl fmt::Debug for MeshKeys {
-    /// No key is shown.
+    /// Shows no keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MeshKeys").finish_non_exhaustive()
     }
 }
 
 impl Default for MeshKeys {
-    /// Those that everybody knows.
+    /// The publicly known keys.
     fn default() -> Self {
         Self {
             probe: DEFAULT_KEY,
@@ -60,12 +60,12 @@ impl Default for MeshKeys {
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshKeyError {
-    /// Not there, or not readable.
+    /// Missing or not readable.
     #[error("cannot read --mesh-key-file {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -75,7 +75,7 @@ pub enum MeshKeyError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else can change it.
+    /// Another user can change it.
     #[error(
         "--mesh-key-file {path}: user {owner} owns it, neither root nor the agent's own; set it: chown root {path}"
     )]
@@ -85,7 +85,7 @@ pub enum MeshKeyError {
         /// User ID of its owner.
         owner: u32,
     },
-    /// Others than its owner may use it.
+    /// Users other than its owner may access it.
     #[error(
         "--mesh-key-file {path}: mode {mode:04o} lets others at the key; set it: chmod 600 {path}"
     )]
@@ -95,7 +95,7 @@ pub enum MeshKeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Too little to be secret, or no key at all.
+    /// Too short to be secret, or not a key at all.
     #[error(
         "--mesh-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; copy the key of the mesh there, or make one for a new mesh: \
          head -c 32 /dev/urandom"
@@ -118,8 +118,8 @@ pub enum MeshKeyError {
     },
 }
 
-/// The keys in a file and in the one beside it that ends with `.previous` or `.next`, the same on all nodes of
-/// the mesh; without a file the keys that everybody knows.
+/// Loads the keys from a file and from the file next to it that ends with `.previous` or `.next`. They are the same on
+/// all nodes of the mesh. Without a file, returns the publicly known keys.
 pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
     let Some(path) = file else {
         return Ok(MeshKeys::default());
@@ -130,7 +130,7 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
         name.push(suffix);
         (age, PathBuf::from(name))
     });
-    // One that cannot be looked at is read, and that error told.
+    // If its existence cannot be determined, reading it reports the error.
     let is_there = |(_, path): &&(KeyAge, PathBuf)| !matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
     let other = match beside.iter().filter(is_there).collect::<Vec<_>>()[..] {
         [] => None,
@@ -142,7 +142,7 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
     };
     let other = other.as_ref().map(|(age, secret)| (*age, &secret[..]));
     let hello = HelloKeys::new(&current, other);
-    // Nodes with the public key in a file and those without a file are of one mesh.
+    // Nodes with the public key in a file belong to the same mesh as nodes without a file.
     let probe = if hello.is_public() {
         DEFAULT_KEY
     } else {
@@ -161,13 +161,13 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
     })
 }
 
-/// The secret in a file.
+/// Reads the secret from a file.
 fn read(path: &Path) -> Result<Vec<u8>, MeshKeyError> {
     let unreadable = |source| MeshKeyError::Unreadable {
         path: path.to_owned(),
         source,
     };
-    // Else a pipe would have the agent wait for a writer.
+    // Otherwise a pipe would make the agent wait for a writer.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -204,16 +204,16 @@ fn read(path: &Path) -> Result<Vec<u8>, MeshKeyError> {
             len: len.max(metadata.len()),
         });
     }
-    // As text files end.
+    // Text files end with a newline.
     if secret.trim_ascii_end() == PUBLIC_SECRET {
         secret.truncate(PUBLIC_SECRET.len());
     }
     Ok(secret)
 }
 
-/// The key for what the label names.
+/// Derives the key for the label's purpose.
 fn sip_key(label: &[u8], secret: &[u8]) -> SipKey {
-    // RFC 5869 section 2.2: keys of any length and form become one of even randomness.
+    // RFC 5869 section 2.2: turns keys of any length and form into uniformly random ones.
     let salt = hmac::Key::new(hmac::HMAC_SHA256, label);
     let tag = hmac::sign(&salt, secret);
     let mut words = tag.as_ref().chunks_exact(8).map(|bytes| {
@@ -255,7 +255,7 @@ mod tests {
         for differs in [key(&other), key(&[7; 31]), DEFAULT_KEY] {
             assert!(one[0] != differs[0] && one[1] != differs[1]);
         }
-        // In a file, the public key is that of nodes without one.
+        // In a file, the public key is the same as that of nodes without a file.
         assert_eq!(key(b"health-agent-key"), DEFAULT_KEY);
         assert_eq!(key(b"health-agent-key\n"), DEFAULT_KEY);
         let public = of_mesh(None).unwrap();

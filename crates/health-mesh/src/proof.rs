@@ -1,41 +1,41 @@
-//! Who asks and who answers `GET /hello`: both sides prove by a message authentication code that they hold the
-//! mesh key. `docs/mesh-key.md` describes the format.
+//! Authenticates both sides of `GET /hello`: each proves with a message authentication code that it holds the mesh key.
+//! `docs/mesh-key.md` describes the format.
 //!
-//! A code is the first half of an HMAC-SHA256. It covers the fields of the header that it ends, and the values
-//! of other headers, with a line feed before each; no header has a line feed.
+//! A code is the first half of an HMAC-SHA256. It covers the preceding fields of its header, and the values of other
+//! headers, each preceded by a line feed; no header contains a line feed.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ring::hmac;
 
-/// Header of a request and of its answer that ends with the code.
+/// Header of a request and of its answer; ends with the code.
 pub const AUTH_HEADER: &str = "health-auth";
-/// Header of an answer that tells why an authentic request is refused.
+/// Answer header that says why an authentic request is refused.
 pub const REASON_HEADER: &str = "health-reason";
 /// Value of [`REASON_HEADER`]: the clocks differ by more than [`CLOCK_WINDOW`].
 pub const REASON_CLOCK: &str = "clock";
 
-/// A request is refused if its time stamp differs by more than this from the clock of the node that is asked.
+/// A request is refused if its time stamp differs from the asked node's clock by more than this.
 pub const CLOCK_WINDOW: Duration = Duration::from_secs(300);
 
-/// First field of a request's header, and of an answer's.
+/// First field of a request's and of an answer's header.
 const REQUEST: &str = "request/1";
 const ANSWER: &str = "answer/1";
-/// Digits of a nonce and of a code: 128 bits in lower-case hexadecimal.
+/// Number of digits of a nonce or code: 128 bits in lower-case hexadecimal.
 const HEX_LEN: usize = 32;
-/// What the keys are derived with, and what from if there is no key file.
+/// Label for key derivation, and the secret that is used without a key file.
 const LABEL: &[u8] = b"health-agent hello key";
 pub(super) const PUBLIC_SECRET: &[u8] = b"health-agent-key";
 
-/// Which of a node's keys.
+/// Identifies one of a node's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KeyAge {
-    /// The one that it signs its requests with.
+    /// The key that it signs its requests with.
     #[default]
     Current,
-    /// The one that it signed with before.
+    /// The key that it signed with before.
     Previous,
-    /// The one that it will sign with.
+    /// The key that it will sign with.
     Next,
 }
 
@@ -51,25 +51,25 @@ impl KeyAge {
     }
 }
 
-/// The keys of the mesh that a node holds, ready for use.
+/// The mesh keys that a node holds, ready for use.
 #[derive(Clone, Debug)]
 pub struct HelloKeys {
     current: hmac::Key,
-    /// Accepted too.
+    /// A second accepted key.
     other: Option<(KeyAge, hmac::Key)>,
     is_public: bool,
     other_is_public: bool,
 }
 
 impl Default for HelloKeys {
-    /// The key of a mesh that was given none, which everybody knows.
+    /// The publicly known key of a mesh without a key file.
     fn default() -> Self {
         Self::new(PUBLIC_SECRET, None)
     }
 }
 
 impl HelloKeys {
-    /// Keys made of secrets: the one to sign with, and another one to accept.
+    /// Derives the keys from secrets: one to sign with, and another one to accept.
     pub fn new(current: &[u8], other: Option<(KeyAge, &[u8])>) -> Self {
         let is_public = |secret| secret == PUBLIC_SECRET;
         Self {
@@ -80,28 +80,28 @@ impl HelloKeys {
         }
     }
 
-    /// Whether everybody knows the key to sign with.
+    /// Whether the signing key is publicly known.
     pub fn is_public(&self) -> bool {
         self.is_public
     }
 
-    /// Whether everybody knows the other key.
+    /// Whether the other key is publicly known.
     pub fn other_is_public(&self) -> bool {
         self.other_is_public
     }
 
-    /// Whether everybody knows one of the keys, and so can answer for a peer.
+    /// Whether one of the keys is publicly known, so that anyone can answer for a peer.
     pub fn accepts_public(&self) -> bool {
         self.is_public || self.other_is_public
     }
 
-    /// Which key besides the current one is accepted.
+    /// Which key is accepted besides the current one.
     pub fn other(&self) -> Option<KeyAge> {
         self.other.as_ref().map(|(age, _)| *age)
     }
 
-    /// Appends the value of a request's [`AUTH_HEADER`]. `covered` is the value of the header that says whose
-    /// probes to count.
+    /// Appends the value of a request's [`AUTH_HEADER`]. `covered` is the value of the header that says whose probes to
+    /// count.
     pub fn write_request(&self, out: &mut Vec<u8>, request: &Request<'_>, covered: &[u8]) {
         let begin = out.len();
         push(out, &[REQUEST.as_bytes(), b" "]);
@@ -125,7 +125,7 @@ impl HelloKeys {
         push_hex(out, code);
     }
 
-    /// Reads a request's [`AUTH_HEADER`]; `None` unless it was made with one of these keys.
+    /// Parses and verifies a request's [`AUTH_HEADER`]; `None` unless it was made with one of these keys.
     pub fn verify_request<'a>(&self, value: &'a [u8], covered: &[u8]) -> Option<Verified<'a>> {
         let (text, given) = split_code(value)?;
         let mut fields = text.split(' ');
@@ -147,8 +147,8 @@ impl HelloKeys {
         Some(Verified { request, key })
     }
 
-    /// The value of an answer's [`AUTH_HEADER`], made with the key that the request was made with. `covered` are
-    /// the values of the headers with the reason, the health endpoint and what arrived, empty where there is none.
+    /// The value of an answer's [`AUTH_HEADER`], made with the same key as the request. `covered` holds the values of
+    /// the reason, health endpoint and arrivals headers, empty for a missing header.
     pub fn answer(
         &self,
         verified: &Verified<'_>,
@@ -167,7 +167,8 @@ impl HelloKeys {
         format!("{text} {code:032x}")
     }
 
-    /// Reads an answer's [`AUTH_HEADER`] to the request with this nonce. `covered` as in [`Self::answer`].
+    /// Parses and verifies the [`AUTH_HEADER`] of the answer to the request with this nonce. `covered` is as in
+    /// [`Self::answer`].
     pub fn verify_answer<'a>(
         &self,
         nonce: u128,
@@ -200,10 +201,10 @@ impl HelloKeys {
     }
 }
 
-/// What a request says of itself.
+/// The contents of a request's proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Drawn for this request.
+    /// Drawn at random for this request.
     pub nonce: u128,
     /// The asking node's clock: seconds since 1970.
     pub time: u64,
@@ -211,27 +212,27 @@ pub struct Request<'a> {
     pub asker: &'a str,
     /// Full name of the node that is asked.
     pub asked: &'a str,
-    /// Address and port that are asked.
+    /// Address and port of the node that is asked.
     pub address: &'a str,
 }
 
 impl Request<'_> {
-    /// Whether its time stamp is too far from a clock that says `now`, seconds since 1970.
+    /// Whether its time stamp is too far from `now`, seconds since 1970.
     pub fn is_out_of_window(&self, now: u64) -> bool {
         now.abs_diff(self.time) > CLOCK_WINDOW.as_secs()
     }
 }
 
-/// A request that somebody made who holds a key of the mesh.
+/// A request from a holder of a mesh key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified<'a> {
     /// The request.
     pub request: Request<'a>,
-    /// The key.
+    /// The key that it was made with.
     pub key: KeyAge,
 }
 
-/// What an answer says of itself.
+/// The contents of an answer's proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'a> {
     /// The answering node's clock: seconds since 1970.
@@ -242,23 +243,23 @@ pub struct Answer<'a> {
     pub node: &'a str,
 }
 
-/// Why an answer is not the asked node's.
+/// Why an answer is not from the asked node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProofError {
-    /// It was made with none of the keys, or altered.
+    /// Made with none of the keys, or altered.
     Wrong,
-    /// It was made with a key of the mesh, for another request.
+    /// Made with a mesh key, but for another request.
     Replayed,
 }
 
-/// The time of day, seconds since 1970.
+/// The current time, seconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs()
 }
 
 fn derived(secret: &[u8]) -> hmac::Key {
-    // RFC 5869 section 2.2: keys of any length and form become one of even randomness.
+    // RFC 5869 section 2.2: turns keys of any length and form into uniformly random ones.
     let label = hmac::Key::new(hmac::HMAC_SHA256, LABEL);
     hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&label, secret).as_ref())
 }
@@ -304,7 +305,7 @@ fn parse_hex(text: &str) -> Option<u128> {
 }
 
 fn parse_decimal(text: &str) -> Option<u64> {
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok())?
 }
@@ -315,7 +316,7 @@ fn push(out: &mut Vec<u8>, parts: &[&[u8]]) {
     }
 }
 
-/// For each probe twice: the formatting of the standard library takes several times as long.
+/// Called twice per probe: the standard library's formatting takes several times as long.
 fn push_hex(out: &mut Vec<u8>, number: u128) {
     let digits = number.to_be_bytes().map(|byte| {
         let digit = |half: u8| b"0123456789abcdef"[usize::from(half)];
@@ -372,7 +373,7 @@ mod tests {
         keys.answer(&verified, &answer, COVERED)
     }
 
-    /// As `docs/mesh-key.md` has them, made with `openssl dgst -sha256 -mac HMAC`.
+    /// As in `docs/mesh-key.md`, made with `openssl dgst -sha256 -mac HMAC`.
     #[test]
     fn the_documented_vectors_hold() {
         for (keys, request_code, answer_code) in [
@@ -485,7 +486,7 @@ mod tests {
         let value = answered(&stranger, &signed(&stranger));
         let verified = keys.verify_answer(NONCE + 1, value.as_bytes(), COVERED);
         assert_eq!(verified, Err(ProofError::Wrong));
-        // A request is no answer.
+        // A request is not an answer.
         let value = signed(&keys);
         let verified = keys.verify_answer(NONCE, &value, COVERED);
         assert_eq!(verified, Err(ProofError::Wrong));

@@ -1,15 +1,15 @@
-//! Which regular probes are left out, since traffic shows that their target answers. Pure.
+//! Decides which regular probes to skip because traffic shows that their target answers. Pure.
 
 use slotmap::SecondaryMap;
 
 use super::target::TargetId;
 
-/// The probes that were left out.
+/// The skipped probes.
 #[derive(Debug)]
 pub(super) struct Relief {
-    /// One probe in so many is sent.
+    /// One probe in this many is sent.
     factor: u8,
-    /// Probes that were left out since the last one.
+    /// Probes skipped since the last one sent.
     left_out: SecondaryMap<TargetId, u8>,
 }
 
@@ -22,8 +22,8 @@ impl Relief {
         }
     }
 
-    /// Whether the probe of a target that is due now is left out. `answers` is asked, where it matters,
-    /// whether other traffic shows that the target answers.
+    /// Whether to skip the target's probe that is due now. Calls `answers` only if necessary, to learn whether other
+    /// traffic shows that the target answers.
     pub(super) fn leave_out(&mut self, id: TargetId, answers: impl FnOnce() -> bool) -> bool {
         let before = self.left_out.get(id).copied().unwrap_or(0);
         if before + 1 >= self.factor || !answers() {
@@ -33,7 +33,7 @@ impl Relief {
         true
     }
 
-    /// A probe is sent, or the target has gone.
+    /// A probe is sent, or the target is gone.
     pub(super) fn forget(&mut self, id: TargetId) {
         self.left_out.remove(id);
     }

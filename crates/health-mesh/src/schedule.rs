@@ -1,4 +1,4 @@
-//! When each target is probed next. Pure: time comes in as the duration since the start.
+//! Decides when each target is probed next. Pure: time is passed in as the duration since the start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use slotmap::SecondaryMap;
 
 use super::target::{TargetId, TargetKey};
 
-/// First wait between probes of a target that does not answer; each further probe doubles it.
+/// Initial wait between probes of a target that does not answer; it doubles with each further probe.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// The part of the probe rate that regular probes may take. The rest is for those that confirm, and
-/// for early probes of targets that do not answer.
+/// Fraction of the probe rate that regular probes may use. The rest is for confirming probes and for early probes of
+/// targets that do not answer.
 const REGULAR_SHARE: f64 = 0.9;
 
 /// A target whose probe is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DueTarget {
-    /// Which one.
+    /// Its id.
     pub(super) id: TargetId,
-    /// Whether nothing but the end of its interval asks for the probe.
+    /// Whether the probe is due only because its interval is over.
     pub(super) routine: bool,
     /// How long ago it was due.
     pub(super) late: Duration,
@@ -27,12 +27,11 @@ pub(super) struct DueTarget {
 
 /// The times at which targets are due.
 ///
-/// In its steady state a target is due once an interval, at a phase that depends on who probes and
-/// what is probed: neither the targets of one agent nor the agents that probe one target come in
-/// bursts. With more targets than the probe rate allows, all intervals grow by the same factor. A
-/// target that does not answer, new or lost, is due earlier, until its waits have grown to the
-/// interval; such probes give way to all others. The waits count from probe to probe: the time-out of
-/// a silent target does not delay the next.
+/// In steady state a target is due once per interval, at a phase that depends on both the prober and the target:
+/// neither the targets of one agent nor the agents that probe one target form bursts. If the probe rate does not
+/// suffice for all targets, all intervals grow by the same factor. A target that does not answer, whether new or lost,
+/// is due earlier, until its waits have grown to the interval; such probes yield to all others. The waits count from
+/// probe to probe: the time-out of a silent target does not delay its next probe.
 #[derive(Debug)]
 pub(super) struct Schedule {
     agent: String,
@@ -40,29 +39,29 @@ pub(super) struct Schedule {
     targets: SecondaryMap<TargetId, Times>,
     regular: BTreeSet<(Duration, TargetId)>,
     early: BTreeSet<(Duration, TargetId)>,
-    /// How many targets have an interval.
+    /// Number of targets per interval.
     intervals: BTreeMap<Duration, u32>,
-    /// By what intervals are longer than they were set.
+    /// Factor by which intervals are longer than configured.
     stretch: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Times {
-    /// As set.
+    /// As configured.
     interval: Duration,
     /// Fraction of the interval, in units of `2^-64`.
     phase: u64,
     due: Duration,
     /// Whether it is due before its regular time.
     early: bool,
-    /// Whether it is due for no other reason than that its interval is over.
+    /// Whether it is due only because its interval is over.
     routine: bool,
     /// Wait from the next probe to the one after it; `None` for a target that answers.
     retry: Option<Duration>,
 }
 
 impl Schedule {
-    /// An empty schedule of the agent with this name, for at most `rate` probes a second.
+    /// An empty schedule for the agent with this name, for at most `rate` probes a second.
     pub(super) fn new(agent: &str, rate: u32) -> Self {
         Self {
             agent: agent.to_owned(),
@@ -75,12 +74,12 @@ impl Schedule {
         }
     }
 
-    /// Makes room for so many targets in all.
+    /// Reserves capacity for `targets` targets in total.
     pub(super) fn reserve(&mut self, targets: usize) {
         self.targets.set_capacity(targets);
     }
 
-    /// Adds a target. It is due first within `spread` from `now`.
+    /// Adds a target. It is first due within `spread` from `now`.
     pub(super) fn insert(
         &mut self,
         id: TargetId,
@@ -105,7 +104,7 @@ impl Schedule {
         self.update_stretch();
     }
 
-    /// Forgets a target.
+    /// Removes a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         if let Some(times) = self.targets.remove(id) {
             self.queue(times.early).remove(&(times.due, id));
@@ -119,7 +118,7 @@ impl Schedule {
         }
     }
 
-    /// The interval that `interval` comes to at the probe rate.
+    /// The effective length of `interval` at the probe rate.
     pub(super) fn effective(&self, interval: Duration) -> Duration {
         interval.mul_f64(self.stretch)
     }
@@ -134,7 +133,7 @@ impl Schedule {
         }
     }
 
-    /// When the next target is due, the budget permitting.
+    /// When the next target is due, if the budget allows.
     pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
         let regular = self.regular.first().map(|&(due, _)| due);
         let early = self.early.first().map(|&(due, _)| due);
@@ -142,7 +141,7 @@ impl Schedule {
         Some(next.max(budget.ready()))
     }
 
-    /// A target that is due, if one is and `budget` allows a probe, which is then taken from it. It is
+    /// Returns a due target, if there is one and `budget` allows a probe, which is then taken from it. The target is
     /// next due at its regular time, or earlier while it does not answer.
     pub(super) fn pop_due(&mut self, now: Duration, budget: &mut Budget) -> Option<DueTarget> {
         if !budget.allows(now) {
@@ -171,7 +170,7 @@ impl Schedule {
         Some(due)
     }
 
-    /// The target answers: it is due at its regular times alone.
+    /// The target answers: it is now due only at its regular times.
     pub(super) fn settle(&mut self, id: TargetId, now: Duration) {
         let Some(times) = self.targets.get_mut(id) else {
             return;
@@ -184,7 +183,7 @@ impl Schedule {
         }
     }
 
-    /// The target has ceased to answer: it is due soon, and then with growing waits.
+    /// The target has stopped answering: it is due soon, then with growing waits.
     pub(super) fn retry(&mut self, id: TargetId, now: Duration) {
         if let Some(times) = self.targets.get_mut(id) {
             times.retry = Some(FIRST_RETRY);
@@ -196,7 +195,7 @@ impl Schedule {
         }
     }
 
-    /// Makes a target due at `at` unless it is due before.
+    /// Makes a target due at `at`, unless it is already due earlier.
     pub(super) fn pull_in(&mut self, id: TargetId, at: Duration) {
         if self
             .targets
@@ -207,7 +206,7 @@ impl Schedule {
         }
     }
 
-    /// Makes all targets due within `spread` from `now`, in the order of their phases.
+    /// Makes all targets due within `spread` from `now`, in phase order.
     pub(super) fn pull_in_all(&mut self, now: Duration, spread: Duration) {
         let all: Vec<_> = self
             .targets
@@ -250,7 +249,7 @@ impl Schedule {
         self.stretch = (self.wanted_rate() / (f64::from(self.rate) * REGULAR_SHARE)).max(1.0);
     }
 
-    /// Regular probes a second, at the intervals that were set.
+    /// Regular probes a second at the configured intervals.
     fn wanted_rate(&self) -> f64 {
         let intervals = self.intervals.iter();
         intervals
@@ -289,7 +288,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// A schedule with a budget that allows all that is due.
+    /// A schedule with a budget that allows everything that is due.
     struct Bed {
         schedule: Schedule,
         budget: Budget,
@@ -349,14 +348,14 @@ mod tests {
     fn a_target_that_does_not_answer_is_due_with_growing_waits() {
         let mut bed = Bed::new("agent", 1000);
         bed.insert(1, Duration::ZERO, SPREAD);
-        // No result comes between: silence delays nothing.
+        // No result arrives in between: silence delays nothing.
         let mut now = bed.next_due().unwrap();
         for wait in [100, 200, 400, 800, 1600] {
             assert_eq!(bed.pop_due(now), Some(target(1)));
             assert_eq!(bed.next_due(), Some(now + millis(wait)));
             now += millis(wait);
         }
-        // At last, only the regular times are left.
+        // In the end, only the regular times are left.
         let mut gaps = Vec::new();
         for _ in 0..6 {
             assert_eq!(bed.pop_due(now), Some(target(1)));
@@ -365,7 +364,7 @@ mod tests {
             now = next;
         }
         assert_eq!(gaps[4..], [INTERVAL, INTERVAL]);
-        // One that has ceased to answer begins anew.
+        // A target that stops answering starts over.
         bed.pop_due(now);
         bed.schedule.settle(target(1), now);
         assert_eq!(bed.next_due(), Some(now + INTERVAL));
@@ -426,7 +425,7 @@ mod tests {
         let mut bed = Bed::new("agent", 1000);
         bed.insert(1, Duration::ZERO, Duration::ZERO);
         assert_eq!(bed.pop_due(Duration::ZERO), Some(target(1)));
-        // Due again as early as this, and another for the first time.
+        // Now the first target is due again, early, and another one for the first time.
         let now = millis(100);
         bed.insert(2, now, Duration::ZERO);
         assert_eq!(bed.pop_due(now), Some(target(2)));
@@ -438,7 +437,7 @@ mod tests {
         let mut bed = Bed::new("agent", 1000);
         bed.insert(1, Duration::ZERO, Duration::ZERO);
         assert_eq!(bed.pop_due(Duration::ZERO), Some(target(1)));
-        // It is due early at the same time, which alone would let the other go first.
+        // It is due early at the same time, which alone would let the other one go first.
         let now = millis(100);
         assert_eq!(bed.next_due(), Some(now));
         bed.schedule.pull_in(target(1), now);
@@ -468,7 +467,7 @@ mod tests {
             bed.schedule.settle(id, now);
             probes += 1;
         }
-        // Nine tenths of the rate, from the middle of the first interval on.
+        // Nine tenths of the rate, starting in the middle of the first interval.
         assert!((8_500..=9_500).contains(&probes), "{probes}");
         for number in 900..3600 {
             bed.schedule.remove(target(number));

@@ -1,4 +1,4 @@
-//! Whether the prober gets its probes out, and in time: counted over the last moments.
+//! Tracks whether the prober gets its probes out, and on time, over a short recent period.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use nix::errno::Errno;
 use super::failure::Failure;
 use super::target::Protocol;
 
-/// Problems are those of the last one to two of these, or of the last one in which a probe was sent.
+/// Problems cover the last one to two windows, or the last one in which a probe was sent.
 const WINDOW: Duration = Duration::from_secs(10);
-/// A probe that is later is worth a warning.
+/// A probe delayed by at least this is worth a warning.
 const LATE: Duration = Duration::from_secs(5);
 
-/// What was counted. Times count from the mesh's start.
+/// The counts. Times are relative to the mesh's start.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     current: Counts,
@@ -27,25 +27,25 @@ pub(super) struct Sending {
 struct Counts {
     icmp: Attempts,
     http: Attempts,
-    /// By how much the latest probe was late.
+    /// Maximum delay of a probe.
     late: Duration,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Attempts {
     all: u64,
-    /// Those that no packet left for.
+    /// Attempts for which no packet left the host.
     unsent: u64,
     /// Why the last one of them was not sent.
     reason: Option<Failure>,
-    /// Those of them that this host lacked resources for.
+    /// Attempts that failed because this host lacked resources.
     lacked_resources: u64,
     /// What the last one of those lacked.
     lack: Option<Failure>,
 }
 
 impl Sending {
-    /// A probe is tried that was due some time ago.
+    /// Records an attempt to send a probe that was due `late` ago.
     pub(super) fn tried(&mut self, protocol: Protocol, now: Duration, late: Duration) {
         if now >= self.since + WINDOW {
             let ended = std::mem::take(&mut self.current);
@@ -59,7 +59,7 @@ impl Sending {
         self.current.of(protocol).all += 1;
     }
 
-    /// A probe that was tried was not sent.
+    /// Records that an attempted probe was not sent.
     pub(super) fn unsent(&mut self, protocol: Protocol, failure: &Failure) {
         let attempts = self.current.of(protocol);
         attempts.unsent += 1;
@@ -70,7 +70,7 @@ impl Sending {
         }
     }
 
-    /// What is wrong, if something is. Where a path alone is broken, its target's result says so.
+    /// What is wrong, if anything. If only one path is broken, its target's result reports that.
     pub(super) fn problem(&self) -> Option<Problem> {
         let of_icmp = self.former.icmp.and(&self.current.icmp);
         let of_http = self.former.http.and(&self.current.http);
@@ -113,7 +113,7 @@ impl Attempts {
         } = self;
         if unsent >= all {
             let text = format!("none of {all} {protocol} probes could be sent: {reason}");
-            // A new agent has its own descriptors and memory, but this host's network and firewall.
+            // A new agent gets its own descriptors and memory, but this host's network and firewall stay the same.
             return Some(match self.lacked_resources >= *unsent {
                 true => Problem::failure(text),
                 false => Problem::warning(text),
@@ -126,7 +126,7 @@ impl Attempts {
     }
 }
 
-/// Whether this host lacks memory, file descriptors or ports; else it is the path that cannot be sent on.
+/// Whether this host lacks memory, file descriptors or ports; otherwise the problem is the path.
 pub(super) fn is_lack_of_resources(failure: &Failure) -> bool {
     matches!(
         failure,
@@ -200,7 +200,7 @@ mod tests {
         let (severity, reason) = told(&sending).unwrap();
         assert_eq!(severity, Severity::Warning);
         assert!(reason.starts_with("none of 3 ICMP probes could be sent: Network is unreachable"));
-        // Then it is a path's own, but for the lack.
+        // Then the problem is the path's own, except for the lack of resources.
         sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
         let (_, reason) = told(&sending).unwrap();
         assert!(reason.starts_with("1 of 4 ICMP probes could not be sent for lack of resources"));

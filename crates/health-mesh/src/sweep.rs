@@ -1,4 +1,4 @@
-//! Probes of all targets on request, and those who wait for them.
+//! Probes of all targets on request, and the clients that wait for them.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::sync::mpsc;
 
 use super::target::TargetId;
 
-/// Time between the end of the last probe and the end of the sweep: for results on their way.
+/// Time between the end of the last probe and the end of the sweep: for results still in flight.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// What those who wait are told. The channel closes when the sweep has ended.
+/// Sent to waiting clients. The channel closes when the sweep has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SweepEvent {
-    /// All targets of the node with this index in the set in force have a result.
+    /// All targets of the node with this index in the current set have a result.
     Node(usize),
-    /// So many of all targets have a result.
+    /// Number of targets that have a result.
     Progress {
         /// Targets with a result.
         done: usize,
@@ -24,26 +24,26 @@ pub(super) enum SweepEvent {
     },
 }
 
-/// A request to probe all targets; requests that come while it is served join it.
+/// A request to probe all targets; requests that arrive meanwhile join it.
 #[derive(Debug)]
 pub(super) struct Sweep {
     begun: Duration,
-    /// When it ends at the latest.
+    /// The latest time at which it ends.
     deadline: Duration,
-    /// Targets without a result, and their nodes.
+    /// Targets without a result, with their nodes.
     awaited: SecondaryMap<TargetId, usize>,
     total: usize,
-    /// How many had a result when progress was told last.
+    /// Number of targets with a result at the last progress event.
     told: usize,
     nodes: usize,
-    /// How many targets of a node are awaited.
+    /// Number of awaited targets per node.
     by_node: Vec<usize>,
     waiters: Vec<mpsc::UnboundedSender<SweepEvent>>,
 }
 
 impl Sweep {
-    /// A sweep over `targets`, given with the indexes of their nodes, of which there are `nodes`. The
-    /// last probe is sent after `spread` and waits for `timeout`.
+    /// A sweep over `targets`, each given with the index of its node; there are `nodes` nodes. The last probe is sent
+    /// after `spread` and waits for `timeout`.
     pub(super) fn new(
         targets: impl Iterator<Item = (TargetId, usize)>,
         nodes: usize,
@@ -71,7 +71,7 @@ impl Sweep {
         sweep
     }
 
-    /// When it ends at the latest.
+    /// The latest time at which it ends.
     pub(super) fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -81,30 +81,30 @@ impl Sweep {
         self.awaited.is_empty() || self.deadline <= now
     }
 
-    /// Tells `waiter` what is known, and then what comes. The number of events is bounded by that of
-    /// the nodes and of the turns of the engine.
+    /// Sends `waiter` what is already known, then further events. Their number is bounded by the number of nodes plus
+    /// that of engine turns.
     pub(super) fn join(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
         let complete = (0..self.nodes).filter(|&node| self.by_node[node] == 0);
         for node in complete {
-            // The asker may have gone.
+            // The client may be gone.
             let _ = waiter.send(SweepEvent::Node(node));
         }
         self.waiters.push(waiter);
     }
 
-    /// A target has a result of a probe sent at `sent`.
+    /// Records a result for a target, from a probe sent at `sent`.
     pub(super) fn result(&mut self, id: TargetId, sent: Duration) {
         if sent >= self.begun {
             self.end_wait(id);
         }
     }
 
-    /// A target has gone.
+    /// A target was removed.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.end_wait(id);
     }
 
-    /// The nodes have other indexes now: those of `node_of`.
+    /// Updates the node indexes: `node_of` returns the new ones.
     pub(super) fn renumber(&mut self, nodes: usize, node_of: impl Fn(TargetId) -> Option<usize>) {
         self.nodes = nodes;
         self.by_node = vec![0; nodes];
@@ -118,7 +118,7 @@ impl Sweep {
         }
     }
 
-    /// Tells those who wait how far it is, if that is news. Returns whether anybody still waits.
+    /// Sends the progress to waiting clients if it changed. Returns whether any client is still waiting.
     pub(super) fn tell_progress(&mut self) -> bool {
         let done = self.total - self.awaited.len();
         self.waiters.retain(|waiter| !waiter.is_closed());
@@ -126,7 +126,7 @@ impl Sweep {
             self.told = done;
             let total = self.total;
             for waiter in &self.waiters {
-                // The asker may have gone.
+                // The client may be gone.
                 let _ = waiter.send(SweepEvent::Progress { done, total });
             }
         }
@@ -169,7 +169,7 @@ mod tests {
         let [(first, mut to_first), (late, mut to_late)] =
             std::array::from_fn(|_| mpsc::unbounded_channel());
         sweep.join(first);
-        // A probe from before tells nothing.
+        // An earlier probe does not count.
         sweep.result(c, begun - Duration::from_nanos(1));
         for id in [a, b] {
             sweep.result(id, begun);
@@ -177,7 +177,7 @@ mod tests {
         sweep.join(late);
         assert!(!sweep.is_over(begun));
         sweep.result(c, begun);
-        // Who comes late shares the probes, and the end.
+        // A latecomer shares the probes and the end.
         assert!(sweep.is_over(begun));
         drop(sweep);
         for events in [&mut to_first, &mut to_late] {

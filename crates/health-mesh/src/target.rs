@@ -1,5 +1,4 @@
-//! What there is to probe: the addresses of each node in the order of the report, and a key for
-//! each address and protocol.
+//! What to probe: the addresses of each node in report order, and a key for each address and protocol.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,7 +12,7 @@ use health_registry::nodes::Node;
 use slotmap::{SlotMap, new_key_type};
 
 new_key_type! {
-    /// A target, for as long as it is one. Never used again for another.
+    /// Id of a target for its lifetime. Never reused for another.
     pub(super) struct TargetId;
 }
 
@@ -53,12 +52,12 @@ impl From<TargetKey> for RttKey {
     }
 }
 
-/// What there is to know about a target besides its results.
+/// What is known about a target besides its results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     /// Its key.
     pub(super) key: TargetKey,
-    /// Index in the node set in force.
+    /// Index in the current node set.
     pub(super) node: usize,
 }
 
@@ -69,37 +68,37 @@ pub(super) struct Targets {
     by_key: HashMap<TargetKey, TargetId>,
 }
 
-/// What [`Targets::replace`] changed.
+/// Changes made by [`Targets::replace`].
 #[derive(Debug)]
 pub(super) struct Changes {
-    /// Targets that are there no more.
+    /// Removed targets.
     pub(super) gone: Vec<(TargetId, TargetKey)>,
-    /// Targets that were not there before.
+    /// New targets.
     pub(super) fresh: Vec<(TargetId, TargetKey)>,
 }
 
 impl Targets {
-    /// The target, unless it has gone.
+    /// The target, unless it was removed.
     pub(super) fn get(&self, id: TargetId) -> Option<&Target> {
         self.by_id.get(id)
     }
 
-    /// The id of a key.
+    /// The id for a key.
     pub(super) fn id(&self, key: &TargetKey) -> Option<TargetId> {
         self.by_key.get(key).copied()
     }
 
-    /// How many there are.
+    /// Number of targets.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// All of them.
+    /// All targets.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TargetId, &Target)> {
         self.by_id.iter()
     }
 
-    /// Makes exactly these the targets; of two with one key, the first. Those that stay keep their ids.
+    /// Replaces the set of targets; if two share a key, the first one counts. Existing targets keep their ids.
     pub(super) fn replace(&mut self, wanted: impl Iterator<Item = Target>) -> Changes {
         let mut before = std::mem::take(&mut self.by_key);
         let mut fresh = Vec::new();
@@ -127,23 +126,23 @@ impl Targets {
     }
 }
 
-/// The addresses of one node that are probed.
+/// The probed addresses of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodePaths {
     /// `cluster/node`.
     pub(super) name: String,
-    /// Whether it is the node that probes.
+    /// Whether it is the probing node itself.
     pub(super) local: bool,
     /// The node's own addresses, the primary first.
     pub(super) host: Vec<IpAddr>,
-    /// Those of its health endpoint, the primary first; empty while not known.
+    /// Addresses of its health endpoint, the primary first; empty while unknown.
     pub(super) endpoint: Vec<IpAddr>,
     /// Whether there is no health endpoint to probe.
     pub(super) hosts_only: bool,
 }
 
 impl NodePaths {
-    /// The paths of a node whose health endpoint has the addresses `endpoint`; `None`: there is none to probe.
+    /// The paths of a node whose health endpoint has the addresses `endpoint`; `None` if there is none to probe.
     pub(super) fn new(node: &Node, local: bool, endpoint: Option<&[IpAddr]>) -> Self {
         let mut host = primary_first(&node.addresses);
         host.extend(&node.secondary_addresses);
@@ -175,8 +174,8 @@ impl NodePaths {
     }
 }
 
-/// The first IPv4 address, or without one the first IPv6 address, moved to the front; the first of
-/// the other family next.
+/// Moves the first IPv4 address to the front, or without one the first IPv6 address; the first address of the other
+/// family comes next.
 fn primary_first(addresses: &[IpAddr]) -> Vec<IpAddr> {
     let first4 = addresses.iter().position(IpAddr::is_ipv4);
     let first6 = addresses.iter().position(IpAddr::is_ipv6);

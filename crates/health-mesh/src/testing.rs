@@ -1,5 +1,4 @@
-//! What tests of the mesh stand on: network namespaces of their own, a store in memory and a
-//! responder that can be late.
+//! Test support for the mesh: isolated network namespaces, an in-memory store and a responder that can be late.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,20 +20,20 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// How long a test waits for what must come, however busy the machine is.
+/// How long a test waits for an expected event, however busy the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How many times as long everything takes on this machine.
+/// Factor by which everything is slower on this machine.
 pub(super) fn slowness() -> u32 {
     let times = std::env::var("HEALTH_AGENT_SLOWNESS");
     times.map_or(1, |times| times.parse().unwrap())
 }
 
-/// A network namespace that lives as long as the value does.
+/// A network namespace that lives as long as the value.
 pub(super) struct Namespace(OwnedFd);
 
 impl Namespace {
-    /// A fresh one with its loopback up; `None`, with a message, without root.
+    /// Creates one with its loopback up; `None`, with a message, without root.
     pub(super) fn new() -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: network namespaces need root");
@@ -49,7 +48,7 @@ impl Namespace {
         Some(namespace)
     }
 
-    /// Runs `work` on a thread of its own inside.
+    /// Runs `work` inside, on its own thread.
     pub(super) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = || {
@@ -92,7 +91,7 @@ impl Namespace {
         self.enter(|| std::fs::write(format!("/proc/sys/net/{name}"), value).unwrap());
     }
 
-    /// Joins two namespaces by a veth pair, `eth0` in both.
+    /// Connects two namespaces with a veth pair, `eth0` in both.
     pub(super) fn join(&self, other: &Self) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
         self.ip(&format!(
@@ -103,7 +102,7 @@ impl Namespace {
     }
 }
 
-/// Where no programs count what arrives.
+/// No programs count arrivals.
 pub(super) struct NoArrivals;
 
 impl ArrivalStore for NoArrivals {
@@ -112,14 +111,14 @@ impl ArrivalStore for NoArrivals {
     }
 }
 
-/// Rows in memory.
+/// In-memory rows.
 #[derive(Default)]
 pub(super) struct MemoryStore {
     rows: Mutex<HashMap<RttKey, RttRow>>,
-    /// Round trips of the probes that were stamped, by sequence number.
+    /// Round trips of the timestamped probes, by sequence number.
     stamped: Mutex<HashMap<(RttKey, u16), u64>>,
     followed: Mutex<HashMap<IpAddr, Path>>,
-    /// The handshake of each connection as the programs on the uplink time it, nanoseconds; 0: they do not.
+    /// Handshake time that the uplink's programs measure for each connection, nanoseconds; 0 if they do not measure it.
     pub(super) handshake_ns: AtomicU64,
 }
 
@@ -128,7 +127,7 @@ impl MemoryStore {
         self.rows.lock().unwrap().get(&key.into()).copied()
     }
 
-    /// Counts a round trip as the programs on the uplink do.
+    /// Counts a round trip as the uplink's programs do.
     pub(super) fn stamp(&self, key: impl Into<RttKey>, rtt_ns: u64, sequence: u16) {
         let key = key.into();
         if let Some(row) = self.rows.lock().unwrap().get_mut(&key) {
@@ -241,15 +240,15 @@ impl RttStore for MemoryStore {
     }
 }
 
-/// Answers IPv4 echo requests in place of the kernel of its namespace.
+/// Answers IPv4 echo requests instead of its namespace's kernel.
 pub(super) struct EchoResponder {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl EchoResponder {
-    /// `delays` is asked for each request, by the requested address and the sequence number, when to
-    /// answer: once for each value.
+    /// For each request, `delays` gets the requested address and the sequence number, and returns the delays of the
+    /// replies: one reply per value.
     pub(super) fn start(
         namespace: &Namespace,
         delays: impl Fn(IpAddr, u16) -> Vec<Duration> + Send + 'static,
@@ -305,7 +304,7 @@ struct Reply {
 }
 
 impl Reply {
-    /// The reply to a received packet that is an echo request without IP options.
+    /// The reply to a received packet, if that is an echo request without IP options.
     fn to(sender: Ipv4Addr, packet: &[u8]) -> Option<Self> {
         let mut icmp = packet[20..].to_vec();
         if icmp[0] != 8 {

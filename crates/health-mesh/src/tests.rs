@@ -1,4 +1,4 @@
-//! The mesh against real networks, in namespaces of its own.
+//! Tests the mesh on real networks, in its own network namespaces.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use super::{Mesh, MeshHandle, MeshOptions};
 
 const PORT: u16 = 4240;
 const TIMEOUT: Duration = Duration::from_millis(400);
-/// An interval that no test outlasts: what comes nevertheless comes early.
+/// An interval longer than any test: anything that arrives regardless is early.
 const ENDLESS: Duration = Duration::from_secs(24 * 3600);
 
 fn ip(text: &str) -> IpAddr {
@@ -56,7 +56,7 @@ fn key(address: &str, path: Path, protocol: Protocol) -> TargetKey {
     }
 }
 
-/// A mesh, and all that it is given.
+/// A mesh and its inputs.
 struct Bed {
     mesh: MeshHandle,
     store: Arc<MemoryStore>,
@@ -119,14 +119,14 @@ impl Bed {
         }
     }
 
-    /// As [`Self::start`], with no regular probe after the first.
+    /// Like [`Self::start`], without regular probes after the first ones.
     fn start_endless(nodes: Vec<Node>) -> Self {
         Self::start_with(nodes, |options| {
             options.intervals = ProbeIntervals::all(ENDLESS);
         })
     }
 
-    /// Waits until the report is as wanted.
+    /// Waits until the report satisfies `wanted`.
     async fn until(&self, what: &str, wanted: impl Fn(&HealthStatus) -> bool) -> HealthStatus {
         let deadline = Instant::now() + PATIENCE * slowness();
         loop {
@@ -168,7 +168,7 @@ fn http_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
     &path(report, address).http.as_ref().unwrap().status
 }
 
-/// With the key of [`options`].
+/// With the key from [`options`].
 fn identity(node: &str) -> Identity {
     Identity {
         node: format!("default/{node}"),
@@ -177,7 +177,7 @@ fn identity(node: &str) -> Identity {
     }
 }
 
-/// Answers `/hello` as a node on addresses inside a namespace, and tells `health_endpoint`.
+/// Answers `/hello` as a node on addresses inside a namespace, and reports `health_endpoint`.
 fn respond(
     namespace: &Namespace,
     name: &str,
@@ -195,7 +195,7 @@ fn respond(
     .unwrap()
 }
 
-/// The prober's namespace, and one that is peer and router to it.
+/// The prober's namespace, and another one that is both its peer and its router.
 fn two_namespaces() -> Option<(Namespace, Namespace)> {
     let here = Namespace::new()?;
     let there = Namespace::new()?;
@@ -208,7 +208,7 @@ fn two_namespaces() -> Option<(Namespace, Namespace)> {
     there.ip("addr add fd00:30::2/64 dev eth0 nodad");
     there.sysctl("ipv4/ip_forward", "1");
     there.sysctl("ipv6/conf/all/forwarding", "1");
-    // Each probe is to get its error.
+    // Every probe must get its error.
     there.sysctl("ipv4/icmp_ratelimit", "0");
     there.sysctl("ipv6/icmp/ratelimit", "0");
     here.ip("route add default via 172.30.0.2");
@@ -324,7 +324,7 @@ fn each_failure_says_what_is_broken() {
         ];
         let nodes = nodes.iter().map(|(name, ips)| node(name, ips));
         let bed = Bed::start_endless(nodes.collect());
-        // On a busy machine a first answer may come after its probe has timed out.
+        // On a busy machine a first answer may arrive after its probe has timed out.
         let report = bed
             .until("complete, and what answers reachable", |report| {
                 let answering = ["172.30.0.2", "fd00:30::2"].map(|address| path(report, address));
@@ -344,7 +344,7 @@ fn each_failure_says_what_is_broken() {
             ("fd00:31::6", "Communication prohibited (from fd00:30::2)"),
             ("172.31.0.7", "No route to host"),
         ];
-        // On a busy machine an error may come after its probe has timed out.
+        // On a busy machine an error may arrive after its probe has timed out.
         bed.until("what is broken", |report| {
             expected.iter().all(|(address, text)| {
                 icmp_text(report, address) == *text && http_text(report, address) == *text
@@ -419,7 +419,7 @@ fn a_node_that_is_cut_off_blames_itself_and_names_the_device() {
         there.ip("link set eth0 down");
         let report = bed
             .until("isolated for want of a carrier", |report| {
-                // On a busy machine, HTTP may be missed before echoes are.
+                // On a busy machine, HTTP may time out before the echoes do.
                 let told = report.local.diagnosis.as_ref();
                 told.is_some_and(|told| told.message.contains("no carrier on eth0"))
             })
@@ -532,7 +532,7 @@ fn a_peer_tells_its_health_endpoint_and_that_is_remembered() {
     });
 }
 
-/// Probes on request until one request has a new result of each target: on a busy machine a probe may leave
+/// Probes on request until a single request yields a new result for each target: on a busy machine a probe may be sent
 /// too late for its request.
 async fn probed_anew(bed: &Bed) -> HealthStatus {
     let deadline = Instant::now() + PATIENCE * slowness();
@@ -581,7 +581,7 @@ fn probing_on_request_ends_and_tells_the_dead_from_the_living() {
             }
         }
         bed.mesh.shutdown().await;
-        // A report of what was known is still there.
+        // A report of the last known state is still available.
         let nodes = bed.mesh.probe_now().await.nodes;
         assert_eq!(nodes.len(), 1 + all_dead as usize);
     });
@@ -615,7 +615,7 @@ fn a_target_that_stays_silent_is_probed_less_and_less_often() {
         let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"])]);
         let target = key("172.30.0.2", Path::Host, Protocol::Icmp);
         let lost = || bed.store.get(target).map_or(0, |row| row.lost);
-        // Each failure comes a time-out after its probe. None of them brings the next probe forward.
+        // Each failure is detected one time-out after its probe. None of them makes the next probe earlier.
         let pause = TIMEOUT * 3;
         let last = Cell::new((0, Instant::now()));
         bed.until("pausing", |_| {
@@ -646,7 +646,7 @@ fn late_and_duplicate_replies_change_nothing() {
     here.block_on(async || {
         let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
         bed.until("complete", is_complete).await;
-        // Two too many from one, and at least two that are late.
+        // Two duplicates from one peer, and at least two late replies.
         let ignored = || bed.mesh.ignored_replies().unexpected;
         bed.until("late", |_| ignored() >= 4).await;
         let report = bed.mesh.probe_now().await;
@@ -682,7 +682,7 @@ fn a_reply_that_waits_for_a_busy_agent_is_neither_late_nor_slow() {
         while !asked.load(Ordering::Relaxed) {
             tokio::task::yield_now().await;
         }
-        // The mesh stands still as soon as it has a result, that of HTTP, to write down.
+        // The mesh blocks as soon as it has a result to store, the HTTP result.
         let held = bed.mesh.shared.results();
         std::thread::sleep(TIMEOUT * 2);
         drop(held);
@@ -731,7 +731,7 @@ fn the_kernels_round_trip_is_taken_where_it_measured_one() {
     });
 }
 
-/// A mesh with the default time-out, all of whose hosts are known to be reachable.
+/// A mesh with the default time-out, with all hosts known to be reachable.
 async fn default_bed(nodes: Vec<Node>, interval: Duration) -> Bed {
     let bed = Bed::start_with(nodes, |options| {
         options.intervals = ProbeIntervals::all(interval);
@@ -876,7 +876,7 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
         peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
         let bed = Bed::start_endless(vec![peer]);
         bed.until("complete", is_complete).await;
-        // It answers before it knows its health endpoint, and that answers last.
+        // It answers before it knows its health endpoint, which answers last.
         let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
         let (endpoint, told) = watch::channel(Vec::new());
         let _hello =
@@ -905,7 +905,7 @@ fn a_peer_without_a_health_endpoint_is_probed_at_its_host_alone() {
         return;
     };
     here.block_on(async || {
-        // One cannot have an endpoint, and one says that it has none.
+        // One node cannot have an endpoint, and one reports that it has none.
         let without_addresses = node("b", &["172.30.0.2"]);
         let mut without_endpoint = node("c", &["172.30.0.3"]);
         without_endpoint.pod_cidrs = vec!["10.244.3.0/24".parse().unwrap()];

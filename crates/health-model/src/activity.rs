@@ -1,5 +1,5 @@
-//! What a part of the agent says of its own work: how its last turn went, and when that was. A part has the
-//! [`Reporter`], whoever judges it the [`Activity`].
+//! How a part of the agent reports on its own work: the outcome of its last turn, and when that was. The part holds the
+//! [`Reporter`]; its observers hold the [`Activity`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 /// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The part does its work with what it has.
+    /// The part still works, with what it has.
     Warning,
-    /// It does not do its work.
+    /// The part does not work.
     Failure,
 }
 
@@ -18,12 +18,12 @@ pub enum Severity {
 pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
-    /// What is wrong, in words.
+    /// Human-readable description.
     pub reason: String,
 }
 
 impl Problem {
-    /// One that leaves the part at work.
+    /// A problem that leaves the part working.
     pub fn warning(reason: impl ToString) -> Self {
         Self {
             severity: Severity::Warning,
@@ -31,7 +31,7 @@ impl Problem {
         }
     }
 
-    /// One that keeps it from its work.
+    /// A problem that stops the part from working.
     pub fn failure(reason: impl ToString) -> Self {
         Self {
             severity: Severity::Failure,
@@ -43,34 +43,34 @@ impl Problem {
 /// The last turn of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastTurn {
-    /// Time since the part was heard of.
+    /// Time since the part last reported.
     pub age: Duration,
-    /// By how much that exceeds the pause that it announced.
+    /// By how much `age` exceeds the pause that the part announced.
     pub overdue: Duration,
-    /// Time since the last turn without a problem, if there was one.
+    /// Time since the last turn without a problem, if any.
     pub succeeded: Option<Duration>,
-    /// What was wrong in the last turn that ended.
+    /// Problem in the last finished turn.
     pub problem: Option<Problem>,
 }
 
-/// What is known of a part. Clones share it.
+/// What is known about a part. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Activity(Arc<Mutex<Turns>>);
 
-/// Says what a part does. Once it is dropped, the part has ended, which is a failure.
+/// Reports what a part does. Dropping it means that the part has stopped, which is a failure.
 #[derive(Debug)]
 pub struct Reporter(Activity);
 
 #[derive(Debug)]
 struct Turns {
     heard: Instant,
-    /// The pause that it announced; `None`: until there is work.
+    /// The pause that the part announced; `None` means until there is work.
     silence: Option<Duration>,
     succeeded: Option<Instant>,
     problem: Option<Problem>,
 }
 
-/// Makes the two ends for a part that is about to start.
+/// Creates both ends for a part that is about to start.
 pub fn channel() -> (Reporter, Activity) {
     let turns = Turns {
         heard: Instant::now(),
@@ -105,19 +105,19 @@ impl Activity {
 }
 
 impl Reporter {
-    /// A turn begins; how the one before went stands until this one ends.
+    /// Starts a turn. The previous result stands until this turn ends.
     pub fn begin(&self) {
         self.due_within(Duration::ZERO);
     }
 
-    /// The next turn begins within `pause`; how the one before went stands.
+    /// The next turn starts within `pause`. The previous result stands.
     pub fn due_within(&self, pause: Duration) {
         let mut turns = self.0.turns();
         turns.heard = Instant::now();
         turns.silence = Some(pause);
     }
 
-    /// A turn has ended, and the next one begins within `pause`, or when there is something to do.
+    /// Ends a turn. The next one starts within `pause`, or, if that is `None`, when there is work.
     pub fn end(&self, problem: Option<Problem>, pause: Option<Duration>) {
         let mut turns = self.0.turns();
         turns.heard = Instant::now();

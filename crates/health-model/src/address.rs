@@ -1,5 +1,5 @@
-//! Addresses and networks in texts. All parts of the agent read them by these functions, so that one text means the same
-//! everywhere: in settings, manifests, registries, policies, requests of the API and arguments of commands.
+//! Parsing of addresses and networks. All parts of the agent use these functions, so a text means the same thing
+//! everywhere: in settings, manifests, registries, policies, API requests and command arguments.
 //!
 //! | text | means | as |
 //! | --- | --- | --- |
@@ -11,36 +11,36 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// Bits before the IPv4 address in an IPv6 address that contains one.
+/// Number of bits before the IPv4 address in an IPv4-mapped IPv6 address.
 const MAPPED_BITS: u8 = 96;
-/// Most digits of a group of an IPv6 address, without further leading zeros.
+/// Maximum digits in an IPv6 address group, not counting extra leading zeros.
 const GROUP_DIGITS: usize = 4;
 
-/// Why a text is no address or network.
+/// Why a text is not an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It is no address.
+    /// Not an address.
     #[error("must be an IP address, such as 10.9.8.7 or 2001:db8::7")]
     NoAddress,
-    /// It is no network.
+    /// Not a network.
     #[error("must be a network, such as 10.0.0.0/8 or fd00::/8")]
     NoNetwork,
-    /// It is no address with a port.
+    /// Not an address with a port.
     #[error("must be an address with a port, such as 10.9.8.7:80 or [2001:db8::7]:80")]
     NoSocketAddress,
-    /// It has an IPv4 address in IPv6 form, and so few bits that it would contain all IPv4 addresses and more.
+    /// An IPv4 address in IPv6 form with so short a prefix that the network would contain all IPv4 addresses and more.
     #[error("an IPv4 address in IPv6 form needs a prefix of at least 96 bits")]
     ShortMapped,
 }
 
-/// Reads an address.
+/// Parses an address.
 pub fn parse_ip(text: &str) -> Result<IpAddr, AddressError> {
     written_ip(text)
         .map(|ip| ip.to_canonical())
         .ok_or(AddressError::NoAddress)
 }
 
-/// Reads an address with the length of a prefix. Bits past the prefix stay as they are written.
+/// Parses an address with a prefix length. Host bits are kept.
 pub fn parse_network(text: &str) -> Result<IpNet, AddressError> {
     const NO: AddressError = AddressError::NoNetwork;
     let (address, bits) = text.split_once('/').ok_or(NO)?;
@@ -56,7 +56,7 @@ pub fn parse_network(text: &str) -> Result<IpNet, AddressError> {
     IpNet::new(canonical, bits).map_err(|_| NO)
 }
 
-/// Reads a network, or an address for the network of that alone.
+/// Parses a network. A bare address means the network that contains only that address.
 pub fn parse_network_or_ip(text: &str) -> Result<IpNet, AddressError> {
     if text.contains('/') {
         return parse_network(text);
@@ -65,7 +65,7 @@ pub fn parse_network_or_ip(text: &str) -> Result<IpNet, AddressError> {
     Ok(ip.into())
 }
 
-/// Reads an address with a port: `ADDRESS:PORT`, an IPv6 address in brackets.
+/// Parses an address with a port: `ADDRESS:PORT`, with IPv6 addresses in brackets.
 pub fn parse_socket_address(text: &str) -> Result<SocketAddr, AddressError> {
     const NO: AddressError = AddressError::NoSocketAddress;
     let (host, port) = text.rsplit_once(':').ok_or(NO)?;
@@ -81,7 +81,7 @@ pub fn parse_socket_address(text: &str) -> Result<SocketAddr, AddressError> {
     Ok(SocketAddr::new(ip, port))
 }
 
-/// The address in the form in which it is written.
+/// Parses an address and keeps the form in which it is written.
 fn written_ip(text: &str) -> Option<IpAddr> {
     if !text.contains(':') {
         return written_v4(text).map(IpAddr::V4);
@@ -111,7 +111,7 @@ fn written_v4(text: &str) -> Option<Ipv4Addr> {
     numbers.next().is_none().then(|| octets.into())
 }
 
-/// A number of decimal digits alone, with any leading zeros.
+/// Parses a number that consists of decimal digits only; leading zeros are allowed.
 fn decimal<T: std::str::FromStr>(text: &str) -> Option<T> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_number)
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn leading_zeros_are_decimal_and_ipv4_in_ipv6_form_is_ipv4() {
-        // As in the tests of the parser that the API server uses.
+        // Same cases as in the tests of the parser that the API server uses.
         for (text, expected) in [
             ("127.0.1.2", "127.0.1.2"),
             ("127.001.002.003", "127.1.2.3"),

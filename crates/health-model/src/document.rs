@@ -1,4 +1,4 @@
-//! Texts of documents become trees of values, in bounded time and memory.
+//! Parses documents into trees of values, in bounded time and memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,15 +7,15 @@ use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visito
 use serde_json::{Map, Value};
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
-/// Most bytes of a text.
+/// Maximum size of a text, bytes.
 const TEXT_MAX: usize = 10 << 20;
-/// Most values of a document, aliases expanded: what bounds the memory, some hundred bytes each.
+/// Maximum number of values in a document, aliases expanded. Bounds the memory: a few hundred bytes per value.
 const VALUES_MAX: usize = 500_000;
 
-/// Why a text cannot be read.
+/// Why a text cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Too much to read.
+    /// Too large.
     #[error("{bytes} bytes of text are too many; at most {max} are allowed")]
     TooLarge {
         /// Its size.
@@ -23,12 +23,12 @@ pub enum DocumentError {
         /// The limit.
         max: usize,
     },
-    /// Neither YAML nor JSON, or past the limits of a document. The parser's words name line and column.
+    /// Neither YAML nor JSON, or over a document limit. The parser's message names line and column.
     #[error("{0}")]
     Malformed(String),
 }
 
-/// The documents of a text: one of JSON if it begins as JSON does, else one or several of YAML, or none.
+/// Parses all documents in a text: one JSON document if it starts like JSON, else any number of YAML documents.
 pub fn parse(text: &str) -> Result<Vec<Value>, DocumentError> {
     if text.len() > TEXT_MAX {
         let bytes = text.len();
@@ -71,7 +71,7 @@ fn yaml(text: &str) -> Result<Vec<Value>, DocumentError> {
     Ok(documents.into_iter().map(|tree| tree.0).collect())
 }
 
-/// A document in YAML.
+/// A YAML document.
 struct Tree(Value);
 
 impl<'de> Deserialize<'de> for Tree {
@@ -82,8 +82,8 @@ impl<'de> Deserialize<'de> for Tree {
     }
 }
 
-/// Reads a value, and counts what it is made of down from the limit. Unlike `Value`'s own reading it
-/// refuses a key that is listed twice: of two rules the first must not vanish.
+/// Deserializes a value and counts every value in it against the limit. Unlike `Value`'s own deserializer it rejects
+/// duplicate keys: of two rules, the first must not vanish silently.
 #[derive(Clone, Copy)]
 struct Seed<'a>(&'a Cell<usize>);
 

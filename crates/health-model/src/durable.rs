@@ -1,4 +1,4 @@
-//! Files that are there as a whole or not at all, whenever the machine stops. They are their owner's alone.
+//! Files that are written completely or not at all, even if the machine stops. Only their owner can access them.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use crate::private;
 
-/// Extension of files that are not whole yet.
+/// Extension of incomplete files.
 pub const UNFINISHED: &str = "new";
 
-/// Puts `contents` in the place of what the file held, on the disk when this returns. Makes its folder.
+/// Replaces the file's contents; they are on disk when this returns. Creates the folder if necessary.
 pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     put(path, contents, File::sync_all)
 }
 
-/// As [`write`], for what is of no use once the machine has stopped: whenever the agent is killed, the file is as it
-/// was or as it shall be, but nobody waits for the disk.
+/// Like [`write`], for data that is useless after a reboot. If the agent is killed, the file has either its old or its
+/// new contents, but the call does not wait for the disk.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     put(path, contents, |_| Ok(()))
 }
@@ -26,7 +26,7 @@ fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::R
     private::make_folder(folder)?;
     let temporary = temporary(path);
     let written = || {
-        // What a killed agent was writing.
+        // Left over from a killed agent.
         remove(&temporary)?;
         let mut file = private::create(&temporary)?;
         file.write_all(contents)?;
@@ -35,12 +35,12 @@ fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::R
         sync(&File::open(folder)?)
     };
     written().inspect_err(|_| {
-        // Whether it was made at all does not matter: the failure to report is the first one.
+        // It may not exist at all: the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     })
 }
 
-/// Removes the file. Returns whether it was there.
+/// Removes the file. Returns whether it existed.
 pub fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -49,7 +49,7 @@ pub fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// What a file is called until it is whole.
+/// Name of a file until it is complete.
 fn temporary(path: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// A duration as Go prints it, which Cilium's schema and text use: `9.557967ms`, `1m0s`, `405.072µs`.
+/// Formats a duration as Go does, which Cilium's schema and output use: `9.557967ms`, `1m0s`, `405.072µs`.
 pub fn go_duration(ns: i64) -> String {
     let (sign, ns) = if ns < 0 {
         ("-", ns.unsigned_abs())
@@ -40,19 +40,19 @@ pub fn go_duration(ns: i64) -> String {
     format!("{sign}{text}")
 }
 
-/// The same of three digits: what is kept of round trips is not more exact.
+/// The same with three significant digits: stored round-trip times are not more precise.
 pub fn short_duration(ns: u64) -> String {
     let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
     let rounded = (ns.saturating_add(unit / 2)) / unit * unit;
     go_duration(i64::try_from(rounded).unwrap_or(i64::MAX))
 }
 
-/// A duration as flags and reports write it: `10s`, `500ms`, `1m0s`.
+/// Formats a duration as in flags and reports: `10s`, `500ms`, `1m0s`.
 pub fn duration_text(value: Duration) -> String {
     go_duration(value.as_nanos().try_into().unwrap_or(i64::MAX))
 }
 
-/// Reads a duration that [`duration_text`] or a person wrote: `10s`, `500ms`, `1m`, `1m30s`.
+/// Parses a duration written by [`duration_text`] or by a person: `10s`, `500ms`, `1m`, `1m30s`.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     SignedDuration::from_str(text)
         .ok()
@@ -60,7 +60,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
         .ok_or(DurationError)
 }
 
-/// The text is no duration.
+/// The text is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a duration; write it like 10s, 500ms or 1m30s")]
 pub struct DurationError;
@@ -71,18 +71,18 @@ pub mod nanoseconds {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes it; one too long for 64 bits as the longest.
+    /// Serializes it; a duration too long for 64 bits becomes the maximum.
     pub fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(value.as_nanos().try_into().unwrap_or(u64::MAX))
     }
 
-    /// Reads it.
+    /// Deserializes it.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         u64::deserialize(from).map(Duration::from_nanos)
     }
 }
 
-/// As [`nanoseconds`], of what may be missing.
+/// Like [`nanoseconds`], for an optional value.
 pub mod optional_nanoseconds {
     use std::time::Duration;
 
@@ -91,12 +91,12 @@ pub mod optional_nanoseconds {
     #[derive(serde::Deserialize, Serialize)]
     struct Whole(#[serde(with = "super::nanoseconds")] Duration);
 
-    /// Writes it.
+    /// Serializes it.
     pub fn serialize<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
         value.map(Whole).serialize(to)
     }
 
-    /// Reads it.
+    /// Deserializes it.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
         Ok(Option::<Whole>::deserialize(from)?.map(|whole| whole.0))
     }

@@ -1,4 +1,4 @@
-//! What `GET /v1/monitor` takes, and the lines that it answers with.
+//! Query parameters of `GET /v1/monitor`, and the lines of its answer.
 
 use std::fmt::{self, Display};
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ impl Display for EventType {
     }
 }
 
-/// The text is no [`EventType`].
+/// The text is not an [`EventType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give drop, ct or nat")]
 pub struct EventTypeError;
@@ -48,8 +48,8 @@ impl FromStr for EventType {
     }
 }
 
-/// Which events are wanted: those that match each field, and of a field one of its values. An empty field
-/// matches all. In the query of a request the values of a field have commas between.
+/// Selects events. An event must match every field, and within a field any of its values. An empty field matches
+/// everything. In a query string, the values of a field are separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventFilter {
@@ -59,10 +59,10 @@ pub struct EventFilter {
     /// Protocols.
     #[serde(rename = "proto", deserialize_with = "list")]
     pub protocols: Vec<IpProtocol>,
-    /// Where the packet, or the first one of the flow, comes from.
+    /// Source of the packet, or of the flow's first packet.
     #[serde(rename = "src", deserialize_with = "list")]
     pub sources: Vec<Network>,
-    /// Where it goes to.
+    /// Destination.
     #[serde(rename = "dst", deserialize_with = "list")]
     pub destinations: Vec<Network>,
     /// Ports or ICMP identifiers, on either side.
@@ -84,7 +84,7 @@ fn list<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<
 }
 
 impl EventFilter {
-    /// As the query of a request, without a question mark.
+    /// Formats it as a query string, without the question mark.
     pub fn query(&self) -> String {
         fn field<T: Display>(name: &str, values: &[T]) -> Option<String> {
             let values: Vec<String> = values.iter().map(T::to_string).collect();
@@ -108,9 +108,9 @@ impl EventFilter {
 pub enum MonitorLine {
     /// A packet was dropped.
     Drop(DropEvent),
-    /// A packet was dropped since it could not be translated.
+    /// A packet was dropped because it could not be translated.
     Nat(DropEvent),
-    /// A flow began or ended.
+    /// A flow started or ended.
     Ct(CtEvent),
     /// Events were lost.
     Lost {
@@ -119,7 +119,7 @@ pub enum MonitorLine {
         /// Where.
         cause: LossCause,
     },
-    /// The last line: the agent stops.
+    /// The last line: the agent is stopping.
     End,
 }
 
@@ -127,7 +127,7 @@ pub enum MonitorLine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossCause {
-    /// The ring buffer was full: the agent did not read it in time. Those lost may not have been of this
+    /// The ring buffer was full because the agent did not read it in time. The lost events may not have matched this
     /// reader's filter.
     RingFull,
     /// This reader was too slow.
@@ -144,18 +144,18 @@ pub struct DropEvent {
     pub reason: String,
     /// Why, as `HEALTH_METRICS` counts it.
     pub reason_code: u8,
-    /// Which way the packet went.
+    /// Direction of the packet.
     pub direction: PacketDirection,
-    /// Where it was.
+    /// Where it was dropped.
     #[serde(flatten)]
     pub place: Place,
-    /// Its length from the Ethernet header on.
+    /// Its length, including the Ethernet header.
     pub length_bytes: u32,
-    /// What stands in its headers; `null` without an IP header.
+    /// Its header fields; `null` without an IP header.
     pub packet: Option<TupleShown>,
 }
 
-/// Which way a packet went, seen from the host.
+/// Direction of a packet, seen from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PacketDirection {
@@ -165,13 +165,13 @@ pub enum PacketDirection {
     Egress,
 }
 
-/// What became of a flow.
+/// A change to a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CtEvent {
     /// When.
     pub time: Timestamp,
-    /// What.
+    /// The change.
     pub event: CtChange,
     /// Which side opened it.
     pub direction: FlowDirection,
@@ -184,15 +184,15 @@ pub struct CtEvent {
     pub flow: TupleShown,
 }
 
-/// What can become of a flow.
+/// What can happen to a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CtChange {
-    /// Its conntrack entry was made.
+    /// Its conntrack entry was created.
     Created,
-    /// A closed connection was followed by one between the same ports.
+    /// A new connection between the same ports followed a closed one.
     Reopened,
-    /// Both sides have ended the connection, or one has reset it.
+    /// Both sides have closed the connection, or one has reset it.
     Closed,
 }
 
@@ -210,11 +210,11 @@ pub enum FlowDirection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Place {
-    /// Id of the endpoint that it concerns; `null` for none.
+    /// Id of the endpoint involved; `null` for none.
     pub endpoint: Option<u16>,
-    /// Name of the device; `null` if it is gone.
+    /// Name of the device; `null` if it no longer exists.
     pub device: Option<String>,
-    /// Number of the device.
+    /// Interface index of the device.
     pub ifindex: u32,
 }
 
@@ -226,7 +226,7 @@ pub struct TupleShown {
     pub protocol: IpProtocol,
     /// Source address.
     pub source: IpAddr,
-    /// Source port, or the ICMP identifier; 0 where it is not known.
+    /// Source port, or the ICMP identifier; 0 if unknown.
     pub source_port: u16,
     /// Destination address.
     pub destination: IpAddr,

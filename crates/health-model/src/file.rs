@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Tells one content of a path from the next, links followed: a file that is edited, replaced by a rename, or reached
-/// through another link differs in at least one.
+/// Distinguishes successive contents of a path, following links. A file that is edited, replaced by a rename, or
+/// reached through another link differs in at least one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     device: u64,
     inode: u64,
-    /// Where the file system knows: the numbers of files that are gone are given to others.
+    /// Set if the file system records it: inode numbers are reused.
     created: Option<SystemTime>,
     size: u64,
     modified: (i64, i64),
@@ -20,7 +20,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Whether this is the same file as another one, whatever is in it.
+    /// Whether this is the same file as another one, regardless of contents.
     pub fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode, self.created) == (other.device, other.inode, other.created)
     }
@@ -30,7 +30,7 @@ impl FileIdentity {
         self.size
     }
 
-    /// What stands at a path now. Fails if that cannot be told, as of a link to nothing.
+    /// The file currently at a path. Fails if it cannot be read, as for a dangling link.
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! How protocols and networks are written in flags, queries and answers.
+//! Text form of protocols and networks in flags, queries and answers.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::parse_network_or_ip;
 
-/// An IP protocol number, shown by its name (IANA protocol numbers).
+/// An IP protocol number, shown by name (IANA protocol numbers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpProtocol(pub u8);
 
@@ -31,7 +31,7 @@ impl IpProtocol {
     }
 }
 
-/// The text is no [`IpProtocol`].
+/// The text is not an [`IpProtocol`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255")]
 pub struct IpProtocolError;
@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for IpProtocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(pub IpNet);
 
-/// The text is no [`Network`].
+/// The text is not a [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give an address, or a prefix such as 10.0.0.0/8")]
 pub struct NetworkError;

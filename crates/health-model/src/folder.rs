@@ -1,4 +1,4 @@
-//! A folder of manifests, read again when a file changes.
+//! A folder of manifests that is reread when a file changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,31 +15,31 @@ use tracing::{info, warn};
 
 use crate::file::FileIdentity;
 
-/// How often the folder is looked at. A file is read when two looks in a row agree on it, so that one that is being
-/// written is not read half way; or, if it never rests, while another file takes its place each time.
+/// How often the folder is polled. A file is read once two polls in a row agree on it, so that a half-written file is
+/// not read. A file that never settles is read anyway if it is being replaced by renames.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
-/// Looks in a row that disagree on a file, until it counts as one that never rests.
+/// Number of polls in a row that must disagree on a file before it counts as never settling.
 const RESTLESS: u32 = 8;
-/// Looks until the folder counts as read, even if new files keep coming.
+/// Number of polls after which the folder counts as read, even if new files keep appearing.
 const LONGEST_START: u32 = 40;
-/// What is wrong with a file whose place another one takes all the time, and with one that is written all the time.
+/// Problems of a file that keeps being replaced, and of one that keeps being written.
 const KEEPS_BEING_REPLACED: &str = "keeps changing: it is read now and then";
 const KEEPS_BEING_WRITTEN: &str = "keeps changing: its last objects stay until it rests";
-/// Longest manifest, bytes.
+/// Maximum size of a manifest, bytes.
 const LONGEST: u64 = 64 << 20;
-/// Extensions of manifests.
+/// File extensions of manifests.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// What is known of a file.
+/// What is known about a file.
 pub trait Contents: Clone + Send + 'static {
-    /// Takes what the file says now; objects with an error stay as they were. Returns what is wrong.
+    /// Applies the file's current text; objects with an error keep their previous state. Returns the problems.
     fn take(&mut self, path: &Path, text: &str) -> Vec<String>;
 
-    /// How many objects it has.
+    /// Number of objects in it.
     fn count(&self) -> usize;
 }
 
-/// A watched folder of manifests, and what its reader makes of it. Dropping it ends the watch.
+/// A watched folder of manifests, and the view that its reader derives from it. Dropping it stops the watch.
 #[derive(Debug)]
 pub struct Folder<S> {
     known: watch::Receiver<Arc<S>>,
@@ -47,8 +47,9 @@ pub struct Folder<S> {
 }
 
 impl<S: Default + Send + Sync + 'static> Folder<S> {
-    /// Begins to watch a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name begins with no dot. `empty`
-    /// is what a file has before it is read, `show` makes of all files what is told. Must be called in a tokio runtime.
+    /// Watches every `*.yaml`, `*.yml` and `*.json` file in a folder whose name does not start with a dot. `empty` is a
+    /// file's state before it is first read; `show` derives the published view from all files. Must be called in a
+    /// tokio runtime.
     pub fn watch<C: Contents>(
         path: &Path,
         empty: C,
@@ -70,7 +71,7 @@ impl<S: Default + Send + Sync + 'static> Folder<S> {
         }
     }
 
-    /// What is known, now and whenever it changes.
+    /// The current view, and its changes.
     pub fn known(&self) -> watch::Receiver<Arc<S>> {
         self.known.clone()
     }
@@ -86,50 +87,50 @@ impl<S> Drop for Folder<S> {
 #[derive(Debug)]
 pub struct Files<C> {
     path: PathBuf,
-    /// What a file has before it is read.
+    /// State of a file before it is first read.
     empty: C,
     files: BTreeMap<PathBuf, Seen<C>>,
-    /// Those that were read or went since files were last told of.
+    /// Files that were read or removed since the last published view.
     changed: Vec<PathBuf>,
     /// What is wrong with the folder.
     problem: Option<String>,
     is_complete: bool,
-    /// At the folder, until it counts as read.
+    /// Number of polls until the folder counts as read.
     looks: u32,
 }
 
-/// A file that was seen.
+/// A known file.
 #[derive(Debug)]
 struct Seen<C> {
-    /// What it was at the last look, or why that could not be told.
+    /// Its identity at the last poll, or why that could not be determined.
     last: Option<Result<FileIdentity, ErrorKind>>,
-    /// The same when it was read.
+    /// Its identity when it was last read.
     read: Option<Result<FileIdentity, ErrorKind>>,
-    /// Looks in a row that disagreed.
+    /// Number of polls in a row that disagreed.
     restless: u32,
     contents: C,
     problems: Vec<String>,
 }
 
 impl<C: Contents> Files<C> {
-    /// Whether all were read at least once, but those that came while others were read.
+    /// Whether every file was read at least once, except those that appeared in the meantime.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Each file, by path.
+    /// All files, by path.
     pub fn iter(&self) -> impl Iterator<Item = (&Path, &C)> {
         let files = self.files.iter();
         files.map(|(path, seen)| (path.as_path(), &seen.contents))
     }
 
-    /// Each file that is another than when files were last told of, by path, with what it has; none if it is gone.
+    /// The files that changed since the last published view, by path; none for a removed file.
     pub fn changed(&self) -> impl Iterator<Item = (&PathBuf, Option<&C>)> {
         let changed = self.changed.iter();
         changed.map(|path| (path, self.files.get(path).map(|seen| &seen.contents)))
     }
 
-    /// What is wrong, each with the file or folder.
+    /// All problems, each with its file or folder.
     pub fn problems(&self) -> impl Iterator<Item = (&Path, &str)> {
         let folder = self.problem.iter();
         let folder = folder.map(|problem| (self.path.as_path(), problem.as_str()));
@@ -159,7 +160,7 @@ impl<C: Contents> Files<C> {
         }
     }
 
-    /// Looks at every file, and reads those that have changed. Returns whether there is something to tell.
+    /// Polls every file and reads those that have changed. Returns whether there is news to publish.
     fn look(&mut self) -> bool {
         let names = match list(&self.path) {
             Ok(names) => names,
@@ -221,7 +222,7 @@ impl<C: Contents> Files<C> {
         }
         if !self.is_complete {
             self.looks += 1;
-            // One that is still being copied holds up the rest: without it, what it is about would be taken away.
+            // A file that is still being copied delays completion: otherwise the objects in it would be removed.
             self.is_complete = !grows && (settled || self.looks >= LONGEST_START);
             is_news |= self.is_complete;
         }
@@ -229,16 +230,16 @@ impl<C: Contents> Files<C> {
     }
 }
 
-/// What became of a file between two looks.
+/// How a file changed between two polls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// Nothing.
+    /// Unchanged.
     None,
-    /// It is longer.
+    /// It grew.
     Grown,
-    /// Another file is in its place, which whoever renamed it has written before.
+    /// Another, already written file was renamed over it.
     Replaced,
-    /// Anything else.
+    /// Any other change.
     Other,
 }
 
@@ -257,7 +258,7 @@ impl Change {
 }
 
 impl<C: Contents> Seen<C> {
-    /// Reads the file. What cannot be read stays as it was.
+    /// Reads the file. If that fails, its objects stay unchanged.
     fn take(&mut self, path: &Path) {
         match read(path) {
             Ok(text) => self.take_text(path, &text),
@@ -268,7 +269,7 @@ impl<C: Contents> Seen<C> {
         }
     }
 
-    /// Tells that the file never rests, beside what else is wrong with it.
+    /// Reports that the file never settles, in addition to its other problems.
     fn keeps_changing(&mut self, path: &Path, problem: &str) {
         if self.restless == RESTLESS {
             warn!(file = %path.display(), "a manifest {problem}");
@@ -292,7 +293,7 @@ impl<C: Contents> Seen<C> {
     }
 }
 
-/// The manifests of a folder.
+/// Lists the manifests in a folder.
 fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder)? {
@@ -307,7 +308,7 @@ fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The text of a file. Waits for nobody, as it would at a named pipe.
+/// Reads a file. Does not block, as it otherwise would on a named pipe.
 fn read(path: &Path) -> io::Result<String> {
     let mut options = File::options();
     let file = options
@@ -330,7 +331,7 @@ fn read(path: &Path) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    /// How long the text was that was taken last.
+    /// Length of the text that was last taken.
     #[derive(Clone)]
     struct Length(usize);
 
@@ -359,7 +360,7 @@ mod tests {
         fs::write(&path, "kind: Service").unwrap();
         seen.take(&path);
         assert_eq!((seen.contents.0, seen.problems.len()), (13, 0));
-        // Zeros that take no room on the disk.
+        // A sparse file: the zeros take no disk space.
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(LONGEST + 1).unwrap();
         seen.take(&path);

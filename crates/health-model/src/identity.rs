@@ -1,4 +1,4 @@
-//! The numbers of identities, and the names of those that are reserved.
+//! Identity numbers, and the names of reserved identities.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ const RESERVED: [(u32, &str); 9] = [
     (numbers::INGRESS, "ingress"),
 ];
 
-/// A text is neither a number nor a reserved identity's name.
+/// The text is neither a number nor the name of a reserved identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an identity; give its number, or a reserved name such as reserved:host")]
 pub struct ParseIdentityError(String);
@@ -32,7 +32,7 @@ pub struct ParseIdentityError(String);
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// Traffic whose identity is not known.
+    /// Traffic with an unknown identity.
     pub const UNKNOWN: Self = Self(numbers::UNKNOWN);
     /// The local host.
     pub const HOST: Self = Self(numbers::HOST);
@@ -40,21 +40,21 @@ impl Identity {
     pub const WORLD: Self = Self(numbers::WORLD);
     /// The health endpoint of any node.
     pub const HEALTH: Self = Self(numbers::HEALTH);
-    /// An endpoint whose labels are not known yet.
+    /// An endpoint whose labels are still unknown.
     pub const INIT: Self = Self(numbers::INIT);
-    /// A host of the cluster other than this one.
+    /// Any other host of the cluster.
     pub const REMOTE_NODE: Self = Self(numbers::REMOTE_NODE);
     /// An endpoint that is not managed by an agent.
     const UNMANAGED: Self = Self(numbers::UNMANAGED);
     /// An ingress proxy.
     const INGRESS: Self = Self(numbers::INGRESS);
 
-    /// All that are reserved, by number.
+    /// All reserved identities, by number.
     pub fn all_reserved() -> impl Iterator<Item = Self> {
         RESERVED.iter().map(|(number, _)| Self(*number))
     }
 
-    /// The reserved identity of this name.
+    /// The reserved identity with this name.
     pub fn by_reserved_name(name: &str) -> Option<Self> {
         let found = RESERVED.iter().find(|(_, reserved)| *reserved == name);
         found.map(|(number, _)| Self(*number))
@@ -66,12 +66,12 @@ impl Identity {
         found.map(|(_, name)| *name)
     }
 
-    /// Its labels, if it is reserved: those of other identities are kept by an allocator.
+    /// Its labels, if it is reserved; an allocator keeps the labels of other identities.
     pub fn reserved_labels(self) -> Option<LabelSet> {
         self.reserved_name().map(LabelSet::reserved)
     }
 
-    /// Whether it is allocated for labels, the same on every node.
+    /// Whether it is allocated for labels and therefore the same on every node.
     pub const fn is_of_cluster(self) -> bool {
         matches!(self.0, numbers::CLUSTER_FIRST..=numbers::CLUSTER_LAST)
     }
@@ -85,7 +85,7 @@ impl Identity {
             )
     }
 
-    /// Whether it is this node's own, for a CIDR.
+    /// Whether it is local to this node: one for a CIDR.
     pub const fn is_local(self) -> bool {
         self.0 & numbers::LOCAL != 0
     }

@@ -1,4 +1,4 @@
-//! Labels: what identities are made of and what policy selects.
+//! Labels: identities consist of them, and policy selects by them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 
 /// Source of the labels of [reserved identities](crate::identity).
 pub const RESERVED: &str = "reserved";
-/// Source of the labels of identities of prefixes.
+/// Source of the labels of CIDR identities.
 pub const CIDR: &str = "cidr";
-/// Source of labels whose source was not named.
+/// Source of labels without an explicit source.
 pub const UNSPEC: &str = "unspec";
 
-/// Longest label, bytes of its text.
+/// Maximum length of a label's text, bytes.
 pub const LABEL_MAX: usize = 1024;
-/// Most labels that one endpoint may have.
+/// Maximum number of labels of one endpoint.
 pub const LABELS_MAX: usize = 256;
 
-/// Why a text is no label, or labels are no set.
+/// Why a text is not a label, or labels do not form a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// No key.
     #[error("label {0:?} has no key: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
     NoKey(String),
-    /// A source of nothing.
+    /// Empty source.
     #[error("label {0:?} has an empty source: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
     NoSource(String),
     /// A character that would break listings and logs.
@@ -34,12 +34,12 @@ pub enum LabelError {
         "a label of {length} bytes that begins with {start:?} is too long: {LABEL_MAX} bytes at most"
     )]
     TooLong {
-        /// Its length.
+        /// Length of the label.
         length: usize,
-        /// How it begins.
+        /// How it starts.
         start: String,
     },
-    /// One key twice.
+    /// The same key twice.
     #[error("label {key} appears twice, as {first:?} and as {second:?}")]
     Twice {
         /// Source and key.
@@ -64,7 +64,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// A label of its parts.
+    /// Builds a label from its parts.
     pub fn new(source: &str, key: &str, value: &str) -> Result<Self, LabelError> {
         let label = Self {
             source: source.to_owned(),
@@ -75,7 +75,7 @@ impl Label {
         Ok(label)
     }
 
-    /// A label of a reserved identity.
+    /// Builds the label of a reserved identity.
     pub fn reserved(name: &'static str) -> Self {
         Self {
             source: RESERVED.to_owned(),
@@ -94,7 +94,7 @@ impl Label {
         &self.key
     }
 
-    /// Its value, often empty.
+    /// Its value, which is often empty.
     pub fn value(&self) -> &str {
         &self.value
     }
@@ -132,7 +132,7 @@ impl fmt::Display for Label {
 impl FromStr for Label {
     type Err = LabelError;
 
-    /// The first `=` begins the value; a `:` before it ends the source. Without a source it is [`UNSPEC`].
+    /// The first `=` starts the value; a `:` before it ends the source. Without a source it is [`UNSPEC`].
     fn from_str(text: &str) -> Result<Self, LabelError> {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let (source, key) = name.split_once(':').unwrap_or((UNSPEC, name));
@@ -154,13 +154,13 @@ impl From<Label> for String {
     }
 }
 
-/// Labels in order, each source and key once. Sets of the same labels are equal, however they were written.
+/// Sorted labels, each source and key at most once. Sets of the same labels are equal, no matter how they were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Label>", into = "Vec<Label>")]
 pub struct LabelSet(Vec<Label>);
 
 impl LabelSet {
-    /// A set of these. The same label twice is one.
+    /// Builds a set. Duplicates of a label are merged.
     pub fn new(labels: impl IntoIterator<Item = Label>) -> Result<Self, LabelError> {
         let mut labels: Vec<Label> = labels.into_iter().collect();
         labels.sort_unstable();
@@ -181,22 +181,22 @@ impl LabelSet {
         }
     }
 
-    /// The set of one label of a reserved identity.
+    /// The set with the single label of a reserved identity.
     pub fn reserved(name: &'static str) -> Self {
         Self(vec![Label::reserved(name)])
     }
 
-    /// In order.
+    /// The labels in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Label> {
         self.0.iter()
     }
 
-    /// Whether there is none.
+    /// Whether it has no labels.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a label of this source and key is there, whatever its value.
+    /// The label with this source and key, whatever its value.
     pub fn get(&self, source: &str, key: &str) -> Option<&Label> {
         self.0
             .binary_search_by(|label| (label.source(), label.key()).cmp(&(source, key)))
@@ -204,7 +204,7 @@ impl LabelSet {
             .map(|at| &self.0[at])
     }
 
-    /// Whether it is that of a reserved identity.
+    /// Whether it contains the label of this reserved identity.
     pub fn has_reserved(&self, name: &str) -> bool {
         self.get(RESERVED, name).is_some()
     }

@@ -1,6 +1,7 @@
-//! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
-//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` and `private` write files, `document`
-//! parses texts, `folder` watches files, `ipam` allocates addresses, `activity` reads the monotonic clock, `pace` spreads probes over time.
+//! Types shared by all parts of the agent: labels and identities, address pools, durations, policy vocabulary, events,
+//! API types, and activity reports. No sockets and no kernel access. `durable` and `private` write files, `document`
+//! parses text, `folder` watches files, `ipam` allocates addresses, `activity` reads the monotonic clock, and `pace`
+//! spreads probes over time.
 
 #![forbid(unsafe_code)]
 

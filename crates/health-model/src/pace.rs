@@ -1,29 +1,29 @@
-//! How probes are spread over time. Pure: time comes in as the duration since the start.
+//! Spreads probes over time. Pure: time is passed in as the duration since the start.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
-/// Time whose unused probes may be sent later, at most: what falls due within a turn of the engine
-/// goes out together, and no burst comes of it.
+/// Maximum time for which unused probes may be saved up: probes that fall due within one turn of the engine go out
+/// together without causing a burst.
 const ADVANCE: Duration = Duration::from_millis(50);
 
-/// A token bucket, kept as the time until when the probes sent so far have used it up.
+/// A token bucket, stored as the time until which the probes sent so far have used it up.
 #[derive(Debug)]
 pub struct Budget {
-    /// Time between two probes in the long run.
+    /// Average time between two probes.
     period: Duration,
-    /// What may be drawn on in advance; at least one probe.
+    /// How much may be drawn in advance; at least one probe.
     advance: Duration,
     used_until: Duration,
 }
 
 impl Budget {
-    /// A full bucket for so many probes a second.
+    /// Creates a full bucket for `rate` probes a second.
     pub fn new(rate: u32) -> Self {
         Self::with_advance(rate, ADVANCE)
     }
 
-    /// The same, of which what falls due within `advance` may go out together.
+    /// The same, but probes that fall due within `advance` may go out together.
     pub fn with_advance(rate: u32, advance: Duration) -> Self {
         let period = Duration::from_secs(1) / rate.max(1);
         Self {
@@ -33,12 +33,12 @@ impl Budget {
         }
     }
 
-    /// The time between two probes in the long run.
+    /// Average time between two probes.
     pub fn period(&self) -> Duration {
         self.period
     }
 
-    /// When a probe may be sent.
+    /// When the next probe may be sent.
     pub fn ready(&self) -> Duration {
         (self.used_until + self.period).saturating_sub(self.advance)
     }
@@ -48,7 +48,7 @@ impl Budget {
         self.ready() <= now
     }
 
-    /// A probe is sent. Returns when it would be if probes were sent evenly: not before `now`, and later for one that
+    /// Records that a probe is sent. Returns when it would be sent at an even pace: not before `now`, and later if it
     /// draws on the advance.
     pub fn take(&mut self, now: Duration) -> Duration {
         let even = self.used_until.max(now);
@@ -57,14 +57,14 @@ impl Budget {
     }
 }
 
-/// The phase of something that is done once an interval, in units of `2^-64` of the interval.
+/// Phase of something that happens once per interval, in units of `2^-64` of the interval.
 pub fn phase(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The first time with this phase of the interval that is not before `earliest`.
+/// The first time not before `earliest` that has this phase within the interval.
 pub fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
     let phase = fraction(interval, phase);
     let interval = interval.as_nanos().max(1);
@@ -75,7 +75,7 @@ pub fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Dura
 
 /// `part / 2^64` of `whole`.
 pub fn fraction(whole: Duration, part: u64) -> Duration {
-    // Below `whole` in nanoseconds; those fit 64 bits for 584 years.
+    // Less than `whole`, in nanoseconds; 64 bits hold 584 years.
     Duration::from_nanos(((whole.as_nanos() * u128::from(part)) >> 64) as u64)
 }
 

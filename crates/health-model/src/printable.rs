@@ -1,9 +1,9 @@
-//! Texts from outside, such as names, paths and messages, in lines for people.
+//! Makes text from outside, such as names, paths and messages, safe to show to people.
 
 use std::borrow::Cow;
 
-/// The text with whatever would control a terminal written out, such as `\u{1b}`, and line breaks too: so nobody can
-/// make a line or a row that is not there. Everything that comes from outside goes through this where it is shown as text.
+/// Escapes everything that would control a terminal, such as `\u{1b}`, including line breaks, so that no text can fake
+/// a line or a table row. All external text passes through this before it is shown.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
@@ -18,8 +18,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a terminal does something else than to show it: control characters, and those that turn the direction of what
-/// follows.
+/// Whether a terminal interprets the character instead of showing it: control characters, and characters that change
+/// the text direction.
 fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! Files, folders and locks of the agent that no other user may open, lock or replace.
+//! The agent's files, folders and locks, which no other user may open, lock or replace.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -9,27 +9,27 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Mode of files: read and written by their owner.
+/// Mode of files: read and write for the owner.
 pub const FILE_MODE: u32 = 0o600;
-/// Mode of folders: for their owner.
+/// Mode of folders: owner only.
 pub const FOLDER_MODE: u32 = 0o700;
-/// What group and others may do.
+/// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
 /// Pause between two attempts to lock a file.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Why a lock could not be had.
+/// Why a lock could not be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else holds it all the time.
+    /// Another process held it all the time.
     #[error("cannot lock {} within {patience:?}: {holder} holds it", path.display())]
     Held {
         /// The locked file.
         path: PathBuf,
-        /// For how long it was tried.
+        /// How long the lock was tried.
         patience: Duration,
-        /// Who holds it, in words.
+        /// The holder, in words.
         holder: String,
     },
     /// The file cannot be used.
@@ -37,12 +37,12 @@ pub enum LockError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Makes a folder, and those that it is in where they are missing. Those that are there stay as they are.
+/// Creates a folder and its missing parents. Existing folders stay unchanged.
 pub fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -50,7 +50,7 @@ pub fn make_folder(folder: &Path) -> io::Result<()> {
         .create(folder)
 }
 
-/// Makes a file, which must not be there.
+/// Creates a file, which must not exist.
 pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -59,8 +59,8 @@ pub fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Opens a file for reading and writing. Makes it if it is missing, and takes away what others may do with it. Fails on
-/// a symbolic link.
+/// Opens a file for reading and writing. Creates it if it is missing, and removes the permissions of group and others.
+/// Fails on a symbolic link.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -82,7 +82,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Locks a file for as long as the returned handle lives. Tries for `patience`, and blocks the calling thread meanwhile.
+/// Locks a file for as long as the returned handle lives. Tries for `patience` and blocks the calling thread meanwhile.
 pub fn lock(path: &Path, patience: Duration) -> Result<File, LockError> {
     let failed = |source| LockError::Io {
         path: path.to_owned(),
@@ -106,8 +106,8 @@ pub fn lock(path: &Path, patience: Duration) -> Result<File, LockError> {
     }
 }
 
-/// The process that opened the file by which the lock on this one is held (proc_locks(5)); `None` if it is not known, as
-/// from inside another pid namespace.
+/// The process that opened the file through which this lock is held (proc_locks(5)); `None` if unknown, for example
+/// from another pid namespace.
 pub fn lock_holder(file: &File) -> Option<u32> {
     let metadata = file.metadata().ok()?;
     let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
@@ -122,7 +122,7 @@ pub fn lock_holder(file: &File) -> Option<u32> {
     })
 }
 
-/// Who holds the lock on a file, in words.
+/// The holder of a file's lock, in words.
 pub fn holder_in_words(file: &File) -> String {
     let Some(pid) = lock_holder(file) else {
         return "another process".to_owned();
@@ -138,14 +138,14 @@ pub fn holder_in_words(file: &File) -> String {
     }
 }
 
-/// Whether this process, or root, is the user of this number.
+/// Whether this user ID is root or that of this process.
 fn is_own(user: u32) -> bool {
     let own = fs::metadata("/proc/self").map(|metadata| metadata.uid());
     user == 0 || own.is_ok_and(|own| own == user)
 }
 
-/// Takes away what group and others may do with a file or folder, if it belongs to this process's user. Without effect on
-/// what is not there, and on symbolic links. Returns whether that changed something.
+/// Removes the permissions of group and others from a file or folder, if it belongs to this process's user or root.
+/// Does nothing if the path does not exist or is a symbolic link. Returns whether anything changed.
 pub fn tighten(path: &Path) -> io::Result<bool> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

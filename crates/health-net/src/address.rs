@@ -1,8 +1,8 @@
-//! What addresses are good for.
+//! Scopes of addresses.
 
 use std::net::IpAddr;
 
-/// Whether an address means something on one link only (RFC 3927, RFC 4291 section 2.5.6).
+/// Whether an address is only meaningful on one link (RFC 3927, RFC 4291 section 2.5.6).
 pub const fn is_link_local(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -10,7 +10,7 @@ pub const fn is_link_local(address: &IpAddr) -> bool {
     }
 }
 
-/// Whether other hosts can reach an address of this one without saying by which device.
+/// Whether other hosts can reach this address of the host without naming a device.
 pub const fn is_for_others(address: &IpAddr) -> bool {
     !address.is_loopback() && !is_link_local(address)
 }

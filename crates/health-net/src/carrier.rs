@@ -3,13 +3,12 @@
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// Those of `devices` that are down or have no carrier, and those that are not there. Empty if that
-/// cannot be read.
+/// The `devices` that are down, have no carrier or do not exist. Empty if this cannot be read.
 pub fn without(devices: &[String]) -> Vec<&str> {
     let Ok(interfaces) = getifaddrs() else {
         return Vec::new();
     };
-    // One entry for each address and one for the device itself.
+    // One entry per address, and one for the device itself.
     let running: Vec<String> = interfaces
         .filter(|interface| interface.flags.contains(InterfaceFlags::IFF_RUNNING))
         .map(|interface| interface.interface_name)

@@ -1,22 +1,22 @@
-//! Control groups of version 2.
+//! Version 2 cgroups.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Number of the folder at the root of all groups (kernfs gives it to the first one that it makes). What a namespace of
-/// control groups has for its root has another.
+/// Inode of the root cgroup's folder (kernfs assigns it to the first folder that it creates). The root of a cgroup namespace
+/// has another inode.
 const ROOT_INODE: u64 = 1;
 
-/// Where the root of all control groups is mounted, in the mount namespace of this process; `None` if it is not.
+/// Where the root cgroup is mounted, in this process's mount namespace; `None` if it is not mounted.
 pub fn root() -> io::Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let is_root = |path: &&Path| fs::metadata(path).is_ok_and(|found| found.ino() == ROOT_INODE);
     Ok(mounted(&mounts).find(is_root).map(Path::to_owned))
 }
 
-/// Where groups of version 2 are mounted (proc_pid_mountinfo(5)).
+/// The mount points of version 2 cgroups (proc_pid_mountinfo(5)).
 fn mounted(mounts: &str) -> impl Iterator<Item = &Path> {
     mounts.lines().filter_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

@@ -1,4 +1,4 @@
-//! Reports that devices, addresses or routes of a network namespace have changed, but not which.
+//! Reports that devices, addresses or routes of a network namespace have changed, but not which ones.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -10,14 +10,14 @@ use tokio::io::unix::AsyncFd;
 
 use super::{KernelError, rawsock};
 
-/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries change all
-/// the time.
+/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries are left out: they
+/// change all the time.
 const GROUPS: libc::c_int = libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV6_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
     | libc::RTMGRP_IPV6_ROUTE;
-/// Messages that are thrown away at a time.
+/// Maximum number of messages discarded at a time.
 const BATCH: usize = 1_024;
 
 /// A listener for such changes.
@@ -25,7 +25,7 @@ const BATCH: usize = 1_024;
 pub struct Changes(AsyncFd<Socket>);
 
 impl Changes {
-    /// Those of the calling thread's namespace. Must be called in a tokio runtime.
+    /// Listens in the calling thread's namespace. Must be called in a tokio runtime.
     pub fn listen() -> Result<Self, KernelError> {
         let open = || -> io::Result<AsyncFd<Socket>> {
             let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
@@ -39,7 +39,7 @@ impl Changes {
             .map_err(|source| KernelError::new("listen to", "changes of devices", source))
     }
 
-    /// Waits until something has changed. Fails only if nothing can be heard any more.
+    /// Waits until something has changed. Fails only if no more changes can be received.
     pub async fn next(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -51,9 +51,9 @@ impl Changes {
     }
 }
 
-/// Throws away what is there; how much that was. That some was lost for want of room is news as well.
+/// Discards pending messages and returns their number. Messages lost for lack of buffer space count as a change too.
 fn drain(socket: &Socket) -> usize {
-    // What is in a message does not matter, and the kernel drops what does not fit.
+    // The contents do not matter, and the kernel drops what does not fit.
     let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
     for taken in 0..BATCH {
         match socket.recv(&mut room) {
@@ -85,7 +85,7 @@ mod tests {
             let loopback = link::by_name(&handle, "lo").await.unwrap().unwrap();
             link::set_up(&handle, &loopback).await.unwrap();
             changes.next().await.unwrap();
-            // IPv6 may take a moment to give its address.
+            // IPv6 may take a moment to assign its address.
             while timeout(Duration::from_secs(1), changes.next())
                 .await
                 .is_ok()

@@ -1,5 +1,4 @@
-//! The kernel's clocks: the one that programs and this agent take times from, and how far the time of day can be
-//! trusted.
+//! The kernel's clocks: the one that programs and this agent use for timestamps, and how accurate the time of day is.
 
 use std::fs;
 use std::io;
@@ -8,36 +7,35 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 use serde::Serialize;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which programs take their times from.
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs' timestamps.
 pub fn now_ns() -> u64 {
-    // The kernel offers this clock to every process; one that seccomp keeps from it sees old times.
+    // The kernel offers this clock to every process; a process to which seccomp denies it sees old times.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     now.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// The ID of the running boot: another one each time the machine starts.
+/// The ID of the current boot, which changes each time the machine starts.
 pub fn boot_id() -> io::Result<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(id.trim_end().to_owned())
 }
 
-/// When the machine was started, by the clock of the day as it is now: time since 1970.
+/// When the machine was started, by the current time of day: time since 1970.
 pub fn boot_time() -> io::Result<Duration> {
     let [now, up] = [ClockId::CLOCK_REALTIME, ClockId::CLOCK_BOOTTIME].map(clock_gettime);
     Ok(Duration::from(now?).saturating_sub(up?.into()))
 }
 
-/// Seconds of `CLOCK_MONOTONIC`, as of the last tick of the kernel: what programs read afterwards is not
-/// before it.
+/// Seconds of `CLOCK_MONOTONIC`, as of the kernel's last tick: times that programs read afterwards are never earlier.
 pub fn coarse_now_secs() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
     now.as_secs().try_into().unwrap_or(u32::MAX)
 }
 
-/// How long a tick of the kernel (`jiffies`) takes, nanoseconds: the resolution of clocks that only ticks move on
+/// Duration of a kernel tick (`jiffies`), nanoseconds: the resolution of clocks that only advance with ticks
 /// (kernel/time/posix-timers.c, `posix_get_coarse_res`).
 pub fn tick_ns() -> u64 {
-    // The longest that there is; as with `now_ns`, the kernel offers it to every process.
+    // The longest that exists; as with `now_ns`, the kernel offers it to every process.
     const LONGEST: Duration = Duration::from_millis(10);
     let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(LONGEST, Duration::from);
     tick.as_nanos().try_into().unwrap_or(u64::MAX)
@@ -47,30 +45,30 @@ pub fn tick_ns() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClockState {
-    /// Whether something keeps it in step (`STA_UNSYNC` is not set).
+    /// Whether something keeps it synchronised (`STA_UNSYNC` is not set).
     pub synchronised: bool,
-    /// Most that it can be wrong by, microseconds.
+    /// Maximum error, microseconds.
     pub max_error_us: u64,
-    /// What it is estimated to be wrong by, microseconds.
+    /// Estimated error, microseconds.
     pub estimated_error_us: u64,
-    /// By how many seconds `CLOCK_TAI` is ahead of UTC; 0 where the kernel was not told of leap seconds.
+    /// How many seconds `CLOCK_TAI` is ahead of UTC; 0 if the kernel was not given the leap seconds.
     pub tai_offset_s: i32,
 }
 
 impl ClockState {
-    /// Most that the clock can be wrong by; `None` while nothing keeps it in step.
+    /// Maximum error of the clock; `None` while nothing keeps it synchronised.
     pub fn max_error(&self) -> Option<Duration> {
         self.synchronised
             .then(|| Duration::from_micros(self.max_error_us))
     }
 
-    /// By how many nanoseconds `CLOCK_TAI` is ahead of UTC.
+    /// How many nanoseconds `CLOCK_TAI` is ahead of UTC.
     pub fn tai_offset_ns(&self) -> u64 {
         u64::from(self.tai_offset_s.unsigned_abs()) * 1_000_000_000
     }
 }
 
-/// Asks the kernel for the state of the clock; changes nothing and needs no privilege.
+/// Reads the clock's state from the kernel; changes nothing and needs no privilege.
 pub fn state() -> io::Result<ClockState> {
     // SAFETY: all zero is a valid `timex`, and with no mode set the kernel only fills it in.
     let timex = unsafe {
@@ -104,7 +102,7 @@ mod tests {
     fn the_kernel_tells_the_state_of_its_clock() {
         let state = state().unwrap();
         assert_eq!(state.max_error().is_some(), state.synchronised);
-        // Leap seconds: none, or all since 1972.
+        // Leap seconds: either none, or all since 1972.
         assert!(
             state.tai_offset_s == 0 || state.tai_offset_s >= 37,
             "{state:?}"

@@ -1,10 +1,10 @@
-//! Why the kernel did not do what it was asked.
+//! Errors of kernel requests.
 
 use std::io;
 
 use super::netlink::os_error;
 
-/// The kernel refused: what was attempted, on what, and its answer.
+/// The kernel refused: the attempt, its object, and the kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {attempt} {on}: {source}")]
 pub struct KernelError {
@@ -22,7 +22,7 @@ impl KernelError {
         }
     }
 
-    /// Of a request by netlink.
+    /// The error of a netlink request.
     pub(crate) fn netlink(
         attempt: &'static str,
         on: impl ToString,

@@ -1,5 +1,5 @@
-//! What devices are driven by, and what they do in place of the host's stack, as `ethtool` reads and sets it
-//! (linux/ethtool.h). Works in the network namespace of the calling thread.
+//! Devices' drivers, and what devices do in place of the host's stack, read and set as by `ethtool` (linux/ethtool.h). Works
+//! in the network namespace of the calling thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,17 +9,17 @@ use std::os::fd::AsRawFd as _;
 /// `ETHTOOL_GDRVINFO`.
 const GET_DRIVER_INFO: u32 = 3;
 
-/// Something that a device does, or leaves to the stack, by the command that sets it.
+/// A task that either the device or the stack does, by the command that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Offload {
-    /// Checksums of what it sends (`ETHTOOL_STXCSUM`). Without it, the device does not cut segments either.
+    /// Checksums of sent packets (`ETHTOOL_STXCSUM`). Without it, the device does not segment either.
     TxChecksums = 0x17,
-    /// Merging of the segments that it receives (`ETHTOOL_SGRO`).
+    /// Merging of received segments (`ETHTOOL_SGRO`).
     Gro = 0x2c,
 }
 
-/// The beginning of `struct ethtool_drvinfo`, and its length.
+/// The start of `struct ethtool_drvinfo`, and its length.
 #[repr(C)]
 struct DriverInfo {
     command: u32,
@@ -51,7 +51,7 @@ pub fn driver(device: &str) -> io::Result<String> {
     Ok(driver.to_string_lossy().into_owned())
 }
 
-/// Has a device do something, or the stack in its place.
+/// Assigns a task to the device, or to the stack.
 pub fn set_offload(device: &str, offload: Offload, is_on: bool) -> io::Result<()> {
     let mut value = Value {
         command: offload as u32,
@@ -61,11 +61,11 @@ pub fn set_offload(device: &str, offload: Offload, is_on: bool) -> io::Result<()
     unsafe { ask(device, &mut value) }
 }
 
-/// Makes a request, and has the kernel write the answer into it.
+/// Sends a request; the kernel writes the answer into it.
 ///
 /// # Safety
 ///
-/// `request` must be the structure that the command at its beginning is for.
+/// `request` must be the structure that belongs to the command at its start.
 unsafe fn ask<T>(device: &str, request: &mut T) -> io::Result<()> {
     // SAFETY: integers and pointers, for which zero is a value.
     let mut message: libc::ifreq = unsafe { std::mem::zeroed() };

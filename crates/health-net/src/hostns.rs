@@ -1,4 +1,4 @@
-//! Moving the whole process between namespaces of the host, before it has any other thread.
+//! Moves the whole process between namespaces of the host, before it has any other thread.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,12 +19,12 @@ pub enum HostNsError {
     /// The file cannot be opened.
     #[error("cannot open namespace {}: {source}", path.display())]
     Open {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// The kernel does not let the process in.
+    /// The kernel denies entry to the namespace.
     #[error(
         "cannot enter {kind} namespace {}: {source}; it takes root and a {kind} namespace's file",
         path.display()
@@ -32,32 +32,31 @@ pub enum HostNsError {
     Enter {
         /// `network` or `mount`.
         kind: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
 }
 
-/// Moves the process into the network namespace of a file such as `/run/netns/NAME`. Must be called
-/// while the process has one thread, as others would stay behind.
+/// Moves the process into the network namespace of a file such as `/run/netns/NAME`. Must be called while the process has
+/// one thread, because other threads would stay behind.
 pub fn enter(path: &Path) -> Result<(), HostNsError> {
     move_to(path, "network", CloneFlags::CLONE_NEWNET)
 }
 
-/// Moves the process into another mount namespace if `bpf_root` is a bpffs there and not here: that
-/// of process 1, or of the nearest ancestor of which it is true. Returns whether it moved. Must be
-/// called while the process has one thread, and with absolute paths in use from then on: the
-/// working folder becomes the root.
+/// Moves the process into another mount namespace if `bpf_root` is a bpffs there but not here: that of process 1, or of the
+/// nearest ancestor with such a bpffs. Returns whether it moved. Must be called while the process has one thread, and only
+/// absolute paths may be used from then on: the working folder becomes the root.
 ///
-/// `ip netns exec` gives its command a mount namespace of its own, with a fresh `/sys` that hides
-/// the host's bpffs; what is mounted there ends with the process.
+/// `ip netns exec` gives its command a separate mount namespace, with a fresh `/sys` that hides the host's bpffs; mounts
+/// made there disappear with the process.
 pub fn leave_hidden_mounts(bpf_root: &Path) -> Result<bool, HostNsError> {
     if is_bpffs(bpf_root) {
         return Ok(false);
     }
     let below_root = bpf_root.strip_prefix("/").unwrap_or(bpf_root);
-    // Where process 1 has more capabilities than this one, it cannot be looked at.
+    // If process 1 has more capabilities than this process, it cannot be inspected.
     for process in iter::once(Pid::from_raw(1)).chain(ancestors()) {
         let process = PathBuf::from(format!("/proc/{process}"));
         let mounts = process.join("ns/mnt");
@@ -97,8 +96,8 @@ pub fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Whether two paths lead to one file. A file that cannot be read counts as the same, so that
-/// nothing is entered that cannot be looked at.
+/// Whether two paths refer to the same file. A file that cannot be read counts as the same, so that no namespace is entered
+/// that cannot be inspected.
 fn same_file(a: &Path, b: &Path) -> bool {
     match (fs::metadata(a), fs::metadata(b)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -115,8 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// A thread that has left its process's mount namespace may change it alone, as a process may
-    /// that has but one thread.
+    /// A thread that has left its process's mount namespace may change it alone, like a process with only one thread.
     fn on_a_thread_apart(test: impl FnOnce() + Send) {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");

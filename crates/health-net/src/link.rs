@@ -26,28 +26,28 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What made it (`veth`, `bridge`); `None` for hardware and the loopback.
+    /// What kind of software device it is (`veth`, `bridge`); `None` for hardware and the loopback.
     pub kind: Option<String>,
-    /// What its packets begin with.
+    /// The header that its packets begin with.
     pub header: LinkHeader,
-    /// Its hardware address, if it has one of Ethernet's kind.
+    /// Its hardware address, if that is an Ethernet address.
     pub mac: Option<MacAddr>,
     /// Largest packet, bytes without the Ethernet header.
     pub mtu: u32,
-    /// Whether it was told to be up.
+    /// Whether it is administratively up.
     pub up: bool,
-    /// Whether packets pass: it is up, and so is what it leads to. Of a veth the kernel sees to the
-    /// latter a moment after both ends came up, and drops packets until then.
+    /// Whether packets pass: it is up, and so is what it connects to. For a veth, the kernel establishes the latter a moment
+    /// after both ends come up, and drops packets until then.
     pub running: bool,
     /// Whether it is a loopback.
     pub loopback: bool,
-    /// The free text that its maker marked it with.
+    /// The free text that its creator marked it with.
     pub alias: Option<String>,
     /// The other end, if it is a veth.
     pub peer: Option<Peer>,
 }
 
-/// What the packets of a device begin with where programs of traffic control see them.
+/// The header that a device's packets begin with when traffic control programs see them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkHeader {
     /// An Ethernet header.
@@ -55,19 +55,19 @@ pub enum LinkHeader {
     Ethernet,
     /// The IP header: tun devices, WireGuard, tunnels of IP in IP, PPP.
     Ip,
-    /// Something else, or not the same in both directions.
+    /// Another header, or one that differs between the directions.
     Other,
 }
 
 impl LinkHeader {
-    /// That of a device of this type, made by what `kind` says.
+    /// The header of a device with this type and this kind.
     fn of(link_type: LinkLayerType, kind: Option<&str>) -> Self {
         match link_type {
             LinkLayerType::Ether | LinkLayerType::Loopback => Self::Ethernet,
-            // What comes by IPsec keeps the header of the device that it came by first.
+            // Packets that arrive through IPsec keep the header of the device that they arrived on first.
             _ if matches!(kind, Some("xfrm" | "vti" | "vti6")) => Self::Other,
-            // As `dev_is_mac_header_xmit` has it (include/linux/if_arp.h), without GRE, where it depends on
-            // the tunnel's settings.
+            // Follows `dev_is_mac_header_xmit` (include/linux/if_arp.h), except for GRE, where it depends on the tunnel's
+            // settings.
             LinkLayerType::None
             | LinkLayerType::Rawip
             | LinkLayerType::Ppp
@@ -84,13 +84,14 @@ impl LinkHeader {
 pub struct Peer {
     /// Its number in its own namespace.
     pub index: u32,
-    /// This namespace's number for the one it is in; `None` if that is this one, negative if that is ending.
+    /// This namespace's id for the namespace that it is in; `None` if that is this namespace, negative if that is being
+    /// removed.
     pub netnsid: Option<i32>,
 }
 
 impl Peer {
-    /// Whether its namespace is there: the kernel gives one that is ending no number any more, and removes the pair soon
-    /// (net/core/net_namespace.c, `peernet2id_alloc`).
+    /// Whether its namespace exists: the kernel assigns no id to a namespace that is being removed, and soon removes the
+    /// pair (net/core/net_namespace.c, `peernet2id_alloc`).
     pub fn is_alive(&self) -> bool {
         self.netnsid.is_none_or(|number| number >= 0)
     }
@@ -103,13 +104,13 @@ pub struct LinkAddress {
     pub index: u32,
     /// The address.
     pub address: IpAddr,
-    /// How many of its bits name the network.
+    /// Number of network bits.
     pub prefix_len: u8,
-    /// Whether it cannot be used (yet), as duplicate address detection has not passed it.
+    /// Whether it cannot be used (yet) because it has not passed duplicate address detection.
     pub tentative: bool,
 }
 
-/// What a new veth pair shall be.
+/// The properties of a new veth pair.
 #[derive(Clone, Debug)]
 pub struct VethPair<'a> {
     /// Name of one end.
@@ -120,7 +121,7 @@ pub struct VethPair<'a> {
     pub peer_name: &'a str,
     /// Hardware address of the other end.
     pub peer_mac: MacAddr,
-    /// MTU of both, bytes.
+    /// MTU of both ends, bytes.
     pub mtu: u32,
 }
 
@@ -169,7 +170,7 @@ pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, KernelError>
     list_addresses(handle, AddressMessage::default()).await
 }
 
-/// Lists the addresses of a device, and looks at no others; none if it is gone.
+/// Lists the addresses of one device only; empty if it is gone.
 pub async fn addresses_of(handle: &Handle, index: u32) -> Result<Vec<LinkAddress>, KernelError> {
     let mut filter = AddressMessage::default();
     filter.header.index = index;
@@ -193,7 +194,7 @@ async fn list_addresses(
         .map_err(|source| KernelError::new("list", "addresses", source))
 }
 
-/// The device that carries the addresses of services where IPVS serves them: packets to them do not end on this host.
+/// The device that carries service addresses if IPVS serves them: packets to these addresses do not end on this host.
 pub const SERVICES_DEVICE: &str = "health-ipvs0";
 
 /// Lists all devices with their addresses.
@@ -214,7 +215,7 @@ pub async fn list_with_addresses(
         .collect())
 }
 
-/// Finds the devices that carry any of the `wanted` addresses, each with those that it carries.
+/// Finds the devices that carry any of the `wanted` addresses, each with its addresses among them.
 pub async fn carrying(
     handle: &Handle,
     wanted: &[IpAddr],
@@ -233,7 +234,7 @@ pub async fn carrying(
         .collect())
 }
 
-/// Makes a veth pair, both ends down and in the handle's namespace.
+/// Creates a veth pair, both ends down and in the handle's namespace.
 pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), KernelError> {
     create(handle, pair, |peer| peer).await
 }
@@ -261,7 +262,7 @@ async fn create(
         .map_err(KernelError::netlink("create veth", device(pair.name)))
 }
 
-/// Makes a veth pair, both ends down: the first in the handle's namespace, the other one in `netns`.
+/// Creates a veth pair, both ends down: the first in the handle's namespace, the other in `netns`.
 pub async fn create_veth_into(
     handle: &Handle,
     pair: &VethPair<'_>,
@@ -270,7 +271,7 @@ pub async fn create_veth_into(
     create(handle, pair, |peer| peer.setns_by_fd(netns.as_raw_fd())).await
 }
 
-/// Makes a dummy device, which is down. It has addresses and sends nothing.
+/// Creates a dummy device, which is down. It carries addresses and sends nothing.
 pub async fn create_dummy(handle: &Handle, name: &str) -> Result<(), KernelError> {
     let message = LinkDummy::new(name).build();
     let request = handle.link().add(message).execute();
@@ -278,12 +279,12 @@ pub async fn create_dummy(handle: &Handle, name: &str) -> Result<(), KernelError
     request.await.map_err(attempt)
 }
 
-/// Marks a device with a free text.
+/// Marks a device with free text.
 pub async fn set_alias(handle: &Handle, link: &Link, alias: &str) -> Result<(), KernelError> {
     change(handle, link, "set the alias of", |m| m.alias(alias)).await
 }
 
-/// Gives a device another hardware address.
+/// Changes a device's hardware address.
 pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), KernelError> {
     change(handle, link, "set the hardware address of", |m| {
         m.address(mac.0.to_vec())
@@ -291,7 +292,7 @@ pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), K
     .await
 }
 
-/// Gives a device another MTU, bytes.
+/// Changes a device's MTU, bytes.
 pub async fn set_mtu(handle: &Handle, link: &Link, mtu: u32) -> Result<(), KernelError> {
     change(handle, link, "set the MTU of", |m| m.mtu(mtu)).await
 }
@@ -333,7 +334,7 @@ async fn change(
         .map_err(KernelError::netlink(attempt, device(&link.name)))
 }
 
-/// Deletes a device; of a veth pair, both ends. Returns whether it was there.
+/// Deletes a device; for a veth pair, both ends. Returns whether it existed.
 pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, KernelError> {
     let done = handle.link().del(link.index).execute().await;
     match done.map_err(KernelError::netlink("delete", device(&link.name))) {
@@ -343,23 +344,22 @@ pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, KernelError> {
     }
 }
 
-/// Gives a device an address of its own (`/32` or `/128`), at once usable. One that is there
-/// already is left.
+/// Adds a single address (`/32` or `/128`) to a device, usable at once. An existing one is left as is.
 pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), KernelError> {
     add(handle, link, address, |_| ()).await
 }
 
-/// As [`add_address`], for an address that packets are to be for, and never from: the kernel takes no such address as the
-/// source of this host's packets, or of those that it masquerades, while there is another one.
+/// Like [`add_address`], for an address that must only be a destination, never a source: the kernel does not select it as
+/// the source of this host's packets, or of packets that it masquerades, while another address is available.
 pub async fn add_destination_address(
     handle: &Handle,
     link: &Link,
     address: IpAddr,
 ) -> Result<(), KernelError> {
     let keep_back = |message: &mut AddressMessage| match address {
-        // `inet_select_addr` in net/ipv4/devinet.c passes over the scopes of links and of the host.
+        // `inet_select_addr` in net/ipv4/devinet.c skips link and host scope.
         IpAddr::V4(_) => message.header.scope = AddressScope::Host,
-        // `ipv6_dev_get_saddr` in net/ipv6/addrconf.c takes those that are preferred no more last (RFC 6724, section 5).
+        // `ipv6_dev_get_saddr` in net/ipv6/addrconf.c selects deprecated addresses last (RFC 6724, section 5).
         IpAddr::V6(_) => {
             let mut lifetimes = CacheInfo::default();
             lifetimes.ifa_valid = u32::MAX;
@@ -383,7 +383,7 @@ async fn add(
         .replace();
     let message = request.message_mut();
     if address.is_ipv6() {
-        // Nobody else is on the link who could have it.
+        // No other node is on the link that could have it.
         message.header.flags |= AddressHeaderFlags::Nodad;
     }
     edit(message);
@@ -393,7 +393,7 @@ async fn add(
     ))
 }
 
-/// Takes an address of its own (`/32` or `/128`) from a device. Returns whether it had it.
+/// Removes a single address (`/32` or `/128`) from a device. Returns whether the device had it.
 pub async fn delete_address(
     handle: &Handle,
     link: &Link,
@@ -413,7 +413,7 @@ pub async fn delete_address(
     }
 }
 
-/// A device by its name or number, for an error.
+/// A device by name or number, for errors.
 fn device(which: impl fmt::Display) -> String {
     format!("device {which}")
 }
@@ -467,7 +467,7 @@ impl From<LinkMessage> for Link {
 }
 
 fn link_address(message: &AddressMessage) -> Option<LinkAddress> {
-    // On a point-to-point device `Address` is the other side's.
+    // On a point-to-point device, `Address` is the other side's address.
     let local = message.attributes.iter().find_map(|a| match a {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,

@@ -1,15 +1,14 @@
-//! TCP sockets that listen.
+//! Listening TCP sockets.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
 
-/// Listens on an address, on that of its IP version alone, without blocking. At most `backlog`
-/// connections wait to be accepted.
+/// Listens on an address without blocking, for its IP version only. At most `backlog` connections wait to be accepted.
 pub fn tcp(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // A predecessor's connections that linger do not keep the port.
+    // A predecessor's lingering connections do not block the port.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;

@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
-/// Text that is no Ethernet address.
+/// Text that is not an Ethernet address.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a MAC address; expected aa:bb:cc:dd:ee:ff")]
 pub struct BadMacAddr(String);
 
 /// The group bit of the first byte: set for multicast.
 const GROUP: u8 = 0x01;
-/// The bit of the first byte that tells addresses given out locally from manufacturers'.
+/// The bit of the first byte that distinguishes locally administered addresses from manufacturers'.
 const LOCAL: u8 = 0x02;
 
 impl MacAddr {

@@ -1,4 +1,4 @@
-//! How large packets to an address may be, as far as this host goes.
+//! How large packets to an address may be, as far as this host determines it.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,26 +12,26 @@ use rtnetlink::packet_core::NetlinkPayload;
 use super::netlink::{Handle, os_error};
 use super::{KernelError, route};
 
-/// The way out of this host to an address.
+/// How packets to an address leave this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WayOut {
     /// Name of the device.
     pub device: String,
-    /// The device's MTU: the largest IP packet that it takes, bytes.
+    /// The device's MTU: the largest IP packet that it accepts, bytes.
     pub device_mtu: u32,
-    /// The largest packet that this host sends, bytes: less than the device's MTU where the route, or
-    /// for IPv6 the device's settings or a router advertisement (RFC 4861 section 4.6.4), say so.
+    /// The largest packet that this host sends, bytes. It is less than the device's MTU if the route sets a lower limit, or,
+    /// for IPv6, the device's settings or a router advertisement (RFC 4861 section 4.6.4).
     pub mtu: u32,
 }
 
-/// Finds the way to an address; `None` where no route leads there.
+/// Finds the way out to an address; `None` if no route leads there.
 pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>, KernelError> {
     let Some(route) = route::matching(handle, address).await? else {
         return Ok(None);
     };
     let index = match route.device {
         Some(index) => Some(index),
-        // One of several next hops.
+        // The route has several next hops.
         None => route::device_towards(handle, address).await?,
     };
     let Some(index) = index else {
@@ -51,12 +51,12 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
 pub struct DeviceMtu {
     /// Name of the device.
     pub device: String,
-    /// The largest IP packet that it takes, bytes.
+    /// The largest IP packet that it accepts, bytes.
     pub mtu: u32,
 }
 
-/// Opens a connection for [`way_out`] in the calling thread's network namespace, and has the kernel tell of
-/// all that happens to devices: each time, what their MTU is. Must be called inside a tokio runtime.
+/// Opens a connection for [`way_out`] in the calling thread's network namespace, and subscribes to device events: each event
+/// yields the device's current MTU. Must be called inside a tokio runtime.
 pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
     let (mut connection, requests, messages) =
         rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;

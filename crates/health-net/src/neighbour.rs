@@ -1,4 +1,4 @@
-//! Neighbour entries: which hardware address an IP address has on a device.
+//! Neighbour entries: the hardware address of an IP address on a device.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::link::Link;
 use super::mac::MacAddr;
 use super::netlink::{Handle, os_error};
 
-/// Makes an entry that does not age and is not asked for on the link.
+/// Creates an entry that never expires and needs no resolution on the link.
 pub async fn set_permanent(
     handle: &Handle,
     link: &Link,
@@ -30,7 +30,7 @@ pub async fn set_permanent(
         .map_err(KernelError::netlink("write", entry(address, link)))
 }
 
-/// The hardware address of a permanent entry, if there is one.
+/// The hardware address of a permanent entry, if one exists.
 pub async fn permanent(
     handle: &Handle,
     link: &Link,
@@ -62,7 +62,7 @@ pub async fn permanent(
     }
 }
 
-/// An entry, for an error.
+/// Describes an entry, for errors.
 fn entry(address: IpAddr, link: &Link) -> String {
     format!("the neighbour entry of {address} on device {}", link.name)
 }

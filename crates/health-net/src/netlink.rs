@@ -1,5 +1,5 @@
-//! Connections to the kernel's routing netlink. One is bound for life to the network namespace of
-//! the thread that opened it.
+//! Connections to the kernel's routing netlink. A connection is bound for life to the network namespace of the thread that
+//! opened it.
 
 #[cfg(test)]
 mod interrupted;
@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use super::KernelError;
 
-/// How often a listing is asked for that changes interrupt.
+/// How often a listing is requested when changes interrupt it.
 const LIST_ATTEMPTS: u32 = 20;
 
 /// A connection. Clones share it.
@@ -30,12 +30,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// That of a connection, which is to be driven, and which nobody else has.
+    /// Wraps a connection, which the caller must drive, and which must have no other user.
     pub(super) fn of<S: AsyncSocket>(
         connection: &mut Connection<RouteNetlinkMessage, S>,
         requests: rtnetlink::Handle,
     ) -> Self {
-        // The end of a listing says whether it is whole.
+        // The final message of a listing says whether the listing is complete.
         connection.set_forward_done(true);
         Self {
             requests,
@@ -43,14 +43,14 @@ impl Handle {
         }
     }
 
-    /// Lists what a request asks for; `take` converts each answer. The kernel writes a listing in parts and marks it if
-    /// something changed between two of them. Entries may then be missing, so it is requested again.
+    /// Lists what a request asks for; `take` converts each answer. The kernel sends a listing in parts and marks it if
+    /// something changed between two parts. Entries may then be missing, so it is requested again.
     pub(super) async fn list<T>(
         &self,
         request: RouteNetlinkMessage,
         take: impl Fn(RouteNetlinkMessage) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        // A socket has one at a time, and the kernel answers a request for a second one with `EBUSY`
+        // A socket handles one listing at a time; the kernel answers a second request with `EBUSY`
         // (net/netlink/af_netlink.c, `__netlink_dump_start`).
         let _turn = self.listing.lock().await;
         for _ in 0..LIST_ATTEMPTS {
@@ -63,7 +63,7 @@ impl Handle {
         )))
     }
 
-    /// `None` where changes interrupted it.
+    /// Returns `None` if changes interrupted the listing.
     async fn list_once<T>(
         &self,
         request: RouteNetlinkMessage,
@@ -73,7 +73,7 @@ impl Handle {
         message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
         let mut answers = self.requests.clone().request(message).map_err(os_error)?;
         let (mut listed, mut is_whole) = (Vec::new(), true);
-        // To its end in any case, so that the next one may begin.
+        // Reads to the end in any case, so that the next listing can start.
         while let Some(answer) = answers.next().await {
             is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
             match answer.payload {
@@ -104,8 +104,8 @@ impl DerefMut for Handle {
     }
 }
 
-/// Opens a connection in the calling thread's network namespace. Must be called inside a tokio
-/// runtime, which then drives it until the last clone of the handle is dropped.
+/// Opens a connection in the calling thread's network namespace. Must be called inside a tokio runtime, which drives it
+/// until the last clone of the handle is dropped.
 pub fn open() -> Result<Handle, KernelError> {
     connect().map_err(|source| KernelError::new("open", "a netlink socket", source))
 }
@@ -118,7 +118,7 @@ pub(super) fn connect() -> io::Result<Handle> {
     Ok(handle)
 }
 
-/// The kernel's answer behind an error of the library.
+/// The kernel's error inside an error of the library.
 pub(super) fn os_error(error: rtnetlink::Error) -> io::Error {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -135,7 +135,7 @@ mod tests {
     use crate::mac::MacAddr;
     use crate::route;
 
-    /// Runs a test in a namespace of its own, which ends with the thread.
+    /// Runs a test in its own namespace, which disappears with the thread.
     fn in_a_namespace(test: impl Future<Output = ()> + Send) {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
@@ -195,7 +195,7 @@ mod tests {
             let staying = listed.iter().filter(|link| !link.loopback).filter(stays);
             staying.count() == 2 * usize::from(STAYING)
         };
-        // Where the changes do not stop, a listing may fail, but is never returned partially.
+        // If the changes do not stop, a listing may fail, but is never returned partially.
         for _ in 0..100 {
             if let Ok(listed) = link::list(&handle).await {
                 assert!(is_whole(&listed), "{listed:?}");
@@ -209,7 +209,7 @@ mod tests {
 
     async fn list_again_and_again() {
         let handle = open().unwrap();
-        // More than the kernel writes into one answer, so that a listing takes several.
+        // More devices than the kernel puts into one answer, so that a listing takes several.
         for n in 0..16 {
             make_pair(&handle, n).await;
         }

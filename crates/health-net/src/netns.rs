@@ -1,4 +1,4 @@
-//! Named network namespaces, kept alive by a bind mount under `/run/netns` as `ip netns` does it.
+//! Named network namespaces, kept alive by a bind mount under `/run/netns` like those of `ip netns`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,20 +22,20 @@ use super::netlink;
 /// The folder of named network namespaces, shared with `ip netns`.
 pub const NETNS_DIR: &str = "/run/netns";
 
-/// `NS_GET_NSTYPE` of linux/nsfs.h: what kind of namespace a file stands for.
+/// `NS_GET_NSTYPE` of linux/nsfs.h: the kind of namespace that a file represents.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
-/// How long somebody else may hold the lock of [`NETNS_DIR`], and the pause between two attempts to get it.
+/// How long to wait for another process to release the lock of [`NETNS_DIR`], and the pause between attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// The calling thread's own namespace. `/proc/self` would name the process's first thread's.
+/// The calling thread's own namespace. `/proc/self` would refer to that of the process's first thread.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), from Linux 5.14 on.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The kernel's number of the calling thread's network namespace; no other one ever has it.
+/// The kernel's cookie for the calling thread's network namespace; it is never reused.
 pub fn cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut cookie = 0_u64;
@@ -54,13 +54,13 @@ pub fn cookie() -> io::Result<u64> {
     Ok(cookie)
 }
 
-/// Why a network namespace could not be made, entered or removed.
+/// Why a network namespace could not be created, entered or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
     /// The file is not a network namespace.
     #[error("{} is not a network namespace; give a file such as /run/netns/NAME or /proc/PID/ns/net", .0.display())]
     NotANamespace(PathBuf),
-    /// The name cannot be a file's.
+    /// The name is not a valid file name.
     #[error("{0:?} cannot name a network namespace")]
     BadName(String),
     /// A system call failed.
@@ -68,7 +68,7 @@ pub enum NetNsError {
     System {
         /// What was attempted.
         attempt: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
@@ -76,7 +76,7 @@ pub enum NetNsError {
 }
 
 impl NetNsError {
-    /// Whether it says that there is no such namespace, and not that it cannot be looked at.
+    /// Whether the error means that the namespace does not exist, not that it cannot be inspected.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::NotANamespace(_) => true,
@@ -97,7 +97,7 @@ impl NetNsError {
     }
 }
 
-/// Which namespace it is, whatever its name. Numbers are used again after a namespace has ended.
+/// Identifies a namespace, whatever its name. Numbers are reused after a namespace is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetNsId {
     /// The device of its file.
@@ -114,8 +114,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes a namespace and names it. Fails if the name is in use; whatever the failure, nothing is
-    /// left behind.
+    /// Creates a named namespace. Fails if the name is in use; a failure of any kind leaves nothing behind.
     pub fn create(name: &str) -> Result<Self, NetNsError> {
         let path = path_of(name)?;
         let dir = Path::new(NETNS_DIR);
@@ -150,7 +149,7 @@ impl NetNs {
         })
     }
 
-    /// Opens a namespace by its name.
+    /// Opens a namespace by name.
     pub fn open(name: &str) -> Result<Self, NetNsError> {
         let path = path_of(name)?;
         let file =
@@ -158,11 +157,11 @@ impl NetNs {
         Ok(Self { path, file })
     }
 
-    /// Opens the namespace that a file stands for, be it named or a process's.
+    /// Opens the namespace that a file represents, whether it is a named namespace or a process's.
     pub fn at(path: &Path) -> Result<Self, NetNsError> {
         let file = OpenOptions::new()
             .read(true)
-            // Not to wait for whoever writes into what is a pipe.
+            // If the file is a pipe, do not wait for a writer.
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
             .map_err(|e| NetNsError::new("open network namespace", path, e))?;
@@ -178,7 +177,7 @@ impl NetNs {
         })
     }
 
-    /// Which namespace it is.
+    /// Identifies the namespace.
     pub fn id(&self) -> Result<NetNsId, NetNsError> {
         id_of(&self.file).map_err(|e| NetNsError::new("look at", &self.path, e))
     }
@@ -188,18 +187,18 @@ impl NetNs {
         &self.path
     }
 
-    /// The open namespace, for requests that take one by descriptor.
+    /// The open namespace, for requests that take it as a descriptor.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether two handles are of one namespace.
+    /// Whether two handles refer to the same namespace.
     pub fn is_same(&self, other: &Self) -> bool {
         let identity = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino())).ok();
         identity(&self.file).is_some_and(|own| Some(own) == identity(&other.file))
     }
 
-    /// Whether the name still leads to this very namespace.
+    /// Whether the name still refers to this very namespace.
     pub fn is_named(&self) -> bool {
         let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
         match (self.file.metadata(), fs::metadata(&self.path)) {
@@ -208,8 +207,8 @@ impl NetNs {
         }
     }
 
-    /// Runs `work` on a thread that is in the namespace and ends with it. Sockets opened there stay
-    /// in the namespace wherever they are used.
+    /// Runs `work` on a separate thread in the namespace. The thread ends with `work`. Sockets opened there stay in the
+    /// namespace wherever they are used.
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
         on_own_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
@@ -219,11 +218,11 @@ impl NetNs {
     }
 }
 
-/// The file of a namespace by a path without symbolic links, as far as it has one. Another mount namespace may lack the
-/// links, such as the one from `/var/run` to `/run`.
+/// The path of a namespace's file without symbolic links, as far as it has one. Another mount namespace may lack the links,
+/// such as the one from `/var/run` to `/run`.
 pub fn resolved(path: &Path) -> PathBuf {
     let folder = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
-    // What a process's link leads to has no path, and what is gone by now still has a folder.
+    // The target of a process's link has no path, and a file that is gone still has a folder.
     path.canonicalize()
         .ok()
         .or_else(folder)
@@ -247,7 +246,7 @@ pub fn own() -> Result<File, NetNsError> {
     File::open(path).map_err(|e| NetNsError::new("open network namespace", path, e))
 }
 
-/// Which namespace the calling thread's own is.
+/// Identifies the calling thread's own namespace.
 pub fn own_id() -> Result<NetNsId, NetNsError> {
     id_of(&own()?).map_err(|e| NetNsError::new("look at", Path::new(OWN_NETNS), e))
 }
@@ -260,7 +259,7 @@ fn id_of(file: &File) -> io::Result<NetNsId> {
     })
 }
 
-/// Where a namespace of this name is, or would be, mounted.
+/// The path where a namespace of this name is, or would be, mounted.
 pub fn path_of(name: &str) -> Result<PathBuf, NetNsError> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(NetNsError::BadName(name.to_owned()));
@@ -268,13 +267,12 @@ pub fn path_of(name: &str) -> Result<PathBuf, NetNsError> {
     Ok(Path::new(NETNS_DIR).join(name))
 }
 
-/// Whether a namespace is mounted under this name. A leftover file is none.
+/// Whether a namespace is mounted under this name. A leftover file does not count.
 pub fn is_alive(name: &str) -> bool {
     path_of(name).is_ok_and(|path| statfs(&path).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
 }
 
-/// Takes a namespace's name away, and with it the namespace unless something else keeps it.
-/// Returns whether there was one.
+/// Removes a namespace's name, and with it the namespace unless something else holds it. Returns whether the name existed.
 pub fn remove(name: &str) -> Result<bool, NetNsError> {
     let path = path_of(name)?;
     match umount2(&path, MntFlags::MNT_DETACH) {
@@ -289,7 +287,7 @@ pub fn remove(name: &str) -> Result<bool, NetNsError> {
     }
 }
 
-/// Makes the folder a shared mount point, so that names come and go in all mount namespaces alike.
+/// Makes the folder a shared mount point, so that names appear and disappear in all mount namespaces alike.
 fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
     let failed = |e: Errno| NetNsError::new("share the mounts of", dir, e);
     let share = || {
@@ -301,7 +299,7 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
         Err(Errno::EINVAL) => {}
         other => return other.map_err(failed),
     }
-    // Two that do this at once would mount the folder twice; `ip netns` takes the same lock.
+    // Two processes at once would mount the folder twice; `ip netns` takes the same lock.
     let _lock = lock_folder(dir)?;
     match share() {
         Err(Errno::EINVAL) => {
@@ -313,8 +311,8 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
     }
 }
 
-/// Locks a folder, if nobody holds it for longer than [`LOCK_PATIENCE`]: everybody may open this one and lock it, which
-/// must keep no agent from its start.
+/// Locks a folder, but waits at most [`LOCK_PATIENCE`]: any process may open and lock this folder, and that must not keep an
+/// agent from starting.
 fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
     let mut folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
     let deadline = Instant::now() + LOCK_PATIENCE;
@@ -335,7 +333,7 @@ fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
     }
 }
 
-/// Runs `work` on a thread made for it, so that the namespaces it enters end with it.
+/// Runs `work` on a separate thread, so that the namespaces it enters are left when the thread ends.
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join())
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -411,7 +409,7 @@ mod tests {
             text.lines().count()
         };
         on_own_thread(|| {
-            // A mount namespace and a `/run` of its own leave the machine's alone.
+            // A separate mount namespace and `/run` protect the machine's own.
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
             let none = None::<&str>;
             let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -446,7 +444,7 @@ mod tests {
             assert!(!is_alive("leftover"));
             assert!(remove("leftover").unwrap());
 
-            // That of the folder, whoever came first, and one for each name.
+            // One mount for the folder, whichever came first, and one for each name.
             assert_eq!(mounts(), before + 3);
             assert!(remove("first").unwrap() && remove("second").unwrap());
             assert_eq!(mounts(), before + 1);

@@ -1,4 +1,4 @@
-//! Raw sockets under tokio, and an option of theirs that no library has.
+//! Raw sockets under tokio, and a socket option that no library offers.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,17 +8,16 @@ use socket2::Socket;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Lets the runtime watch a nonblocking socket for something to receive. Must be called in a tokio
-/// runtime.
+/// Lets the runtime watch a nonblocking socket for incoming data. Must be called in a tokio runtime.
 pub fn watch_readable(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     // SAFETY: a `Socket` owns its descriptor, names the same one each time and keeps it open until
     // it is dropped, which `AsyncFd` does after it has deregistered it.
     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Has what is sent leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by
-/// this host. The MTU of the device alone limits it (`EMSGSIZE`), not what the kernel knows of the path:
-/// `IP_PMTUDISC_PROBE` of ip(7), and the same of ipv6(7).
+/// Makes packets leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by this host. Only the
+/// device's MTU limits them (`EMSGSIZE`), not the path MTU that the kernel knows: `IP_PMTUDISC_PROBE` of ip(7), and its
+/// counterpart in ipv6(7).
 pub fn probe_mtu(socket: &Socket, is_ipv6: bool) -> io::Result<()> {
     let (level, option, value) = match is_ipv6 {
         false => (

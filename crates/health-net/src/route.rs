@@ -1,4 +1,4 @@
-//! Routes of the main table, and what the local table says of this host.
+//! Routes of the main table, and this host's entries in the local table.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,44 +17,44 @@ use super::KernelError;
 use super::link;
 use super::netlink::{Handle, os_error};
 
-/// The protocol number that marks a route as made by this program. It is in none of
-/// `/etc/iproute2/rt_protos`, so `ip route` shows it as `proto 72`.
+/// The protocol number that marks a route as created by this program. It is in none of `/etc/iproute2/rt_protos`, so `ip
+/// route` shows it as `proto 72`.
 pub const ROUTE_PROTOCOL: u8 = 72;
 
-/// The metric of [`RouteKind::Unreachable`]: every other route to the same destination comes first.
+/// The metric of [`RouteKind::Unreachable`]: every other route to the same destination takes precedence.
 const LAST_METRIC: u32 = u32::MAX;
 
-/// What becomes of packets.
+/// What happens to packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RouteKind {
-    /// They go on.
+    /// They are forwarded.
     #[default]
     Unicast,
     /// Their senders get an ICMP error.
     Unreachable,
 }
 
-/// A route. Without a gateway its destination is on the link, if it is unicast.
+/// A route. A unicast route without a gateway has its destination on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// What it does.
     pub kind: RouteKind,
-    /// Where to.
+    /// Its destination.
     pub destination: IpNet,
     /// Next hop.
     pub gateway: Option<IpAddr>,
-    /// Number of the device; where there is none the kernel takes the gateway's.
+    /// Number of the device; if unset, the kernel uses the gateway's.
     pub device: Option<u32>,
-    /// Source address of packets that have none yet.
+    /// Source address for packets that have none yet.
     pub prefsrc: Option<IpAddr>,
-    /// Largest packet, bytes, where it is not the device's.
+    /// Largest packet, bytes, if it differs from the device's MTU.
     pub mtu: Option<u32>,
-    /// Who made it; see [`ROUTE_PROTOCOL`].
+    /// Who created it; see [`ROUTE_PROTOCOL`].
     pub protocol: u8,
 }
 
 impl Route {
-    /// A route of ours, with nothing set but its destination.
+    /// A route of ours, with only its destination set.
     pub fn to(destination: IpNet) -> Self {
         Self {
             kind: RouteKind::Unicast,
@@ -67,7 +67,7 @@ impl Route {
         }
     }
 
-    /// One of ours by which nobody is at the destination, unless another route to it says so.
+    /// A route of ours that makes the destination unreachable, unless another route leads to it.
     pub fn to_nobody(destination: IpNet) -> Self {
         Self {
             kind: RouteKind::Unreachable,
@@ -107,7 +107,7 @@ impl Route {
     }
 }
 
-/// As `ip route` writes it, with the device's number for its name.
+/// Formatted as by `ip route`, but with the device's number instead of its name.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind == RouteKind::Unreachable {
@@ -130,7 +130,7 @@ impl fmt::Display for Route {
     }
 }
 
-/// Makes a route; one with the same destination and metric must not be there (`EEXIST`).
+/// Adds a route. Fails if a route with the same destination and metric exists (`EEXIST`).
 pub async fn add(handle: &Handle, route: &Route) -> Result<(), KernelError> {
     let request = handle.route().add(route.message());
     request
@@ -139,7 +139,7 @@ pub async fn add(handle: &Handle, route: &Route) -> Result<(), KernelError> {
         .map_err(KernelError::netlink("add", named(route)))
 }
 
-/// Makes a route, or puts it in the place of that with the same destination and metric.
+/// Adds a route, or replaces the one with the same destination and metric.
 pub async fn replace(handle: &Handle, route: &Route) -> Result<(), KernelError> {
     let request = handle.route().add(route.message()).replace();
     request
@@ -148,7 +148,7 @@ pub async fn replace(handle: &Handle, route: &Route) -> Result<(), KernelError> 
         .map_err(KernelError::netlink("set", named(route)))
 }
 
-/// Deletes a route. Returns whether it was there.
+/// Deletes a route. Returns whether it existed.
 pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, KernelError> {
     let done = handle.route().del(route.message()).execute().await;
     match done.map_err(KernelError::netlink("delete", named(route))) {
@@ -166,13 +166,13 @@ pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     Ok(routes)
 }
 
-/// Lists the routes of the main table, both families, whoever made them.
+/// Lists the routes of the main table, both families, whatever created them.
 pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     list_main(handle, RouteProtocol::Unspec).await
 }
 
-/// Where packets reach this host: its addresses, the broadcast and anycast addresses of their networks, and what else
-/// the local table has, but for the addresses of services, behind which others are; and the numbers of their devices.
+/// The prefixes that reach this host: its addresses, the broadcast and anycast addresses of their networks, and other
+/// entries of the local table, except for service addresses, which lead elsewhere; each with the number of its device.
 pub async fn to_this_host(handle: &Handle) -> Result<Vec<(IpNet, u32)>, KernelError> {
     let messages = list(handle, libc::RT_TABLE_LOCAL, RouteProtocol::Unspec).await?;
     let is_to_host = |message: &&RouteMessage| {
@@ -200,7 +200,7 @@ async fn list_main(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route
     Ok(messages.iter().filter_map(parse).collect())
 }
 
-/// [`RouteProtocol::Unspec`] stands for any.
+/// [`RouteProtocol::Unspec`] matches any protocol.
 async fn list(
     handle: &Handle,
     table: u8,
@@ -227,14 +227,14 @@ async fn list(
     Ok(routes)
 }
 
-/// The route that packets to an address take, whoever made it and in whichever table it is, the
-/// host's own addresses included; `None` where there is none that delivers.
+/// The route that packets to an address take, whatever its creator or table, including routes to the host's own addresses;
+/// `None` if no route delivers them.
 pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, KernelError> {
     look_up(handle, address, RouteFlags::FibMatch).await
 }
 
-/// The number of the device that packets to an address leave by; of a route with several next hops, the
-/// one that is chosen for it.
+/// The number of the device through which packets to an address leave; if the route has several next hops, the one chosen
+/// for this address.
 pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, KernelError> {
     let route = look_up(handle, address, RouteFlags::empty()).await?;
     Ok(route.and_then(|route| route.device))
@@ -263,7 +263,7 @@ async fn look_up(
     }
 }
 
-/// A route for an error, as `ip route` writes it.
+/// A route for errors, formatted as by `ip route`.
 fn named(route: &Route) -> String {
     format!("route {route}")
 }
@@ -275,8 +275,7 @@ fn is_absent_table(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a lookup's error is the answer: no route, or an unreachable, prohibiting or black hole
-/// one.
+/// Whether a lookup's error is itself the answer: no route, or an unreachable, prohibit or blackhole route.
 fn is_undeliverable(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -313,7 +312,7 @@ fn parse(message: &RouteMessage) -> Option<Route> {
                 route.destination = IpNet::new(ip(address)?, length).ok()?;
             }
             RouteAttribute::Gateway(address) => route.gateway = ip(address),
-            // With IPv6, one that leads nowhere is on the loopback.
+            // With IPv6, unreachable routes are on the loopback device.
             RouteAttribute::Oif(_) if route.kind == RouteKind::Unreachable => {}
             RouteAttribute::Oif(index) => route.device = Some(*index),
             RouteAttribute::PrefSource(address) => route.prefsrc = ip(address),

@@ -1,4 +1,4 @@
-//! Requests to the kernel by netlink whose answers are waited for: they are there at once.
+//! Netlink requests to the kernel that block on the answer, which is immediate.
 
 use std::io;
 
@@ -15,14 +15,14 @@ const HEADER_LEN: usize = 16;
 pub(crate) struct KernelSocket(netlink_sys::Socket);
 
 impl KernelSocket {
-    /// Opens one for this protocol, such as `NETLINK_ROUTE`.
+    /// Opens a connection for this protocol, such as `NETLINK_ROUTE`.
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         Ok(Self(socket))
     }
 
-    /// Sends a request about routing, and calls `each` with the flags and the payload of every object in the answer.
+    /// Sends a routing request, and calls `each` with the flags and the payload of every object in the answer.
     pub(crate) fn request_route(
         &mut self,
         request: &RouteNetlinkMessage,
@@ -34,7 +34,7 @@ impl KernelSocket {
         self.request(request.message_type(), flags, &payload, each)
     }
 
-    /// As [`request_route`](Self::request_route), of a message of any type.
+    /// Like [`request_route`](Self::request_route), for a message of any type.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -46,7 +46,7 @@ impl KernelSocket {
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
         bytes.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
-        // Sequence number and port: there is one request at a time, and the kernel knows the sender.
+        // Sequence number and port: only one request is pending at a time, and the kernel knows the sender.
         bytes.extend([0; 8]);
         bytes.extend(payload);
         self.0

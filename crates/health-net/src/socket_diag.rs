@@ -1,4 +1,4 @@
-//! Sockets of the calling thread's network namespace, as netlink lists and ends them (sock_diag(7)).
+//! Lists and closes sockets of the calling thread's network namespace through netlink (sock_diag(7)).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,24 +10,24 @@ use super::socket::KernelSocket;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-/// `struct inet_diag_sockid`, bytes, and where it begins in `struct inet_diag_msg`.
+/// `struct inet_diag_sockid`, bytes, and its offset in `struct inet_diag_msg`.
 const ID: usize = 48;
 const ID_AT: usize = 4;
-/// Where the cookie is in it.
+/// The cookie's offset in it.
 const COOKIE_AT: usize = 40;
-/// `TCP_ESTABLISHED`, of UDP: connected; as a bit.
+/// `TCP_ESTABLISHED`, which means connected for UDP; as a bit.
 const CONNECTED: u32 = 1 << 1;
 /// The bits of all states.
 const ANY_STATE: u32 = u32::MAX;
-/// How often a listing is asked for that changes interrupt.
+/// How often a listing is requested when changes interrupt it.
 const LIST_ATTEMPTS: u32 = 20;
 
 /// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectedSocket {
-    /// The kernel's number of it (`SO_COOKIE`).
+    /// The kernel's id for it (`SO_COOKIE`).
     pub cookie: u64,
-    /// To what it is connected.
+    /// The address that it is connected to.
     pub peer: SocketAddr,
     family: u8,
     /// `struct inet_diag_sockid`.
@@ -39,23 +39,23 @@ pub struct ConnectedSocket {
 pub struct SocketDiag(KernelSocket);
 
 impl SocketDiag {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     pub fn open() -> io::Result<Self> {
         KernelSocket::open(NETLINK_SOCK_DIAG).map(Self)
     }
 
-    /// All UDP sockets that are connected.
+    /// All connected UDP sockets.
     pub fn connected_udp(&mut self) -> io::Result<Vec<ConnectedSocket>> {
         self.list(libc::IPPROTO_UDP as u8, CONNECTED, 0)
     }
 
-    /// The cookies (`SO_COOKIE`) of sockets of an IP protocol, TCP or UDP, that have a local port, in whatever state.
+    /// The cookies (`SO_COOKIE`) of sockets with this IP protocol (TCP or UDP) and local port, in any state.
     pub fn cookies_at(&mut self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
         let sockets = self.list(protocol, ANY_STATE, port)?;
         Ok(sockets.iter().map(|socket| socket.cookie).collect())
     }
 
-    /// Sockets in these states; with a port other than 0, those that have it.
+    /// Sockets in these states; if the port is not 0, only those with this local port.
     fn list(&mut self, protocol: u8, states: u32, port: u16) -> io::Result<Vec<ConnectedSocket>> {
         let mut id = [0; ID];
         id[..2].copy_from_slice(&port.to_be_bytes());
@@ -94,9 +94,9 @@ impl SocketDiag {
         )))
     }
 
-    /// Disconnects a socket: whoever waits for what it receives gets `ECONNABORTED`, whoever sends `EDESTADDRREQ`. An error of kind
-    /// [`NotFound`](io::ErrorKind::NotFound) if it is gone or connected to something else by now, and of kind
-    /// [`Unsupported`](io::ErrorKind::Unsupported) where the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
+    /// Disconnects a socket: pending receives fail with `ECONNABORTED`, sends with `EDESTADDRREQ`. The error kind is
+    /// [`NotFound`](io::ErrorKind::NotFound) if the socket is gone or connected elsewhere by now, and
+    /// [`Unsupported`](io::ErrorKind::Unsupported) if the kernel cannot do this (`CONFIG_INET_DIAG_DESTROY`).
     pub fn destroy(&mut self, socket: &ConnectedSocket) -> io::Result<()> {
         let about = About {
             family: socket.family,
@@ -107,7 +107,7 @@ impl SocketDiag {
         self.ask(SOCK_DESTROY, 0, &about, &mut |_, _| Ok(()))
     }
 
-    /// Sends a request about sockets, and hands on the flags and the body of each answer.
+    /// Sends a request about sockets, and calls `each` with the flags and the body of each answer.
     fn ask(
         &mut self,
         kind: u16,
@@ -123,18 +123,18 @@ impl SocketDiag {
     }
 }
 
-/// Sockets that a request is about.
+/// The sockets that a request is about.
 struct About<'a> {
     family: u8,
     /// IP protocol number.
     protocol: u8,
-    /// A bit for each.
+    /// One bit per state.
     states: u32,
-    /// `struct inet_diag_sockid`; what is 0 may be anything.
+    /// `struct inet_diag_sockid`; fields that are 0 match anything.
     id: &'a [u8; ID],
 }
 
-/// A socket by its `struct inet_diag_msg`.
+/// Parses a socket from its `struct inet_diag_msg`.
 fn connected(body: &[u8]) -> Option<ConnectedSocket> {
     let family = *body.first()?;
     let id: [u8; ID] = *body.get(ID_AT..)?.first_chunk()?;

@@ -1,7 +1,7 @@
-//! Standard output as it was given to the program.
+//! Standard output as the program received it.
 //!
-//! The standard library opens `/dev/null` in place of a standard output that is closed when the program starts, and takes
-//! a write to one that is not open for writing for done. Whoever prints would be told that all is well.
+//! If standard output is closed when the program starts, the standard library opens `/dev/null` in its place; if it is not
+//! open for writing, the library treats writes to it as done. Either way, callers that print would see success.
 
 use std::io::{self, Stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use nix::libc;
 
 static IS_UNWRITABLE: AtomicBool = AtomicBool::new(false);
 
-/// Looks before the standard library does: what the loader finds here runs before `main`.
+/// Checks before the standard library does: the loader runs functions in this section before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;

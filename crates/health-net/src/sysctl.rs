@@ -1,4 +1,4 @@
-//! Settings under `/proc/sys/net`, which show the network namespace of the thread that reads them.
+//! Settings under `/proc/sys/net`, which belong to the network namespace of the thread that reads them.
 
 use std::fs;
 use std::io;
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use super::KernelError;
 
-/// A value that a setting shall have.
+/// A wanted value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The setting, as a path under `/proc/sys/net`: names of devices may contain dots.
+    /// The setting, as a path under `/proc/sys/net`: device names may contain dots.
     pub key: String,
     /// The value.
     pub value: String,
 }
 
 impl Setting {
-    /// `key` shall be `value`.
+    /// `key` must become `value`.
     pub fn new(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self {
             key: key.into(),
@@ -31,7 +31,7 @@ impl Setting {
         write(&self.key, &self.value)
     }
 
-    /// The same, unless the kernel or the device has no such setting.
+    /// Like [`apply`](Self::apply), but does nothing if the kernel or the device has no such setting.
     pub fn apply_where_known(&self) -> Result<(), KernelError> {
         match read(&self.key)? {
             Some(_) => self.apply(),
@@ -40,7 +40,7 @@ impl Setting {
     }
 }
 
-/// Reads a setting; `None` where the kernel or the device has none of that name.
+/// Reads a setting; `None` if the kernel or the device has none with that name.
 pub fn read(key: &str) -> Result<Option<String>, KernelError> {
     let path = path_of(key);
     match fs::read_to_string(&path) {
@@ -59,7 +59,7 @@ pub fn write(key: &str, value: &str) -> Result<(), KernelError> {
     })
 }
 
-/// What settings were before they were changed, in the order of the changes.
+/// The values of settings before they were changed, in the order of the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Originals(Vec<Original>);
@@ -72,7 +72,7 @@ struct Original {
 }
 
 impl Originals {
-    /// Remembers a setting's present value, if it is about to change and no older one is known.
+    /// Remembers a setting's current value, if it is about to change and no older value is known.
     pub fn remember(&mut self, change: &Setting) -> Result<(), KernelError> {
         if self.0.iter().any(|original| original.key == change.key) {
             return Ok(());
@@ -87,7 +87,7 @@ impl Originals {
         Ok(())
     }
 
-    /// Those remembered here and not in `older`.
+    /// The settings remembered here and not in `older`.
     pub fn since(&self, older: &Self) -> Self {
         let known = |key: &str| older.0.iter().any(|original| original.key == key);
         Self(
@@ -99,9 +99,9 @@ impl Originals {
         )
     }
 
-    /// Gives back the old values, the last change first. A setting that someone else has changed in
-    /// the meantime, or whose device is gone, is left alone. Returns what was restored and what
-    /// could not be.
+    /// Restores the old values, the last change first. Leaves a setting alone if another process has changed it in the
+    /// meantime, or if its device is gone. Returns the restored settings, and the errors for those that could not be
+    /// restored.
     pub fn restore(&self) -> (Vec<Setting>, Vec<KernelError>) {
         let (mut restored, mut failed) = (Vec::new(), Vec::new());
         for original in self.0.iter().rev() {

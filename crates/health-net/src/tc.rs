@@ -1,5 +1,5 @@
-//! clsact qdiscs and the eBPF filters on them. Works in the network namespace of the calling thread, and
-//! waits for the kernel's answers: they are there at once.
+//! clsact qdiscs and the eBPF filters on them. Works in the network namespace of the calling thread, and blocks on the
+//! kernel's answers, which are immediate.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -22,17 +22,17 @@ const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
 /// Bytes of `struct tcmsg`.
 const HEADER_LEN: usize = 20;
-/// What a clsact qdisc is called.
+/// The kind of a clsact qdisc.
 const CLSACT: &str = "clsact";
 /// Filters see packets of all protocols.
 const PROTOCOL: u16 = (libc::ETH_P_ALL as u16).to_be();
 
-/// Where a clsact qdisc has filters.
+/// The hooks of a clsact qdisc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Packets that the device received.
+    /// For packets that the device received.
     Ingress,
-    /// Packets that it sends.
+    /// For packets that the device sends.
     Egress,
 }
 
@@ -51,37 +51,37 @@ impl Side {
     }
 }
 
-/// Which filter of a side.
+/// The position of a filter on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Filters of lower ones come first; 1 at least.
+    /// Filters with lower priorities run first; at least 1.
     pub priority: u16,
-    /// Tells those of one priority apart.
+    /// Distinguishes filters with the same priority.
     pub handle: u32,
 }
 
 /// A filter of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Where it is.
+    /// Its position.
     pub place: Place,
     /// Its classifier: `bpf`, `flower`.
     pub kind: String,
     /// Whether it sees packets of all protocols.
     pub is_for_all: bool,
-    /// The name that its maker gave an eBPF filter.
+    /// The name that its creator gave an eBPF filter.
     pub name: Option<String>,
-    /// Number of its program.
+    /// Id of its program.
     pub program: Option<u32>,
 }
 
 impl Filter {
-    /// Whether an eBPF filter for all protocols can have the same priority.
+    /// Whether an eBPF filter for all protocols can share this filter's priority.
     pub fn is_of_our_kind(&self) -> bool {
         self.kind == TcFilterBpf::KIND && self.is_for_all
     }
 
-    /// Whether this is its name; one without a name has none.
+    /// Whether the filter has this name.
     pub fn is_named(&self, name: &str) -> bool {
         self.name.as_deref() == Some(name)
     }
@@ -92,7 +92,7 @@ impl Filter {
 pub struct Socket(KernelSocket);
 
 impl Socket {
-    /// Opens one in the calling thread's namespace.
+    /// Opens a connection in the calling thread's namespace.
     pub fn open() -> io::Result<Self> {
         KernelSocket::open(NETLINK_ROUTE).map(Self)
     }
@@ -109,8 +109,8 @@ impl Socket {
         Ok(devices)
     }
 
-    /// Gives a device a clsact qdisc. `false` where it has one. An ingress qdisc has the same place; filters for
-    /// packets that are sent would run on those that are received there.
+    /// Adds a clsact qdisc to a device. Returns `false` if it already has one. An ingress qdisc occupies the same slot;
+    /// filters for sent packets would then run on packets received there.
     pub fn add_clsact(&mut self, device: u32) -> io::Result<bool> {
         let request = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
         match self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ()) {
@@ -129,14 +129,14 @@ impl Socket {
         self.request(request, 0, &mut |_, _| ())
     }
 
-    /// All filters of a side, in their order. Without a clsact qdisc there are none.
+    /// All filters of a side, in order. Empty without a clsact qdisc.
     pub fn filters(&mut self, device: u32, side: Side) -> io::Result<Vec<Filter>> {
         let mut message = TcMessage::with_index(device.cast_signed());
         message.header.parent = side.parent();
         let request = RouteNetlinkMessage::GetTrafficFilter(message);
         let mut filters = Vec::new();
         self.request(request, NLM_F_DUMP, &mut |header, attributes| {
-            // Of each priority there is a line of its own, without a handle.
+            // The dump also has an entry per priority, without a handle.
             let handle = u32::from(header.handle);
             if handle != 0 {
                 filters.push(Filter {
@@ -154,7 +154,7 @@ impl Socket {
         Ok(filters)
     }
 
-    /// Puts a program that says itself what becomes of a packet (`direct-action`) where no filter is yet.
+    /// Attaches a program that itself decides what happens to a packet (`direct-action`), in a position without a filter.
     pub fn add_filter(
         &mut self,
         device: u32,
@@ -168,7 +168,7 @@ impl Socket {
         self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ())
     }
 
-    /// Gives a filter another program: each packet meets the one or the other (`list_replace_rcu` in
+    /// Replaces a filter's program: each packet meets either the old or the new one (`list_replace_rcu` in
     /// net/sched/cls_bpf.c, `cls_bpf_change`).
     pub fn replace_filter(
         &mut self,
@@ -190,8 +190,8 @@ impl Socket {
         self.request(request, 0, &mut |_, _| ())
     }
 
-    /// Sends a request, and calls `each` with every object in the answer. Objects of other kinds than ours may
-    /// hold what no library of ours can read, so only what is needed is.
+    /// Sends a request, and calls `each` with every object in the answer. Foreign objects may contain attributes that our
+    /// libraries cannot parse, so only the needed ones are parsed.
     fn request(
         &mut self,
         request: RouteNetlinkMessage,
@@ -207,7 +207,7 @@ impl Socket {
     }
 }
 
-/// What is needed of a qdisc's or filter's attributes.
+/// The needed attributes of a qdisc or filter.
 #[derive(Default)]
 struct Attributes {
     kind: Option<String>,

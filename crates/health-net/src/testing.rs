@@ -1,4 +1,4 @@
-//! What tests of this crate and of others stand on.
+//! Helpers for tests of this crate and of others.
 
 use std::panic;
 use std::thread;
@@ -7,11 +7,11 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
 use tokio::runtime::Builder;
 
-/// Runs a test in a network namespace of its own, on a thread that ends with it. Does nothing, with a message, without root.
+/// Runs a test in its own network namespace, on a thread that ends with it. Without root, only prints a message.
 ///
 /// # Panics
 ///
-/// If there is no such namespace, and if the test panics.
+/// If the namespace cannot be created, and if the test panics.
 pub fn in_a_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
     if !geteuid().is_root() {
         println!("skipped: needs root");

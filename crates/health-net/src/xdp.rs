@@ -1,4 +1,4 @@
-//! XDP programs on devices, and what devices can do with them. Works in the network namespace of the calling thread.
+//! XDP programs on devices, and the devices' XDP capabilities. Works in the network namespace of the calling thread.
 
 use std::io;
 
@@ -14,28 +14,28 @@ use super::socket::KernelSocket;
 const LINK_HEADER_LEN: usize = 16;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_XDP: u16 = 43;
-/// Attributes in that one: the program of each mode.
+/// Attributes nested in `IFLA_XDP`: the program of each mode.
 const MODES: [(u16, Mode); 3] = [(5, Mode::Native), (6, Mode::Generic), (7, Mode::Hardware)];
 
 /// Bytes of `struct genlmsghdr`.
 const GENERIC_HEADER_LEN: usize = 4;
-/// The family of netlink that tells what families there are, with its command and its attributes (`linux/genetlink.h`).
+/// The netlink family that lists the other families, with its command and its attributes (`linux/genetlink.h`).
 const CONTROL: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
-/// The family that tells of devices, from Linux 6.3 on (`linux/netdev.h`).
+/// The family that describes devices, from Linux 6.3 on (`linux/netdev.h`).
 const NETDEV: &[u8] = b"netdev\0";
 const GET_DEVICE: u8 = 1;
 const DEVICE_INDEX: u16 = 1;
 const DEVICE_XDP_FEATURES: u16 = 3;
-/// The feature of sending what is redirected to the device.
+/// The feature of sending packets that are redirected to the device.
 const NDO_XMIT: u64 = 4;
 
-/// What runs a program.
+/// What runs an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The device's driver, before there is a buffer of the host's stack.
+    /// The device's driver, before the host's stack allocates a buffer.
     Native,
     /// The host's stack.
     Generic,
@@ -43,12 +43,12 @@ pub enum Mode {
     Hardware,
 }
 
-/// A device as XDP has it.
+/// A device from XDP's point of view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its hardware address, if it has one of Ethernet's kind.
+    /// Its hardware address, if that is an Ethernet address.
     pub mac: Option<MacAddr>,
-    /// Numbers of the programs on it, and what runs them.
+    /// Ids of the programs on it, each with its mode.
     pub programs: Vec<(Mode, u32)>,
 }
 
@@ -66,7 +66,7 @@ pub fn device(index: u32) -> io::Result<Device> {
 }
 
 impl Device {
-    /// From the attributes of a link.
+    /// Reads the attributes of a link.
     fn read(attributes: &[u8]) -> Self {
         let mut device = Self::default();
         for attribute in each(attributes) {
@@ -92,8 +92,8 @@ fn each(attributes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(attributes).map_while(Result::ok)
 }
 
-/// Whether a device sends what programs in the drivers of others redirect to it, at the moment; `None` where the kernel
-/// does not tell. A veth does if its other end has a program or GRO; without, it loses what its own program sends back, too.
+/// Whether a device currently sends packets that programs in other devices' drivers redirect to it; `None` if the kernel
+/// does not say. A veth does if its other end has a program or GRO; otherwise it also loses what its own program sends back.
 pub fn sends(index: u32) -> io::Result<Option<bool>> {
     let mut socket = KernelSocket::open(NETLINK_GENERIC)?;
     let mut family = None;
@@ -123,7 +123,7 @@ pub fn sends(index: u32) -> io::Result<Option<bool>> {
     Ok(features.map(|features| u64::from_ne_bytes(features) & NDO_XMIT != 0))
 }
 
-/// A message of generic netlink with one attribute.
+/// A generic netlink message with one attribute.
 fn generic(command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
     const VERSION: u8 = 1;
     let mut message = vec![command, VERSION, 0, 0];
@@ -134,7 +134,7 @@ fn generic(command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The first bytes of an attribute in a message of generic netlink.
+/// The first bytes of an attribute in a generic netlink message.
 fn found<const N: usize>(payload: &[u8], kind: u16) -> Option<[u8; N]> {
     let mut attributes = each(payload.get(GENERIC_HEADER_LEN..)?);
     let attribute = attributes.find(|attribute| attribute.kind() == kind)?;

@@ -1,4 +1,4 @@
-//! CIDRs of documents: alone, and with exceptions.
+//! CIDRs in documents, with and without exceptions.
 
 use health_model::address::{AddressError, parse_network, parse_network_or_ip};
 use health_model::manifest;
@@ -7,10 +7,10 @@ use ipnet::IpNet;
 use super::error::{PolicyError, Problem};
 use super::field::Field;
 
-/// What the API server says of a text that is no CIDR.
+/// The API server's message about a text that is not a CIDR.
 const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
-/// A CIDR, or an address for that alone, as Cilium's rules have them.
+/// Reads a CIDR, or an address as the CIDR of only that address, as in Cilium's rules.
 pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     let text = field.text()?;
     let read = parse_network_or_ip(text).or_else(|error| match text.parse() {
@@ -27,7 +27,7 @@ pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     Ok(cidr.trunc())
 }
 
-/// A CIDR and its exceptions, as Cilium's CIDR sets have them.
+/// Reads a CIDR and its exceptions, as in Cilium's CIDR sets.
 pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
     let fields = field.fields(&["cidr", "except"])?;
     let cidr = read_cidr(&fields.required("cidr")?)?;
@@ -35,7 +35,7 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
     for field in fields.items("except")? {
         let except = read_cidr(&field)?;
         if !cidr.contains(&except) {
-            // Earlier versions took an IPv4 network in IPv6 form for one of IPv6.
+            // Earlier versions treated an IPv4 network in IPv6 form as an IPv6 network.
             if field.is_stored() {
                 continue;
             }
@@ -47,7 +47,7 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
     Ok((cidr, excepts))
 }
 
-/// A CIDR and its exceptions, as the IP blocks of Kubernetes have them.
+/// Reads a CIDR and its exceptions, as in Kubernetes' IP blocks.
 pub(super) fn read_ip_block(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
     if field.is_stored() {
         return read_cidr_set(field);

@@ -1,7 +1,7 @@
-//! A resolved policy becomes entries of `HEALTH_POLICY`, few and always the same.
+//! Compiles a resolved policy to entries of `HEALTH_POLICY`, as few as possible and always the same ones.
 //!
-//! For each identity the verdicts of all its protocols and ports are known first; where they are those
-//! of any identity it needs no entry, and the rest is covered with as few prefixes as can be.
+//! First finds the verdicts of all protocols and ports of each identity. Where these equal the verdicts of any
+//! identity, the identity needs no entry; the rest is covered with as few prefixes as possible.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,22 +20,21 @@ use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
 use super::rule::{Action, Entry};
 use crate::ports::{PortRange, Traffic};
 
-/// What an entry holds for.
+/// What an entry applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryKey {
-    /// The peer; [`Identity::UNKNOWN`] is any that has no entry of its own that matches.
+    /// The peer; [`Identity::UNKNOWN`] means any peer without a matching entry of its own.
     pub identity: Identity,
-    /// Length of its prefix, bits of a [`PolicyKey`]: [`PREFIX_ALL`], or [`PREFIX_PROTOCOL`] to
-    /// [`PREFIX_PORT`].
+    /// Length of the prefix, in bits of a [`PolicyKey`]: [`PREFIX_ALL`], or [`PREFIX_PROTOCOL`] to [`PREFIX_PORT`].
     pub prefix_len: u32,
-    /// Its protocol; 0 where it holds for all.
+    /// The protocol; 0 for an entry for all protocols.
     pub protocol: u8,
-    /// Its lowest port; 0 where it holds for all.
+    /// The lowest port; 0 for an entry for all ports.
     pub port: u16,
 }
 
 impl EntryKey {
-    /// The key of an entry for this packet, of a prefix of this length.
+    /// The key of the entry of this prefix length that matches the packet.
     fn matching(identity: Identity, l4: L4, prefix_len: u32) -> Self {
         let all_protocols = prefix_len < PREFIX_PROTOCOL;
         let free_bits = PREFIX_PORT - prefix_len.max(PREFIX_PROTOCOL);
@@ -48,7 +47,7 @@ impl EntryKey {
         }
     }
 
-    /// As `HEALTH_POLICY` has it, without the length of its prefix.
+    /// The key in `HEALTH_POLICY`, without the length of its prefix.
     pub fn in_table(self, table: u32, direction: Direction) -> PolicyKey {
         PolicyKey {
             table,
@@ -64,7 +63,7 @@ impl EntryKey {
     }
 }
 
-/// Entries that decide as a [`ResolvedPolicy`] does. Equal ones have equal entries.
+/// Entries that decide like a [`ResolvedPolicy`]. Equal policies have equal entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompiledPolicy {
     ingress: CompiledDirection,
@@ -79,7 +78,7 @@ pub struct CompiledDirection {
 }
 
 impl CompiledDirection {
-    /// Whether packets are to be looked up. If not all pass, and there are no entries.
+    /// Whether packets must be looked up. If not, all packets pass and there are no entries.
     pub const fn is_enforced(&self) -> bool {
         self.enforced
     }
@@ -89,8 +88,8 @@ impl CompiledDirection {
         &self.entries
     }
 
-    /// What becomes of a packet, found as the kernel finds it: the longest prefix of the peer's
-    /// identity, and only if it has none that of any identity.
+    /// Decides a packet as the kernel does: by the longest matching prefix of the peer's identity, and only if there is
+    /// none, by that of any identity.
     pub fn lookup(&self, identity: Identity, l4: L4) -> Verdict {
         if !self.enforced {
             return Verdict::Allow;
@@ -106,14 +105,14 @@ impl CompiledDirection {
     }
 }
 
-/// What turns the entries of one policy into those of another.
+/// The difference between the entries of two policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyDiff {
     /// Entries that are new or have another verdict.
     pub set: BTreeMap<(Direction, EntryKey), Verdict>,
-    /// Entries that are gone.
+    /// Removed entries.
     pub removed: BTreeSet<(Direction, EntryKey)>,
-    /// Directions of which enforcement changed, and whether they are enforced now.
+    /// Directions whose enforcement changed, and whether they are enforced now.
     pub enforced: BTreeMap<Direction, bool>,
 }
 
@@ -133,17 +132,17 @@ impl CompiledPolicy {
         }
     }
 
-    /// How many entries it has.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.ingress.entries.len() + self.egress.entries.len()
     }
 
-    /// Whether it has no entries.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What has changed since `old`.
+    /// The changes since `old`.
     pub fn diff(&self, old: &Self) -> PolicyDiff {
         let mut diff = PolicyDiff::default();
         for direction in Direction::ALL {
@@ -166,8 +165,8 @@ impl CompiledPolicy {
 }
 
 impl ResolvedPolicy {
-    /// Compiles it for these identities. A peer of any other has what holds for every peer, until it is
-    /// compiled again.
+    /// Compiles the policy for these identities. Until it is compiled again, a peer with any other identity gets what
+    /// applies to every peer.
     pub fn compile(&self, identities: &BTreeMap<Identity, Arc<LabelSet>>) -> CompiledPolicy {
         let peers: Vec<_> = identities
             .iter()
@@ -202,7 +201,7 @@ fn compile_direction(resolved: &ResolvedDirection, peers: &[Peer<'_>]) -> Compil
     };
     set(Identity(ANY_IDENTITY), &any.cover(&Verdicts::default()));
 
-    // Many identities are selected by the same rules.
+    // The same rules select many identities.
     let mut known: HashMap<MatchingEntries, Vec<CompiledEntry>> = HashMap::new();
     for peer in peers {
         let found = known
@@ -221,7 +220,7 @@ struct Compiler<'a> {
     entries: Vec<&'a Entry>,
 }
 
-/// What holds for a peer: these of the rules' entries, by position, and perhaps that it is the host.
+/// What applies to a peer: these of the rules' entries, by position, and whether the peer is the local host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MatchingEntries {
     entries: Vec<usize>,
@@ -275,17 +274,17 @@ impl Compiler<'_> {
     }
 }
 
-/// The verdicts of a peer, whatever it sends or is sent.
+/// The verdicts of a peer, for all traffic from and to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Verdicts {
-    /// Of the protocols that are not listed.
+    /// Verdict of the protocols that are not listed.
     rest: Verdict,
-    /// Of each listed one: first ports of ranges, from port 0 on, and their verdicts.
+    /// Verdicts of each listed protocol: the first ports of ranges, from port 0 on, and their verdicts.
     protocols: BTreeMap<Protocol, Vec<(u16, Verdict)>>,
 }
 
 impl Default for Verdicts {
-    /// Those of a peer for which there is no entry.
+    /// The verdicts of a peer without entries.
     fn default() -> Self {
         Self {
             rest: Verdict::None,
@@ -294,10 +293,10 @@ impl Default for Verdicts {
     }
 }
 
-/// The ranges of a protocol laid flat, in order from port 0: denied wherever one denies, allowed where
-/// one allows, else `rest`.
+/// Flattens the ranges of a protocol, in order from port 0: denied wherever a range denies, allowed where one allows,
+/// else `rest`.
 fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
-    // How many more of each action hold from a port on, as a difference.
+    // The change in the number of active ranges per action at a port.
     let mut changes: BTreeMap<u32, [i32; 2]> = BTreeMap::from([(0, [0, 0])]);
     for (range, action) in ranges {
         let of_action = usize::from(*action == Action::Deny);
@@ -323,7 +322,7 @@ fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
 }
 
 impl Verdicts {
-    /// The entries that give these verdicts, where what has no entry gets the `default` ones.
+    /// The entries that give these verdicts, if what has no entry gets the `default` verdicts.
     fn cover(&self, default: &Self) -> Vec<CompiledEntry> {
         let named: BTreeSet<Protocol> = self
             .protocols
@@ -369,7 +368,7 @@ impl Verdicts {
         }
     }
 
-    /// What the ports of a protocol must get, where what has no entry gets the `default`.
+    /// What the ports of a protocol must get, if what has no entry gets the `default` verdicts.
     fn wanted(&self, protocol: Protocol, default: &Self) -> Vec<WantedRange> {
         let (own, default) = (self.of_protocol(protocol), default.of_protocol(protocol));
         let at = |steps: &BTreeMap<u16, Verdict>, port: u16| {
@@ -396,7 +395,7 @@ impl Verdicts {
     }
 }
 
-/// An entry of any identity.
+/// An entry, for any identity.
 #[derive(Clone, Copy, Debug)]
 struct CompiledEntry {
     protocol: u8,

@@ -1,27 +1,27 @@
-//! The fewest prefixes that give every port the verdict it must have, the longest prefix deciding.
+//! The smallest set of prefixes that gives every port its verdict, with the longest prefix deciding.
 //!
-//! The classic way to build the smallest routing table: from the leaves up, what a part of the port
-//! space costs is known for each verdict that it may inherit from above; then from the root down the
-//! cheapest choice is taken.
+//! The classic algorithm for the smallest routing table. From the leaves up, it computes the cost of each part of the
+//! port space for each verdict that the part may inherit from above. Then it picks the cheapest choice, from the root
+//! down.
 
 use super::resolve::Verdict;
 
-/// What a range of ports must get. Ranges of one protocol follow each other without a gap, from port 0.
+/// The verdict that a range of ports must get. Ranges of one protocol follow each other without a gap, from port 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WantedRange {
-    /// First port; the range ends where the next begins.
+    /// First port; the range ends where the next one starts.
     pub(super) first: u16,
     pub(super) verdict: Verdict,
-    /// Whether no entry at all does, too.
+    /// Whether having no entry at all is also right.
     pub(super) is_default: bool,
 }
 
 /// Ports that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortPrefix {
-    /// The lowest.
+    /// The lowest port.
     pub(super) port: u16,
-    /// How many bits they share, 0 to 16.
+    /// How many bits the ports share, 0 to 16.
     pub(super) bits: u32,
     pub(super) verdict: Verdict,
 }
@@ -43,7 +43,7 @@ const fn slot(inherited: Option<Verdict>) -> usize {
     }
 }
 
-/// Entries, and of those that are as many the ones of no verdict: fewer is better.
+/// Number of entries; among equals, the number of entries without a verdict. Fewer is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cost {
     entries: u32,
@@ -51,7 +51,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// Of what cannot be. It adds up without overflow.
+    /// Cost of an impossible choice. It adds up without overflow.
     const IMPOSSIBLE: Self = Self {
         entries: 1 << 24,
         of_no_verdict: 0,
@@ -72,7 +72,7 @@ impl Cost {
     }
 }
 
-/// The cheapest way to cover some part of the space, for each verdict that it may inherit.
+/// The cheapest way to cover a part of the space, for each verdict that it may inherit.
 #[derive(Clone, Debug)]
 pub(super) struct Choices {
     cost: [Cost; 4],
@@ -81,7 +81,7 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// From what the parts below cost for each verdict that they inherit.
+    /// Computes the choices from the cost of the parts below, for each verdict that they inherit.
     fn over(below: [Cost; 4]) -> Self {
         let mut choices = Self {
             cost: below,
@@ -99,7 +99,7 @@ impl Choices {
         choices
     }
 
-    /// Below which there is only this: what protocols that no rule names must get.
+    /// Costs of a part whose ports all need this, and of the protocols that no rule names.
     fn below_of(wanted: WantedRange) -> [Cost; 4] {
         INHERITED.map(|inherited| {
             let does = match inherited {
@@ -123,13 +123,13 @@ pub(super) struct Cover {
 }
 
 impl Cover {
-    /// Of what all ports must get.
+    /// Covers all ports.
     pub(super) fn new(wanted: &[WantedRange]) -> Self {
         Self::of_part(wanted, 0, 16)
     }
 
-    /// Of the ports from `first` on that differ in their last `bits` alone. The first of the `wanted`
-    /// ranges may begin before them, none after.
+    /// Covers the ports from `first` on that differ only in their last `bits`. The first of the `wanted` ranges may
+    /// start before these ports, but none may start after them.
     fn of_part(wanted: &[WantedRange], first: u16, bits: u32) -> Self {
         if let [only] = wanted {
             return Self {
@@ -153,7 +153,7 @@ impl Cover {
         }
     }
 
-    /// The prefixes to set where this is inherited, shortest first in each part.
+    /// The prefixes to set if `inherited` is inherited, shortest first in each part.
     pub(super) fn prefixes(&self, inherited: Option<Verdict>) -> Vec<PortPrefix> {
         let mut prefixes = Vec::new();
         self.collect(inherited, 0, 0, &mut prefixes);
@@ -184,8 +184,8 @@ impl Cover {
     }
 }
 
-/// The entry for all protocols, if one is worth it, where these are the covers of those that rules name
-/// and `others` what all the others must get.
+/// The entry for all protocols, if it is worthwhile. `covers` are the covers of the protocols that rules name, and
+/// `others` is what all other protocols must get.
 pub(super) fn entry_for_all<'a>(
     others: WantedRange,
     covers: impl IntoIterator<Item = &'a Cover>,

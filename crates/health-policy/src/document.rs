@@ -1,4 +1,4 @@
-//! Documents become policies: objects of Kubernetes, lists of them, and bare lists of rules.
+//! Converts documents to policies: Kubernetes objects, lists of them, and bare lists of rules.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
 use super::selector::K8S;
 
-/// Most allow and deny rules of one import, of both directions together.
+/// Maximum allow and deny rules of one import, both directions together.
 const RULES_MAX: usize = 10_000;
 
-/// Namespace of the objects of Kubernetes that name none.
+/// Namespace of Kubernetes objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Source and key of the label that a bare rule without labels gets; its value follows from what the rule says.
+/// Source and key of the label that a bare rule without labels gets; its value depends on the contents of the rule.
 const UNLABELLED: (&str, &str) = ("health-agent", "rule");
 
-/// Most other objects that are named, and most characters of each.
+/// Maximum number of other objects to list, and maximum characters of each.
 const SKIPPED_MAX: usize = 1000;
 const NAME_SHOWN: usize = 400;
 
-/// Fields of an object's `metadata`. Beside name and namespace they change nothing here.
+/// Fields of an object's `metadata`. Only name and namespace matter here.
 const METADATA: [&str; 15] = [
     "name",
     "namespace",
@@ -50,7 +50,7 @@ const METADATA: [&str; 15] = [
     "selfLink",
 ];
 
-/// A policy: rules that came together, are known by one name and go together.
+/// A policy: rules that are imported together, share one name, and are deleted together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     name: Arc<PolicyName>,
@@ -59,17 +59,17 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// What it is known by.
+    /// The policy's name.
     pub fn name(&self) -> &PolicyName {
         &self.name
     }
 
-    /// The document that it was imported as: an object, or of bare rules their list.
+    /// The document that the policy was imported from: an object, or the list of its bare rules.
     pub const fn document(&self) -> &Value {
         &self.document
     }
 
-    /// The labels of its rules, to which those that name its object belong.
+    /// The labels of the policy's rules, including those that name its object.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
         self.rules.iter().map(|rule| &rule.labels)
     }
@@ -79,17 +79,17 @@ impl Policy {
     }
 }
 
-/// What a text holds.
+/// The contents of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Documents {
-    /// Its policies. No two have one name.
+    /// The policies, with unique names.
     pub policies: Vec<Policy>,
-    /// Its objects of other kinds, by kind, namespace and name.
+    /// The objects of other kinds, by kind, namespace and name.
     pub skipped: Vec<String>,
 }
 
-/// Reads the policies of a text in YAML, which may hold several documents, or JSON. All are good or
-/// the text is refused. Objects of kinds that are no policies are skipped.
+/// Reads the policies of a text in JSON, or in YAML, which may hold several documents. Either all are valid or the text
+/// is refused. Skips objects of kinds that are not policies.
 pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     let mut policies = BTreeMap::new();
     let mut skipped = Vec::new();
@@ -125,8 +125,8 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     })
 }
 
-/// Reads a policy from its own document, as [`Policy::document`] keeps it, whatever earlier versions accepted; and says
-/// why it could not be imported any more.
+/// Reads a policy from its own document, as [`Policy::document`] keeps it, whatever earlier versions accepted. Also
+/// returns why it could no longer be imported, if so.
 pub(super) fn read_stored(document: &Value) -> Result<(Policy, Option<PolicyError>), PolicyError> {
     let refused = read_document(&Field::root(document)).err();
     let mut policies = read_document(&Field::stored(document))?.policies;
@@ -158,7 +158,7 @@ fn read_document(field: &Field<'_>) -> Result<Documents, PolicyError> {
     for item in fields.items("items")? {
         match (implied, item.value()) {
             (Some(kind), Value::Object(given)) => {
-                // The API leaves both out of a list of one kind.
+                // The API omits both in a list of one kind.
                 let mut object = given.clone();
                 let version = || api_version(kind).into();
                 object.entry("apiVersion").or_insert_with(version);
@@ -181,8 +181,8 @@ impl Documents {
     }
 }
 
-/// What to call an object that is no policy. One that looks like a policy is none: to skip it might leave open what it
-/// should close.
+/// The name to show for an object that is not a policy. `None` for an object that looks like a policy: skipping it
+/// might leave open what it should close.
 fn other_object(field: &Field<'_>) -> Result<Option<String>, PolicyError> {
     let fields = field.any_fields()?;
     let kind = fields.required("kind")?;
@@ -287,7 +287,7 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
     })
 }
 
-/// A name that may stand in tables and paths.
+/// Reads a name that is safe in tables and paths.
 fn read_metadata_name(field: &Field<'_>) -> Result<String, PolicyError> {
     let text = field.text()?;
     if text.is_empty() {
@@ -328,7 +328,7 @@ fn read_specs(
         .collect()
 }
 
-/// The labels that Cilium, too, gives the rules of an object.
+/// The labels that the rules of an object get, as in Cilium.
 fn derived_labels(policy: &PolicyName) -> Vec<Label> {
     let PolicyName::Object {
         kind,
@@ -343,12 +343,12 @@ fn derived_labels(policy: &PolicyName) -> Vec<Label> {
         ("name", Some(name)),
         ("namespace", namespace.as_deref()),
     ];
-    // No value is too long or holds what no label may: they were read as names.
+    // No value is too long or holds characters that labels must not have: they were read as names.
     let label = |(key, value)| Label::new(K8S, &format!("io.cilium.k8s.policy.{key}"), value?).ok();
     parts.into_iter().filter_map(label).collect()
 }
 
-/// A number that follows from a text, the same in every version.
+/// A digest of a text, the same in every version.
 fn digest(text: &str) -> u64 {
     text.as_bytes().chunks(8).fold(0, |before, chunk| {
         let mut word = [0; 8];
@@ -359,7 +359,8 @@ fn digest(text: &str) -> u64 {
     })
 }
 
-/// Reads a bare list of rules. Those of the same labels are one policy; one without labels is known by what it says.
+/// Reads a bare list of rules. Rules with the same labels form one policy; a rule without labels is named after its
+/// contents.
 fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
     let mut policies: BTreeMap<Arc<PolicyName>, Policy> = BTreeMap::new();
     for rule in field.list()? {
@@ -379,7 +380,7 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
             document: Value::Array(Vec::new()),
             rules: Vec::new(),
         });
-        // Its place is that in the document of its policy, but errors tell that in what is imported.
+        // The rule's path is relative to the document of its policy, but errors show the path in the imported text.
         let own = rule.at_path(format!("[{}]", policy.rules.len()));
         let rule_read = cilium::read_rule(&own, Scope::Unlimited, &name, derived.as_slice())
             .map_err(|error| error.moved(own.path(), rule.path()))?;
@@ -466,7 +467,7 @@ spec:
         LabelSet::new(texts.iter().map(|text| text.parse().unwrap())).unwrap()
     }
 
-    /// The verdict of a document for a packet of an endpoint of these labels, and of a peer.
+    /// The verdict of a document on a packet between an endpoint with these labels and a peer.
     fn decide(
         document: &str,
         subject: &[&str],
@@ -542,7 +543,7 @@ spec:
             assert_eq!(ingress(document, service, web, "53/TCP"), Verdict::None);
             assert_eq!(ingress(document, web, web, "80/TCP"), Verdict::Allow);
         }
-        // In YAML they are two rules, in JSON one.
+        // There are two rules in the YAML document, and one in the JSON document.
         assert_eq!(
             ingress(FROM_INIT_YAML, service, init, "80/TCP"),
             Verdict::Allow
@@ -849,7 +850,7 @@ kind: \"Config\\nMap\"
         let both = format!("[{TO_WEB}, {TO_DB}]");
         let imported = repository.import(&both).unwrap();
         assert_eq!(imported.added.len(), 2);
-        // Another list adds its rules. The same rule again, with its fields in another order, changes nothing.
+        // Another list adds its rules. The same rule with its fields in another order changes nothing.
         let turned = r#"[{"ingress": [{}], "endpointSelector": {"matchLabels": {"app": "web"}}}]"#;
         let imported = repository.import(turned).unwrap();
         assert_eq!((imported.unchanged.len(), repository.iter().len()), (1, 2));
@@ -954,7 +955,7 @@ kind: \"Config\\nMap\"
             assert_eq!(allows(subject), shop, "{document}");
             assert_eq!(allows(&["k8s:app=a", BANK, GOLD]), bank, "{document}");
             assert_eq!(allows(&["reserved:world"]), world, "{document}");
-            // It does not hold for endpoints of other namespaces, nor for those in none.
+            // It does not apply to endpoints of other namespaces, nor to endpoints without one.
             assert!(ingress(&document, &[BANK], &["reserved:world"], "80/TCP").passes());
             assert!(ingress(&document, &["app=a"], &["reserved:world"], "80/TCP").passes());
         }

@@ -1,4 +1,4 @@
-//! Why a policy document is refused, and where in it.
+//! Why a policy document is refused, and at which place.
 
 use std::fmt;
 
@@ -17,13 +17,13 @@ pub struct PolicyError {
 }
 
 impl PolicyError {
-    /// The same error, of a field of this policy.
+    /// The same error, for a field of this policy.
     pub(super) fn of_policy(mut self, policy: &impl fmt::Display) -> Self {
         self.place.policy = Some(policy.to_string());
         self
     }
 
-    /// The same error, of a field that stands elsewhere than where it was read from.
+    /// The same error, for a field whose path differs from where it was read.
     pub(super) fn moved(mut self, from: &str, to: &str) -> Self {
         if let Some(rest) = self.place.path.strip_prefix(from) {
             self.place.path = format!("{to}{rest}");
@@ -45,9 +45,9 @@ impl From<Problem> for PolicyError {
 /// A place in a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The policy, if it could be told yet.
+    /// The policy, if it is known already.
     pub policy: Option<String>,
-    /// The whole path of the field, such as `spec.egress[0].toFQDNs`; empty for the document.
+    /// The full path of the field, such as `spec.egress[0].toFQDNs`; empty for the document.
     pub path: String,
 }
 
@@ -66,33 +66,33 @@ impl fmt::Display for Place {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// A text that cannot be read.
+    /// The text cannot be parsed.
     #[error(transparent)]
     Text(#[from] DocumentError),
-    /// No policy in it.
+    /// The text contains no policy.
     #[error("it contains no policy{}", but(.skipped))]
     Empty {
-        /// Objects of other kinds that are in it.
+        /// Objects of other kinds that it contains.
         skipped: Vec<String>,
     },
-    /// A field that means something, but not here.
+    /// The field has a meaning, but is not supported here.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
-    /// A field that no policy has.
+    /// No policy has such a field.
     #[error("unknown field")]
     UnknownField,
-    /// A field that must be there.
+    /// The field is required.
     #[error("missing")]
     Missing,
-    /// A value of another type.
+    /// The value has the wrong type.
     #[error("must be {expected}, not {found}")]
     WrongType {
-        /// What it must be.
+        /// The expected type.
         expected: &'static str,
-        /// What it is.
+        /// The actual type.
         found: &'static str,
     },
-    /// A list that is too long.
+    /// The list is too long.
     #[error("{count} are too many; at most {max} are allowed")]
     TooMany {
         /// Its length.
@@ -100,13 +100,13 @@ pub enum Problem {
         /// The limit.
         max: usize,
     },
-    /// Labels that cannot be.
+    /// The labels are invalid.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// What the API server of Kubernetes refuses, in its words.
+    /// Kubernetes' API server refuses this; the message is its own.
     #[error(transparent)]
     Api(#[from] manifest::Problem),
-    /// A value that cannot be.
+    /// The value is invalid.
     #[error("{value:?} is {problem}")]
     Value {
         /// The value, shortened.
@@ -114,13 +114,13 @@ pub enum Problem {
         /// What is wrong with it, and what to write.
         problem: String,
     },
-    /// Fields that cannot stand together, or a choice that has no effect.
+    /// Fields conflict with each other, or a choice has no effect.
     #[error("{0}")]
     Conflict(String),
 }
 
 impl Problem {
-    /// A value that cannot be: `value` is `problem`.
+    /// The value is invalid: `value` is `problem`.
     pub(super) fn value(value: impl fmt::Display, problem: impl Into<String>) -> Self {
         const SHOWN: usize = 64;
         let value = value.to_string();
@@ -135,7 +135,7 @@ impl Problem {
     }
 }
 
-/// What is there instead.
+/// What the text contains instead.
 fn but(skipped: &[String]) -> String {
     match skipped {
         [] => String::new(),

@@ -1,13 +1,13 @@
-//! Reading a document's tree field by field, with the path of each for errors.
+//! Reads a document's tree field by field, and tracks the path of each field for errors.
 
 use serde_json::{Map, Value};
 
 use super::error::{Place, PolicyError, Problem};
 
-/// Most items of a list that has no limit of its own.
+/// Maximum items of a list without a limit of its own.
 const ITEMS_MAX: usize = 10_000;
 
-/// Fields of Cilium's that change what a policy means, and what they would do.
+/// Cilium's fields that change the meaning of a policy, and what they would do.
 const UNSUPPORTED: [(&str, &str); 21] = [
     ("nodeSelector", "policy of hosts"),
     ("fromNodes", "matching by labels of nodes"),
@@ -32,7 +32,7 @@ const UNSUPPORTED: [(&str, &str); 21] = [
     ("tier", "priority of rules"),
 ];
 
-/// A value and where it stands.
+/// A value and its path.
 #[derive(Clone, Debug)]
 pub(super) struct Field<'a> {
     value: &'a Value,
@@ -41,7 +41,7 @@ pub(super) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// A document that is imported.
+    /// A document that is being imported.
     pub(super) fn root(value: &'a Value) -> Self {
         Self {
             value,
@@ -50,7 +50,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A document that was imported before, maybe by a version that refused less.
+    /// A document that was imported before, possibly by a version that refused less.
     pub(super) fn stored(value: &'a Value) -> Self {
         Self {
             is_stored: true,
@@ -58,12 +58,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Whether what earlier versions imported still means what it meant to them.
+    /// Whether the document is stored: it keeps the meaning that it had for earlier versions.
     pub(super) fn is_stored(&self) -> bool {
         self.is_stored
     }
 
-    /// What a check of imports says of this field. It says nothing of what is stored.
+    /// Result of an import check for this field. Stored documents always pass.
     pub(super) fn check(&self, checked: Result<(), impl Into<Problem>>) -> Result<(), PolicyError> {
         match checked {
             Err(problem) if !self.is_stored => Err(self.error(problem)),
@@ -75,12 +75,12 @@ impl<'a> Field<'a> {
         self.value
     }
 
-    /// Its path, such as `spec.ingress[0]`.
+    /// The path, such as `spec.ingress[0]`.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// The same value as it stands at another path.
+    /// The same value at another path.
     pub(super) fn at_path(&self, path: String) -> Self {
         Self {
             value: self.value,
@@ -89,7 +89,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Another value that stands at the same place.
+    /// Another value at the same path.
     pub(super) fn with_value<'b>(&self, value: &'b Value) -> Field<'b> {
         Field {
             value,
@@ -126,7 +126,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.wrong_type("a map"))
     }
 
-    /// Its fields, of which there may be none but the `known`.
+    /// The fields. Fails if there are any besides the `known` ones.
     pub(super) fn fields(&self, known: &[&str]) -> Result<Fields<'a>, PolicyError> {
         let fields = self.any_fields()?;
         match fields.map.keys().find(|key| !known.contains(&key.as_str())) {
@@ -142,7 +142,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Its fields, whichever they are.
+    /// The fields, whatever they are.
     pub(super) fn any_fields(&self) -> Result<Fields<'a>, PolicyError> {
         Ok(Fields {
             map: self.map()?,
@@ -190,7 +190,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.wrong_type("a whole number"))
     }
 
-    /// A number that may be written as text, too.
+    /// A number, which may also be written as text.
     pub(super) fn text_or_number(&self) -> Result<String, PolicyError> {
         match self.value {
             Value::String(text) => Ok(text.clone()),
@@ -218,7 +218,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The field of this name; one that is null is as none.
+    /// The field of this name; null counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<Field<'a>> {
         let value = self.map.get(name).filter(|value| !value.is_null())?;
         Some(self.at(name, value))
@@ -234,7 +234,7 @@ impl<'a> Fields<'a> {
         self.at(name, &Value::Null).error(problem)
     }
 
-    /// All that are not null.
+    /// All fields that are not null.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let set = self.map.iter().filter(|(_, value)| !value.is_null());
         set.map(|(name, value)| (name.as_str(), self.at(name, value)))
@@ -244,7 +244,7 @@ impl<'a> Fields<'a> {
         self.map.len()
     }
 
-    /// The items of the list of this name, none if it is absent.
+    /// The items of the list of this name; empty if the list is absent.
     pub(super) fn items(&self, name: &str) -> Result<Vec<Field<'a>>, PolicyError> {
         self.get(name).map_or(Ok(Vec::new()), |field| field.list())
     }

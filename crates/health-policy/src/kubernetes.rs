@@ -1,4 +1,4 @@
-//! Rules in Kubernetes' form: the `spec` of a NetworkPolicy (networking.k8s.io/v1).
+//! Rules in Kubernetes' format: the `spec` of a NetworkPolicy (networking.k8s.io/v1).
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::ports::{PortRange, Traffic};
 
 const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
-/// Most characters of a list that an error shows.
+/// Maximum characters of a list in an error.
 const SHOWN: usize = 64;
 
-/// Reads the rule of the policy of this name and namespace, which gives it the `derived` labels.
+/// Reads the rule of the policy of this name and namespace. The rule gets the `derived` labels.
 pub(super) fn read_rule(
     field: &Field<'_>,
     namespace: &str,
@@ -58,14 +58,14 @@ pub(super) fn read_rule(
     })
 }
 
-/// The directions that a policy is about.
+/// The directions that a policy covers.
 struct PolicyTypes {
     ingress: bool,
     egress: bool,
 }
 
 impl PolicyTypes {
-    /// Those that are listed; without a list ingress always, and egress if there are rules for it.
+    /// The listed directions. Without a list: ingress always, and egress if there are rules for it.
     fn read(fields: &Fields<'_>) -> Result<Self, PolicyError> {
         let listed = fields.items("policyTypes")?;
         if listed.is_empty() {
@@ -164,7 +164,7 @@ fn read_peer(field: &Field<'_>, namespace: &str) -> Result<PeerSelector, PolicyE
         None => selector.require(K8S, NAMESPACE, namespace),
         Some(field) => {
             selector.and(Selector::read_k8s(&field, NAMESPACE_LABELS)?);
-            // An empty one selects every namespace, but nothing that is in none.
+            // An empty selector selects every namespace, but nothing outside of namespaces.
             selector.require_key(K8S, NAMESPACE);
         }
     }
@@ -206,7 +206,7 @@ fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
     cilium::read_protocol(field)
 }
 
-/// First and last port. A number in quotes is a name to the API server, and not a possible one.
+/// Reads the first and last port. The API server treats a number in quotes as a name, which is then invalid.
 fn read_port_range(port: &Field<'_>, end: Option<Field<'_>>) -> Result<(u16, u16), PolicyError> {
     if port.value().is_string() {
         let name = port.text()?;
@@ -279,7 +279,7 @@ mod tests {
         )
     }
 
-    /// What is wrong with a policy, without its name and the way to the part in question.
+    /// The problem of a policy, without its name and the path to the field.
     fn error(document: &Value) -> String {
         match parse(&document.to_string()) {
             Ok(_) => "accepted".to_owned(),

@@ -1,4 +1,4 @@
-//! The other side of a packet, and the ways in which rules select it.
+//! The other side of a packet, and how rules select it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,12 +10,12 @@ use ipnet::IpNet;
 
 use super::selector::Selector;
 
-/// Source of the label, whose key is the prefix, of an identity that stands for a prefix.
+/// Source of the labels of identities that stand for a prefix; the key is the prefix.
 const CIDR: &str = "cidr";
-/// Name of the reserved identity of all that is outside the cluster.
+/// Name of the reserved identity of everything outside the cluster.
 const WORLD: &str = "world";
 
-/// An identity, seen as the other side of a packet.
+/// An identity as the other side of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     identity: Identity,
@@ -24,7 +24,7 @@ pub struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    /// This identity, which has these labels.
+    /// Creates a peer with this identity and these labels.
     pub fn new(identity: Identity, labels: &'a LabelSet) -> Self {
         Self {
             identity,
@@ -33,12 +33,12 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Its number.
+    /// The peer's identity.
     pub const fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Its labels.
+    /// The peer's labels.
     pub const fn labels(&self) -> &'a LabelSet {
         self.labels
     }
@@ -47,7 +47,7 @@ impl<'a> Peer<'a> {
         self.is_reserved("host")
     }
 
-    /// Whether nothing is known of it. Only rules that hold for every peer hold for it.
+    /// Whether nothing is known about the peer. Only rules for every peer apply to it.
     fn is_unknown(&self) -> bool {
         self.identity == Identity::UNKNOWN
     }
@@ -57,7 +57,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// The prefix that an identity of these labels stands for, the longest if there are several.
+/// The prefix that an identity with these labels stands for; the longest if there are several.
 pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
     labels
         .iter()
@@ -66,19 +66,19 @@ pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
         .max_by_key(IpNet::prefix_len)
 }
 
-/// A class of peers with a name.
+/// A named class of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entity {
     All,
-    /// Every known identity that is not of the world.
+    /// Every known identity that is not part of the world.
     Cluster,
     None,
-    /// Those with the label of this reserved identity.
+    /// Peers with the label of this reserved identity.
     Reserved(&'static str),
 }
 
 impl Entity {
-    /// Names of all of them.
+    /// Names of all entities.
     pub(super) const NAMES: &'static str = "all, world, host, remote-node, cluster, init, health, \
          unmanaged, kube-apiserver, ingress and none";
 
@@ -105,8 +105,8 @@ impl Entity {
     }
 }
 
-/// CIDRs, each with the CIDRs that are excepted from it. The same one may be there twice with other
-/// exceptions, and each time selects by itself.
+/// CIDRs, each with its exceptions. The same CIDR may occur again with other exceptions; each occurrence selects by
+/// itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CidrSet(BTreeMap<IpNet, Vec<Vec<IpNet>>>);
 
@@ -115,7 +115,7 @@ impl CidrSet {
         self.0.entry(cidr.trunc()).or_default().push(except);
     }
 
-    /// All of them, the excepted included.
+    /// All CIDRs, including the exceptions.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         self.0.iter().flat_map(|(cidr, excepts)| {
             let excepts = excepts.iter().flatten().map(IpNet::trunc);
@@ -123,8 +123,8 @@ impl CidrSet {
         })
     }
 
-    /// A prefix's identity is selected by a CIDR that holds the prefix, if no exception does. The world's
-    /// identity, which has no prefix, is that of both `0.0.0.0/0` and `::/0`.
+    /// A CIDR selects a prefix's identity if it contains the prefix and no exception does. The world's identity, which
+    /// has no prefix, belongs to both `0.0.0.0/0` and `::/0`.
     fn selects(&self, peer: &Peer<'_>) -> bool {
         match peer.prefix {
             Some(prefix) => std::iter::successors(Some(prefix.trunc()), IpNet::supernet)
@@ -162,12 +162,12 @@ impl PeerSelector {
     }
 }
 
-/// The peers that a rule holds for.
+/// The peers that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Peers {
-    /// Every one.
+    /// Every peer.
     All,
-    /// Those that at least one of these selects: nobody, if there is none.
+    /// Peers that at least one of these selects; none if the list is empty.
     Selected(Vec<PeerSelector>),
 }
 
@@ -181,7 +181,7 @@ impl Peers {
         }
     }
 
-    /// Every CIDR that they name.
+    /// All CIDRs that the selectors name.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         let selectors = match self {
             Self::All => &[][..],

@@ -1,4 +1,4 @@
-//! Ports of protocols: what rules say about a packet beside its two sides.
+//! Ports of protocols: the part of rules that is not about the two sides of a packet.
 
 use health_model::policy::{L4, Protocol};
 
@@ -7,7 +7,7 @@ use health_model::policy::{L4, Protocol};
 pub(super) struct PortRange {
     pub(super) protocol: Protocol,
     pub(super) first: u16,
-    /// Included.
+    /// Inclusive.
     pub(super) last: u16,
 }
 
@@ -25,12 +25,12 @@ impl PortRange {
     }
 }
 
-/// What a rule says about ports.
+/// The ports that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Traffic {
-    /// Nothing: it holds for every protocol.
+    /// Every protocol and port.
     All,
-    /// Only these.
+    /// Only these ports.
     Ports(Vec<PortRange>),
 }
 

@@ -1,4 +1,4 @@
-//! Random rules and identities: what is compiled decides as the plain evaluator does.
+//! Random rules and identities: the compiled policy decides like the plain evaluator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{CompiledPolicy, Peer, PolicySettings, Repository, Verdict};
 
-/// Ports near which something is likely to change, and where prefixes are awkward.
+/// Ports near which decisions are likely to change, and where prefixes are awkward.
 const PORTS: [u16; 10] = [1, 22, 53, 80, 81, 443, 1024, 32_767, 32_768, 65_535];
 const CIDRS: [&str; 7] = [
     "0.0.0.0/0",
@@ -175,7 +175,7 @@ fn identities() -> impl Strategy<Value = BTreeMap<Identity, Arc<LabelSet>>> {
     subsequence(all, 0..=count.min(8)).prop_map(|some| some.into_iter().collect())
 }
 
-/// Every packet at which the answer could change.
+/// Every packet for which the answer could change.
 fn packets(rules: &[Value]) -> BTreeSet<L4> {
     let mut ports: BTreeSet<u16> = PORTS.into();
     let mut add = |value: &Value| {

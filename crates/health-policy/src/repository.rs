@@ -14,33 +14,33 @@ use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
 use super::rule::PolicyName;
 
-/// The policies of an agent. Serialised as the documents that they came in.
+/// The policies of an agent. Serialised as the documents that they were imported from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "StoredRepository", into = "StoredRepository")]
 pub struct Repository {
     policies: BTreeMap<PolicyName, Arc<Policy>>,
     revision: u64,
-    /// Why policies that are kept could not be imported any more.
+    /// Why stored policies could no longer be imported.
     outdated: Vec<PolicyError>,
 }
 
-/// What an import did, by name.
+/// Result of an import, by policy name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ImportOutcome {
-    /// Policies that are new.
+    /// New policies.
     pub added: Vec<PolicyName>,
-    /// Policies that took the place of one of their name.
+    /// Policies that replaced one of the same name.
     pub replaced: Vec<PolicyName>,
-    /// Policies that were there word for word.
+    /// Policies that existed already in identical form.
     pub unchanged: Vec<PolicyName>,
-    /// Objects of other kinds, which are no policies.
+    /// Objects of other kinds, which are not policies.
     pub skipped: Vec<String>,
 }
 
 impl Repository {
-    /// Imports the policies of a text in YAML or JSON: all of them, or on an error none. One of a
-    /// name that is there takes its place.
+    /// Imports the policies of a text in YAML or JSON: all of them, or none on an error. A policy replaces an existing
+    /// one of the same name.
     pub fn import(&mut self, text: &str) -> Result<ImportOutcome, PolicyError> {
         let Documents { policies, skipped } = document::parse(text)?;
         Ok(ImportOutcome {
@@ -49,8 +49,7 @@ impl Repository {
         })
     }
 
-    /// Takes policies that were [parsed](super::parse) before. One of a name that is there takes its
-    /// place.
+    /// Inserts policies that were [parsed](super::parse) before. A policy replaces an existing one of the same name.
     pub fn insert(&mut self, policies: impl IntoIterator<Item = Policy>) -> ImportOutcome {
         let mut imported = ImportOutcome::default();
         for policy in policies {
@@ -77,7 +76,8 @@ impl Repository {
         self.revision
     }
 
-    /// What is wrong with policies that an earlier version imported and this one would refuse. They mean what they meant.
+    /// Problems of policies that an earlier version imported and this one would refuse. The policies keep their
+    /// meaning.
     pub fn outdated(&self) -> &[PolicyError] {
         &self.outdated
     }
@@ -92,7 +92,7 @@ impl Repository {
         self.policies.get(name).map(|policy| &**policy)
     }
 
-    /// Policies that have a rule with all of these labels.
+    /// The policies that have a rule with all of these labels.
     pub fn labelled<'a>(&'a self, labels: &'a [Label]) -> impl Iterator<Item = &'a Policy> {
         let has_all = |set: &LabelSet| {
             let mut wanted = labels.iter();
@@ -102,14 +102,14 @@ impl Repository {
             .filter(move |policy| policy.labels().any(has_all))
     }
 
-    /// Deletes the policy of this name, and says whether there was one.
+    /// Deletes the policy of this name. Returns whether it existed.
     pub fn delete(&mut self, name: &PolicyName) -> bool {
         let was_there = self.policies.remove(name).is_some();
         self.revision += u64::from(was_there);
         was_there
     }
 
-    /// Deletes the policies that have a rule with all of these labels; with no labels, all.
+    /// Deletes the policies that have a rule with all of these labels; without labels, all policies.
     pub fn delete_labelled(&mut self, labels: &[Label]) -> Vec<PolicyName> {
         let names: Vec<_> = self
             .labelled(labels)
@@ -122,9 +122,9 @@ impl Repository {
         names
     }
 
-    /// The prefixes that need identities of their own for the rules to tell their addresses apart:
-    /// all CIDRs that are selected or excepted. A rule for all addresses of one family brings those
-    /// of the other, as the world's identity is of both.
+    /// The prefixes that need their own identities so that the rules can distinguish their addresses: all CIDRs that
+    /// are selected or excepted. A rule for all addresses of one family also adds all addresses of the other, because
+    /// the world's identity stands for both.
     pub fn prefixes(&self) -> BTreeSet<IpNet> {
         let rules = self.policies.values().flat_map(|policy| policy.rules());
         let mut prefixes: BTreeSet<IpNet> = rules
@@ -142,7 +142,7 @@ impl Repository {
         prefixes
     }
 
-    /// What holds for an endpoint of these labels.
+    /// Resolves the policy of an endpoint with these labels.
     pub fn resolve(&self, subject: &LabelSet, settings: PolicySettings) -> ResolvedPolicy {
         let rules = self.policies.values().flat_map(|policy| policy.rules());
         let selecting = rules.filter(|rule| rule.subject.matches(subject));
@@ -150,7 +150,7 @@ impl Repository {
     }
 }
 
-/// A repository as it is written.
+/// A repository in serialised form.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredRepository {

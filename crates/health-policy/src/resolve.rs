@@ -1,4 +1,4 @@
-//! What holds for one endpoint, and the plain way to decide a packet by it.
+//! The policy of one endpoint, and the plain way to decide a packet by it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::Peer;
 use super::rule::{Action, Entry, Rule, RuleRef};
 
-/// What is set beside the rules.
+/// Settings of policy, besides the rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicySettings {
     /// When policy is enforced.
@@ -20,20 +20,20 @@ pub struct PolicySettings {
     pub allow_localhost: bool,
 }
 
-/// What policy says of a packet.
+/// The verdict of policy on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Nothing allows it: it is dropped.
+    /// Nothing allows the packet, so it is dropped.
     None,
-    /// It may pass.
+    /// The packet may pass.
     Allow,
-    /// A rule denies it: it is dropped.
+    /// A rule denies the packet, so it is dropped.
     Deny,
 }
 
 impl Verdict {
-    /// As [`health_common::policy::PolicyEntry::verdict`] has it.
+    /// The number in [`health_common::policy::PolicyEntry::verdict`].
     pub const fn number(self) -> u8 {
         match self {
             Self::None => VERDICT_NONE,
@@ -58,21 +58,21 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Whether a direction of an endpoint is enforced, and why.
+/// Whether policy is enforced in one direction of an endpoint, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcement {
-    /// Off: these are the labels of no endpoint that policy could hold for, such as the host's.
+    /// Off: policy does not apply to an endpoint with these labels, such as the host.
     Exempt,
-    /// Off: the mode says so.
+    /// Off because of the mode.
     NeverMode,
-    /// Off: no rule selects it.
+    /// Off: no rule selects the endpoint.
     Unselected,
-    /// On: a rule selects it, and what no rule allows is dropped.
+    /// On: a rule selects the endpoint, and what no rule allows is dropped.
     DefaultDeny,
-    /// On: rules select it, none of which turned the default deny on. What no rule denies passes.
+    /// On: rules select the endpoint, but none turns on the default deny. What no rule denies passes.
     DefaultAllow,
-    /// On: the mode says so, and what no rule allows is dropped.
+    /// On because of the mode; what no rule allows is dropped.
     AlwaysMode,
 }
 
@@ -99,19 +99,19 @@ impl fmt::Display for Enforcement {
     }
 }
 
-/// Why a verdict is what it is.
+/// Reason of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
     /// The direction is not enforced.
     NotEnforced,
-    /// This rule says so.
+    /// This rule decides.
     Rule(RuleRef),
     /// The local host may reach its endpoints.
     LocalHost,
-    /// No rule denies it, and none that selects the endpoint turned the default deny on.
+    /// No rule denies the packet, and none that selects the endpoint turns on the default deny.
     DefaultAllow,
-    /// No rule allows it.
+    /// No rule allows the packet.
     NoRule,
 }
 
@@ -131,13 +131,13 @@ impl fmt::Display for Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Decision {
-    /// What becomes of the packet.
+    /// What happens to the packet.
     pub verdict: Verdict,
     /// Why.
     pub reason: Reason,
 }
 
-/// What holds for an endpoint.
+/// The policy of an endpoint.
 #[derive(Clone, Debug)]
 pub struct ResolvedPolicy {
     ingress: ResolvedDirection,
@@ -145,7 +145,7 @@ pub struct ResolvedPolicy {
 }
 
 impl ResolvedPolicy {
-    /// Of the rules that select the subject.
+    /// Builds the policy from the rules that select the subject.
     pub(super) fn new(subject: &LabelSet, settings: PolicySettings, rules: Vec<Arc<Rule>>) -> Self {
         let of = |direction| {
             let says = |rule: &&Arc<Rule>| rule.section(direction).is_there;
@@ -163,7 +163,7 @@ impl ResolvedPolicy {
         }
     }
 
-    /// What holds one way.
+    /// The policy of one direction.
     pub const fn direction(&self, direction: Direction) -> &ResolvedDirection {
         match direction {
             Direction::Ingress => &self.ingress,
@@ -197,7 +197,7 @@ fn enforcement(
     }
 }
 
-/// What holds for one direction of an endpoint.
+/// The policy of one direction of an endpoint.
 #[derive(Clone, Debug)]
 pub struct ResolvedDirection {
     direction: Direction,
@@ -207,7 +207,7 @@ pub struct ResolvedDirection {
 }
 
 impl ResolvedDirection {
-    /// Whether it is enforced, and why.
+    /// Whether policy is enforced, and why.
     pub const fn enforcement(&self) -> Enforcement {
         self.enforcement
     }
@@ -217,7 +217,7 @@ impl ResolvedDirection {
         self.rules.iter().map(|rule| &rule.place)
     }
 
-    /// What becomes of a packet from or to this peer: the plain way to say it, rule by rule.
+    /// Decides a packet from or to this peer, plainly: rule by rule.
     pub fn decide(&self, peer: &Peer<'_>, l4: L4) -> Decision {
         if !self.enforcement.is_on() {
             return Decision {

@@ -1,4 +1,4 @@
-//! Rules as they are enforced, whatever document they came in.
+//! Rules as enforced, independent of the document format.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,36 +11,36 @@ use super::peer::{Peer, Peers};
 use super::selector::Selector;
 use crate::ports::Traffic;
 
-/// What a rule does with the packets that it holds for.
+/// What a rule does with matching packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// Lets them pass, unless another rule denies them.
+    /// Lets the packets pass, unless another rule denies them.
     Allow,
-    /// Drops them.
+    /// Drops the packets.
     Deny,
 }
 
-/// Kinds of policy that are objects of Kubernetes.
+/// Kinds of policy that are Kubernetes objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
-    /// Cilium's, of a namespace.
+    /// A Cilium policy of a namespace.
     CiliumNetworkPolicy,
-    /// Cilium's, of the cluster.
+    /// A Cilium policy of the cluster.
     CiliumClusterwideNetworkPolicy,
-    /// Kubernetes' own.
+    /// Kubernetes' own policy.
     NetworkPolicy,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [
         Self::CiliumNetworkPolicy,
         Self::CiliumClusterwideNetworkPolicy,
         Self::NetworkPolicy,
     ];
 
-    /// As a document's `kind` says it.
+    /// The name in a document's `kind`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CiliumNetworkPolicy => "CiliumNetworkPolicy",
@@ -56,11 +56,11 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a policy is known by.
+/// The name of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", untagged)]
 pub enum PolicyName {
-    /// An object of Kubernetes.
+    /// A Kubernetes object.
     Object {
         /// Its kind.
         kind: Kind,
@@ -97,13 +97,13 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// A rule, or one of its entries, to refer to.
+/// A reference to a rule or one of its entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleRef {
     /// Its policy.
     #[serde(serialize_with = "shared")]
     pub policy: Arc<PolicyName>,
-    /// Its field in the policy's document, such as `spec.ingress[0]`.
+    /// The field in the policy's document, such as `spec.ingress[0]`.
     #[serde(serialize_with = "shared")]
     pub field: Arc<str>,
 }
@@ -121,7 +121,7 @@ impl fmt::Display for RuleRef {
     }
 }
 
-/// A rule: which endpoints it is for, and what holds for them each way.
+/// A rule: which endpoints it selects, and what applies to them in each direction.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rule {
     pub(super) place: RuleRef,
@@ -140,17 +140,17 @@ impl Rule {
     }
 }
 
-/// What a rule says of one direction.
+/// The part of a rule for one direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Section {
-    /// Whether it says anything at all.
+    /// Whether the rule has this part.
     pub(super) is_there: bool,
-    /// Whether what no rule allows is dropped from now on.
+    /// Whether the rule turns on the default deny: what no rule allows is dropped.
     pub(super) default_deny: bool,
     pub(super) entries: Vec<Entry>,
 }
 
-/// Allows or denies some traffic of some peers.
+/// Allows or denies some traffic with some peers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     pub(super) place: RuleRef,

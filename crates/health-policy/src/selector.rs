@@ -1,4 +1,4 @@
-//! Selectors of labels (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
+//! Label selectors (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
 use health_model::identity::Identity;
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
@@ -9,19 +9,19 @@ use super::field::Field;
 
 /// Source of labels that come from Kubernetes.
 pub(super) const K8S: &str = "k8s";
-/// Key of the label, of source [`K8S`], that says the namespace of a pod.
+/// Key of the label, of source [`K8S`], with the namespace of a pod.
 pub(super) const NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// How the keys of the labels of a pod's namespace begin, of source [`K8S`].
+/// Prefix of the keys of the labels, of source [`K8S`], that a pod's namespace has.
 pub(super) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// Label of every namespace, which says its name.
+/// Label of every namespace, with its name.
 const METADATA_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Source in a key that means labels of every source.
+/// Source in a key that stands for every source.
 const ANY_SOURCE: &str = "any";
 /// Source of the labels of CIDRs' identities.
 const CIDR: &str = "cidr";
 
-/// What sets of labels must have and must not have. Nothing required selects every set.
+/// What label sets must have and must not have. Without requirements, it selects every set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selector(Vec<Requirement>);
 
@@ -33,10 +33,10 @@ struct Requirement {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
-    /// `None` is any source.
+    /// `None` means any source.
     source: Option<String>,
     name: String,
-    /// Whether it is the namespace's name, among the labels of the namespace.
+    /// Whether it is the namespace's name, given among the labels of the namespace.
     is_metadata_name: bool,
 }
 
@@ -44,7 +44,7 @@ struct Key {
 enum Test {
     /// Sorted.
     In(Vec<String>),
-    /// Sorted. A set without the key passes.
+    /// Sorted. A set without the key passes too.
     NotIn(Vec<String>),
     Exists,
     DoesNotExist,
@@ -60,12 +60,12 @@ impl Selector {
         self.0.iter().all(|requirement| requirement.holds(labels))
     }
 
-    /// Requires this value of a label, too.
+    /// Also requires this value of a label.
     pub(super) fn require(&mut self, source: &str, name: &str, value: &str) {
         self.push(source, name, Test::In(vec![value.to_owned()]));
     }
 
-    /// Requires that there is such a label, too.
+    /// Also requires that this label exists.
     pub(super) fn require_key(&mut self, source: &str, name: &str) {
         self.push(source, name, Test::Exists);
     }
@@ -75,12 +75,12 @@ impl Selector {
         self.0.push(Requirement { key, test });
     }
 
-    /// Adds what another requires.
+    /// Adds the requirements of another selector.
     pub(super) fn and(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// Whether it says anything about a key of this source, or of any, that `is` accepts.
+    /// Whether a requirement is about a key of this source, or of any source, that `is` accepts.
     fn names(&self, source: &str, is: impl Fn(&str) -> bool) -> bool {
         self.0.iter().any(|requirement| {
             let key = &requirement.key;
@@ -88,24 +88,24 @@ impl Selector {
         })
     }
 
-    /// Whether it says anything about the namespace's name.
+    /// Whether a requirement is about the namespace's name.
     pub(super) fn names_namespace(&self) -> bool {
         self.names(K8S, |name| name == NAMESPACE)
     }
 
-    /// Whether it says anything about the namespace's labels.
+    /// Whether a requirement is about the namespace's labels.
     pub(super) fn names_namespace_labels(&self) -> bool {
         self.names(K8S, |name| name.starts_with(NAMESPACE_LABELS))
     }
 
-    /// Whether it says anything about reserved identities.
+    /// Whether a requirement is about reserved identities.
     pub(super) fn names_reserved(&self) -> bool {
         self.0
             .iter()
             .any(|requirement| requirement.key.source.as_deref() == Some(RESERVED))
     }
 
-    /// Whether it says anything about endpoints whose labels are not known yet.
+    /// Whether a requirement is about endpoints whose labels are not known yet.
     pub(super) fn names_init(&self) -> bool {
         let init = Identity::INIT.reserved_name();
         self.0.iter().any(|requirement| {
@@ -114,7 +114,7 @@ impl Selector {
         })
     }
 
-    /// The values that it has for the namespace's name.
+    /// The values that the selector lists for the namespace's name.
     pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
         let of_namespace = self.0.iter().filter(|requirement| {
             requirement.key.name == NAMESPACE || requirement.key.is_metadata_name
@@ -125,7 +125,7 @@ impl Selector {
         })
     }
 
-    /// Reads a selector of keys as Cilium writes them: `SOURCE:KEY`, and without a source of any.
+    /// Reads a selector with keys as Cilium writes them: `SOURCE:KEY`, or `KEY` for any source.
     pub(super) fn read(field: &Field<'_>) -> Result<Self, PolicyError> {
         Self::read_with(field, &|text| {
             let (source, name) = match text.split_once(':') {
@@ -152,7 +152,7 @@ impl Selector {
         })
     }
 
-    /// Reads a selector of Kubernetes, whose keys are those of its labels and begin here with `prefix`.
+    /// Reads a Kubernetes selector. Its keys are those of Kubernetes' labels, and get the prefix `prefix` here.
     pub(super) fn read_k8s(field: &Field<'_>, prefix: &str) -> Result<Self, PolicyError> {
         Self::read_with(field, &|text| {
             Ok(Key::new(Some(K8S), format!("{prefix}{text}")))
@@ -270,7 +270,7 @@ impl Key {
     }
 
     fn any_of(&self, labels: &LabelSet, is: impl Fn(&Label) -> bool) -> bool {
-        // Only Kubernetes itself writes this label of a namespace, and its value is the name.
+        // Only Kubernetes itself sets this label of a namespace, and its value is the name.
         if self.is_metadata_name
             && let Some(namespace) = labels.get(K8S, NAMESPACE)
         {
@@ -381,13 +381,13 @@ mod tests {
                 };
                 assert_eq!(matches(&[BANK]), bank, "{selector:?}");
                 assert_eq!(matches(&[SHOP]), shop, "{selector:?}");
-                // The name counts, whatever a label says; the label counts where no name is known.
+                // The name counts, whatever a label says; the label counts only if the name is unknown.
                 assert_eq!(matches(&[SHOP, OLD]), shop, "{selector:?}");
                 assert_eq!(matches(&[OLD]), labelled, "{selector:?}");
                 assert!(selector.names_namespace_labels());
             }
         }
-        // A label of that name from elsewhere is a label like others.
+        // A label of that name from another source is an ordinary label.
         let other = json!({"matchLabels": {
             "container:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name": "bank"
         }});

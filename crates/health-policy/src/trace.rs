@@ -1,4 +1,4 @@
-//! Why a packet would pass or not, rule by rule, on both sides of its way.
+//! Explains rule by rule why a packet would pass or not, at both ends of its path.
 
 use std::fmt;
 
@@ -15,34 +15,33 @@ use super::rule::{Action, RuleRef};
 /// A packet to explain.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceRequest<'a> {
-    /// Where it comes from.
+    /// The sender.
     pub source: Peer<'a>,
-    /// Where it goes.
+    /// The receiver.
     pub destination: Peer<'a>,
     /// Its protocol and destination port.
     pub l4: L4,
-    /// The one side to look at: egress is the source's, ingress the destination's. `None` is both.
+    /// The only side to check: egress of the source, or ingress of the destination. `None` means both.
     pub only: Option<Direction>,
 }
 
-/// What policy makes of a packet, and why.
+/// The decision of policy about a packet, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Trace {
-    /// Where it comes from.
+    /// The sender.
     pub source: TraceEnd,
-    /// Where it goes.
+    /// The receiver.
     pub destination: TraceEnd,
     /// Its protocol and destination port.
     pub l4: L4,
-    /// The sides that were asked for, in the packet's order: egress of the source, ingress of the
-    /// destination.
+    /// The requested sides, in the packet's order: egress of the source, ingress of the destination.
     pub sides: Vec<TraceSide>,
-    /// Whether it passes all of them.
+    /// Whether the packet passes all of them.
     pub passes: bool,
 }
 
-/// One end of a packet's way.
+/// One end of a packet's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TraceEnd {
@@ -61,35 +60,35 @@ impl From<Peer<'_>> for TraceEnd {
     }
 }
 
-/// What the policy of one end says.
+/// The policy of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TraceSide {
-    /// Which way the packet goes, seen from this end.
+    /// Direction of the packet, seen from this end.
     pub direction: Direction,
-    /// Whether it is enforced, and why.
+    /// Whether policy is enforced, and why.
     pub enforcement: Enforcement,
-    /// The rules that select this end and say something of the direction.
+    /// The rules that select this end and have a part for the direction.
     pub selecting: Vec<RuleRef>,
-    /// Those of their entries that hold for the packet.
+    /// The entries of these rules that match the packet.
     pub matching: Vec<TraceMatch>,
-    /// What becomes of the packet here.
+    /// What happens to the packet here.
     #[serde(flatten)]
     pub decision: Decision,
 }
 
-/// An entry that holds for the packet.
+/// An entry that matches the packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TraceMatch {
-    /// Where it stands.
+    /// The entry.
     pub rule: RuleRef,
     /// What it does.
     pub action: Action,
 }
 
 impl Repository {
-    /// Explains what becomes of a packet.
+    /// Explains what happens to a packet.
     pub fn trace(&self, request: &TraceRequest<'_>, settings: PolicySettings) -> Trace {
         let sides = [
             (Direction::Egress, &request.source, &request.destination),

@@ -1,4 +1,4 @@
-//! What policy documents cost that were made to cost much: counted in the bytes that reading them allocates.
+//! The cost of policy documents that are made to be expensive, counted in the bytes that reading them allocates.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -7,17 +7,17 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 
-/// Most bytes of a text.
+/// Maximum bytes of a text.
 const TEXT_MAX: usize = 10 << 20;
-/// Most values of a document, aliases expanded.
+/// Maximum values of a document, with aliases expanded.
 const VALUES_MAX: usize = 500_000;
-/// Most rules of an import.
+/// Maximum rules of an import.
 const RULES_MAX: usize = 10_000;
-/// Most bytes that are allocated for a value, and for a byte of the text.
+/// Maximum bytes to allocate per value, and per byte of the text.
 const PER_VALUE: usize = 512;
 const PER_BYTE: usize = 8;
 
-/// The system's allocator, which counts what each thread is given.
+/// The system allocator, counting the bytes that each thread gets.
 struct Counting;
 
 thread_local! {
@@ -28,22 +28,22 @@ fn count(bytes: usize) {
     ALLOCATED.set(ALLOCATED.get() + bytes);
 }
 
-// SAFETY: all is left to the system's allocator. Counting allocates nothing: the counter is a plain number.
+// SAFETY: everything is delegated to the system allocator. Counting does not allocate: the counter is a plain number.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -51,20 +51,20 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `work` returns, and how many bytes it allocates on the way.
+/// The result of `work`, and the bytes that it allocated.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = ALLOCATED.get();
     let result = work();
     (result, ALLOCATED.get() - before)
 }
 
-/// So many allow rules.
+/// A list of this many allow rules.
 fn rules(count: usize) -> String {
     let rule = r#"{"labels": ["a"], "endpointSelector": {}, "ingress": [{}]}"#;
     format!("[{}]", vec![rule; count].join(","))
 }
 
-/// A policy with this one allow rule of ingress.
+/// A policy with this single ingress allow rule.
 fn ingress(entry: Value) -> String {
     json!({
         "apiVersion": "cilium.io/v2",
@@ -75,7 +75,7 @@ fn ingress(entry: Value) -> String {
     .to_string()
 }
 
-/// Lists whose items are ten times the one before.
+/// Lists that each have ten times the items of the one before.
 fn bomb() -> String {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for i in 1..12 {
@@ -85,7 +85,7 @@ fn bomb() -> String {
     text
 }
 
-/// Reads a document of at most so many values, and holds the cost against them.
+/// Reads a document of at most `values` values, and checks the cost against them.
 fn read(document: &str, values: usize) -> Result<usize, String> {
     let (read, cost) = counted(|| health_policy::parse(document));
     let limit = values.min(VALUES_MAX) * PER_VALUE + document.len() * PER_BYTE;
@@ -97,7 +97,7 @@ fn read(document: &str, values: usize) -> Result<usize, String> {
 
 #[test]
 fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
-    // Each value is a byte at least.
+    // Each value takes at least one byte.
     let honest = rules(RULES_MAX);
     assert_eq!(read(&honest, honest.len()), Ok(1));
     let exploded = read(&bomb(), usize::MAX).unwrap_err();

@@ -1,8 +1,9 @@
 //! Liveness, readiness and startup probes of containers, with the kubelet's semantics.
 //!
-//! Manifests of pods become what is to be probed ([`spec`]); an engine without clock, socket or task decides when, and
-//! what each [`Outcome`] means ([`worker`]); the [`mechanism`]s probe, and the [`prober`] brings all of that together. The
-//! [`supervisor`] has the pods of its [`source`]s probed, and ends and restarts containers through the [`runtime`].
+//! [`spec`] turns pod manifests into a description of what to probe. [`worker`] is an engine without a clock, sockets or
+//! tasks: it decides when to probe, and what each [`Outcome`] means. The [`mechanism`]s send the probes, and the [`prober`]
+//! ties all of this together. The [`supervisor`] probes the pods of its [`source`]s, and stops and restarts containers
+//! through the [`runtime`].
 
 #![forbid(unsafe_code)]
 

@@ -1,25 +1,25 @@
-//! What one attempt to probe a container came to.
+//! The outcome of one attempt to probe a container.
 
-/// What a mechanism makes of a target.
+/// A mechanism's verdict on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RawResult {
-    /// The target is well.
+    /// The target is healthy.
     Success,
-    /// The target is well, and something is odd about its answer: counts as success.
+    /// The target is healthy, but its answer is odd; counts as success.
     Warning,
-    /// The target is not well.
+    /// The target is unhealthy.
     Failure,
-    /// Nothing is known of the target.
+    /// The target's state is unknown.
     Unknown,
 }
 
-/// What one attempt came to.
+/// The outcome of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What the mechanism makes of the target.
+    /// The mechanism's verdict on the target.
     pub result: RawResult,
-    /// What to tell of it, for events and `probe get`. Never from the body of an answer.
+    /// A message for events and `probe get`. Never taken from the body of an answer.
     pub message: String,
-    /// Whether the attempt itself went wrong: it is repeated, and in the end nothing is concluded from it.
+    /// Whether the attempt itself went wrong. It is then repeated, and if the last attempt errs too, no conclusion is drawn.
     pub errored: bool,
 }

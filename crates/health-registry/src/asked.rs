@@ -1,4 +1,4 @@
-//! Whom the agent asks over the network: API servers and members of etcd.
+//! The servers that the agent queries over the network: API servers and etcd members.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,22 +7,23 @@ use health_model::address::parse_ip;
 
 use crate::config::{Config, RegistrySpec};
 
-/// Whoever the agent asks, by what the settings say.
+/// A server that the agent queries according to its settings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asked {
-    /// What it is, such as `the API server https://192.0.2.1:6443`.
+    /// Description, such as `the API server https://192.0.2.1:6443`.
     pub what: String,
-    /// Its name or address.
+    /// Host name or address.
     pub host: String,
-    /// Its TCP port.
+    /// TCP port.
     pub port: u16,
 }
 
-/// The TCP ports of URLs that name none (RFC 9110, 4.2).
+/// Default TCP ports of URLs without a port (RFC 9110, 4.2).
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 
-/// All whom an agent with these settings asks. Whatever cannot be read is left out: who opens the source says why.
+/// All servers that an agent with these settings queries. Skips sources that cannot be read: the code that opens the
+/// source reports why.
 pub async fn asked(config: &Config) -> Vec<Asked> {
     let services = &config.services.sources;
     let mut specs: Vec<RegistrySpec> = vec![config.registry.clone(), config.identity_store.clone()];
@@ -97,7 +98,8 @@ fn of_url(kind: &str, url: &str) -> Option<Asked> {
     })
 }
 
-/// Where these listen, and what is there. Names are resolved now; those that cannot be are left out.
+/// Socket addresses of the servers, with their descriptions. Resolves names now, and skips those that cannot be
+/// resolved.
 pub async fn addresses(asked: &[Asked]) -> BTreeMap<SocketAddr, String> {
     let mut found = BTreeMap::new();
     for one in asked {

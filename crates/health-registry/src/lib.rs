@@ -1,5 +1,5 @@
-//! Where an agent learns who is there: the nodes of the mesh and the identities of endpoints, from a file, from etcd
-//! or from Kubernetes; and the settings that say so, validated.
+//! Node and identity discovery: reads the nodes of the mesh and the identities of endpoints from a file, etcd or
+//! Kubernetes. Also defines and validates the agent's settings.
 
 #![forbid(unsafe_code)]
 

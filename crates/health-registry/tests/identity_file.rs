@@ -12,7 +12,7 @@ use health_registry::config::RegistrySpec;
 use health_registry::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
 use tokio::sync::watch;
 
-/// Longest wait for something that takes a tenth of a second on a machine at rest.
+/// Longest wait for something that takes a tenth of a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn set(labels: &[&str]) -> LabelSet {
@@ -134,7 +134,7 @@ async fn a_damaged_file_is_named_left_alone_and_taken_up_again_when_it_is_mended
     let problem = told.problem.as_ref().expect("a problem");
     assert_eq!(problem, &Problem::warning(reason));
     assert!(told.succeeded.is_some(), "it could be used before");
-    // What is held stays held, what is new is refused or waits.
+    // What is held stays held; a new request is refused or waits.
     assert_eq!(agent.acquire(&app(1), OnOutage::Fail).await, Ok(first));
     let refused = agent.acquire(&app(2), OnOutage::Fail).await;
     assert!(
@@ -213,7 +213,7 @@ async fn what_is_released_is_collected_and_what_is_announced_is_known_until_it_i
         has(now, &app(9)).is_none()
     })
     .await;
-    // It is in use once more.
+    // It is in use again.
     assert_eq!(
         has(&identities.borrow_and_update(), &app(1)),
         Some(identity)

@@ -1,12 +1,12 @@
-//! What two persistent maps differ in.
+//! Differences between two persistent maps.
 
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 
-/// A key, and what each of two maps has there.
+/// A key, with its value in each of two maps.
 pub(crate) type Difference<'a, K, V> = (&'a K, Option<&'a V>, Option<&'a V>);
 
-/// What two maps differ in, in the order of the keys. What they share is not looked at.
+/// The differences between two maps, in key order. Shared parts are skipped.
 pub(crate) fn differences<'a, K: Ord, V: PartialEq>(
     before: &'a OrdMap<K, V>,
     now: &'a OrdMap<K, V>,

@@ -1,18 +1,18 @@
-//! How packets of clients outside get to backends on other nodes.
+//! How packets from clients outside reach backends on other nodes.
 
 use health_model::settings::ServiceForwarding;
 
-/// What holds on this node.
+/// The forwarding settings of this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarding {
-    /// Where a service does not say.
+    /// The default for services that do not set it.
     pub default: ServiceForwarding,
-    /// Why there is nothing but [`ServiceForwarding::Snat`], if so.
+    /// Why only [`ServiceForwarding::Snat`] is possible, if so.
     pub hindrance: Option<&'static str>,
 }
 
 impl Forwarding {
-    /// What holds for a service, given what its annotation asks for.
+    /// The forwarding of a service, given what its annotation asks for.
     pub fn of(&self, asked: Option<ServiceForwarding>) -> ServiceForwarding {
         match self.hindrance {
             Some(_) => ServiceForwarding::Snat,
@@ -20,7 +20,7 @@ impl Forwarding {
         }
     }
 
-    /// Why a service does not have what its annotation asks for; none if it has.
+    /// Why a service does not get what its annotation asks for; `None` if it does.
     pub fn problem(&self, asked: Option<ServiceForwarding>) -> Option<String> {
         let asked = asked.filter(|asked| self.of(Some(*asked)) != *asked)?;
         let why = self.hindrance?;

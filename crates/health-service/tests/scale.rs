@@ -1,5 +1,5 @@
-//! What one change costs does not grow with the number of services. Counted in bytes allocated from the event to the
-//! provider's end, which no machine's speed changes.
+//! The cost of one change does not grow with the number of services. Counted in bytes allocated from the event until the
+//! provider is done, which does not depend on the machine's speed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,7 +20,7 @@ use health_service::spec::{
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-/// The system's allocator, which counts.
+/// The system's allocator, with a counter.
 struct Counting;
 
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Tells how many ports it was asked to bring into the kernel, and how many bytes were allocated by then.
+/// Reports how many ports it was asked to write into the kernel, and how many bytes were allocated by then.
 struct Told(mpsc::UnboundedSender<(usize, u64)>);
 
 impl Provider for Told {
@@ -131,8 +131,7 @@ fn sourced<T>(object: T) -> Sourced<T> {
     }
 }
 
-/// Bytes allocated for a probe that fails, a service that comes, and one that goes, among so many services of two
-/// sources.
+/// Bytes allocated for a failing probe, an added service, and a removed one, among this many services from two sources.
 async fn costs(services: u32) -> [u64; 3] {
     let mut set = ServiceSet {
         services: (0..services).map(service).collect(),

@@ -1,4 +1,4 @@
-//! Removing everything that an agent made on this machine.
+//! Removes everything that an agent created on this machine.
 
 use std::path::Path;
 use std::{fs, io};
@@ -20,20 +20,20 @@ use super::own;
 use super::services::kept_checks;
 use crate::pidfile::PidFile;
 
-/// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
-/// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.
+/// Removes an instance's pins, programs, endpoint devices, routes, settings and files, and its node's record in etcd;
+/// returns what it removed. Missing things are not a failure; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     let runtime_dir = &location.runtime_dir;
     let was_there = runtime_dir.exists();
     let mut removed = without_agent(location, remove_all).await?;
-    // Others may keep something there.
+    // Others may keep files there.
     if was_there && fs::remove_dir(runtime_dir).is_ok() {
         removed.push(folder(runtime_dir));
     }
     Ok(removed)
 }
 
-/// As [`cleanup`], but only of what services are served by in these modes.
+/// Like [`cleanup`], but only for what serves services in these modes.
 pub async fn cleanup_services(
     location: &Location,
     modes: &[ServiceProxyMode],
@@ -55,7 +55,7 @@ pub async fn cleanup_services(
     .await
 }
 
-/// Removes something. From the first step to the last no agent can start, which would lose what it has just made.
+/// Runs a removal. No agent can start from the first step to the last, since it would lose what it has just created.
 async fn without_agent(
     location: &Location,
     remove: impl AsyncFnOnce(&Location) -> anyhow::Result<Vec<String>>,
@@ -76,7 +76,7 @@ async fn without_agent(
     removed
 }
 
-/// Removes all ports of services from the maps that are pinned.
+/// Removes all service ports from the pinned maps.
 fn remove_frontends(location: &Location) -> anyhow::Result<Vec<String>> {
     let pins = location.pins();
     if !pins.exists() {
@@ -95,13 +95,13 @@ fn remove_frontends(location: &Location) -> anyhow::Result<Vec<String>> {
         .collect())
 }
 
-/// Removes what IPVS serves in the namespace of the calling thread.
+/// Removes what IPVS serves in the calling thread's namespace.
 async fn remove_ipvs() -> Result<Vec<String>, IpvsError> {
     let handle = netlink::open()?;
     ipvs::cleanup(&handle).await
 }
 
-/// Removes all but the runtime folder.
+/// Removes everything except the runtime folder.
 async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     let mut removed = Vec::new();
     let mut failed = Vec::new();
@@ -112,7 +112,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     }
     match remove_ipvs().await {
         Ok(parts) => removed.extend(parts),
-        // They are another instance's.
+        // They belong to another instance.
         Err(IpvsError::InUse) => {}
         Err(error) => failed.push(error.to_string()),
     }
@@ -147,7 +147,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     if remove(fs::remove_dir_all(&deletions), &deletions)? {
         removed.push(folder(&deletions));
     }
-    // Others may keep something there.
+    // Others may keep files there.
     if fs::remove_dir(&location.state_dir).is_ok() {
         removed.push(folder(&location.state_dir));
     }

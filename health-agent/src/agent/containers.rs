@@ -1,4 +1,4 @@
-//! Container probes: what they are made of, and the endpoints that they are about.
+//! Container probes: their sources, and the endpoints that they probe.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,19 +19,19 @@ use tokio::sync::watch;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes_pods::KubernetesPods;
 
-/// File in the state folder of what is known of probes.
+/// File in the state folder with the known state of probes.
 pub(super) const STATE_FILE: &str = "probes.json";
-/// Folder in the state folder of the certificates and keys that annotations name.
+/// Folder in the state folder with the certificates and keys that annotations name.
 pub(crate) const CERTIFICATES: &str = "certificates";
 
-/// The probing of this node's containers.
+/// Probes this node's containers.
 pub(super) struct ContainerProbes {
     pub(super) supervisor: Supervisor,
-    /// Those that end when they are dropped.
+    /// Sources that stop when dropped.
     _sources: Sources,
 }
 
-/// Where pods come from.
+/// The sources of pods.
 pub(super) struct Sources {
     merged: Merged,
     _folder: Option<Folder>,
@@ -40,8 +40,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// What a folder has comes first: who may write there may do more than who may write pods.
-    /// `None` if this agent is to probe no containers. Fails only for settings that cannot be used.
+    /// Pods from the folder take precedence: permission to write there is greater than permission to write pods.
+    /// Returns `None` if this agent should not probe containers. Fails only for unusable settings.
     pub(super) fn open(config: &Config) -> anyhow::Result<Option<Self>> {
         let settings = &config.container_probing;
         if !settings.has_pods() {
@@ -76,7 +76,7 @@ impl Sources {
     }
 }
 
-/// Begins to probe containers.
+/// Starts to probe containers.
 pub(super) fn start(
     config: &Config,
     own: &Node,

@@ -1,4 +1,4 @@
-//! Carrying out what was to be deleted while no agent ran.
+//! Carries out deletions that were queued while no agent ran.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use tracing::{info, warn};
 
 use crate::deletions::{Deletion, Deletions, DeletionsError};
 
-/// How soon something is looked for that was written down while this agent did not answer.
+/// How soon the agent finds a deletion that was queued while it did not answer.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often what fails is tried again.
+/// Time between two attempts at a failing deletion.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// After the folder was locked for so long, it is left to others for a moment. Whoever waits for a lock looks every 5 ms, so
-/// nobody would find it free between two deletions.
+/// After the folder has been locked for this long, leave it unlocked for a moment. Other processes poll for the lock
+/// every 5 ms, so they would never find it free between two deletions.
 const LOCKED: Duration = Duration::from_millis(100);
 const UNLOCKED: Duration = Duration::from_millis(20);
 
-/// Writes into the endpoints' files which of them are to be deleted, so that nobody wonders where their devices are.
+/// Marks endpoints with a queued deletion in their state files, so that their missing devices raise no questions.
 pub(super) fn announce(location: &Location, states: &StateDir) -> Result<(), AnnounceError> {
     if !Deletions::is_anything_waiting(location) {
         return Ok(());
@@ -37,7 +37,7 @@ pub(super) fn announce(location: &Location, states: &StateDir) -> Result<(), Ann
     Ok(())
 }
 
-/// Why it cannot be written into the endpoints' files.
+/// Why the state files cannot be marked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AnnounceError {
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub(super) enum AnnounceError {
     States(#[from] WorkloadError),
 }
 
-/// Carries out what waits now. Returns whether all of it is done.
+/// Carries out the deletions that are queued now. Returns whether all of them are done.
 pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     if !Deletions::is_anything_waiting(location) {
         return true;
@@ -75,8 +75,8 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     carry_out_by(location, delete).await
 }
 
-/// Deletes by `delete` what waits now. The folder is locked for one deletion at a time, so that the plugin, which waits for
-/// a few seconds only, can write down others in between. Returns whether all of it is done.
+/// Calls `delete` for each deletion that is queued now. Locks the folder for one deletion at a time, so that the
+/// plugin, which waits only a few seconds, can queue others in between. Returns whether all of them are done.
 async fn carry_out_by<F: Future<Output = Result<(), String>>>(
     location: &Location,
     delete: impl Fn(Deletion) -> F,
@@ -120,7 +120,7 @@ async fn carry_out_one<F: Future<Output = Result<(), String>>>(
     delete: &impl Fn(Deletion) -> F,
 ) -> Result<(), String> {
     let meant = deletion.clone();
-    // Until it is removed, nobody makes an endpoint of this container and interface.
+    // Until the deletion is removed, no endpoint is created for this container and interface.
     let (deletions, waits) = locked(location, move |deletions| Ok(deletions.waits(&meant))).await?;
     if !waits {
         return Ok(());
@@ -130,7 +130,7 @@ async fn carry_out_one<F: Future<Output = Result<(), String>>>(
     removed.map(drop).map_err(|error| error.to_string())
 }
 
-/// Locks the folder and does something with it.
+/// Locks the folder and runs `work` on it.
 async fn locked<T: Send + 'static>(
     location: &Location,
     work: impl FnOnce(&Deletions) -> Result<T, DeletionsError> + Send + 'static,
@@ -147,7 +147,7 @@ async fn locked<T: Send + 'static>(
     }
 }
 
-/// Carries out what is written down from now on, until the agent ends.
+/// Carries out deletions that are queued from now on, until the agent stops.
 pub(super) async fn keep_carrying_out(location: Location, manager: Manager) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -204,7 +204,7 @@ mod tests {
                 writer.is_finished()
             };
             async move {
-                // All of them together take longer than the plugin waits.
+                // Together, they take longer than the plugin waits.
                 if !is_written {
                     tokio::time::sleep(LOCKED).await;
                 }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(deleted.take(), 60);
         let written = writer.take().unwrap().join().unwrap();
         written.expect("the plugin finds the folder unlocked");
-        // It has its turn.
+        // The plugin's deletion gets its turn.
         assert!(carry_out_by(&location, async |_| Ok(())).await);
         assert!(!Deletions::is_anything_waiting(&location));
     }

@@ -1,4 +1,4 @@
-//! The endpoints of workloads: their manager, and what builds their datapath.
+//! The workload endpoints: their manager, and the parts that build their datapath.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -27,13 +27,13 @@ use super::deletions;
 use super::node::NodeDatapath;
 use super::watch::EndpointOutcome;
 
-/// Most regenerations at a time.
+/// Maximum number of concurrent regenerations.
 const PARALLEL: usize = 4;
 
-/// What there is of former agents' endpoints, with nothing left of those that do not live.
+/// Surveys the endpoints of former agents. Nothing remains of those that are dead.
 pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<Survey> {
     let location = &config.location;
-    // Another agent's endpoints are not to be touched.
+    // Another agent's endpoints must not be touched.
     pin_folder::require_unused(location)?;
     let devices = HostDevices::new(netlink.clone(), &location.instance);
     let states = states(&location.state_dir);
@@ -45,7 +45,7 @@ pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<
         .context("cannot take over the endpoints of the agent before this one")
 }
 
-/// Begins to manage endpoints, those of the survey first.
+/// Starts to manage endpoints, beginning with those of the survey.
 pub(super) fn start(
     config: &Config,
     own: &Node,
@@ -97,7 +97,7 @@ fn states(state_dir: &Path) -> StateDir {
     StateDir::of(state_dir)
 }
 
-/// A former agent's endpoint as programs know it, unless the maps know better.
+/// A former agent's endpoint as the programs know it, unless the maps know better.
 pub(super) fn workload(saved: &SavedEndpoint) -> Option<Workload> {
     Some(Workload {
         device: saved.device.clone(),
@@ -113,7 +113,7 @@ pub(super) fn workload(saved: &SavedEndpoint) -> Option<Workload> {
     })
 }
 
-/// What is around the endpoints.
+/// The endpoints' environment.
 pub(super) fn surroundings(
     own: &Node,
     node: &NodeDatapath,

@@ -1,4 +1,4 @@
-//! The agent's folders: made as needed, given back when the start fails, and closed to other users.
+//! The agent's folders: created as needed, removed again when the start fails, and closed to other users.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -11,36 +11,36 @@ use health_model::settings::Location;
 use nix::unistd::Gid;
 use tracing::{info, warn};
 
-/// Mode of the runtime folder where a group may reach the socket in it.
+/// Mode of the runtime folder if a group may reach the socket in it.
 const GROUP_FOLDER_MODE: u32 = 0o750;
-/// Mode of the folders above that are made with it: they may be passed.
+/// Mode of parent folders created along with it: others may traverse them.
 const PASSABLE_MODE: u32 = 0o711;
-/// What passing a folder takes, for group and others.
+/// Bits that let group and others traverse a folder.
 const PASS: u32 = 0o011;
-/// What group and others may do.
+/// All bits of group and others.
 const OTHERS: u32 = 0o077;
-/// Others than owner and group may list or change.
+/// Bits that let users other than owner and group list or change a folder.
 const OTHERS_USE: u32 = 0o006;
-/// Everybody may write, and whether they may remove what is another user's (inode(7)).
+/// Others may write; the sticky bit decides whether they may remove other users' files (inode(7)).
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// The folders that were not there before, outermost first.
+/// The folders that did not exist before, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct NewFolders(Vec<PathBuf>);
 
 impl NewFolders {
-    /// Makes a folder and those that it is in, for their owner alone.
+    /// Creates a folder and its missing parents, accessible only to their owner.
     pub(super) fn make(&mut self, folder: &Path) -> anyhow::Result<()> {
         self.make_below(folder, FOLDER_MODE)
     }
 
-    /// The same, where a group is to reach something in the folder.
+    /// Does the same for a folder in which a group must reach something.
     pub(super) fn make_reachable(&mut self, folder: &Path) -> anyhow::Result<()> {
         self.make_below(folder, PASSABLE_MODE)
     }
 
-    /// `above` is the mode of those that the folder is in.
+    /// `above` is the mode of the parent folders.
     fn make_below(&mut self, folder: &Path, above: u32) -> anyhow::Result<()> {
         let mut missing: Vec<_> = folder
             .ancestors()
@@ -51,7 +51,7 @@ impl NewFolders {
             let mode = if path == folder { FOLDER_MODE } else { above };
             match DirBuilder::new().mode(mode).create(path) {
                 Ok(()) => self.0.push(path.to_owned()),
-                // An agent of another instance, which starts at the same time, was faster.
+                // An agent of another instance that is starting at the same time was faster.
                 Err(_) if path.is_dir() => {}
                 Err(error) => {
                     return Err(error)
@@ -62,17 +62,18 @@ impl NewFolders {
         Ok(())
     }
 
-    /// Removes those that are empty.
+    /// Removes the folders that are empty.
     pub(super) fn remove(self) {
         for folder in self.0.iter().rev() {
-            // One that others use by now stays.
+            // A folder that others use by now stays.
             let _ = fs::remove_dir(folder);
         }
     }
 
-    /// Closes the runtime and the state folder to other users, but the runtime folder to members of `group`, and all that
-    /// is kept in them. Earlier versions left them open. A folder in which others keep something stays as it is. Where the
-    /// runtime folder of one instance is in that of another, the outer one can be passed while a group may use the inner one.
+    /// Closes the runtime folder, the state folder and everything in them to other users, except that members of
+    /// `group` may use the runtime folder. Earlier versions left them open. A folder in which others keep something
+    /// stays unchanged. If one instance's runtime folder is inside another's, others can traverse the outer one while a
+    /// group may use the inner one.
     pub(super) fn close(&self, location: &Location, group: Option<Gid>) -> anyhow::Result<()> {
         let (runtime_dir, state_dir) = (&location.runtime_dir, &location.state_dir);
         if self.is_own(runtime_dir, |path| is_of_runtime(path, location))? {
@@ -81,7 +82,7 @@ impl NewFolders {
                 .with_context(|| format!("cannot set the mode of {}", runtime_dir.display()))?;
         }
         let mut folders = vec![state_dir.join("endpoints"), location.deletions()];
-        // Files that others keep there may have the same names.
+        // Other users' files there may have the same names.
         if self.is_own(state_dir, is_of_state)? {
             folders.push(state_dir.clone());
         }
@@ -101,14 +102,14 @@ impl NewFolders {
         Ok(())
     }
 
-    /// Whether nobody else keeps anything in a folder.
+    /// Whether a folder contains nothing that belongs to others.
     fn is_own(&self, folder: &Path, is_ours: impl Fn(&Path) -> bool) -> anyhow::Result<bool> {
         let is_new = self.0.iter().any(|made| made == folder);
         Ok(is_new || entries(folder)?.iter().all(|path| is_ours(path)))
     }
 }
 
-/// What there is in a folder; nothing if there is none.
+/// The contents of a folder; empty if it does not exist.
 fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -121,7 +122,7 @@ fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     listed.with_context(|| format!("cannot list {}", folder.display()))
 }
 
-/// Whether agents keep this in their runtime folder: this one, or one of another instance below it.
+/// Whether this is an agent's file in the runtime folder, or another instance's runtime folder below it.
 fn is_of_runtime(path: &Path, location: &Location) -> bool {
     *path == location.pid_file()
         || *path == location.socket()
@@ -130,7 +131,7 @@ fn is_of_runtime(path: &Path, location: &Location) -> bool {
         || is_runtime_folder(path, location)
 }
 
-/// Whether this is the runtime folder of an agent, of whichever instance: what is in it has the same names.
+/// Whether this is an agent's runtime folder, of any instance: the files in it have the same names.
 fn is_runtime_folder(path: &Path, location: &Location) -> bool {
     let is_in_it = |file: PathBuf| {
         file.file_name()
@@ -139,7 +140,7 @@ fn is_runtime_folder(path: &Path, location: &Location) -> bool {
     is_in_it(location.pid_file()) || is_in_it(location.socket())
 }
 
-/// Whether an agent of another instance lets a group into its runtime folder, which is in that of this one.
+/// Whether an agent of another instance gives a group access to its runtime folder inside this one.
 fn leads_to_a_group(location: &Location) -> anyhow::Result<bool> {
     let is_open_to_group = |path: &Path| {
         let mode = fs::symlink_metadata(path).map_or(0, |metadata| metadata.mode());
@@ -151,7 +152,7 @@ fn leads_to_a_group(location: &Location) -> anyhow::Result<bool> {
         .any(|path| is_runtime_folder(path, location) && is_open_to_group(path)))
 }
 
-/// Lets everybody pass the folder that this one is in, if that is the runtime folder of another instance.
+/// Lets others traverse the parent folder if it is another instance's runtime folder.
 fn open_outer(location: &Location) -> io::Result<()> {
     let Some(outer) = location.runtime_dir.parent() else {
         return Ok(());
@@ -163,7 +164,7 @@ fn open_outer(location: &Location) -> io::Result<()> {
     fs::set_permissions(outer, fs::Permissions::from_mode(mode | PASS))
 }
 
-/// Whether agents keep this in their state folder, by its name.
+/// Whether this is an agent's file in the state folder, judged by its name.
 fn is_of_state(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     let is_kept = matches!(extension, Some("json" | "lock" | "damaged" | "new"));
@@ -179,11 +180,11 @@ fn tighten(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the members of a group into a folder, and nobody else besides its owner; others may pass it if `is_passed`.
+/// Gives only the owner and the group's members access to a folder; others may traverse it if `is_passed`.
 fn admit(folder: &Path, group: Option<Gid>, is_passed: bool) -> io::Result<()> {
     let of_group = group.map_or(FOLDER_MODE, |_| GROUP_FOLDER_MODE);
     let wanted = of_group | if is_passed { PASS } else { 0 };
-    // What is open already stays so meanwhile.
+    // Access that stays allowed is not interrupted.
     if fs::symlink_metadata(folder)?.mode() & OTHERS & !wanted != 0 {
         private::tighten(folder)?;
     }
@@ -196,7 +197,7 @@ fn admit(folder: &Path, group: Option<Gid>, is_passed: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails where everybody may replace what the agent keeps.
+/// Fails if others could replace the agent's files.
 fn require_unwritable(folder: &Path) -> anyhow::Result<()> {
     let metadata = fs::metadata(folder);
     let mode = metadata.map_or(FOLDER_MODE, |metadata| metadata.mode());
@@ -209,7 +210,7 @@ fn require_unwritable(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says which folder keeps the members of a group from the socket.
+/// Logs which folder keeps the group's members from reaching the socket.
 fn warn_if_unreachable(runtime_dir: &Path, group: Gid) {
     let is_passable = |metadata: &Metadata| {
         let mode = metadata.mode();
@@ -316,11 +317,11 @@ mod tests {
         let group = Some(nix::unistd::getgid());
         assert_eq!(start(&outer, None), [0o700, 0]);
         assert_eq!(start(&inner, group), [0o711, 0o750]);
-        // Whichever starts again.
+        // Regardless of which one restarts.
         assert_eq!(start(&outer, None), [0o711, 0o750]);
         assert_eq!(start(&outer, group), [0o751, 0o750]);
         assert_eq!(start(&inner, group), [0o751, 0o750]);
-        // Nobody has to pass any more.
+        // Others no longer need to traverse it.
         assert_eq!(start(&inner, None), [0o751, 0o700]);
         assert_eq!(start(&outer, None), [0o700, 0o700]);
     }

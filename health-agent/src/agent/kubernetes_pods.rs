@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::task::AbortOnDrop;
 
-/// Follows this node's pods. Dropping it ends that.
+/// Follows this node's pods until it is dropped.
 pub(super) struct KubernetesPods {
     pods: watch::Receiver<Arc<PodSet>>,
     _watch: ObjectWatch<ObjectPod>,
@@ -18,7 +18,7 @@ pub(super) struct KubernetesPods {
 }
 
 impl KubernetesPods {
-    /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+    /// Fails if no credentials are available. Does not wait for an answer. Must be called in a tokio runtime.
     pub(super) fn open(access: &ApiAccess, config: &Config) -> Result<Self, AccessError> {
         let kubeconfig = access.kubeconfig(&config.registry);
         let watch = watch_pods(kubeconfig, &config.node_name, ObjectPod::read)?;

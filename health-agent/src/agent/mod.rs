@@ -1,4 +1,4 @@
-//! An agent, from its settings to its end: what it is made of is built here.
+//! An agent's lifecycle, from settings to shutdown: builds all of its parts.
 
 mod cleanup;
 pub(crate) mod containers;
@@ -63,11 +63,10 @@ use crate::metrics::Exporter;
 use crate::pidfile::PidFile;
 use crate::task::AbortOnDrop;
 
-/// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
-/// [`cleanup`] removes it.
+/// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only [`cleanup`] removes it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let kernel = kernel::require(&config.location.bpf_root, config.attach_mode)?;
-    // Before the first question to a registry: services that an agent before this one left must not answer it.
+    // Before the first request to a registry: services that an earlier agent left must not answer it.
     process::spare_own_sockets(&config.location)
         .context("cannot spare this agent's sockets from services")?;
     let socket_group = config
@@ -115,7 +114,7 @@ async fn run_in_folders(
         None => new_folders.make(&config.location.runtime_dir)?,
     }
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
-    // A cleanup may have removed it until now.
+    // A cleanup may have removed it in the meantime.
     new_folders.make(&config.location.state_dir)?;
     new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
@@ -126,7 +125,7 @@ async fn run_in_folders(
     let result = match Agent::start(&config, kernel.attachments, keys, own, registry, source).await
     {
         Ok(agent) => {
-            // A start that fails says why, and no more.
+            // A failed start reports why it failed, and nothing else.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
             agent.supervise().await
@@ -148,7 +147,7 @@ struct Agent {
     source: Arc<AgentSource>,
     registry: Box<dyn Registry>,
     own: Node,
-    /// Addresses that the registry gave this node after the start and on which nobody listens yet.
+    /// Addresses that the registry gave this node after the start and that have no listener yet.
     unbound: Vec<Unbound>,
     netlink: Handle,
     endpoints: Manager,
@@ -156,15 +155,15 @@ struct Agent {
     containers: Option<ContainerProbes>,
     /// `None` if this agent serves no services.
     services: Option<ServedServices>,
-    /// Endpoints whose programs could not be attached when they were looked at last.
+    /// Endpoints whose programs could not be attached at the last check.
     without_programs: BTreeSet<u16>,
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
-    /// Carries out what is to be deleted.
+    /// Carries out deletions.
     deleting: JoinHandle<()>,
     enforcing: JoinHandle<()>,
     host_responder: Responder,
-    /// Ends when it is dropped.
+    /// Stops when dropped.
     _collector: Collector,
     /// Likewise.
     _identities: Arc<IdentityAllocator>,
@@ -172,7 +171,7 @@ struct Agent {
     _own_addresses: AbortOnDrop,
     events: Arc<Hub>,
     relay: JoinHandle<()>,
-    /// Tells what is not in order.
+    /// Publishes problems.
     telling: JoinHandle<()>,
     monitors: [Monitor; 2],
 }
@@ -192,7 +191,7 @@ impl Agent {
             None => own::wait(&*registry, config, &netlink, &source).await?,
         };
         let uplinks = Uplinks::find(&netlink, config, &own).await?;
-        // Before anything is made: the likeliest thing to be in somebody's way.
+        // Before anything is created: a port in use is the most likely conflict.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
@@ -263,7 +262,7 @@ impl Agent {
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.shared_counts());
         source.set_events(events.clone());
-        // Before anybody can ask for endpoints.
+        // Before any client can request endpoints.
         deletions::carry_out(&config.location, &endpoints).await;
         source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());
@@ -279,7 +278,7 @@ impl Agent {
         let (services_told, service_addresses) = channel(Arc::default());
         let services = match service_parts {
             Some(parts) => {
-                // One lock after the other.
+                // Takes the lock twice in a row, never nested.
                 let tables = node.datapath().services()?;
                 let sockets = node.datapath().socket_table()?;
                 let links = services::Links {
@@ -359,7 +358,7 @@ impl Agent {
         })
     }
 
-    /// Keeps the host's addresses up to date in the programs from here on.
+    /// From here on, keeps the host's addresses up to date in the programs.
     async fn follow_own_addresses(
         node: &NodeDatapath,
         netlink: &netlink::Handle,
@@ -368,7 +367,7 @@ impl Agent {
         own_addresses::follow(netlink.clone(), map).await
     }
 
-    /// Starts the prober, the responder and the conntrack collector. The mesh ends when its handle is dropped.
+    /// Starts the prober, the responder and the conntrack collector. The mesh stops when its handle is dropped.
     fn start_probing(
         config: &Config,
         own: &Node,
@@ -422,7 +421,7 @@ impl Agent {
         Ok((collector, host_responder, mesh))
     }
 
-    /// Starts to hand on what the programs tell to those who monitor.
+    /// Starts to relay the programs' events to monitor clients.
     fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>, Activity)> {
         let hub = Hub::new(node.datapath().event_switch()?)
             .context("cannot tell the programs to write no events")?;
@@ -433,7 +432,7 @@ impl Agent {
         Ok((hub, relay, activity))
     }
 
-    /// Starts to follow the identities of the cluster.
+    /// Starts to follow the cluster's identities.
     fn start_identities(config: &Config) -> Result<IdentityAllocator, identity::OpenError> {
         IdentityAllocator::open(
             &config.identity_store,
@@ -444,7 +443,7 @@ impl Agent {
     }
 }
 
-/// The parts that report how they do, each with the name of its check.
+/// The parts that report their activity, each with the name of its check.
 fn parts(
     relay: Activity,
     collector: Activity,
@@ -458,7 +457,7 @@ fn parts(
         activity,
         is_optional: false,
     };
-    // Known identities stay in force while the store is away.
+    // Known identities stay in force while the store is unavailable.
     let optional = |check, activity| Part {
         is_optional: true,
         ..part(check, activity)
@@ -476,7 +475,7 @@ fn parts(
     parts
 }
 
-/// Says which keys are in force. One that everybody knows is worth a warning.
+/// Logs which keys are in force. Warns if they are public.
 fn log_mesh_keys(keys: &HelloKeys) {
     if keys.is_public() {
         warn!(
@@ -502,11 +501,11 @@ fn pace(config: &Config) -> Pace {
 
 /// Ends when the channel turns true or closes.
 async fn until(mut stopped: Receiver<bool>) {
-    // A closed channel is the same to us.
+    // A closed channel means the same.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-/// Allows as many open files as the hard limit does: each HTTP probe under way takes one.
+/// Raises the limit on open files to the hard limit: each HTTP probe in flight takes one.
 fn raise_open_files_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));

@@ -1,4 +1,4 @@
-//! This node's own entry: where it comes from, and that it is registered by us.
+//! This node's own entry: where it comes from, and its registration by this agent.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -20,20 +20,20 @@ use tracing::warn;
 
 use super::state::AgentSource;
 
-/// Name of the file in the state folder that says where this node is registered.
+/// Name of the file in the state folder that records where this node is registered.
 const REGISTERED_FILE: &str = "registered.json";
-/// How long a registry may take to answer before what it said to an earlier agent counts.
+/// How long a registry may take to answer before the entry that an earlier agent saved counts.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a registry may say what cannot be of this node: one that has come up with other addresses tells its cluster
-/// in a moment.
+/// How long a registry's entry may contradict this host. A node that comes up with new addresses soon reports them to
+/// its cluster.
 const CORRECTION_PATIENCE: Duration = Duration::from_secs(30);
-/// Time between two looks at this host's addresses while an entry does not fit them.
+/// Time between two checks of this host's addresses while an entry does not fit them.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
-/// Addresses of nobody (RFC 5737, RFC 3849): the way to them is the way out.
+/// Documentation addresses (RFC 5737, RFC 3849), which belong to no host: the route to them is the way out of this
+/// host.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
-/// This node as the flags describe it, for registries in which nodes register themselves; `None` for
-/// the others.
+/// This node as the flags describe it, for registries in which nodes register themselves; `None` for other registries.
 pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node>> {
     if !config.registry.is_written_by_nodes() {
         return Ok(None);
@@ -57,7 +57,7 @@ pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node
     Ok(Some(node))
 }
 
-/// The first address of each family of the uplinks: those that are named, or those with the way out.
+/// The first address of each family on the uplinks: the named devices, or those that lead out.
 async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = netlink::open()?;
     let exits = match config.devices.as_slice() {
@@ -87,7 +87,7 @@ async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// Numbers of the devices that lead out.
+/// Interface indices of the devices that lead out.
 async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
     let mut devices = Vec::new();
     for address in ELSEWHERE.iter().filter_map(|text| text.parse().ok()) {
@@ -97,7 +97,7 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
     Ok(devices)
 }
 
-/// This node's entry. `None` where it may still come; fails where it will not by itself.
+/// This node's entry. Returns `None` if it may still arrive; fails if it will not arrive without intervention.
 pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<Option<Node>> {
     let is_told = !matches!(config.registry, RegistrySpec::Kubernetes(_));
     let own = find(&registry.watch().borrow(), config).filter(|_| is_told);
@@ -112,9 +112,9 @@ pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<
     Ok(own)
 }
 
-/// Waits for this node's entry, and tells why it has to. What an earlier agent kept of it counts only where the registry
-/// cannot be asked for a while, and if it fits this host. An entry of the registry's own that does not fit may be
-/// corrected for a while; after that, what is built on it says what is wrong.
+/// Waits for this node's entry, and reports why it has to wait. An entry saved by an earlier agent counts only if it
+/// fits this host and the registry has not answered for a while. If the registry's own entry does not fit, waits a
+/// while for a correction; after that, whatever is built on the entry reports the error.
 pub(super) async fn wait(
     registry: &dyn Registry,
     config: &Config,
@@ -170,13 +170,13 @@ pub(super) async fn wait(
     }
 }
 
-/// When the own cluster's registry was right for the last time, if it cannot be asked now.
+/// When the own cluster's registry was last up to date, if it is unreachable now.
 fn kept_as_of(set: &NodeSet) -> Option<jiff::Timestamp> {
     let state = set.sources.first()?;
     state.stale.as_ref().map(|stale| stale.since)
 }
 
-/// Why no agent can be built on this entry here, if that is so.
+/// Why no agent can be built on this entry here, if so.
 async fn misfit(own: &Node, config: &Config, netlink: &Handle) -> anyhow::Result<Option<String>> {
     if let Some(address) = uncarried(&own.addresses, netlink).await? {
         return Ok(Some(format!(
@@ -228,13 +228,13 @@ fn find(set: &NodeSet, config: &Config) -> Option<Node> {
         |node: &&Node| node.name == config.node_name && node.cluster == config.cluster_name;
     let mut own = set.nodes.iter().find(is_own)?.clone();
     if !matches!(config.registry, RegistrySpec::File(_)) {
-        // Those that we told it ourselves must not bind us.
+        // Addresses that we published there ourselves must not bind us.
         own.health_addresses.clear();
     }
     Some(own)
 }
 
-/// Why this node has no health endpoint; `None` if it is to have one.
+/// Why this node has no health endpoint; `None` if it should have one.
 pub(super) fn hosts_only(config: &Config, own: &Node) -> Option<HostsOnly> {
     if !config.endpoint_health {
         Some(HostsOnly::Setting)
@@ -245,12 +245,12 @@ pub(super) fn hosts_only(config: &Config, own: &Node) -> Option<HostsOnly> {
     }
 }
 
-/// Why a node takes no part in the health of endpoints.
+/// Why a node does not take part in endpoint health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostsOnly {
-    /// It is told not to.
+    /// The settings say so.
     Setting,
-    /// There is nothing to give an endpoint an address from.
+    /// It has no pod CIDR to take an endpoint's address from.
     NoPodCidr,
 }
 
@@ -263,21 +263,21 @@ impl fmt::Display for HostsOnly {
     }
 }
 
-/// What has become of this node's entry since the agent started.
+/// How this node's entry has changed since the agent started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OwnChange {
-    /// Nothing that concerns the agent.
+    /// No change that concerns the agent.
     None,
-    /// It has these addresses too.
+    /// It has these additional addresses.
     MoreAddresses(Vec<IpAddr>),
-    /// It has others, all these, and the agent cannot go over to them.
+    /// Its addresses are now exactly these, and the agent cannot switch to them.
     OtherAddresses(Vec<IpAddr>),
-    /// It has something to make endpoints from, and had not.
+    /// It has a pod CIDR for endpoints now, and had none before.
     PodCidr,
 }
 
-/// Compares this node's entry with what the agent was built on. What nodes register themselves is the agent's own word,
-/// and what a registry said before it went away is no news.
+/// Compares this node's entry with the one that the agent was built on. Entries that nodes register themselves come
+/// from the agent, and an entry from before the registry went away is old: neither counts as a change.
 pub(super) fn change(
     set: &NodeSet,
     registry: &RegistrySpec,
@@ -294,7 +294,8 @@ pub(super) fn change(
     if own.pod_cidrs.is_empty() && !now.pod_cidrs.is_empty() {
         return OwnChange::PodCidr;
     }
-    // Flows are masqueraded as the first address of their family, those of services even where no flag says so.
+    // Flows are masqueraded as the first address of their family; flows of services even if no flag enables
+    // masquerading.
     let is_as_masqueraded = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6]
         .into_iter()
         .all(|is_of_family| {
@@ -328,7 +329,7 @@ pub(super) async fn is_here(
     Ok(uncarried(addresses, netlink).await?.is_none())
 }
 
-/// The node with what is known of its health endpoint now.
+/// The node with the currently known addresses of its health endpoint.
 pub(super) fn with_health_addresses(own: &Node, addresses: &[IpAddr]) -> Node {
     Node {
         health_addresses: addresses.to_vec(),
@@ -342,7 +343,7 @@ struct RegistrationNote {
     registry: RegistrySpec,
     cluster: String,
     node: String,
-    /// Whether the registry has answered an agent, so that the node may be in it. Earlier versions do not say.
+    /// Whether the registry has answered an agent, so that it may contain the node. Earlier versions do not say.
     #[serde(default = "yes")]
     is_reached: bool,
 }
@@ -365,7 +366,7 @@ impl RegistrationNote {
         state_dir.join(REGISTERED_FILE)
     }
 
-    /// The note of an earlier agent, if there is one.
+    /// The note of an earlier agent, if one exists.
     fn read(state_dir: &Path) -> anyhow::Result<Option<Self>> {
         let path = Self::path(state_dir);
         let json = match fs::read(&path) {
@@ -385,20 +386,20 @@ impl RegistrationNote {
     }
 }
 
-/// Notes that this node is going to be registered, for [`forget`].
+/// Records that this node is about to be registered, for [`forget`].
 pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
     if !config.registry.is_written_by_nodes() {
         return Ok(());
     }
     let state_dir = &config.location.state_dir;
     let reached = RegistrationNote::of(config, true);
-    // A damaged note says nothing of another registry.
+    // A damaged note does not name another registry.
     let known = RegistrationNote::read(state_dir).unwrap_or_default();
     let is_reached = known.is_some_and(|known| known == reached);
     RegistrationNote::of(config, is_reached).write(state_dir)
 }
 
-/// Notes, once the registry answers, that this node may be in it. Returns whether there is no more to note.
+/// Once the registry answers, records that this node may be in it. Returns whether nothing is left to record.
 pub(super) fn note_reached(config: &Config, set: &NodeSet) -> anyhow::Result<bool> {
     if !config.registry.is_written_by_nodes() {
         return Ok(true);
@@ -410,8 +411,8 @@ pub(super) fn note_reached(config: &Config, set: &NodeSet) -> anyhow::Result<boo
     Ok(true)
 }
 
-/// Deletes this node's record, if an earlier agent registered it; what was removed. After a failure
-/// the next try knows of it.
+/// Deletes this node's record if an earlier agent registered it, and returns what was removed. A failure keeps the note
+/// for the next attempt.
 pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
     let path = RegistrationNote::path(state_dir);
     let Some(registered) = RegistrationNote::read(state_dir)? else {
@@ -422,7 +423,7 @@ pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
     match nodes::deregister(&registered.registry, &registered.cluster, &registered.node).await {
         Ok(true) => removed.push(format!("record of {name} in {}", registered.registry)),
         Ok(false) => {}
-        // Nobody has written one.
+        // No record was ever written.
         Err(_) if !registered.is_reached => {}
         Err(reason) => anyhow::bail!(
             "the record of {name} stays in {}; repeat when it is back, or remove {} to leave the record there: {reason}",
@@ -493,7 +494,7 @@ mod tests {
                 assert_eq!(found(&set(vec![now.clone()], true)), OwnChange::None);
                 assert_eq!(found(&set(Vec::new(), false)), OwnChange::None);
             }
-            // That is what the agent said itself, or somebody else in its name.
+            // Either the agent wrote this itself, or another process did in its name.
             let etcd = "etcd:http://192.0.2.1:2379".parse().unwrap();
             assert_eq!(change(&fresh, &etcd, &own, false), OwnChange::None);
         }

@@ -1,4 +1,4 @@
-//! Tells the programs the host's own addresses: what comes from outside in the name of one is dropped.
+//! Passes the host's own addresses to the programs: outside packets with such a source address are dropped.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::task::AbortOnDrop;
 /// Time from a failure to the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Brings the map to what the host has now.
+/// Updates the map to the host's current addresses.
 pub(super) async fn note(netlink: &Handle, map: &mut OwnAddresses) -> anyhow::Result<()> {
     let found = route::to_this_host(netlink).await?;
     let found = found.into_iter();
@@ -24,7 +24,7 @@ pub(super) async fn note(netlink: &Handle, map: &mut OwnAddresses) -> anyhow::Re
     Ok(map.set_all(own)?)
 }
 
-/// Follows the host's addresses. Dropping the result stops that. Must be called in a tokio runtime, by a thread in the
+/// Follows the host's addresses until the result is dropped. Must be called in a tokio runtime, by a thread in the
 /// host's namespace.
 pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Result<AbortOnDrop> {
     let mut changes = Changes::listen()?;

@@ -1,4 +1,4 @@
-//! The pages for monitoring.
+//! The HTTP pages for monitoring.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) fn healthz(source: Arc<AgentSource>) -> Page {
     }
 }
 
-/// What the agent counts and measures.
+/// The agent's counters and measurements.
 pub(super) fn metrics(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
     let answer = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);

@@ -1,5 +1,5 @@
-//! Keeps the routes to peers' pod CIDRs, and that nobody is at free addresses of this node's, in step with the node
-//! registry.
+//! Keeps the routes to peers' pod CIDRs in step with the node registry, and keeps free addresses of this node's pod
+//! CIDRs unreachable.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,16 +15,16 @@ use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// Time between two looks at the routes, at least: the kernel drops routes with a device that goes
-/// down, and nobody tells.
+/// Minimum time between two checks of the routes: the kernel drops routes when their device goes down, without a
+/// notification.
 const PERIOD: Duration = Duration::from_secs(2);
-/// A look takes one part in so many of the time, at most.
+/// Checks take at most this fraction of the time (1/`SHARE`).
 const SHARE: u32 = 50;
-/// Failures that are logged one by one; of more, the first and their number.
+/// Maximum number of failures logged one by one; beyond that, only the number of the others is logged.
 const LOGGED: usize = 8;
 
-/// Brings the routes in line with each set that `nodes` brings, and with what is there, until the
-/// task is dropped, and reports each turn. `own` is this node.
+/// Until the task is dropped, syncs the routes with each set from `nodes` and with the kernel's state, and reports each
+/// turn. `own` is this node.
 pub(super) async fn keep(
     netlink: Handle,
     own: Node,
@@ -45,13 +45,13 @@ pub(super) async fn keep(
         let problem = keeper.sync(&set).await;
         let pause = PERIOD.max(begun.elapsed() * SHARE);
         reporter.end(problem, Some(pause));
-        // A registry that has gone leaves what it said last.
+        // If the registry is gone, its last set stays in force.
         let changed = async {
             if nodes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         };
-        // Either way, it is time to look.
+        // Either way, the next check is due.
         let _ = tokio::time::timeout(pause, changed).await;
     }
 }
@@ -60,13 +60,13 @@ struct Keeper {
     netlink: Handle,
     own: Node,
     routes: PeerRoutes,
-    /// Hashes of what was logged already: there may be very many.
+    /// Hashes of failures that were already logged: there may be very many.
     failures: HashSet<u64>,
     hasher: RandomState,
 }
 
 impl Keeper {
-    /// What is wrong then.
+    /// Returns the remaining problem.
     async fn sync(&mut self, set: &NodeSet) -> Option<Problem> {
         let own = self.own.full_name();
         let peers = set.nodes.iter().filter(|node| node.full_name() != own);
@@ -135,8 +135,8 @@ impl Keeper {
     }
 }
 
-/// What routes that could not be had say of this agent; first, what the kernel refuses. One bad address in the registry
-/// is enough for that, so it is no failure. To a node behind a router, the routers have the routes.
+/// What failed routes mean for this agent; refusals by the kernel come first. A single bad address in the registry can
+/// cause them, so they are not a failure. For a node behind a router, the routers have the routes.
 fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let is_refused = |error: &&PeerRouteError| matches!(error, PeerRouteError::Kernel(_));
     let told = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });

@@ -1,4 +1,4 @@
-//! What the API reads of the running agent.
+//! The agent's state as the API reads it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,19 +37,19 @@ use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::services::ServiceCatalog;
 use crate::api::source::Source;
 
-/// The agent as the API shows it. Complete from the first moment, if empty at first.
+/// The agent as the API shows it. Complete from the first moment, even if empty at first.
 pub(super) struct AgentSource {
     config: Config,
-    /// Whether a mesh key that everybody knows is in force.
+    /// Whether the mesh key in force is public.
     public_mesh_key: bool,
     started: Instant,
     mesh: OnceLock<MeshHandle>,
-    /// What the responders count.
+    /// The responders' counters.
     responders: OnceLock<[Arc<HelloRequests>; 2]>,
     responder_states: OnceLock<[ResponderState; 2]>,
-    /// What parts of the agent say of their work.
+    /// Reports from the agent's parts.
     parts: OnceLock<Vec<Part>>,
-    /// What is not in order.
+    /// Current problems.
     problems: watch::Sender<Vec<AgentProblem>>,
     collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
@@ -60,7 +60,7 @@ pub(super) struct AgentSource {
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
-    /// What was repaired since the start, by cause.
+    /// Number of repairs since the start, by cause.
     repairs: RwLock<BTreeMap<String, u64>>,
     /// What is served without programs that would make it faster.
     slower: RwLock<Option<String>>,
@@ -69,13 +69,13 @@ pub(super) struct AgentSource {
     maps: Grace,
 }
 
-/// A part of the agent that tells how it does.
+/// A part of the agent that reports its activity.
 pub(super) struct Part {
     /// Name of its check.
     pub(super) check: &'static str,
-    /// What it tells.
+    /// Its reports.
     pub(super) activity: Activity,
-    /// Whether the agent works without it: its problems are warnings then.
+    /// Whether the agent works without it. If so, its problems are only warnings.
     pub(super) is_optional: bool,
 }
 
@@ -112,7 +112,7 @@ impl AgentSource {
         &self.config
     }
 
-    /// How the agent itself does, check by check.
+    /// The health of the agent itself, check by check.
     pub(super) fn liveness(&self) -> Liveness {
         let now = Timestamp::now();
         let socket = liveness::socket_problem(&self.config.location.socket());
@@ -151,7 +151,7 @@ impl AgentSource {
                     .map(|reason| format!("{} is stale: {reason}", registry.registry));
                 let age = now.duration_since(registry.last_read);
                 let age = age.try_into().unwrap_or_default();
-                // It says itself when it has not been heard for too long.
+                // The registry itself reports when it has been silent for too long.
                 Observation {
                     overdue: Duration::ZERO,
                     ..Observation::aged("registry", problem, age).warning()
@@ -170,12 +170,12 @@ impl AgentSource {
         Observation::now("responders", problem)
     }
 
-    /// What is not in order, as it was told last.
+    /// The problems as last published.
     pub(super) fn problems(&self) -> watch::Receiver<Vec<AgentProblem>> {
         self.problems.subscribe()
     }
 
-    /// Tells what is not in order, now and again, until it is dropped.
+    /// Publishes the problems periodically, until it is dropped.
     pub(super) async fn tell_problems(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -209,63 +209,63 @@ impl AgentSource {
     }
 
     pub(super) fn set_mesh(&self, mesh: MeshHandle) {
-        // There is one mesh in an agent's life.
+        // Set once in the agent's life.
         let _ = self.mesh.set(mesh);
     }
 
     pub(super) fn set_responders(&self, responders: [&Responder; 2]) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.responders.set(responders.map(Responder::requests));
         let _ = self.responder_states.set(responders.map(Responder::state));
     }
 
     pub(super) fn set_parts(&self, parts: Vec<Part>) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.parts.set(parts);
     }
 
     pub(super) fn set_collections(&self, counts: SharedCounts) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.collections.set(counts);
     }
 
     pub(super) fn set_events(&self, hub: Arc<Hub>) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.events.set(hub);
     }
 
     pub(super) fn set_identities(&self, identities: watch::Receiver<Arc<Identities>>) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.identities.set(identities);
     }
 
-    /// What the start waits for, in words.
+    /// Sets what the start waits for, in words.
     pub(super) fn set_waiting(&self, waiting: Option<String>) {
         *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     pub(super) fn set_manager(&self, manager: Manager, enforcer: Enforcer) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.enforcer.set(enforcer);
         let _ = self.manager.set(manager);
     }
 
     pub(super) fn set_containers(&self, supervisor: Supervisor) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.containers.set(supervisor);
     }
 
     pub(super) fn set_services(&self, catalog: ServiceCatalog) {
-        // As there is one mesh.
+        // Set once, like the mesh.
         let _ = self.services.set(catalog);
     }
 
-    /// A look at the endpoint and the datapath begins.
+    /// Marks the start of a check of the endpoint and the datapath.
     pub(super) fn begin_look(&self) {
         self.watch_reporter.begin();
     }
 
-    /// What is wrong with the health endpoint is about to be put right.
+    /// Records faults of the health endpoint that are about to be repaired.
     pub(super) fn note_faults(&self, node: &NodeDatapath, problem: String) {
         let being_repaired = format!("{problem}; it is being repaired");
         self.watch_reporter
@@ -287,7 +287,7 @@ impl AgentSource {
         }
     }
 
-    /// Takes over how a look at the endpoint and the datapath went.
+    /// Records the outcome of a check of the endpoint and the datapath.
     pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
         self.note_endpoint(node, &outcome.endpoint);
         self.repairs
@@ -361,7 +361,7 @@ impl Source for AgentSource {
             Some(mesh) => mesh.probe_events(),
             None => {
                 let (events, receiver) = mpsc::channel(1);
-                // There is room for one, and the receiver is here.
+                // The channel has capacity for one event, and the receiver exists.
                 let _ = events.try_send(ProbeEvent::Done(Box::new(self.status())));
                 receiver
             }
@@ -492,7 +492,7 @@ impl Source for AgentSource {
     }
 
     fn starting(&self) -> Option<String> {
-        // It is set last.
+        // The mesh is set last.
         if self.mesh.get().is_some() {
             return None;
         }

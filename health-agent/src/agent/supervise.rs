@@ -1,4 +1,4 @@
-//! Watches over a started agent until it ends, and stops it in order.
+//! Supervises a started agent until it stops, and shuts it down in order.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,25 +15,25 @@ use super::services::ServedServices;
 use super::watch::{self, Backoff, News};
 use super::{Agent, own};
 
-/// Longest wait for requests that are under way when the agent stops.
+/// Longest wait for requests in flight when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a registered address may be off the host before another one counts: leases are renewed.
+/// How long a registered address may be missing from the host before another one counts: leases get renewed.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why an agent ends.
+/// Why an agent stops.
 enum End {
-    /// It is told to.
+    /// It was asked to.
     Signal,
-    /// There is something to make a health endpoint from, and was not when it started.
+    /// A pod CIDR for a health endpoint is available now, and was not at the start.
     PodCidr,
-    /// The node has these addresses, and not those that the agent was built on.
+    /// The node has these addresses now, not those that the agent was built on.
     OtherAddresses(Vec<IpAddr>),
 }
 
-/// An address of this node on which nobody listens yet.
+/// An address of this node without a listener yet.
 pub(super) struct Unbound {
     address: IpAddr,
-    /// Whether the log says why.
+    /// Whether the reason was logged.
     is_told: bool,
 }
 
@@ -47,8 +47,8 @@ impl From<IpAddr> for Unbound {
 }
 
 impl Agent {
-    /// Watches over everything until a signal comes, or this agent is of no more use; then stops in order. Fails where
-    /// it is to be started again.
+    /// Supervises everything until a signal arrives or this agent has become obsolete, then stops in order. Fails if
+    /// the agent must be restarted.
     pub(super) async fn supervise(mut self) -> anyhow::Result<()> {
         let ended = match self.watch_until_signal().await {
             Ok(End::Signal) => Ok(()),
@@ -112,11 +112,11 @@ impl Agent {
         let mut backoff = Backoff::default();
         let mut news = News::new(Changes::listen());
         let mut nodes = self.registry.watch();
-        // It may have changed since this agent began to start.
+        // The node set may have changed while this agent was starting.
         nodes.mark_changed();
         let mut is_reached = false;
         let mut gone_since: Option<Instant> = None;
-        // Addresses that the registry says, while this host does not have them.
+        // Addresses in the registry that this host does not have yet.
         let mut moving_to: Option<Vec<IpAddr>> = None;
         loop {
             tokio::select! {
@@ -164,7 +164,7 @@ impl Agent {
         }
     }
 
-    /// Takes up addresses that the registry has given this node besides.
+    /// Adopts additional addresses that the registry has given this node.
     fn add_addresses(&mut self, more: Vec<IpAddr>) {
         info!(addresses = ?more, "this node has more addresses");
         self.node.add_addresses(&more);
@@ -173,7 +173,7 @@ impl Agent {
         self.listen_on_unbound();
     }
 
-    /// Returns whether that is done.
+    /// Returns whether nothing is left to record.
     fn note_reached(&self, set: &NodeSet) -> bool {
         let noted = own::note_reached(self.source.settings(), set);
         noted.unwrap_or_else(|error| {
@@ -182,7 +182,7 @@ impl Agent {
         })
     }
 
-    /// The addresses of the uplinks, where this node has registered those and has had others for a while.
+    /// The uplinks' addresses, if this node registered its uplinks' addresses and they have differed for a while.
     async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
         let config = self.source.settings();
         let registers_uplinks =
@@ -205,7 +205,7 @@ impl Agent {
         own::change(set, &config.registry, &self.own, has_services)
     }
 
-    /// Answers on the addresses that came after the start, as soon as this host has them.
+    /// Starts to answer on addresses that came after the start, as soon as this host has them.
     fn listen_on_unbound(&mut self) {
         let port = self.source.settings().health_port;
         let responder = &self.host_responder;
@@ -227,8 +227,8 @@ impl Agent {
         });
     }
 
-    /// Whether this host has come to the addresses that the registry says instead of those that the agent was built on.
-    /// While it has not, the agent serves as it is.
+    /// Whether this host now has the registry's addresses instead of those that the agent was built on. Until then, the
+    /// agent keeps serving unchanged.
     async fn is_at(&self, addresses: Option<&[IpAddr]>) -> bool {
         match addresses {
             Some(addresses) => own::is_here(addresses, &self.netlink)
@@ -238,8 +238,8 @@ impl Agent {
         }
     }
 
-    /// Looks at everything if that is due, and else at the health endpoint: what others do to it is told at once,
-    /// whatever else cannot be repaired. Returns whether something was repaired.
+    /// Checks everything if a check is due, otherwise only the health endpoint: damage to it is reported at once, even
+    /// if something else cannot be repaired. Returns whether something was repaired.
     async fn look(&mut self, is_due: bool, backoff: &mut Backoff) -> bool {
         self.source.begin_look();
         if is_due || self.node.has_changed().await {
@@ -253,8 +253,8 @@ impl Agent {
         false
     }
 
-    /// Has the manager try endpoints whose programs could not be attached again, and those where they are again: what
-    /// is told of them is what comes of that.
+    /// Makes the manager retry endpoints whose programs could not be attached, and endpoints whose programs are
+    /// attached again. Their reported state is the result of that retry.
     fn note_missing_programs(&mut self, now: BTreeSet<u16>) {
         let before = std::mem::replace(&mut self.without_programs, now);
         let changed: BTreeSet<u16> = before
@@ -269,7 +269,7 @@ impl Agent {
         }
     }
 
-    /// Tells the registry the addresses of the health endpoint.
+    /// Publishes the health endpoint's addresses in the registry.
     fn publish(&mut self) {
         let addresses = self.health_addresses.borrow_and_update();
         self.registry
@@ -282,7 +282,7 @@ fn list(addresses: &[IpAddr]) -> String {
     texts.join(", ")
 }
 
-/// As [`ServedServices::flags`]; without services it never changes.
+/// Like [`ServedServices::flags`]; never changes without services.
 async fn service_flags(services: Option<&mut ServedServices>) -> u16 {
     match services {
         Some(services) => services.flags().await,

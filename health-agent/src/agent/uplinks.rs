@@ -12,16 +12,16 @@ use health_registry::config::Config;
 use health_registry::nodes::Node;
 use tracing::warn;
 
-/// Which devices are uplinks: those asked for, or those that carry the node's addresses.
+/// Which devices are uplinks: the configured ones, or those that carry the node's addresses.
 #[derive(Debug)]
 pub(super) struct Uplinks {
     netlink: Handle,
-    /// Names of those asked for.
+    /// Names of the configured ones.
     asked: Vec<String>,
     addresses: Vec<NodeAddress>,
-    /// What the packets of the uplinks that were there last begin with, by the uplinks' names.
+    /// Link headers of the last known uplinks, by uplink name.
     headers: HashMap<String, LinkHeader>,
-    /// Whether XDP serves on uplinks with an Ethernet header.
+    /// Whether XDP programs serve on uplinks with an Ethernet header.
     has_xdp: bool,
 }
 
@@ -29,8 +29,8 @@ pub(super) struct Uplinks {
 #[derive(Debug)]
 struct NodeAddress {
     address: IpAddr,
-    /// Names of the devices that carried it last. They stay uplinks while none does, as when a lease is
-    /// renewed.
+    /// Names of the devices that last carried it. They stay uplinks while no device carries it, for example during a
+    /// lease renewal.
     devices: Vec<String>,
 }
 
@@ -43,19 +43,19 @@ impl From<IpAddr> for NodeAddress {
     }
 }
 
-/// What there is at the moment.
+/// The current state of the uplinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UplinkSurvey {
     /// Names of the uplinks.
     pub(super) devices: Vec<String>,
-    /// Addresses of the node that no device carries, or that cannot be used (yet).
+    /// Addresses of the node that no device carries, or that are not usable (yet).
     pub(super) unusable: Vec<IpAddr>,
-    /// What should be there and is not, in words.
+    /// What should exist and does not, in words.
     pub(super) missing: Vec<String>,
 }
 
 impl Uplinks {
-    /// At an agent's start all that is asked for must be there, and so must the node's addresses.
+    /// At an agent's start, all configured devices and all of the node's addresses must be present.
     pub(super) async fn find(
         netlink: &Handle,
         config: &Config,
@@ -91,20 +91,20 @@ impl Uplinks {
             has_xdp: config.services.xdp() != ServiceXdp::Off,
         };
         let found = UplinkSurvey {
-            // The endpoint waits for them to be usable.
+            // The endpoint waits until they are usable.
             unusable: Vec::new(),
             ..uplinks.look().await?
         };
         Ok((uplinks, found))
     }
 
-    /// The node has these addresses, too.
+    /// Adds addresses of the node.
     pub(super) fn add_addresses(&mut self, addresses: &[IpAddr]) {
         self.addresses
             .extend(addresses.iter().copied().map(NodeAddress::from));
     }
 
-    /// Looks what there is now. Costs a dump of all addresses, and a question for each uplink.
+    /// Surveys the current state. Costs a dump of all addresses and one request per uplink.
     pub(super) async fn look(&mut self) -> Result<UplinkSurvey, KernelError> {
         let all = link::addresses(&self.netlink).await?;
         let mut found = UplinkSurvey::default();
@@ -147,7 +147,7 @@ impl Uplinks {
         Ok(found)
     }
 
-    /// Keeps what the uplinks' packets begin with, and tells once of each uplink whose packets no program can read.
+    /// Records the uplinks' link headers, and warns once about each uplink whose packets no program can read.
     fn note(&mut self, uplinks: Vec<Link>) {
         for Link { name, header, .. } in &uplinks {
             if *header == LinkHeader::Other && self.headers.get(name) != Some(header) {
@@ -162,7 +162,7 @@ impl Uplinks {
         self.headers = headers.collect();
     }
 
-    /// Where programs are to be on these uplinks.
+    /// The program hooks on these uplinks.
     pub(super) fn hooks(&self, devices: &[String]) -> impl Iterator<Item = Hook> {
         let hooks = |device: &String| {
             let header = self.headers.get(device);

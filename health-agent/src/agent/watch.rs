@@ -1,5 +1,5 @@
-//! Checks what others can break, twice a second and when devices, addresses or routes change; reports it and repairs it,
-//! with growing pauses while a repair fails.
+//! Checks what other processes can break, twice a second and whenever devices, addresses or routes change. Reports and
+//! repairs faults, with growing pauses while a repair fails.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,58 +13,58 @@ use super::node::NodeDatapath;
 use super::state::AgentSource;
 use crate::causes::with_causes;
 
-/// Time between two looks.
+/// Time between two checks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
-/// Time between two looks because of changes, at least: some hosts' routes change all the time.
+/// Minimum time between two checks caused by changes: some hosts' routes change all the time.
 pub(super) const CHANGES_PERIOD: Duration = Duration::from_millis(100);
-/// Time without a repair after which nobody is taken to undo repairs.
+/// After this time without a repair, assume that no other process undoes repairs.
 const CALM: Duration = Duration::from_secs(2);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Something that was put right.
+/// A completed repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CompletedRepair {
-    /// A short fixed word, to count by.
+    /// A short fixed word to count by.
     pub(super) cause: &'static str,
     /// What was wrong, in words.
     pub(super) what: String,
 }
 
-/// What of it is about the health endpoint.
+/// The part of an outcome that concerns the health endpoint.
 #[derive(Debug, Default)]
 pub(super) struct EndpointOutcome {
     /// What was repaired, in words.
     pub(super) repaired: Vec<String>,
-    /// Why its devices or what stands on them are not in order.
+    /// Why its devices or their configuration are not in order.
     pub(super) connection_problem: Option<String>,
     /// What is wrong with its programs.
     pub(super) program_problem: Option<String>,
 }
 
-/// What one look led to.
+/// The outcome of one check.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What of it is about the health endpoint.
+    /// The part that concerns the health endpoint.
     pub(super) endpoint: EndpointOutcome,
     /// What was repaired.
     pub(super) repaired: Vec<CompletedRepair>,
-    /// Endpoints of workloads whose programs are not all attached, and could not be.
+    /// Workload endpoints with programs that are not attached and could not be.
     pub(super) without_programs: BTreeSet<u16>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
-    /// What others took away and have to bring back.
+    /// Things that others removed and have to restore.
     pub(super) missing: Vec<String>,
     /// What is served without programs that would make it faster, in words.
     pub(super) slower: Option<String>,
 }
 
 impl Outcome {
-    /// Takes note of something that could not be repaired.
+    /// Records something that could not be repaired.
     pub(super) fn fail(&mut self, error: anyhow::Error) {
         let failure = self.failure.get_or_insert_default();
         let text = with_causes(&error);
-        // What is tried at two places fails at both.
+        // If the same attempt is made in two places, it fails in both.
         if failure.contains(&text) {
             return;
         }
@@ -74,7 +74,7 @@ impl Outcome {
         failure.push_str(&text);
     }
 
-    /// All that is not as it shall be, in words.
+    /// Everything that is not in order, in words.
     pub(super) fn problem(&self) -> Option<String> {
         let problems: Vec<&str> = self
             .missing
@@ -86,18 +86,18 @@ impl Outcome {
     }
 }
 
-/// What tells the watch to look before its time.
+/// Notifications that trigger an early check.
 pub(super) struct News {
-    /// `None` once nothing can be heard any more.
+    /// `None` once no more notifications can arrive.
     changes: Option<Changes>,
-    /// Between two looks, at least.
+    /// Minimum time between two checks.
     pause: Duration,
     not_before: tokio::time::Instant,
     last_repair: Option<tokio::time::Instant>,
 }
 
 impl News {
-    /// Of what changes from now on.
+    /// Covers changes from now on.
     pub(super) fn new(changes: Result<Changes, KernelError>) -> Self {
         Self {
             changes: changes
@@ -111,7 +111,7 @@ impl News {
         }
     }
 
-    /// Waits until something has changed, and it is time for another look.
+    /// Waits until something has changed and the next check is allowed.
     pub(super) async fn next(&mut self) {
         sleep_until(self.not_before).await;
         let Some(changes) = &mut self.changes else {
@@ -124,8 +124,9 @@ impl News {
         self.not_before = tokio::time::Instant::now() + self.pause;
     }
 
-    /// Takes note of what came of a look, whatever it was for. Where somebody breaks what was repaired, again and again,
-    /// the pauses grow to the usual [`PERIOD`]. A repair is news itself, so one look without a repair ends nothing.
+    /// Records the outcome of a check, whatever triggered it. If another process keeps breaking what was repaired, the
+    /// pauses grow to the usual [`PERIOD`]. A repair is itself a change that triggers a check, so one check without a
+    /// repair does not reset the pause.
     pub(super) fn pace(&mut self, has_repaired: bool) {
         let now = tokio::time::Instant::now();
         if has_repaired {
@@ -138,8 +139,7 @@ impl News {
     }
 }
 
-/// Looks at everything and puts it right. What is newly wrong with the health endpoint is told first: it may take
-/// seconds to put that right.
+/// Checks and repairs everything. Reports new faults of the health endpoint first: repairing them may take seconds.
 pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Outcome {
     let mut outcome = Outcome::default();
     if let Err(error) = node.look_at_uplinks(&mut outcome).await {
@@ -174,7 +174,7 @@ pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Out
     outcome
 }
 
-/// Pauses between attempts that fail, doubling.
+/// Doubling pauses between failing attempts.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     pause: Option<Duration>,
@@ -184,13 +184,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Whether it is time to look again.
+    /// Whether the next check is due.
     pub(super) fn is_due(&self) -> bool {
         self.next.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// Takes note of how a look went, and logs what is wrong when that is new. What is missing is looked
-    /// for without pauses.
+    /// Records the outcome of a check, and logs problems that are new. Checks for missing things are not paused.
     pub(super) fn note(&mut self, outcome: &Outcome) {
         let problem = outcome.problem();
         self.pause = outcome.failure.as_ref().map(|_| {
@@ -248,7 +247,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..4 {
             news.pace(true);
-            // The repair is news, too.
+            // The repair also counts as a change.
             news.pace(false);
             pauses.push(news.pause.as_millis());
         }

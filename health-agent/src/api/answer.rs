@@ -1,4 +1,4 @@
-//! Answers of the API: JSON, lines of it, and refusals.
+//! Answers of the API: JSON, JSON lines, and refusals.
 
 use std::fmt::Display;
 use std::io;
@@ -11,7 +11,7 @@ use futures_util::Stream;
 use health_model::api::ErrorBody;
 use serde::Serialize;
 
-/// An answer that is not a success.
+/// An unsuccessful answer.
 pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 
 impl IntoResponse for Refusal {
@@ -32,8 +32,8 @@ pub(super) fn json(code: StatusCode, body: Vec<u8>) -> Response {
     (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Makes an answer and its JSON off the threads that serve: with ten thousand nodes that takes tens
-/// of milliseconds.
+/// Produces an answer and its JSON outside the serving threads: with ten thousand nodes, that takes tens of
+/// milliseconds.
 pub(super) async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
@@ -54,7 +54,7 @@ pub(super) fn cannot_write(error: impl Display) -> Refusal {
     )
 }
 
-/// An answer of lines of JSON, which is sent as it is made.
+/// An answer of JSON lines, sent as they are produced.
 pub(super) fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
     let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
     (content_type, Body::from_stream(lines)).into_response()

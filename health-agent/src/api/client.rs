@@ -1,4 +1,4 @@
-//! Speaks to an agent over its socket.
+//! The client for an agent's socket.
 
 mod error;
 
@@ -22,15 +22,15 @@ use tokio::net::UnixStream;
 
 pub use self::error::ClientError;
 
-/// Reading answers at once with what is known.
+/// Reads return at once with what is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// A probe of all nodes takes up to the agent's probe timeout, and longer where the probe rate does
-/// not allow that; one that is streamed says something all the while.
+/// A probe of all nodes takes up to the agent's probe timeout, and longer if the probe rate requires it; a streamed
+/// probe sends something all the time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Making an endpoint takes milliseconds, unless its namespace or the disk is slow.
+/// Creating an endpoint takes milliseconds, unless its namespace or the disk is slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause between two attempts to connect to an agent that is flooded.
+/// Pause between two attempts to connect to an overloaded agent.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A client of one agent. Each request opens a connection.
@@ -40,7 +40,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the agent that serves `socket`.
+    /// A client of the agent that listens on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -61,13 +61,13 @@ impl Client {
         self.send(Method::GET, path, limit).await
     }
 
-    /// Has the agent do what `path` stands for, within 30 s.
+    /// Sends a PUT request to `path`; waits up to 30 s.
     pub async fn put<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.send(Method::PUT, path, PROBE_TIMEOUT).await
     }
 
-    /// Probes all nodes and hands over what comes out as it comes, up to and including
-    /// [`ProbeEvent::Done`]. Between two events it waits 30 s at most.
+    /// Probes all nodes and passes on results as they arrive, up to and including [`ProbeEvent::Done`]. Waits at most
+    /// 30 s between two events.
     pub async fn stream_probe(&self, mut each: impl FnMut(ProbeEvent)) -> Result<(), ClientError> {
         let path = "/v1beta/status/probe?stream=true";
         let name = format!("{} {path}", Method::PUT);
@@ -88,8 +88,8 @@ impl Client {
         .await
     }
 
-    /// Calls `begin` when the agent tells of these events, and then `each` with every line up to
-    /// [`MonitorLine::End`], until it breaks. However long nothing happens.
+    /// Calls `begin` when the agent starts to report these events, and then `each` with every line up to
+    /// [`MonitorLine::End`], until it breaks. There is no limit on idle time.
     pub async fn monitor(
         &self,
         filter: &EventFilter,
@@ -112,7 +112,7 @@ impl Client {
         .await
     }
 
-    /// Sends `body` as JSON to `path`, and reads what comes of it within 30 s.
+    /// Posts `body` as JSON to `path`, and reads the result within 30 s.
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -121,7 +121,7 @@ impl Client {
         self.send_json(Method::POST, path, body).await
     }
 
-    /// Sends a text to `path`, and reads what comes of it within 30 s.
+    /// Posts a text to `path`, and reads the result within 30 s.
     pub async fn post_text<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -131,7 +131,7 @@ impl Client {
             .await
     }
 
-    /// Changes what `path` stands for as `body` says, within 30 s.
+    /// Patches the resource at `path` with `body`, within 30 s.
     pub async fn patch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -140,12 +140,12 @@ impl Client {
         self.send_json(Method::PATCH, path, body).await
     }
 
-    /// Removes what `path` stands for, within 30 s.
+    /// Deletes the resource at `path`, within 30 s.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.send(Method::DELETE, path, CHANGE_TIMEOUT).await
     }
 
-    /// Calls `each` with every line of an answer that goes on, until it breaks. However long nothing happens.
+    /// Calls `each` with every line of a continuous answer, until it breaks. There is no limit on idle time.
     pub async fn watch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -170,7 +170,7 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        // What has no JSON is a mistake of the caller's, which the agent then tells.
+        // A value that JSON cannot express is the caller's mistake, and the agent will report it.
         let body = serde_json::to_vec(body).unwrap_or_default();
         self.send_with(method, path, body.into(), CHANGE_TIMEOUT)
             .await
@@ -203,8 +203,7 @@ impl Client {
             .unwrap_or_else(|_| Err(self.timeout(&name, limit)))
     }
 
-    /// Sends a request whose answer has to begin within `limit`, and has `read` take it if it is a
-    /// success.
+    /// Sends a request whose answer must begin within `limit`, and passes a successful answer to `read`.
     async fn exchange<T>(
         &self,
         method: Method,
@@ -218,7 +217,7 @@ impl Client {
             .await
     }
 
-    /// As [`exchange`](Self::exchange), with a body.
+    /// Like [`exchange`](Self::exchange), with a body.
     async fn exchange_with<T>(
         &self,
         method: Method,
@@ -257,7 +256,7 @@ impl Client {
                 Err(self.refusal(name, response, limit).await)
             }
         };
-        // The connection only moves while it is polled. When it ends well, the answer is on its way.
+        // The connection only makes progress while it is polled. If it ends without an error, the answer is on its way.
         tokio::select! {
             answer = exchange => answer,
             Err(source) = connection => Err(self.broken(name, source)),
@@ -267,7 +266,7 @@ impl Client {
     async fn connect(&self) -> io::Result<UnixStream> {
         loop {
             match UnixStream::connect(&self.socket).await {
-                // The listener's backlog is full, and nothing tells when it is not any more.
+                // The listener's backlog is full, and there is no notification when that changes.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     tokio::time::sleep(CONNECT_PAUSE).await;
                 }
@@ -276,7 +275,7 @@ impl Client {
         }
     }
 
-    /// What the agent says in an answer that is not a success.
+    /// The agent's message in an unsuccessful answer.
     async fn refusal(
         &self,
         name: &str,
@@ -338,11 +337,11 @@ impl Client {
     }
 }
 
-/// The lines of an answer as they come.
+/// The lines of an answer as they arrive.
 struct Lines {
     body: Incoming,
     received: BytesMut,
-    /// Bytes of it that are known to have no end of a line.
+    /// Number of bytes known to contain no line break.
     searched: usize,
 }
 

@@ -29,18 +29,18 @@ use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
-/// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
+/// Largest body, bytes: the maximum number of labels at maximum length, plus the rest.
 const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
-/// Time for a body to arrive.
+/// Time limit for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest name and container id, bytes.
 const MAX_NAME: usize = 253;
-/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+/// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
-/// Longest path, bytes (`PATH_MAX` less the final zero).
+/// Longest path, bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
 
-/// Whether requests like this have a body.
+/// Whether a request like this may have a body.
 pub(super) fn takes_body(request: &Request) -> bool {
     let path = request.uri().path();
     match *request.method() {
@@ -87,7 +87,7 @@ pub(super) async fn list<S: Source>(
     )))
 }
 
-/// All of them, as JSON.
+/// All endpoints, as JSON.
 struct Listing(Vec<Arc<Endpoint>>);
 
 impl Serialize for Listing {
@@ -96,7 +96,7 @@ impl Serialize for Listing {
     }
 }
 
-/// What has changed, as soon as something has; nothing when the agent ends.
+/// The changes, as soon as there are any; empty when the agent stops.
 async fn next<S: Source>(
     source: &S,
     changes: &mut watch::Receiver<u64>,
@@ -111,7 +111,7 @@ async fn next<S: Source>(
     Vec::new()
 }
 
-/// The endpoints as a client knows them.
+/// The endpoints as last sent to a client.
 #[derive(Default)]
 struct ClientView(BTreeMap<u16, Arc<Endpoint>>);
 
@@ -290,7 +290,7 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Ref
     Ok(parsed)
 }
 
-/// Reads a body of up to `longest` bytes, within `limit`.
+/// Reads a body of at most `longest` bytes, within `limit`.
 pub(super) async fn body_bytes(
     request: Request,
     longest: usize,
@@ -380,7 +380,8 @@ fn name(field: &str, text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// As the kernel takes names of devices (net/core/dev.c, `dev_valid_name`), and no path of settings.
+/// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`) and that are not paths of
+/// settings.
 fn ifname(text: String) -> Result<String, Refusal> {
     let is_usable = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
     let is_path = matches!(text.as_str(), "." | ".." | "all" | "default");
@@ -392,7 +393,7 @@ fn ifname(text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// The address in a field; `of` takes those of its IP version.
+/// Parses the address in a field; `of` accepts those of its IP version.
 fn address<T>(
     field: &str,
     text: Option<String>,

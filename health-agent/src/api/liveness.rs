@@ -1,5 +1,5 @@
-//! What `/healthz` says of the agent itself: one line a check, and the worst of them as the whole.
-//! Peers and registries never make it a failure.
+//! The `/healthz` report on the agent itself: one line per check, and the worst check as the overall state. Peers and
+//! registries never cause a failure.
 
 use std::io;
 use std::path::Path;
@@ -18,26 +18,26 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::monitor::Answer;
 
-/// Without news for so long, a check is in doubt.
+/// After this time without news, a check becomes a warning.
 const WARN_AFTER: Duration = Duration::from_secs(15);
-/// Without news for so long, it fails.
+/// After this time without news, a check fails.
 const FAIL_AFTER: Duration = Duration::from_secs(60);
-/// For so long, what others broke may be about to be put right.
+/// For this long, a fault may be about to be repaired.
 const REPAIR_TIME: Duration = Duration::from_secs(2);
 
-/// How a check does, or all of them; the worst is the greatest.
+/// The state of a check or of all checks, ordered from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
     /// In order.
     Ok,
-    /// Not in order, and no reason to replace the agent.
+    /// Not in order, but no reason to replace the agent.
     Warning,
-    /// The agent does not do its work.
+    /// The agent does not do its job.
     Failure,
 }
 
 impl Level {
-    /// As reports write it.
+    /// The name in reports.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "Ok",
@@ -47,32 +47,32 @@ impl Level {
     }
 }
 
-/// What was last seen of one part of the agent.
+/// The last observation of one part of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// Name of the check.
     pub check: &'static str,
-    /// What is wrong, if something is.
+    /// The problem, if any.
     pub problem: Option<String>,
-    /// What a problem is taken for.
+    /// The level of the problem.
     pub severity: Level,
-    /// What it and a lack of news are taken for at most.
+    /// Upper bound for the level, whether due to the problem or a lack of news.
     pub limit: Level,
-    /// Time since it was seen.
+    /// Time since the observation.
     pub age: Duration,
-    /// How much of that is more than there is to be without news.
+    /// The part of `age` by which news is overdue.
     pub overdue: Duration,
-    /// Time since it was last seen in order, as far as that is known.
+    /// Time since it was last in order, if known.
     pub succeeded: Option<Duration>,
 }
 
 impl Observation {
-    /// Seen just now; a problem is a failure.
+    /// An observation made just now; a problem is a failure.
     pub fn now(check: &'static str, problem: Option<String>) -> Self {
         Self::aged(check, problem, Duration::ZERO)
     }
 
-    /// Seen some time ago; a problem is a failure.
+    /// An observation made some time ago; a problem is a failure.
     pub fn aged(check: &'static str, problem: Option<String>, age: Duration) -> Self {
         Self {
             check,
@@ -85,7 +85,7 @@ impl Observation {
         }
     }
 
-    /// What a part says of its own turns.
+    /// A part's own report on its turns.
     pub fn told(check: &'static str, last: LastTurn) -> Self {
         let severity = last.problem.as_ref().map(|problem| problem.severity);
         Self {
@@ -102,7 +102,7 @@ impl Observation {
         }
     }
 
-    /// The same, but no more than a warning.
+    /// The same, limited to a warning.
     pub fn warning(self) -> Self {
         Self {
             limit: Level::Warning,
@@ -124,7 +124,7 @@ impl Observation {
             name: self.check.to_owned(),
             state: severity.max(stale).min(self.limit),
             msg: said.join("; "),
-            // A clock set back past the machine's start has no such time.
+            // A clock that was set back past the machine's start yields no such time.
             last_updated: now.checked_sub(self.age).unwrap_or(now),
             last_success: self.succeeded.and_then(|age| now.checked_sub(age).ok()),
         }
@@ -141,11 +141,11 @@ const fn whole_seconds(age: Duration) -> Duration {
 pub struct Liveness {
     /// The worst of all checks.
     pub state: Level,
-    /// Names of the checks that fail.
+    /// Names of the failing checks.
     pub failing: Vec<String>,
-    /// What is wrong with the worst checks, if something is.
+    /// The problems of the worst checks, if any.
     pub msg: String,
-    /// When this was said (RFC 3339).
+    /// Time of the report (RFC 3339).
     pub current_time: Timestamp,
     /// All checks.
     pub checks: Vec<Check>,
@@ -157,19 +157,19 @@ pub struct Liveness {
 pub struct Check {
     /// Its name.
     pub name: String,
-    /// How it does.
+    /// Its state.
     pub state: Level,
-    /// What is wrong, if something is.
+    /// The problem, if any.
     pub msg: String,
-    /// When it was last seen to (RFC 3339).
+    /// When it was last observed (RFC 3339).
     pub last_updated: Timestamp,
-    /// When it was last seen in order, if that is known.
+    /// When it was last in order, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub last_success: Option<Timestamp>,
 }
 
 impl Liveness {
-    /// What these observations come to at `now`.
+    /// The overall result of these observations at `now`.
     pub fn judge(observations: Vec<Observation>, now: Timestamp) -> Self {
         let checks: Vec<Check> = observations
             .into_iter()
@@ -209,7 +209,7 @@ impl Liveness {
             .collect()
     }
 
-    /// The answer to `GET /healthz`: 503 for a failure, else 200.
+    /// The answer to `GET /healthz`: 503 for a failure, otherwise 200.
     pub fn answer(&self) -> Answer {
         match serde_json::to_string(self) {
             Ok(body) => {
@@ -228,12 +228,12 @@ impl Liveness {
     }
 }
 
-/// Takes what is wrong for a warning until it has had the time to be put right.
+/// Treats a problem as a warning until there has been time to repair it.
 #[derive(Debug, Default)]
 pub struct Grace(Mutex<Option<Instant>>);
 
 impl Grace {
-    /// What `check` comes to at `now`, seen just then.
+    /// The observation of `check` at `now`, made just then.
     pub fn observe(
         &self,
         check: &'static str,
@@ -252,7 +252,7 @@ impl Grace {
     }
 }
 
-/// What is wrong with the API's socket at `path`: it is gone, or another process has its name.
+/// The problem with the API's socket at `path`: it is gone, or another process has its name.
 pub fn socket_problem(path: &Path) -> Option<String> {
     let shown = path.display();
     match listening_pid(path) {
@@ -260,7 +260,7 @@ pub fn socket_problem(path: &Path) -> Option<String> {
         Ok(Some(pid)) => Some(format!(
             "the socket {shown} is another process's, pid {pid}"
         )),
-        // With a full backlog nobody can tell, and those who wait are being served.
+        // With a full backlog there is no way to tell, and the waiting clients are being served.
         Ok(None) => None,
         Err(error) => Some(format!(
             "nobody can connect to the socket {shown}: {error}; restart the agent"
@@ -268,7 +268,7 @@ pub fn socket_problem(path: &Path) -> Option<String> {
     }
 }
 
-/// The process that listens at `path`; `None` if it has no room for another connection.
+/// The process that listens at `path`; `None` if its backlog is full.
 fn listening_pid(path: &Path) -> io::Result<Option<i32>> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(fine.checks[0].last_updated.as_second(), 900);
         let succeeded = fine.checks[0].last_success.unwrap();
         assert_eq!(succeeded.as_second(), 800);
-        // It has nothing to do, or should have been heard of.
+        // A part without a problem may still be overdue.
         assert_eq!(told(None, SECOND * 15).state, Level::Warning);
         assert_eq!(told(None, SECOND * 60).state, Level::Failure);
         for (problem, level) in [

@@ -1,4 +1,4 @@
-//! The agent's HTTP API on a unix socket.
+//! The agent's HTTP API on a Unix socket.
 
 mod answer;
 pub mod client;

@@ -1,5 +1,4 @@
-//! Serves what monitoring and load balancers ask for over TCP: a few pages, such as `/metrics` or `/healthz`, on an
-//! address.
+//! Serves monitoring and load balancers over TCP: a few pages, such as `/metrics` or `/healthz`, on an address.
 
 use std::fmt::Display;
 use std::io;
@@ -32,10 +31,10 @@ const LIMITS: Limits = Limits {
 /// Why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody else listens there.
+    /// Another process listens there.
     #[error("cannot listen on {address}: the port is in use; choose another {flag}, or 'off'")]
     InUse {
-        /// Where.
+        /// The address.
         address: SocketAddr,
         /// The flag that sets it.
         flag: &'static str,
@@ -43,17 +42,17 @@ pub enum BindError {
     /// Anything else.
     #[error("cannot listen on {address}, see {flag}: {source}")]
     Other {
-        /// Where.
+        /// The address.
         address: SocketAddr,
         /// The flag that sets it.
         flag: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Listens where `flag` says, in the network namespace of the calling thread. An IP version that
-/// the host does not have is left out of `localhost`.
+/// Listens where `flag` says, in the calling thread's network namespace. An IP version that the host lacks is left out
+/// of `localhost`.
 pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListener>, BindError> {
     let failed = |address| {
         move |source: io::Error| match source.kind() {
@@ -111,7 +110,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// With a body that is there.
+    /// An answer whose whole body is available.
     pub fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
         Self {
             status,
@@ -125,15 +124,15 @@ impl Answer {
 /// Makes an answer to a request with these headers; may block.
 pub type MakeAnswer = Box<dyn Fn(&HeaderMap) -> Answer + Send + Sync>;
 
-/// A path and what makes its answers.
+/// A path and its answers.
 pub struct Page {
     /// The path, as axum matches it.
     pub path: &'static str,
-    /// Makes them.
+    /// Makes the answers.
     pub answer: MakeAnswer,
 }
 
-/// Serves pages. Dropping it closes the listeners.
+/// Serves pages. Closes the listeners when dropped.
 #[derive(Debug)]
 pub struct Monitor(Server);
 

@@ -1,9 +1,9 @@
-//! Tells readers how the set of nodes has changed since they last read it.
+//! Reports to readers how the set of nodes has changed since their last read.
 //!
-//! Each change of the set is a generation. A reader that says which generation it has gets the
-//! difference between that one and now, as often as it asks, so no removal gets lost with an answer.
-//! One whose generation is not remembered gets all nodes, marked as such. Generations begin at
-//! random, so that those of an earlier process are not taken for ours.
+//! Each change of the set is a generation. A reader that names its generation gets the difference between that one and
+//! the current one, as often as it asks, so no removal gets lost with an answer. A reader whose generation is not
+//! remembered gets all nodes, marked as such. Generations start at a random number, so that those of an earlier process
+//! are not mistaken for ours.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -13,17 +13,17 @@ use health_model::api::{
     ClusterNodeStatus, NodeAddressing, NodeAddressingElement, NodeElement, NodeEntry, NodeList,
 };
 
-/// Most readers that are remembered; another one takes the place of the one idle for longest.
+/// Maximum number of remembered readers; a new one replaces the one that was idle for longest.
 const MAX_CLIENTS: usize = 64;
-/// Readers idle for longer are forgotten.
+/// Readers that are idle for longer are forgotten.
 const CLIENT_LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// Most changed nodes that are remembered; those who are further behind get all nodes.
+/// Maximum number of remembered node changes; readers that are further behind get all nodes.
 const MAX_CHANGES: usize = 16 << 10;
-/// Client ids and generations stay below this, so that readers with floating-point numbers alone
-/// can hold them.
+/// Client ids and generations stay below this, so that readers that only have floating-point numbers can represent
+/// them.
 const NUMBERS: u64 = 1 << 53;
 
-/// A generation to begin with, far below the greatest.
+/// A random initial generation, far below the maximum.
 pub(super) fn random_generation() -> u64 {
     rand::random_range(1..NUMBERS / 2)
 }
@@ -33,21 +33,21 @@ pub(super) fn random_client_id() -> i64 {
     rand::random_range(1..NUMBERS as i64)
 }
 
-/// The set of nodes, its last changes, and who has read which.
+/// The set of nodes, its recent changes, and the readers' positions.
 #[derive(Debug)]
 pub(super) struct NodeFeed {
     generation: u64,
-    /// The oldest generation that `changes` lead on from.
+    /// The oldest generation from which `changes` lead to the current one.
     oldest: u64,
     nodes: BTreeMap<String, NodeElement>,
     changes: VecDeque<Change>,
     clients: HashMap<i64, Client>,
 }
 
-/// How a node was until a generation.
+/// A node's value before a generation.
 #[derive(Debug)]
 struct Change {
-    /// The first generation with another value.
+    /// The first generation with a new value.
     generation: u64,
     name: String,
     before: Option<NodeElement>,
@@ -60,7 +60,7 @@ struct Client {
     last_read: Duration,
 }
 
-/// What leads from a generation to the current one.
+/// The difference between a generation and the current one.
 #[derive(Debug, Default)]
 struct Difference {
     full: bool,
@@ -69,7 +69,7 @@ struct Difference {
 }
 
 impl NodeFeed {
-    /// Without nodes and readers, at this generation.
+    /// A feed at this generation, without nodes and readers.
     pub(super) fn new(generation: u64) -> Self {
         Self {
             generation,
@@ -80,7 +80,7 @@ impl NodeFeed {
         }
     }
 
-    /// Goes over to these nodes.
+    /// Switches to these nodes.
     pub(super) fn update(&mut self, list: &NodeList) {
         let next = self.generation + 1;
         let nodes: BTreeMap<_, _> = list
@@ -120,9 +120,9 @@ impl NodeFeed {
         }
     }
 
-    /// The answer to a reader, without the name of the node that answers. `client_id` is what its
-    /// last answer said, 0 if it is new, none if it wants all nodes; `has` is the generation that it
-    /// has, without which it is taken to have got every answer. `now` never goes back.
+    /// The answer to a reader, without the name of the answering node. `client_id` is the id from the reader's last
+    /// answer, 0 for a new reader, `None` to get all nodes. `has` is the reader's generation; without it, the reader is
+    /// assumed to have received every answer. `now` never decreases.
     pub(super) fn read(
         &mut self,
         client_id: Option<i64>,
@@ -153,7 +153,7 @@ impl NodeFeed {
         }
     }
 
-    /// Gives a reader that came with an unknown id one of its own.
+    /// Gives a reader with an unknown id a new id.
     fn rename(&mut self, unknown: i64, mut new_id: impl FnMut() -> i64) -> i64 {
         let Some(client) = self.clients.remove(&unknown) else {
             return 0;
@@ -189,7 +189,7 @@ impl NodeFeed {
         let begin = self
             .changes
             .partition_point(|change| change.generation <= generation);
-        // Of several changes of a node, the first says how the reader knows it.
+        // If a node changed several times, the first change has the value that the reader knows.
         let mut known: BTreeMap<&str, Option<&NodeElement>> = BTreeMap::new();
         for change in self.changes.range(begin..) {
             known
@@ -265,7 +265,7 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 
-    /// A registry with these nodes; the value tells a node's addresses.
+    /// A registry with these nodes; the value determines a node's addresses.
     fn list(nodes: &BTreeMap<u8, u8>) -> NodeList {
         let entry = |(name, address): (&u8, &u8)| NodeEntry {
             name: format!("default/{name}"),
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// What a reader keeps.
+    /// A reader's state.
     #[derive(Debug, Default)]
     struct Reader {
         id: i64,

@@ -1,4 +1,4 @@
-//! Bounds on requests that take long: what they leave is for all others.
+//! Bounds on the number of slow requests, so that the remaining capacity serves all others.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// So many places, for requests that a refusal calls so.
+    /// Allows `most` requests at a time; a refusal names them `requests`.
     pub(super) fn new(most: usize, requests: &'static str) -> Self {
         Self {
             free: Arc::new(Semaphore::new(most)),
@@ -25,7 +25,7 @@ impl Places {
         }
     }
 
-    /// Takes a place until what it returns is dropped.
+    /// Takes a place until the returned permit is dropped.
     pub(super) fn take(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         let Self { most, requests, .. } = self;
         self.free.clone().try_acquire_owned().map_err(|_| {

@@ -36,26 +36,26 @@ struct TraceAnswer {
 
 /// Largest document, bytes.
 const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
-/// Time for one to arrive.
+/// Time limit for receiving a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer waits for endpoints to follow a change.
+/// How long an answer waits for endpoints to apply a change.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether requests like this have a body.
+/// Whether a request like this may have a body.
 pub(super) fn takes_body(request: &Request) -> bool {
     let path = request.uri().path();
     *request.method() == Method::POST && matches!(path, "/v1/policies" | "/v1/policies/trace")
 }
 
-/// Which policies are meant.
+/// Selects policies.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PolicySelection {
-    /// By name: all of it, or what follows the kind.
+    /// By name: the whole name, or the part after the kind.
     name: Option<String>,
     /// By labels, separated by commas.
     labels: Option<String>,
-    /// All of them.
+    /// All policies.
     all: bool,
 }
 
@@ -152,7 +152,7 @@ pub(super) async fn delete<S: Source>(
     answer_when_in_force(&enforcer, change, revision, begun).await
 }
 
-/// Answers once endpoints follow the change, or when that takes long.
+/// Answers once endpoints have applied the change, or when that takes too long.
 async fn answer_when_in_force(
     enforcer: &Enforcer,
     change: PolicyChange,
@@ -195,7 +195,7 @@ pub(super) async fn trace<S: Source>(
     .await
 }
 
-/// Who an end of a packet's way is.
+/// The identity and labels of one end of a packet's path.
 fn end<S: Source>(
     source: &S,
     enforcer: &Enforcer,
@@ -245,7 +245,7 @@ fn end<S: Source>(
                 .filter(|(_, of_identity)| ***of_identity == labels)
                 .map(|(identity, _)| *identity)
                 .next();
-            // Labels that no endpoint has yet are of no identity; rules ask for labels alone.
+            // Labels without an endpoint have no identity; rules only need the labels.
             Ok((known.unwrap_or(Identity::UNKNOWN), labels))
         }
     }
@@ -256,7 +256,7 @@ fn ip_of(field: &str, text: &str) -> Result<IpAddr, Refusal> {
         .map_err(|_| bad(format!("{field}: {text:?} is no address")))
 }
 
-/// The policy that is called so: by its whole name, or by what follows the kind.
+/// Finds a policy by its whole name, or by the part after the kind.
 fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
     let is_meant = |name: &PolicyName| {
         let whole = name.to_string();

@@ -1,4 +1,4 @@
-//! The paths under `/v1/probes` and `/v1/pods`: container probes, and the pods that they are of.
+//! The paths under `/v1/probes` and `/v1/pods`: container probes and their pods.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,7 +25,7 @@ use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
-/// Least time between two looks for a client that watches.
+/// Minimum time between two checks for a watching client.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ pub(super) struct ListQuery {
     kind: Option<String>,
 }
 
-/// What a client wants to know of.
+/// The probes that a client asks for.
 #[derive(Clone, Debug, Default)]
 struct Selection {
     pod: Option<String>,
@@ -107,7 +107,7 @@ pub(super) async fn list<S: Source>(
     }))
 }
 
-/// What a client that watches is told, a line each.
+/// The events for a watching client, one per line.
 fn lines(watch: Watch) -> Response {
     as_lines(stream::try_unfold(watch, async |mut watch| {
         let events = watch.next().await?;
@@ -118,18 +118,18 @@ fn lines(watch: Watch) -> Response {
     }))
 }
 
-/// A client that watches.
+/// A watching client.
 struct Watch {
     supervisor: Supervisor,
     changes: watch::Receiver<u64>,
     view: ClientView,
-    /// `None` before the first.
+    /// `None` before the first check.
     next_look: Option<Instant>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Watch {
-    /// At first all there is; then what has changed, as soon as something has. Nothing when the agent ends.
+    /// At first everything; later the changes, as soon as there are any. Empty when the agent stops.
     async fn next(&mut self) -> io::Result<Vec<ContainerProbeEvent>> {
         loop {
             let is_first = self.next_look.is_none();
@@ -140,7 +140,7 @@ impl Watch {
                 tokio::time::sleep_until(at).await;
             }
             self.next_look = Some(Instant::now() + LOOK_PERIOD);
-            // What changes from here on is looked at next time.
+            // Later changes are seen by the next check.
             self.changes.mark_unchanged();
             let (supervisor, mut view) = (self.supervisor.clone(), std::mem::take(&mut self.view));
             let look = move || {
@@ -160,12 +160,12 @@ impl Watch {
     }
 }
 
-/// The probes as a client knows them.
+/// The probes as last sent to a client.
 #[derive(Default)]
 struct ClientView {
     selection: Selection,
     probes: BTreeMap<ContainerProbeKey, ContainerProbe>,
-    /// Number of the last event that is told, or older than the watch.
+    /// Number of the last event that was sent or that is older than the watch.
     last_event: u64,
 }
 
@@ -221,7 +221,7 @@ impl ClientView {
             let told = self.probes.get(key);
             told.is_some_and(|told| told.is_like(probe))
         };
-        // In the order of the listing.
+        // In listing order.
         let changed = probes.iter().filter(|probe| !is_told(&probe.key(), probe));
         let changed = changed.map(|probe| ContainerProbeEvent::Updated {
             probe: Box::new(probe.clone()),
@@ -235,7 +235,7 @@ impl ClientView {
     }
 }
 
-/// What a supervisor tells; nothing where there is none.
+/// Reads something from the supervisor; the default if there is no supervisor.
 fn of<S: Source, T: Default>(source: &S, tell: impl FnOnce(&Supervisor) -> T) -> T {
     source.containers().map(tell).unwrap_or_default()
 }

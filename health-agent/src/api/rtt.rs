@@ -18,8 +18,7 @@ use serde::Serialize;
 use super::rtt_summary::{Histogram, RttSummary};
 use super::source::Source;
 
-/// Writes the rows of `source` as a JSON array, a row a line, while they are read: all of them
-/// together are large.
+/// Writes the rows of `source` as a JSON array, one row per line, while they are read: all of them together are large.
 pub(super) fn write_all(source: &impl Source, out: &mut dyn Write) -> io::Result<()> {
     let names = names_by_address(source.nodes());
     let clock = clock::state().ok();
@@ -39,7 +38,7 @@ pub(super) fn write_all(source: &impl Source, out: &mut dyn Write) -> io::Result
     out.write_all(end.as_bytes())
 }
 
-/// `cluster/node` of each address that nodes and their health endpoints have.
+/// `cluster/node` for each address of nodes and their health endpoints.
 pub fn names_by_address(list: NodeList) -> HashMap<IpAddr, String> {
     let mut names = HashMap::new();
     for node in list.nodes {
@@ -53,17 +52,17 @@ pub fn names_by_address(list: NodeList) -> HashMap<IpAddr, String> {
 /// One row of `GET /v1/rtt` and of `bpf rtt list`.
 #[derive(Debug, Serialize)]
 pub struct RttEntry<'a> {
-    /// `cluster/node`, where it is known.
+    /// `cluster/node`, if known.
     pub node: Option<&'a str>,
-    /// What was measured.
+    /// The measured path.
     #[serde(flatten)]
     pub path: RttPath,
-    /// What came of it.
+    /// The measurements.
     #[serde(flatten)]
     pub figures: RttFigures,
 }
 
-/// What a row of `HEALTH_RTT` is about.
+/// The subject of a row in `HEALTH_RTT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct RttPath {
     /// The address.
@@ -104,78 +103,78 @@ pub fn path_name(path: u8) -> &'static str {
     }
 }
 
-/// What a row of `HEALTH_RTT` says. Times are nanoseconds; what is not known is absent.
+/// The values of a row in `HEALTH_RTT`. Times are in nanoseconds; unknown values are absent.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RttFigures {
-    /// Who stamped the last round trip: `kernel` or `socket`.
+    /// Who timestamped the last round trip: `kernel` or `socket`.
     pub source: Option<&'static str>,
     /// Round trips measured.
     pub samples: u64,
     /// Probes without an answer.
     pub lost: u64,
-    /// The part of the probes that was lost, 0 to 1.
+    /// Share of the probes that was lost, 0 to 1.
     pub loss_ratio: Option<f64>,
-    /// Answers to probes that had been given up.
+    /// Answers to probes that had already timed out.
     pub late: u64,
-    /// More answers to probes that were answered already.
+    /// Additional answers to probes that were already answered.
     pub duplicates: u64,
     /// The last round trip.
     pub last_ns: Option<u64>,
-    /// The shortest.
+    /// The shortest round trip.
     pub min_ns: Option<u64>,
-    /// Their mean.
+    /// The mean round trip.
     pub mean_ns: Option<u64>,
-    /// Half of the round trips took this time at most.
+    /// 50th percentile of the round trips.
     pub p50_ns: Option<u64>,
-    /// Nine tenths.
+    /// 90th percentile.
     pub p90_ns: Option<u64>,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub p99_ns: Option<u64>,
-    /// The longest.
+    /// The longest round trip.
     pub max_ns: Option<u64>,
     /// Smoothed, gain 1/8.
     pub smoothed_ns: Option<u64>,
-    /// Mean deviation between neighbours, gain 1/16.
+    /// Mean deviation between consecutive round trips, gain 1/16.
     pub jitter_ns: Option<u64>,
-    /// Round trips of which the time in the peer's host is known.
+    /// Round trips with a known time in the peer's host.
     pub remote_samples: u64,
-    /// That time in the last one.
+    /// Time in the peer's host in the last one.
     pub remote_last_ns: Option<u64>,
-    /// Its mean.
+    /// Mean time in the peer's host.
     pub remote_mean_ns: Option<u64>,
     /// Smoothed, gain 1/8.
     pub remote_smoothed_ns: Option<u64>,
-    /// The longest.
+    /// Longest time in the peer's host.
     pub remote_max_ns: Option<u64>,
-    /// The part of the round trips that was not spent in the peer's host, 0 to 1.
+    /// Share of the round trips not spent in the peer's host, 0 to 1.
     pub network_share: Option<f64>,
-    /// Round trips of which the delay of each direction is known.
+    /// Round trips with a known delay per direction.
     pub one_way_samples: u64,
     /// From this host to the peer, in the last one.
     pub forward_last_ns: Option<i64>,
-    /// The shortest.
+    /// The shortest delay to the peer.
     pub forward_min_ns: Option<i64>,
     /// Smoothed, gain 1/8.
     pub forward_smoothed_ns: Option<i64>,
     /// From the peer to this host, in the last one.
     pub back_last_ns: Option<i64>,
-    /// The shortest.
+    /// The shortest delay back.
     pub back_min_ns: Option<i64>,
     /// Smoothed, gain 1/8.
     pub back_smoothed_ns: Option<i64>,
-    /// Whether something keeps this host's clock in step; absent without delays of directions.
+    /// Whether this host's clock is synchronised; absent without one-way delays.
     pub clock_synchronised: Option<bool>,
-    /// What this host's clock is estimated to be wrong by now; absent while nothing keeps it in step.
+    /// Estimated current error of this host's clock; absent while it is not synchronised.
     pub clock_error_ns: Option<u64>,
-    /// Most that it can be wrong by.
+    /// Maximum error of this host's clock.
     pub clock_max_error_ns: Option<u64>,
-    /// How many round trips took how long.
+    /// Number of round trips by duration.
     pub histogram_ns: Histogram,
 }
 
 impl RttFigures {
-    /// What `row` says, its delays of directions by this host's `clock`.
+    /// The values of `row`, with its one-way delays judged by this host's `clock`.
     pub fn new(row: RttSummary, clock: Option<ClockState>) -> Self {
         let remote = |ns| (row.remote.samples > 0).then_some(ns);
         let one_way = |ns| (row.one_way.samples > 0).then_some(ns);
@@ -224,7 +223,7 @@ impl RttFigures {
         }
     }
 
-    /// Where the time went, as far as the peer's programs tell it.
+    /// Where the time was spent, as far as the peer's programs report it.
     pub fn split(&self) -> Option<String> {
         let share = self.network_share?;
         let times = [
@@ -243,7 +242,7 @@ impl RttFigures {
         ))
     }
 
-    /// The delays of both directions, and what they are worth.
+    /// The delays of both directions and their accuracy.
     pub fn directions(&self) -> Option<String> {
         Some(format!(
             "there {}, back {} (this clock: {})",
@@ -253,7 +252,7 @@ impl RttFigures {
         ))
     }
 
-    /// How far this host's clock is to be trusted.
+    /// How accurate this host's clock is.
     pub fn clock(&self) -> Option<String> {
         let synchronised = self.clock_synchronised?;
         Some(match (synchronised, self.clock_error_ns) {
@@ -288,12 +287,12 @@ impl fmt::Display for RttFigures {
     }
 }
 
-/// To a hundredth of a percent: what is divided is no more exact.
+/// Rounds to a hundredth of a percent: the inputs are not more precise.
 fn ratio(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// A ratio in words.
+/// A ratio as text.
 pub fn percent(ratio: f64) -> String {
     let thousandths = (ratio * 1e3).round();
     if thousandths % 10.0 == 0.0 {

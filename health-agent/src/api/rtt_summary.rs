@@ -1,11 +1,11 @@
-//! Rows of round-trip times as readers keep them, and what came to one between two looks.
+//! Rows of round-trip times as readers keep them, and the difference between two reads of a row.
 
 use health_common::rtt::{HISTOGRAM_BUCKETS, RttRow, bucket_bounds, percentiles_ns};
 use serde::ser::SerializeSeq as _;
 use serde::{Serialize, Serializer};
 
-/// What a row of `HEALTH_RTT` says, in a third of its size: most buckets of histograms are empty. Times
-/// are nanoseconds; those of something that has no samples mean nothing.
+/// A row of `HEALTH_RTT` in a third of its size: most histogram buckets are empty. Times are in nanoseconds; without
+/// samples, they are meaningless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RttSummary {
     pub(super) source: u8,
@@ -36,7 +36,7 @@ pub(super) struct Remote {
     pub(super) rtt_sum_ns: u64,
 }
 
-/// Delays there and back.
+/// Delays in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OneWay {
     pub(super) samples: u64,
@@ -91,11 +91,11 @@ impl From<&RttRow> for RttSummary {
 }
 
 impl RttSummary {
-    /// What came since `earlier`, a look at the same row. All of the row where it was reset in between.
+    /// The measurements since `earlier`, a read of the same row. If the row was reset in between, the whole row.
     ///
-    /// The shortest and the longest time of an interval are not kept: where none was shorter or longer
-    /// before, they are exact, else within 6.25 % by the histogram. Where the row's counts were halved
-    /// in between, neither they nor percentiles are known.
+    /// The row does not keep an interval's shortest and longest times. They are exact if no earlier one was shorter or
+    /// longer; otherwise the histogram gives them within 6.25 %. If the row's counts were halved in between, neither
+    /// they nor percentiles are known.
     pub fn since(&self, earlier: &Self) -> Self {
         if self.began_anew_after(earlier) {
             return self.clone();
@@ -128,7 +128,7 @@ impl RttSummary {
         }
     }
 
-    /// Whether a count fell, which only a reset does.
+    /// Whether a count has fallen, which only a reset causes.
     fn began_anew_after(&self, earlier: &Self) -> bool {
         let counts = |row: &Self| {
             [
@@ -152,14 +152,13 @@ impl RttSummary {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The part of the probes that was lost, 0 to 1; `None` without probes.
+    /// The share of the probes that was lost, 0 to 1; `None` without probes.
     pub fn loss_ratio(&self) -> Option<f64> {
         let probes = self.samples + self.lost;
         (probes > 0).then(|| self.lost as f64 / probes as f64)
     }
 
-    /// The part of the round trips that was not spent in the peer's host, 0 to 1; `None` where nothing
-    /// is known.
+    /// The share of the round trips not spent in the peer's host, 0 to 1; `None` if unknown.
     pub fn network_share(&self) -> Option<f64> {
         let Remote {
             sum_ns, rtt_sum_ns, ..
@@ -172,23 +171,22 @@ impl RttSummary {
         self.known(self.last_ns)
     }
 
-    /// The shortest; `None` where it is not known.
+    /// The shortest; `None` if unknown.
     pub fn min_ns(&self) -> Option<u64> {
         self.min_ns
     }
 
-    /// The longest; `None` where it is not known.
+    /// The longest; `None` if unknown.
     pub fn max_ns(&self) -> Option<u64> {
         self.max_ns
     }
 
-    /// The mean deviation between neighbours; `None` without samples.
+    /// The mean deviation between consecutive round trips; `None` without samples.
     pub fn jitter_ns(&self) -> Option<u64> {
         self.known(self.jitter_ns)
     }
 
-    /// The values below which so many percent of the round trips lie, given in ascending order; `None`
-    /// where that is not known.
+    /// The values below which these percentages of the round trips lie, given in ascending order; `None` if unknown.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
         let (min, max) = (self.min_ns?, self.max_ns?);
         let values = percentiles_ns(self.histogram.buckets(), percents)?;
@@ -230,17 +228,17 @@ impl OneWay {
     }
 }
 
-/// Whether an extreme was reached only after the earlier one.
+/// Whether an extreme was reached only after the earlier read.
 fn is_new<T>(now: T, before: Option<T>, exceeds: impl Fn(&T, &T) -> bool) -> bool {
     before.is_none_or(|before| exceeds(&now, &before))
 }
 
-/// Counts by bucket, without those that are 0; as JSON, a triple for each: from and up to,
-/// nanoseconds, and how many. The last bucket has no end.
+/// Nonzero counts by bucket. In JSON, each bucket is a triple: from and up to, nanoseconds, and the count. The last
+/// bucket has no end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram(Box<[(u8, u16)]>);
 
-/// Buckets that are looked at together.
+/// Buckets that are checked together.
 const GROUP: usize = 8;
 const _: () =
     assert!(HISTOGRAM_BUCKETS.is_multiple_of(GROUP) && HISTOGRAM_BUCKETS <= 1 << u8::BITS);
@@ -250,7 +248,7 @@ impl From<&[u16; HISTOGRAM_BUCKETS]> for Histogram {
         let mut filled = [(0, 0); HISTOGRAM_BUCKETS];
         let mut length = 0;
         for (group, counts) in counts.chunks_exact(GROUP).enumerate() {
-            // Few are not empty, and one instruction looks at them all.
+            // Few buckets are nonempty, and one instruction checks a whole group.
             if counts.iter().fold(0, |any, count| any | count) == 0 {
                 continue;
             }
@@ -264,15 +262,15 @@ impl From<&[u16; HISTOGRAM_BUCKETS]> for Histogram {
 }
 
 impl Histogram {
-    /// The buckets that are not empty, in ascending order.
+    /// The nonempty buckets, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.0
             .iter()
             .map(|&(index, count)| (usize::from(index), count))
     }
 
-    /// What came since `earlier`; nothing if that is not all of the `samples` that came. It is not when
-    /// the counts were halved in between.
+    /// The counts since `earlier`; empty if they do not cover all `samples`. They do not if the counts were halved in
+    /// between.
     fn since(&self, earlier: &Self, samples: u64) -> Self {
         let mut before = earlier.0.iter().peekable();
         let mut total = 0;
@@ -379,7 +377,7 @@ mod tests {
         add(&mut row, &[30_000; 2]);
         let anew = RttSummary::from(&row);
         assert_eq!(anew.since(&earlier), anew);
-        // As many probes were lost since as before.
+        // As many probes were lost since the reset as before.
         row.lost = 4;
         let anew = RttSummary::from(&row);
         assert_eq!(anew.since(&earlier), anew);

@@ -1,10 +1,9 @@
-//! Serves HTTP on listeners of any kind, to clients that may be many, silent or slow: none of them
-//! holds up another.
+//! Serves HTTP on listeners of any kind. Clients may be many, silent or slow: none of them holds up another.
 //!
-//! A connection carries one request. It ends when the request's head does not arrive in time, or
-//! when the client has let the server wait for too long in all. When somebody waits while all
-//! places are taken, those clients give theirs up that have let the server wait the longest. Answers
-//! that end when the client goes take no place from the others.
+//! A connection carries one request. It is closed if the request's head does not arrive in time, or if the client has
+//! made the server wait too long in total. When all places are taken and a new client is waiting, the clients that have
+//! made the server wait the longest lose their places. Answers that last until the client disconnects take no places
+//! from the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,29 +26,29 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::{Instant, Sleep};
 
-/// Longest head of a request, bytes.
+/// Largest request head, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// A client that has let the server wait for less than this keeps its place.
+/// A client that has made the server wait for less than this keeps its place.
 const COURTESY: Duration = Duration::from_millis(100);
-/// Time between two looks at who has let the server wait, while somebody waits for a place.
+/// Time between two checks of the clients' waiting times while a new client waits for a place.
 const REVIEW_PERIOD: Duration = Duration::from_millis(20);
-/// Of all places, the part that is cleared by one look.
+/// Divisor: one check frees this fraction of all places.
 const CLEARED_PART: usize = 4;
 
-/// What clients may take.
+/// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at a time on each listener, without those whose clients [stay](Client::stay); more wait in its
-    /// backlog.
+    /// Concurrent connections on each listener, without those whose clients [stay](Client::stay); further ones wait in
+    /// its backlog.
     pub(super) connections: usize,
-    /// Time for a request's head to arrive.
+    /// Time limit for receiving a request's head.
     pub(super) head: Duration,
-    /// Time in all that a client may let the server wait, be it for the request's head or for room
-    /// to write the answer.
+    /// Total time that a client may make the server wait, be it for the request's head or for buffer space to write the
+    /// answer.
     pub(super) patience: Duration,
 }
 
-/// A running server. Dropping it closes all listeners and connections.
+/// A running server. Closes all listeners and connections when dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     acceptors: JoinSet<()>,
@@ -71,7 +70,7 @@ impl Server {
         Self { acceptors, stop }
     }
 
-    /// Closes the listeners and waits until the requests under way are answered.
+    /// Closes the listeners and waits until the requests in flight are answered.
     pub(super) async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while self.acceptors.join_next().await.is_some() {}
@@ -101,7 +100,7 @@ async fn accept<L: Listener>(
             waits.begin();
             let exchange = exchange(stream, router.clone(), limits, waits.clone(), stop.clone());
             let task = connections.spawn(async move {
-                // Errors are the client's own: it went away, was slow, or spoke no HTTP.
+                // Errors are the client's own: it disconnected, was slow, or did not speak HTTP.
                 let _ = exchange.await;
             });
             clients.insert(task.id(), (task, waits));
@@ -114,7 +113,7 @@ async fn accept<L: Listener>(
                 clients.remove(&id);
             }
             (stream, _) = listener.accept(), if waiting.is_none() => waiting = Some(stream),
-            // There is no place for it.
+            // All places are taken.
             () = tokio::time::sleep(REVIEW_PERIOD), if waiting.is_some() => {
                 make_room(&clients, limits.connections.div_ceil(CLEARED_PART));
             }
@@ -124,13 +123,13 @@ async fn accept<L: Listener>(
     while connections.join_next().await.is_some() {}
 }
 
-/// How many connections have one of the places that are limited.
+/// Number of connections that occupy a limited place.
 fn places_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
     let passing = clients.values().filter(|(_, waits)| !waits.stays());
     passing.count()
 }
 
-/// Ends up to `places` connections whose clients have let the server wait the longest.
+/// Closes up to `places` connections whose clients have made the server wait the longest.
 fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
     let mut waits: Vec<_> = clients
         .values()
@@ -177,20 +176,20 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     connection.await
 }
 
-/// Whoever sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Client(Arc<Waits>);
 
 impl Client {
-    /// Lets it stay, and read its answer as slowly as it likes: for answers that end when the client goes.
-    /// It gives its place to others; whoever calls this sees to it that not too many stay.
+    /// Lets the client stay, and read its answer as slowly as it likes: for answers that last until the client
+    /// disconnects. Frees its place for others; the caller must limit the number of clients that stay.
     pub(super) fn stay(&self) {
         let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.stays = true;
     }
 }
 
-/// How long a client has let the server wait.
+/// How long a client has made the server wait.
 #[derive(Debug, Default)]
 struct Waits(Mutex<WaitState>);
 
@@ -198,7 +197,7 @@ struct Waits(Mutex<WaitState>);
 struct WaitState {
     before: Duration,
     since: Option<Instant>,
-    /// Whether there is no limit.
+    /// Whether the time is unlimited.
     stays: bool,
 }
 
@@ -215,7 +214,7 @@ impl Waits {
         }
     }
 
-    /// What is left of `patience`.
+    /// The rest of `patience`.
     fn left(&self, patience: Duration) -> Duration {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.stays {
@@ -241,12 +240,12 @@ impl Waits {
     }
 }
 
-/// A stream whose writes fail when its client has let the server wait for too long in all.
+/// A stream whose writes fail once its client has made the server wait too long in total.
 struct PacedStream<S> {
     stream: S,
     waits: Arc<Waits>,
     patience: Duration,
-    /// When the write under way fails.
+    /// When the current write fails.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -320,16 +319,16 @@ mod tests {
 
     use super::*;
 
-    /// How long a test waits for what must come, however busy the machine is.
+    /// How long a test waits for something that must happen, however busy the machine is.
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    /// Times that no test outlasts.
+    /// Limits that no test reaches.
     const LIMITS: Limits = Limits {
         connections: 4,
         head: Duration::from_secs(3600),
         patience: Duration::from_secs(3600),
     };
-    /// Far more than what a socket's buffers hold.
+    /// Far larger than a socket's buffers.
     const LARGE: usize = 8 << 20;
 
     struct Bed {
@@ -363,7 +362,7 @@ mod tests {
             stream
         }
 
-        /// The whole answer, which must end.
+        /// The whole answer, which must be complete.
         async fn ask(&self, path: &str) -> Vec<u8> {
             rest(&mut self.send(path).await).await
         }
@@ -384,7 +383,7 @@ mod tests {
     async fn rest(stream: &mut UnixStream) -> Vec<u8> {
         let mut answer = Vec::new();
         let read = stream.read_to_end(&mut answer);
-        // An error is an end as well.
+        // An error also ends the stream.
         let _ = timeout(PATIENCE, read).await.unwrap();
         answer
     }

@@ -32,7 +32,7 @@ use super::services::{paths as services, trace};
 use super::source::Source;
 use super::{endpoints, policies, probes, streamed};
 
-/// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
+/// The API's OpenAPI document. Tests compare it with the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
 
 const LIMITS: Limits = Limits {
@@ -40,16 +40,16 @@ const LIMITS: Limits = Limits {
     head: Duration::from_secs(5),
     patience: Duration::from_secs(10),
 };
-/// Requests to probe all nodes that are served at a time; each takes as long as the probes.
+/// Maximum number of concurrent requests to probe all nodes; each takes as long as the probes.
 const PROBE_REQUESTS: usize = 16;
-/// Clients that watch endpoints at a time, and as many that watch container probes.
+/// Maximum number of clients that watch endpoints at a time, and likewise container probes.
 const WATCHES: usize = 16;
-/// Most events that are written at once.
+/// Maximum number of events written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// Serves the API until `shutdown` ends; requests under way are answered, if that takes no longer
-/// than 2 s. Then removes the socket's file.
+/// Serves the API until `shutdown` completes. Then answers requests in flight for up to 2 s and removes the socket's
+/// file.
 pub async fn serve<S: Source>(
     listener: UnixListener,
     source: Arc<S>,
@@ -58,7 +58,7 @@ pub async fn serve<S: Source>(
     let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
     let server = Server::start([listener], &router(source), LIMITS);
     shutdown.await;
-    // What takes longer is cut off.
+    // Requests that take longer are cut off.
     let _ = tokio::time::timeout(SHUTDOWN_GRACE, server.shutdown()).await;
     match path {
         Some(path) => fs::remove_file(path),
@@ -66,16 +66,16 @@ pub async fn serve<S: Source>(
     }
 }
 
-/// What requests are answered from.
+/// The source of answers.
 pub(super) struct Api<S> {
     pub(super) source: S,
     started: Instant,
     feed: Mutex<NodeFeed>,
     /// For requests that take as long as probes do.
     probes: Places,
-    /// For requests that end when the client goes.
+    /// For requests that last until the client disconnects.
     pub(super) watches: Places,
-    /// The same for container probes.
+    /// Likewise for container probes.
     pub(super) container_watches: Places,
 }
 
@@ -106,8 +106,8 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         .with_state(api)
 }
 
-/// Paths that are answered from the first moment on: how the agent itself and the mesh do, and what is known without them.
-/// All others would say that there is nothing where it is only not known yet.
+/// Paths that are answered from the first moment: the state of the agent itself and of the mesh, and what is known
+/// without them. Other paths would report that something does not exist when it is merely unknown so far.
 const ANSWERED_WHILE_STARTING: [&str; 6] = [
     "/v1beta/healthz",
     "/v1beta/status",
@@ -131,7 +131,7 @@ async fn refuse_while_starting<S: Source>(
     next.run(request).await
 }
 
-/// A path as OpenAPI writes it, and what answers it.
+/// A path in OpenAPI syntax, and its handler.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
 fn routes<S: Source>() -> [Route<S>; 30] {
@@ -251,7 +251,7 @@ async fn probe<S: Source>(
     }
 }
 
-/// A line of JSON for each event, as they come. `place` is held until the last.
+/// One line of JSON per event, as they arrive. Holds `place` until the last one.
 fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) -> Response {
     as_lines(stream::try_unfold(
         (events, place),
@@ -290,7 +290,7 @@ async fn cluster_nodes<S: Source>(
             ..
         } = api.source.config();
         let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Asked for under the lock, so that the feed never goes back to an older set.
+        // Read under the lock, so that the feed never goes back to an older set.
         feed.update(&api.source.nodes());
         let now = api.started.elapsed();
         let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
@@ -381,7 +381,7 @@ async fn monitor<S: Source>(
     )))
 }
 
-/// What there is to tell of `node`, or of all; nothing at all if there is no such node.
+/// `told` for a known node or for all nodes; a refusal if the node does not exist.
 fn of_known_node<T>(
     source: &impl Source,
     node: Option<String>,
@@ -540,8 +540,8 @@ mod tests {
         assert_eq!(documented, served);
     }
 
-    /// Each operation of the document but those that tell how the agent does: whatever else was asked of the source would
-    /// panic.
+    /// Covers each operation of the document except those that report the agent's own state: reading anything else from
+    /// the source would panic.
     #[tokio::test]
     async fn no_path_says_that_there_is_nothing_while_the_agent_starts() {
         let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();

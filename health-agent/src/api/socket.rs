@@ -1,4 +1,4 @@
-//! Opens the API's unix socket.
+//! Opens the API's Unix socket.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -12,7 +12,7 @@ use nix::unistd::{Gid, Group};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 
-/// Owner and group may speak to the agent.
+/// Owner and group may use the agent.
 const SOCKET_MODE: u32 = 0o660;
 const BACKLOG: i32 = 128;
 
@@ -30,25 +30,25 @@ pub enum BindError {
         /// The process that listens.
         pid: i32,
     },
-    /// Something else has its name.
+    /// Something other than a socket exists at the path.
     #[error("cannot make the socket {0}: the path exists and is not a socket")]
     NoSocket(PathBuf),
-    /// The system refused.
+    /// The system reported an error.
     #[error("cannot {what} the socket {path}: {source}")]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The socket.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Why a group may not be let in.
+/// Why a group cannot be given access.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// There is none of that name.
+    /// No group has that name.
     #[error("--socket-group '{0}': there is no such group; `getent group` lists the existing ones")]
     Unknown(String),
     /// The system's database of groups cannot be read.
@@ -56,7 +56,7 @@ pub enum GroupError {
     Lookup {
         /// The group's name.
         name: String,
-        /// The system's answer.
+        /// The system's error.
         source: Errno,
     },
 }
@@ -73,11 +73,11 @@ pub fn group(name: &str) -> Result<Gid, GroupError> {
     }
 }
 
-/// Opens the API's socket at `path`, whose folder must exist, readable and writable by its owner and
-/// by `group`, which is the process's own where none is given. A socket that nobody listens on any more is taken over.
+/// Opens the API's socket at `path`, whose folder must exist. The socket is readable and writable by its owner and by
+/// `group`, which defaults to the process's own group. Takes over a socket without a listener.
 ///
-/// Two processes that do this at the same time could take over each other's socket: the caller
-/// holds the [pid file](crate::pidfile::PidFile).
+/// Two processes that do this at the same time could take over each other's socket: the caller must hold the [pid
+/// file](crate::pidfile::PidFile).
 ///
 /// Panics outside a tokio runtime.
 pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> {
@@ -93,7 +93,7 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> 
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("create"))?;
     socket.set_nonblocking(true).map_err(failed("set up"))?;
     socket.bind(&address).map_err(failed("bind"))?;
-    // Nobody can connect before the socket listens, so the permissions of its birth don't matter.
+    // No client can connect before the socket listens, so its initial permissions don't matter.
     if let Some(group) = group {
         chown(path, None, Some(group.as_raw())).map_err(failed("set the group of"))?;
     }
@@ -103,7 +103,7 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> 
     UnixListener::from_std(StdUnixListener::from(socket)).map_err(failed("poll"))
 }
 
-/// Removes a socket that nobody listens on; an error if somebody does.
+/// Removes a socket without a listener; fails if it has one.
 fn remove_stale(path: &Path) -> Result<(), BindError> {
     let failed = |what| {
         move |source| BindError::Io {
@@ -120,7 +120,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     }
     let address = SockAddr::unix(path).map_err(failed("name"))?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("create"))?;
-    // A listener that has stopped accepting, its backlog full, must not hold us up.
+    // A listener that has stopped accepting and has a full backlog must not block us.
     socket.set_nonblocking(true).map_err(failed("set up"))?;
     match socket.connect(&address) {
         Ok(()) => {
@@ -176,7 +176,7 @@ mod tests {
     async fn owner_and_group_may_speak_to_the_agent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("health.sock");
-        // One's own group may be given without being root.
+        // A process may give a socket to its own group without being root.
         let own = nix::unistd::getgid();
         let name = Group::from_gid(own).unwrap().unwrap().name;
         let _listener = bind(&path, Some(group(&name).unwrap())).unwrap();

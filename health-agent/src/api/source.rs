@@ -1,4 +1,4 @@
-//! What the API is answered from.
+//! The source of the API's answers.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -23,88 +23,86 @@ use tokio::sync::mpsc;
 
 use super::services::ServiceCatalog;
 
-/// What the server reads; the agent implements it. Every call answers at once with what is known.
+/// What the server reads; the agent implements it. Every call returns at once with what is known.
 pub trait Source: Send + Sync + 'static {
-    /// The last results.
+    /// The latest results.
     fn status(&self) -> HealthStatus;
-    /// Writes the same as JSON, which may take less than the whole report. May take as long as `out`
-    /// does.
+    /// Writes the results as JSON, which may need less memory than the whole report. May take as long as `out` does.
     fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
         Ok(serde_json::to_writer(out, &self.status())?)
     }
-    /// The same without the nodes.
+    /// The results without the nodes.
     fn status_head(&self) -> HealthStatus<()> {
         self.status().head()
     }
-    /// Gives the nodes of the last results to `each` one by one, which may take less than the whole
-    /// report.
+    /// Passes the nodes of the latest results to `each` one by one, which may need less memory than the whole report.
     fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
         self.status().nodes.iter().for_each(each);
     }
-    /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
+    /// Probes all nodes now. Returns what is known after the probe timeout at the latest.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
-    /// Probes all nodes now, and tells what comes out as it comes. The last event is
-    /// [`ProbeEvent::Done`], with the probe timeout at the latest.
+    /// Probes all nodes now, and reports results as they arrive. The last event is [`ProbeEvent::Done`], after the
+    /// probe timeout at the latest.
     fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
-    /// How large packets to the addresses of one node (`cluster/node`) or of all may be.
+    /// The path MTUs to the addresses of one node (`cluster/node`) or of all nodes.
     fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry>;
-    /// Finds that out anew; ends after 25 s at the latest, with what is known then.
+    /// Probes the path MTUs again. Returns what is known after 25 s at the latest.
     fn probe_path_mtus(&self, node: Option<&str>)
     -> impl Future<Output = Vec<PathMtuEntry>> + Send;
-    /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
+    /// The results of the last hour's probes, for one node (`cluster/node`) or for all.
     fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
-    /// Calls `each` with every row of round-trip times, as the kernel holds them, and ends with its
-    /// first error. May take as long as `each` does.
+    /// Calls `each` with every row of round-trip times as the kernel holds them, and stops at its first error. May take
+    /// as long as `each` does.
     fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()>;
     /// The registry.
     fn nodes(&self) -> NodeList;
-    /// How the node registries do.
+    /// The state of the node registries.
     fn registries(&self) -> Vec<RegistryState> {
         self.nodes().registries
     }
-    /// ICMP messages that were not taken for answers.
+    /// ICMP messages that were not accepted as answers.
     fn ignored_replies(&self) -> IgnoredReplyCounts {
         IgnoredReplyCounts::default()
     }
-    /// Requests of `GET /hello` to this agent with something wrong.
+    /// `GET /hello` requests to this agent that had an error.
     fn hello_requests(&self) -> HelloRequestCounts {
         HelloRequestCounts::default()
     }
-    /// Answers of `GET /hello` with a header that could not be read.
+    /// `GET /hello` answers with an unreadable header.
     fn malformed_answers(&self) -> u64 {
         0
     }
-    /// What collections of conntrack entries came to.
+    /// The results of conntrack garbage collections.
     fn collections(&self) -> Counts {
         Counts::default()
     }
-    /// What the programs tell of these events from now on; `None` while there are no programs.
+    /// The programs' events that match the filter, from now on; `None` while no programs exist.
     fn monitor(&self, _: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         None
     }
-    /// What was read and lost of it.
+    /// How many events were read and lost.
     fn events(&self) -> events::Counts {
         events::Counts::default()
     }
-    /// Local endpoints by id, the health endpoint among them.
+    /// Local endpoints by id, including the health endpoint.
     fn endpoints(&self) -> Vec<Arc<Endpoint>>;
-    /// What was repaired since the start, by cause.
+    /// Number of repairs since the start, by cause.
     fn repairs(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }
-    /// What keeps policy in force; `None` before it is taken over.
+    /// The policy enforcer; `None` before policy is taken over.
     fn enforcer(&self) -> Option<&Enforcer> {
         None
     }
-    /// What manages the others; `None` before they are restored.
+    /// The manager of the other endpoints; `None` before they are restored.
     fn manager(&self) -> Option<&Manager> {
         None
     }
-    /// What probes containers; `None` if this agent does not.
+    /// The supervisor of container probes; `None` if this agent has no such probes.
     fn containers(&self) -> Option<&Supervisor> {
         None
     }
-    /// What is told of services; `None` if this agent serves none.
+    /// The service catalog; `None` if this agent serves no services.
     fn services(&self) -> Option<&ServiceCatalog> {
         None
     }
@@ -114,12 +112,12 @@ pub trait Source: Send + Sync + 'static {
     }
     /// The settings in force.
     fn config(&self) -> Config;
-    /// What the start waits for, in words; `None` once all that the agent shows is taken over.
+    /// What the start waits for, in words; `None` once everything that the agent shows is taken over.
     fn starting(&self) -> Option<String> {
         None
     }
-    /// How the agent itself does.
+    /// The agent's own state.
     fn state(&self) -> AgentState;
-    /// Since when it runs.
+    /// Time since the agent started.
     fn uptime(&self) -> Duration;
 }

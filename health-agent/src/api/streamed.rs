@@ -1,5 +1,5 @@
-//! Bodies that are sent while they are written: they take the memory of a few pieces, and their first
-//! piece leaves before the last one is made.
+//! Bodies that are sent while they are written: they need the memory of only a few pieces, and the first piece is sent
+//! before the last one is written.
 
 use std::io::{self, Write};
 use std::mem;
@@ -8,11 +8,11 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-/// What is handed over at once, bytes: so much that to wake the other side costs little beside it.
+/// Size of a piece, bytes: large enough that waking the other side costs little in comparison.
 const PIECE: usize = 256 << 10;
-/// What a piece may have on top.
+/// How much a piece may exceed that, bytes.
 const SLACK: usize = 16 << 10;
-/// Pieces that may wait for the client.
+/// Number of pieces that may wait for the client.
 const PIECES: usize = 1;
 
 /// A part of a body.
@@ -23,9 +23,8 @@ enum Piece {
     Last(Bytes),
 }
 
-/// The body that `write` makes, on a thread where it may take its time. A short one has a length; an
-/// error behind the first piece of a long one cuts the connection off, so that nobody takes a part for
-/// the whole.
+/// The body that `write` produces, on a thread where it may block. A short body has a length. An error after the first
+/// piece of a long body cuts the connection, so that the client does not mistake a part for the whole.
 pub(super) async fn body(
     write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
 ) -> io::Result<Body> {
@@ -37,7 +36,7 @@ pub(super) async fn body(
         };
         let written = write(&mut out);
         let last = written.map(|()| Piece::Last(out.next.into()));
-        // Without a reader there is nobody to tell.
+        // Without a reader, the result has no recipient.
         let _ = out.sender.blocking_send(last);
     });
     let first = match received(pieces.recv().await)? {
@@ -57,12 +56,12 @@ pub(super) async fn body(
     Ok(Body::from_stream(first.chain(rest)))
 }
 
-/// Whoever writes ends without a word when it panics.
+/// A writer that panics ends without a result.
 fn received(piece: Option<io::Result<Piece>>) -> io::Result<Piece> {
     piece.unwrap_or_else(|| Err(io::Error::other("writing it failed half way")))
 }
 
-/// Hands over what is written to it.
+/// Passes on what is written to it.
 pub(super) struct Pieces {
     next: Vec<u8>,
     sender: mpsc::Sender<io::Result<Piece>>,

@@ -60,7 +60,7 @@ impl CleanupArgs {
     }
 }
 
-/// Something that is gone.
+/// A removed item.
 #[derive(Debug, Serialize)]
 struct RemovedRow {
     removed: String,

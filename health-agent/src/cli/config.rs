@@ -1,4 +1,4 @@
-//! `health-agent config`: the settings that the agent runs with, and what the kernel offers it.
+//! `health-agent config`: the agent's settings, and the kernel's features.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ impl ConfigArgs {
             anyhow::ensure!(Uid::effective().is_root(), UnmetRequirement::NotRoot);
             let report = Report::of_this_kernel(&location.bpf_root);
             self.output.output.print_object(&report, report_table)?;
-            // Scripts ask whether an agent would start.
+            // Scripts check whether an agent would start.
             choose(&report, &location.bpf_root, AttachMode::Auto)?;
             return Ok(());
         }
@@ -45,7 +45,7 @@ impl ConfigArgs {
     }
 }
 
-/// A feature a line.
+/// One feature per line.
 fn report_table(report: &Report) -> String {
     let rows = report.features.iter().map(|feature| {
         let need = match feature.need {
@@ -64,7 +64,7 @@ fn on_or_off(is_on: bool) -> String {
     if is_on { "on" } else { "off" }.to_owned()
 }
 
-/// A setting a line, named by its flag.
+/// One setting per line, named by its flag.
 fn config_table(config: &Config) -> String {
     let location = &config.location;
     let masquerade = &config.masquerade;

@@ -226,10 +226,10 @@ impl ListArgs {
     }
 }
 
-/// Prints endpoints as they change, until nobody reads it or the agent ends.
+/// Prints endpoints as they change, until the reader goes away or the agent stops.
 async fn watch(client: &Client) -> anyhow::Result<()> {
     let mut printed = Ok(());
-    // Told once the first ones are there, so that they come in one piece.
+    // The initial endpoints are collected, then printed together.
     let mut first = BTreeMap::new();
     let mut is_listed = false;
     let watched = client.watch("/v1/endpoints?watch=true", |event| {

@@ -1,4 +1,4 @@
-//! How the program ends: its exit codes, and the one line that says why.
+//! How the program exits: its exit codes, and the one-line error message.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -16,10 +16,10 @@ const USAGE: u8 = 2;
 /// `status`: something is unreachable.
 pub(super) const UNREACHABLE: u8 = 3;
 
-/// Why a command did not do what it was to do.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A flag's value cannot be used.
+    /// A flag has an unusable value.
     #[error(transparent)]
     Usage(#[from] InvalidSetting),
     /// Anything else.
@@ -28,7 +28,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Says on stderr, in one line, what failed, and gives the exit code for it.
+    /// Prints the failure on stderr, in one line, and returns its exit code.
     pub fn report(&self) -> ExitCode {
         eprintln!("error: {}", one_line(&self.to_string()));
         ExitCode::from(match self {
@@ -38,11 +38,10 @@ impl Failure {
     }
 }
 
-/// Prints what clap has to say instead of running a command: the help that was asked for, or what is
-/// wrong with the command line.
+/// Prints clap's output instead of running a command: the requested help, or the error in the command line.
 pub fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
-        // Where stderr is closed, the code is all that can be told.
+        // If stderr is closed, only the exit code can report the error.
         let _ = error.print();
         return ExitCode::from(USAGE);
     }

@@ -63,7 +63,7 @@ impl IdentityCommand {
     }
 }
 
-/// A label a line; blank where it is not counted who uses an identity.
+/// One label per line; the users of an identity are blank if they are not counted.
 fn identities_table(identities: &[IdentityEntry]) -> String {
     let rows = identities.iter().map(|identity| {
         let references = identity.references.as_ref();

@@ -58,27 +58,27 @@ impl From<LogLevel> for LevelFilter {
 }
 
 impl LogArgs {
-    /// Sends the events of this process to stderr, those of the eBPF programs (through `log`)
-    /// included. Does nothing the second time.
+    /// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Does nothing on
+    /// later calls.
     pub fn init(&self) {
         let lines = fmt::layer().with_writer(|| OneLine(io::stderr()));
         let lines = match self.log_format {
             LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
             LogFormat::Json => lines.json().boxed(),
         };
-        // Only the first call finds no subscriber.
+        // Only the first call succeeds, since later ones find a subscriber.
         let _ = tracing_subscriber::registry()
             .with(lines)
             .with(self.targets())
             .try_init();
     }
 
-    /// Ours as asked for; of the libraries only what went wrong.
+    /// Our own events at the chosen level; only warnings and errors from libraries.
     fn targets(&self) -> Targets {
         let level = LevelFilter::from(self.log_level);
         Targets::new()
             .with_default(level.min(LevelFilter::WARN))
-            // Its watcher logs every failure, with the whole answer; the registry logs each reason once.
+            // Its watcher logs every failure with the whole response; the registry logs each reason once.
             .with_target("kube_client", LevelFilter::OFF)
             .with_target("kube_runtime", LevelFilter::OFF)
             // All crates of the agent, and the eBPF programs.
@@ -86,8 +86,8 @@ impl LogArgs {
     }
 }
 
-/// Writes an event in one line, whatever texts from outside are in it. The layer hands over each event as a whole, and writes
-/// out what else would control a terminal.
+/// Writes each event on one line, even if it contains external text. The layer passes each event as a whole, and
+/// escapes other terminal control characters.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {

@@ -1,4 +1,4 @@
-//! The command line: one file a command, and what they share.
+//! The command line: one file per command, plus shared code.
 
 mod bpf;
 mod cleanup;
@@ -99,7 +99,7 @@ pub struct GlobalArgs {
 }
 
 impl GlobalArgs {
-    /// Where the agent that is meant keeps its things.
+    /// The location of the selected agent's files.
     pub fn location(&self) -> Result<Location, InvalidSetting> {
         Location {
             instance: self.instance.clone(),
@@ -111,8 +111,7 @@ impl GlobalArgs {
     }
 }
 
-/// Takes a path as it is meant where the program is started: entering the host's mounts changes the
-/// working folder.
+/// Resolves a path in the working folder at program start: entering the host's mounts changes the working folder.
 fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(std::path::absolute)
 }
@@ -160,7 +159,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Carries out the command for the agent at `location`; the code is 0, or the command's own.
+    /// Runs the command for the agent at `location`. The code is 0, or specific to the command.
     pub async fn execute(self, location: Location) -> Result<ExitCode, Failure> {
         let client = Client::new(location.socket());
         match self {

@@ -86,20 +86,20 @@ impl MonitorArgs {
     }
 }
 
-/// Prints lines as they come.
+/// Prints lines as they arrive.
 struct Printer {
     format: Format,
-    /// Events that are still wanted.
+    /// Number of events left to print.
     left: Option<u64>,
     is_empty: bool,
     outcome: Outcome,
 }
 
-/// How printing went.
+/// The result of printing.
 enum Outcome {
-    /// All is printed.
+    /// Everything was printed.
     Printed,
-    /// Nobody reads any more, or it failed.
+    /// The reader has gone, or printing failed.
     Ended(anyhow::Result<()>),
     /// The agent stopped.
     Stopped,
@@ -142,12 +142,12 @@ impl Printer {
         }
     }
 
-    /// Completes the document, so that what was printed can be read.
+    /// Completes the document, so that the output can be parsed.
     fn end(self) -> anyhow::Result<()> {
         if let Outcome::Ended(result) = self.outcome {
             return result;
         }
-        // Whoever has seen enough misses nothing.
+        // A reader that has gone misses nothing.
         let _ = print_more(|out| match (self.format, self.is_empty) {
             (Format::Json | Format::Yaml, true) => out.write_all(b"[]\n"),
             (Format::Json, false) => out.write_all(b"\n]\n"),
@@ -177,7 +177,7 @@ fn write(
     }
 }
 
-/// A line for people.
+/// A line in human-readable form.
 struct Line<'a>(&'a MonitorLine);
 
 impl fmt::Display for Line<'_> {

@@ -1,4 +1,4 @@
-//! What commands print: tables without borders, JSON, JSON lines, YAML.
+//! The output of commands: tables without borders, JSON, JSON lines, YAML.
 
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_saphyr::SerializeError;
 use tabwriter::TabWriter;
 
-/// What a failed write to stdout is told as.
+/// The error message for a failed write to stdout.
 pub(super) const UNWRITABLE: &str = "cannot write to standard output";
 /// Spaces between two columns.
 const COLUMN_GAP: usize = 3;
@@ -80,7 +80,7 @@ impl From<ListFormat> for Format {
 }
 
 impl Format {
-    /// Prints a listing: a table, an array or sequence, or an object a line.
+    /// Prints a listing: a table, an array or sequence, or one object per line.
     pub(super) fn print_rows<T: Serialize>(
         self,
         rows: &[T],
@@ -119,13 +119,13 @@ impl Format {
     }
 }
 
-// The values are erased: a serializer is compiled once, not once for each type that is printed.
+// The values are type-erased: a serializer is compiled once, not once for each printed type.
 fn write_json(out: &mut dyn Write, value: &dyn erased_serde::Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
 }
 
-/// Writes one object on a line of its own.
+/// Writes one object on its own line.
 pub(super) fn write_json_line(
     out: &mut dyn Write,
     value: &dyn erased_serde::Serialize,
@@ -144,26 +144,26 @@ pub(super) fn write_yaml(
     })
 }
 
-/// Writes to stdout. A reader who has seen enough and closed it (`| head`) is no failure.
+/// Writes to stdout. A reader who has seen enough and closed it (`| head`) is not a failure.
 pub(super) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     print_more(write).map(|_| ())
 }
 
-/// Like [`print`], for what prints again and again: breaks when nobody reads any more.
+/// Like [`print`], for repeated output: breaks when the reader has gone.
 pub(super) fn print_more(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<ControlFlow<()>> {
     let written = stdout().and_then(|out| {
         let mut out = BufWriter::new(out.lock());
         let written = write(&mut out).and_then(|()| out.flush());
-        // After a failure, what is left in the buffer is for nobody.
+        // After a failure, the rest of the buffer has no reader.
         let _ = out.into_parts();
         written
     });
     finish(written)
 }
 
-/// What becomes of a command that wrote to stdout: breaks when nobody reads any more.
+/// The result of writing to stdout: breaks when the reader has gone.
 pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>> {
     match written {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
@@ -173,11 +173,11 @@ pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>>
 
 /// The text of a cell, in lines.
 pub(super) trait CellText {
-    /// Its lines, as they came from wherever they came. Not `lines`: that would stand in the way of `str::lines`.
+    /// The raw lines of the cell. Not called `lines`, which would shadow `str::lines`.
     fn text_lines(&self) -> impl Iterator<Item = &str>;
 }
 
-/// A line break in a text of itself makes no row: it is written out.
+/// A line break within a text does not start a new line: it is escaped.
 impl<T: AsRef<str>> CellText for T {
     fn text_lines(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.as_ref())
@@ -189,7 +189,7 @@ impl<T: AsRef<str>> CellText for T {
 pub(super) struct Cell(Vec<String>);
 
 impl Cell {
-    /// With these lines; without any, [`NONE`].
+    /// A cell with these lines; without lines, [`NONE`].
     pub(super) fn lines_or_none(lines: impl IntoIterator<Item: Into<String>>) -> Self {
         let lines: Vec<String> = lines.into_iter().map(Into::into).collect();
         if lines.is_empty() {
@@ -198,7 +198,7 @@ impl Cell {
         Self(lines)
     }
 
-    /// With these lines.
+    /// A cell with these lines.
     pub(super) fn of_lines(lines: impl IntoIterator<Item: Into<String>>) -> Self {
         Self(lines.into_iter().map(Into::into).collect())
     }
@@ -222,8 +222,8 @@ impl CellText for Cell {
     }
 }
 
-/// A table: upper-case headers, columns three spaces apart, a final newline. A [`Cell`] of several lines makes its row as
-/// high.
+/// A table: upper-case headers, columns three spaces apart, a final newline. The [`Cell`] with the most lines
+/// determines the height of its row.
 pub(super) fn table<R: IntoIterator<Item: CellText>>(
     header: impl IntoIterator<Item: CellText>,
     rows: impl IntoIterator<Item = R>,
@@ -243,7 +243,7 @@ pub(super) fn table<R: IntoIterator<Item: CellText>>(
     clean
 }
 
-/// Writes a row with tabs between its cells, in as many lines as its highest cell has.
+/// Writes a row with tabs between its cells, in as many lines as its tallest cell has.
 fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> io::Result<()> {
     let cells: Vec<_> = cells.into_iter().collect();
     let cells: Vec<Vec<&str>> = cells
@@ -256,7 +256,7 @@ fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> 
             if column > 0 {
                 out.write_all(b"\t")?;
             }
-            // A tab within would begin a column.
+            // A tab within a cell would start a new column.
             let text = lines.get(line).copied().unwrap_or_default();
             for (place, word) in text.split('\t').enumerate() {
                 if place > 0 {
@@ -270,10 +270,10 @@ fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> 
     Ok(())
 }
 
-/// What a cell says that has nothing to say.
+/// The text of an empty cell.
 pub(super) const NONE: &str = "-";
 
-/// The items with commas between, or [`NONE`].
+/// The items separated by commas, or [`NONE`].
 pub(super) fn comma_separated<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     if items.is_empty() {
@@ -283,7 +283,7 @@ pub(super) fn comma_separated<T: ToString>(items: impl IntoIterator<Item = T>) -
     }
 }
 
-/// Every line of `text` with `spaces` in front.
+/// Indents every line of `text` by `spaces`.
 pub(super) fn indent(spaces: usize, text: &str) -> String {
     text.lines()
         .map(|line| format!("{:spaces$}{line}\n", ""))

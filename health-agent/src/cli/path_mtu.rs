@@ -1,4 +1,4 @@
-//! `health-agent path-mtu`: how large packets to other nodes may be.
+//! `health-agent path-mtu`: the path MTUs to other nodes.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,9 @@ use super::node;
 use super::output::{NONE, OutputArgs, table};
 use crate::api::client::Client;
 
-/// Pause before the agent is asked again for what it did not know yet.
+/// Pause before asking the agent again for results that it did not have yet.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long it is asked while no path comes to its end. One takes up to half a minute at the
-/// default time-out.
+/// How long to keep asking while no path completes. A single path takes up to half a minute with the default timeout.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 const EXAMPLES: &str = "\
@@ -94,7 +93,7 @@ fn paths_table(paths: &[PathMtuEntry]) -> String {
     table(header, rows)
 }
 
-/// What becomes of packets that are too large.
+/// What happens to packets that are too large.
 pub(super) fn larger(seen: &PathMtuStatus) -> String {
     match (seen.larger, seen.rejected_by) {
         (LargerPackets::None, _) => NONE.to_owned(),

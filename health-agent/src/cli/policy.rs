@@ -276,7 +276,7 @@ fn end(
         .unwrap_or(TraceEndRequest::Labels(labels))
 }
 
-/// A value of a query.
+/// Escapes a query value.
 fn escaped(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

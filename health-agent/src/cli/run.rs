@@ -223,7 +223,7 @@ impl RunArgs {
                 RegistrySpec::File(location.state_dir.join(identity::FILE))
             }
         });
-        // A flow through a service is in the maps of services and in those of conntrack.
+        // A flow through a service has entries in both the service maps and the conntrack maps.
         let conntrack_max_entries =
             self.conntrack_max_entries
                 .unwrap_or(if self.services.has_services() {

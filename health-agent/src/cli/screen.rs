@@ -1,4 +1,4 @@
-//! A text on the terminal that is drawn again where it stands.
+//! Text on the terminal that is redrawn in place.
 
 use std::io::{self, BufWriter, Write};
 
@@ -8,22 +8,22 @@ use crossterm::style::Print;
 use crossterm::terminal::{BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate};
 use unicode_width::UnicodeWidthChar;
 
-/// More than a large terminal's text takes.
+/// More than the text of a large terminal.
 const DRAWING_BYTES: usize = 64 * 1024;
 
-/// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and
-/// stands under the text then.
+/// The part of the terminal from the cursor down. The cursor is hidden until this is dropped; then it is below the
+/// text.
 pub(super) struct Screen<W: Write> {
-    /// Holds a drawing back until it is whole: nobody sees half of it.
+    /// Buffers a drawing until it is complete, so that no partial drawing is visible.
     out: BufWriter<W>,
-    /// Lines of the text that is shown.
+    /// Number of lines of the current text.
     lines: u16,
     /// Columns and rows at the last drawing.
     size: Option<(u16, u16)>,
 }
 
 impl<W: Write> Screen<W> {
-    /// Begins at the cursor of the terminal behind `out`.
+    /// Starts at the cursor of the terminal behind `out`.
     pub(super) fn new(out: W) -> io::Result<Self> {
         let mut out = BufWriter::with_capacity(DRAWING_BYTES, out);
         queue!(out, Hide)?;
@@ -34,12 +34,12 @@ impl<W: Write> Screen<W> {
         })
     }
 
-    /// Shows `text` in place of the last one. Of a text that is higher than the terminal, a last line
-    /// says how much is missing; of lines that are wider, the beginning is shown.
+    /// Replaces the last text with `text`. If the text is taller than the terminal, a last line says how much is
+    /// missing; lines that are too wide are cut off.
     pub(super) fn draw(&mut self, text: &str, size: (u16, u16)) -> io::Result<()> {
         queue!(self.out, BeginSynchronizedUpdate)?;
         match self.size {
-            // The terminal has moved and wrapped the lines by its own rules.
+            // The terminal has moved and wrapped the lines in its own way.
             Some(before) if before != size => {
                 queue!(self.out, Clear(ClearType::All), MoveTo(0, 0))?;
             }
@@ -68,12 +68,12 @@ impl<W: Write> Screen<W> {
 
 impl<W: Write> Drop for Screen<W> {
     fn drop(&mut self) {
-        // A terminal that is gone needs no cursor.
+        // A terminal that has gone needs no cursor.
         let _ = queue!(self.out, Show).and_then(|()| self.out.flush());
     }
 }
 
-/// As many lines as there is room for, the cursor's own below them, and of each what fits.
+/// As many lines as fit, with the cursor's own line below them, each cut to the width.
 fn clip(text: &str, (columns, rows): (u16, u16)) -> Vec<String> {
     let room = usize::from(rows).saturating_sub(1).max(1);
     let lines: Vec<&str> = text.lines().collect();
@@ -92,7 +92,7 @@ fn clip(text: &str, (columns, rows): (u16, u16)) -> Vec<String> {
     clipped
 }
 
-/// As much of `line` as takes `columns`.
+/// The part of `line` that fits in `columns`.
 fn beginning(line: &str, columns: usize) -> String {
     let mut left = columns;
     line.chars()
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use std::num::NonZero;
 
-    /// A terminal of 20 columns and 5 rows that had `bytes` written to it.
+    /// A terminal of 20 columns and 5 rows after writing `bytes` to it.
     fn terminal(bytes: &[u8]) -> vt100::Parser {
         let size = [5, 20].map(|n| NonZero::new(n).unwrap());
         let mut terminal = vt100::Parser::new(size[0], size[1], 0);
@@ -118,7 +118,7 @@ mod tests {
         terminal
     }
 
-    /// What a terminal of 20 columns and 5 rows shows when it had `before` on it.
+    /// The contents of a terminal of 20 columns and 5 rows that had `before` on it.
     fn shown(before: &str, texts: &[&str]) -> String {
         let mut bytes = before.as_bytes().to_vec();
         {
@@ -180,7 +180,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut screen = Screen::new(&mut bytes).unwrap();
         screen.draw("1\n", (20, 5)).unwrap();
-        // Never dropped: as if it still ran.
+        // Never dropped, as if it were still running.
         std::mem::forget(screen);
         let terminal = terminal(&bytes);
         assert!(terminal.screen().hide_cursor());

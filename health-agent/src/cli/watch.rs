@@ -1,4 +1,4 @@
-//! Something shown again and again: drawn over itself on a terminal, else printed below itself.
+//! Repeated output: redrawn in place on a terminal, otherwise printed one below the other.
 
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use super::exit::Failure;
 use super::output::print_more;
 use super::screen::Screen;
 
-/// Between two texts in one stream; in YAML, between two documents.
+/// Separates two texts in one stream; in YAML, two documents.
 const SEPARATOR: &str = "---";
 /// Columns and rows of a terminal that does not report them.
 const USUAL_SIZE: (u16, u16) = (80, 24);
@@ -22,13 +22,13 @@ const USUAL_SIZE: (u16, u16) = (80, 24);
 /// How often something is shown, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Time from one look to the next.
+    /// Time from one update to the next.
     pub(super) period: Duration,
-    /// Whether it is drawn over itself where there is a terminal.
+    /// Whether to redraw in place on a terminal.
     pub(super) is_drawn: bool,
-    /// Whether texts that stand below each other need a line between.
+    /// Whether successive texts need a separator line.
     pub(super) is_separated: bool,
-    /// Whether the first look comes only after a period.
+    /// Whether the first update comes only after a period.
     pub(super) is_first_awaited: bool,
 }
 
@@ -44,7 +44,7 @@ impl Pace {
     }
 }
 
-/// Reads the seconds from one look to the next.
+/// Parses the seconds from one update to the next.
 pub(super) fn parse_period(text: &str) -> Result<Duration, &'static str> {
     text.parse()
         .ok()
@@ -53,7 +53,7 @@ pub(super) fn parse_period(text: &str) -> Result<Duration, &'static str> {
         .ok_or("give seconds from 0.1 to 3600")
 }
 
-/// Columns and rows of the terminal; the usual ones where there is none.
+/// Columns and rows of the terminal; the usual ones without a terminal.
 pub(super) fn terminal_size() -> (u16, u16) {
     if io::stdout().is_terminal() {
         terminal::size().unwrap_or(USUAL_SIZE)
@@ -62,8 +62,8 @@ pub(super) fn terminal_size() -> (u16, u16) {
     }
 }
 
-/// Shows what `look` makes, at the pace given, until SIGINT, SIGTERM or SIGHUP, or until nobody reads
-/// it. A look that fails is tried again.
+/// Shows the results of `look` at the given pace, until SIGINT, SIGTERM or SIGHUP, or until the reader has gone.
+/// Retries a failed `look`.
 pub(super) async fn watch(
     pace: Pace,
     look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
@@ -86,7 +86,7 @@ pub(super) async fn watch(
     }
 }
 
-/// Draws texts over one another on the terminal.
+/// Redraws texts in place on the terminal.
 async fn redraw(
     pace: Pace,
     mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
@@ -122,7 +122,7 @@ async fn redraw(
     }
 }
 
-/// Prints texts below one another. What goes wrong is said on stderr, once.
+/// Prints texts one below the other. Reports an error on stderr, once.
 async fn print_again(
     pace: Pace,
     mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! CHECK: whether a container's interface is as ADD left it.
+//! CHECK: whether a container's interface is still as ADD left it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::environment::Attachment;
 use super::error::{CniError, Code};
 use super::result::{self, PreviousResult};
 
-/// Compares what the runtime was told, what the agent knows and what there is in the namespace.
+/// Compares the runtime's previous result, the agent's state and the namespace's contents.
 pub(super) async fn check(
     attachment: &Attachment,
     netns: &str,
@@ -56,7 +56,7 @@ pub(super) async fn check(
         .into_iter()
         .flatten()
         .collect();
-    // Later plugins of a chain may have added addresses, devices and routes, and look after those themselves.
+    // Later plugins of a chain may have added addresses, devices and routes, and check those themselves.
     let told: BTreeSet<IpAddr> = previous.ips.iter().map(|ip| ip.address.addr()).collect();
     if let Some(address) = addresses.difference(&told).next() {
         return Err(differs(format!(
@@ -76,7 +76,7 @@ pub(super) async fn check(
     look_inside(ifname, Path::new(netns), &wanted).await
 }
 
-/// What an interface is to have.
+/// The required state of an interface.
 struct WantedInterface<'a> {
     mac: &'a str,
     addresses: &'a BTreeSet<IpAddr>,

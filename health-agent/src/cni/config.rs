@@ -1,4 +1,4 @@
-//! The network configuration that the runtime gives on stdin.
+//! The network configuration that the runtime passes on stdin.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::version::Version;
 /// Longest name of a network, bytes.
 const MAX_NAME: usize = 253;
 
-/// What is configured. Fields that mean something that is not done here are refused, not ignored.
+/// The configuration. Fields that ask for something unsupported are refused, not ignored.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NetworkConfig {
@@ -28,12 +28,12 @@ pub(super) struct NetworkConfig {
     _kind: String,
     /// The agent's instance.
     instance: Option<String>,
-    /// The agent's folder of its socket.
+    /// The folder of the agent's socket.
     runtime_dir: Option<PathBuf>,
     /// Labels of every endpoint of this network, `source:key` to value.
     labels: BTreeMap<String, String>,
     pub(super) dns: Option<Dns>,
-    /// Whether the routes of the container that lead out are to lead to this network.
+    /// Whether the container's outbound routes should use this network.
     pub(super) default_route: Option<bool>,
     args: Args,
     runtime_config: RuntimeConfig,
@@ -44,10 +44,10 @@ pub(super) struct NetworkConfig {
     prev_result: Option<Value>,
     #[serde(rename = "cni.dev/valid-attachments")]
     valid_attachments: Option<Vec<ValidAttachment>>,
-    /// The same by the name that early runtimes gave it.
+    /// The same under the name that early runtimes used.
     #[serde(rename = "cni.dev/attachments")]
     attachments: Option<Vec<ValidAttachment>>,
-    /// All others.
+    /// All other fields.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
 }
@@ -89,7 +89,7 @@ struct ValidAttachment {
 }
 
 impl NetworkConfig {
-    /// Reads a configuration, and the version in which its sender is to be answered.
+    /// Reads a configuration, and the version for the answer.
     pub(super) fn read(bytes: &[u8]) -> (Version, Result<Self, CniError>) {
         let config: Self = match serde_json::from_slice(bytes) {
             Ok(config) => config,
@@ -109,8 +109,8 @@ impl NetworkConfig {
         (version, config.validated())
     }
 
-    /// What a deletion needs of a configuration, whatever else it says by now: it may have changed since ADD. `None` if it
-    /// is none.
+    /// The fields that a deletion needs, whatever else the configuration says by now: it may have changed since ADD.
+    /// `None` if it is not a configuration.
     pub(super) fn of_deletion(bytes: &[u8]) -> Option<Self> {
         let fields: serde_json::Map<String, Value> = serde_json::from_slice(bytes).ok()?;
         let text = |key: &str| fields.get(key)?.as_str().map(str::to_owned);
@@ -142,7 +142,7 @@ impl NetworkConfig {
             let problem = format!("name {:?} cannot name a network", self.name);
             return Err(CniError::new(Code::InvalidConfig, problem));
         }
-        // Keys with a slash are the runtimes' own.
+        // Keys with a slash belong to the runtimes.
         let unsupported = self.unknown.iter().find(|(key, _)| !key.contains('/'));
         if let Some((key, value)) = unsupported {
             let why = match key.as_str() {
@@ -156,7 +156,7 @@ impl NetworkConfig {
             let field = format!("runtimeConfig.{key}");
             return Err(unsupported_field(&field, value, ""));
         }
-        // One that is off asks for nothing.
+        // A capability that is off asks for nothing.
         let mut asked_for = self.capabilities.iter().filter(|(_, is_on)| **is_on);
         if let Some((capability, _)) = asked_for.find(|(name, _)| *name != "ips") {
             let field = format!("capabilities.{capability}");
@@ -165,7 +165,7 @@ impl NetworkConfig {
         Ok(self)
     }
 
-    /// Refuses commands that the version does not have yet.
+    /// Refuses commands that the version does not yet have.
     pub(super) fn require_version(&self, command: CniCommand) -> Result<(), CniError> {
         let (needed, name) = match command {
             CniCommand::Check => (Version::V0_4_0, "CHECK"),
@@ -182,12 +182,12 @@ impl NetworkConfig {
         Ok(())
     }
 
-    /// In which version to answer.
+    /// The version for the answer.
     pub(super) fn answer_version(&self) -> Version {
         self.version().unwrap_or(Version::NEWEST)
     }
 
-    /// Where the agent is found.
+    /// The agent's location.
     pub(super) fn location(&self, default: &Location) -> Result<Location, CniError> {
         Location {
             instance: self.instance.clone().unwrap_or(default.instance.clone()),
@@ -222,7 +222,7 @@ impl NetworkConfig {
             .map_err(|error| CniError::new(Code::InvalidConfig, error.to_string()))
     }
 
-    /// The addresses that are asked for, IPv4 and IPv6.
+    /// The requested addresses, IPv4 and IPv6.
     pub(super) fn addresses(&self, arguments: &Arguments) -> Result<[Option<IpAddr>; 2], CniError> {
         let mut found = [None, None];
         let configured = self.runtime_config.ips.iter().chain(&self.args.cni.ips);
@@ -247,7 +247,7 @@ impl NetworkConfig {
         Ok(found)
     }
 
-    /// ADD makes a device of its own: after another plugin there is none to be made.
+    /// Refuses ADD after another plugin: ADD creates its own device.
     pub(super) fn refuse_previous(&self) -> Result<(), CniError> {
         match &self.prev_result {
             Some(_) => Err(CniError::new(
@@ -258,7 +258,7 @@ impl NetworkConfig {
         }
     }
 
-    /// What ADD answered, for CHECK.
+    /// ADD's answer, for CHECK.
     pub(super) fn previous(&self) -> Result<PreviousResult, CniError> {
         let previous = self.prev_result.clone().ok_or_else(|| {
             CniError::new(
@@ -293,7 +293,7 @@ impl NetworkConfig {
         Ok(attachments.collect())
     }
 
-    /// Whether the runtime is told to leave a command out, and called it all the same.
+    /// Whether the configuration tells the runtime to omit a command that it called anyway.
     pub(super) fn is_disabled(&self, command: CniCommand) -> bool {
         match command {
             CniCommand::Check => self.disable_check,

@@ -1,4 +1,4 @@
-//! DEL: it succeeds whether or not an agent answers. What none carries out now is written down for the next one.
+//! DEL: succeeds whether or not an agent answers. If no agent carries it out now, it is queued for the next agent.
 
 use health_model::settings::Location;
 use tracing::debug;
@@ -9,14 +9,14 @@ use super::{delete_one, of_attachment};
 use crate::api::client::{Client, ClientError};
 use crate::deletions::{Deletion, Deletions, DeletionsError};
 
-/// Deletes the endpoint of an attachment, or writes down that it is to be deleted. None is no error, as a runtime that is
-/// not sure asks again.
+/// Deletes the endpoint of an attachment, or queues the deletion. A missing endpoint is not an error, since a runtime
+/// that is unsure asks again.
 pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Result<(), CniError> {
     let client = Client::new(location.socket());
     let Err(error) = delete_now(&client, attachment).await else {
         return Ok(());
     };
-    // Whoever may not ask the agent may not write here either.
+    // A process that may not use the agent may not write here either.
     if matches!(error, ClientError::Permission(_)) {
         return Err(error.into());
     }
@@ -29,8 +29,8 @@ pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Resu
     })
 }
 
-/// Before an attachment is made: carries out a deletion of the same one that is still written down, which would take the
-/// new one away.
+/// Before an attachment is created, carries out a queued deletion of the same attachment, which would remove the new
+/// one.
 pub(super) async fn finish(
     location: &Location,
     client: &Client,
@@ -41,7 +41,7 @@ pub(super) async fn finish(
         return Ok(());
     }
     let failed = |error: DeletionsError| CniError::new(Code::TryAgainLater, error.to_string());
-    // Locked to the end, so that the agent does not do it a second time.
+    // Locked to the end, so that the agent does not delete it a second time.
     let deletions = with_deletions(location, Ok).await.map_err(failed)?;
     delete_now(client, attachment).await?;
     deletions.remove(&deletion).map_err(failed)?;
@@ -62,7 +62,7 @@ fn deletion_of(attachment: &Attachment) -> Deletion {
     }
 }
 
-/// Does something with the folder of deletions.
+/// Runs `work` on the deletions folder.
 async fn with_deletions<T: Send + 'static>(
     location: &Location,
     work: impl FnOnce(Deletions) -> Result<T, DeletionsError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! What the runtime says in variables of the environment.
+//! The runtime's request in environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,10 +11,10 @@ use health_net::netns;
 
 use super::error::{CniError, Code};
 
-/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+/// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
 
-/// What is asked for, `CNI_COMMAND`.
+/// The requested command, `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CniCommand {
     Add,
@@ -33,14 +33,14 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Whether an endpoint was made for it.
+    /// Whether an endpoint was created for this attachment.
     pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
         endpoint.container_id.as_ref() == Some(&self.container_id)
             && endpoint.inner_interface == self.ifname
     }
 }
 
-/// The variables, none of which need be there.
+/// The variables, all of which may be missing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Environment {
     command: Option<String>,
@@ -77,7 +77,7 @@ impl Environment {
         }
     }
 
-    /// `CNI_CONTAINERID` and `CNI_IFNAME`, as the specification allows them.
+    /// `CNI_CONTAINERID` and `CNI_IFNAME`, if the specification allows their values.
     pub(super) fn attachment(&self) -> Result<Attachment, CniError> {
         let container_id = self.container_id.clone();
         let container_id = container_id.ok_or_else(|| missing("CNI_CONTAINERID"))?;
@@ -107,7 +107,7 @@ impl Environment {
         })
     }
 
-    /// `CNI_NETNS`, which must be there.
+    /// `CNI_NETNS`, which is required.
     pub(super) fn netns(&self) -> Result<String, CniError> {
         let netns = self.netns.clone().ok_or_else(|| missing("CNI_NETNS"))?;
         if !Path::new(&netns).is_absolute() {
@@ -121,8 +121,8 @@ impl Environment {
         Ok(netns)
     }
 
-    /// The same by a path that the agent has as well, though its mount namespace may be another: the plugin runs where the
-    /// runtime does, and follows the links there.
+    /// The same namespace by a path that is also valid for the agent, whose mount namespace may differ: the plugin runs
+    /// in the runtime's, and follows the links there.
     pub(super) fn resolved_netns(&self) -> Result<String, CniError> {
         let resolved = netns::resolved(Path::new(&self.netns()?));
         Ok(resolved.display().to_string())
@@ -137,7 +137,7 @@ impl Environment {
 /// `CNI_ARGS`: `KEY=VALUE;KEY=VALUE`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Arguments {
-    /// The address that is asked for.
+    /// The requested address.
     pub(super) ip: Option<IpAddr>,
     pub(super) pod_namespace: Option<String>,
     pub(super) pod: Option<String>,
@@ -177,7 +177,7 @@ impl Arguments {
         }
     }
 
-    /// The pod as people call it.
+    /// The pod's usual name.
     pub(super) fn pod_name(&self) -> Option<String> {
         let pod = self.pod.as_deref()?;
         Some(match &self.pod_namespace {

@@ -1,4 +1,4 @@
-//! Errors as runtimes get them: a code, and words for people.
+//! Errors as runtimes receive them: a code and a message for people.
 
 use hyper::StatusCode;
 use serde::Serialize;
@@ -10,27 +10,27 @@ use crate::api::client::ClientError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Code {
-    /// The version of the configuration is not spoken.
+    /// The configuration's version is not supported.
     IncompatibleVersion = 1,
-    /// A field of the configuration means something that is not done here.
+    /// A field of the configuration asks for something unsupported.
     UnsupportedField = 2,
-    /// A variable of the environment is missing or makes no sense.
+    /// An environment variable is missing or invalid.
     InvalidEnvironment = 4,
     /// Reading or writing failed.
     Io = 5,
-    /// The configuration is no JSON.
+    /// The configuration is not JSON.
     Decode = 6,
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     InvalidConfig = 7,
-    /// It may go well later.
+    /// It may succeed later.
     TryAgainLater = 11,
-    /// STATUS: no container can be added for now.
+    /// STATUS: no container can be added at the moment.
     NotAvailable = 50,
-    /// The agent could not do it.
+    /// The agent failed to do it.
     Failed = 100,
-    /// Something is there already.
+    /// It exists already.
     Exists = 101,
-    /// CHECK: the container is not as it was left.
+    /// CHECK: the container differs from what ADD left.
     Differs = 102,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct CniError {
     message: String,
 }
 
-/// It as a runtime reads it.
+/// The error as a runtime reads it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ErrorAnswer<'a> {
@@ -89,7 +89,7 @@ impl From<ClientError> for CniError {
             ClientError::Refused { code, .. } => match *code {
                 StatusCode::SERVICE_UNAVAILABLE => Code::TryAgainLater,
                 StatusCode::CONFLICT => Code::Exists,
-                // What is asked for comes from there: the namespace, the names, the addresses.
+                // The namespace, names and addresses of the request come from the environment.
                 StatusCode::BAD_REQUEST => Code::InvalidEnvironment,
                 _ => Code::Failed,
             },

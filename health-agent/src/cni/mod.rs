@@ -1,8 +1,7 @@
-//! The CNI plugin: what container runtimes call to connect a container, and to disconnect it.
+//! The CNI plugin: container runtimes call it to connect and disconnect containers.
 //!
-//! It asks the agent of this host, which makes the endpoint, and keeps nothing itself but the deletions that no agent has
-//! carried out yet. What it speaks is the
-//! CNI specification 1.1.0 and those before it from 0.3.0 on
+//! It asks the agent of this host, which creates the endpoint. The plugin itself stores only the deletions that no
+//! agent has carried out yet. It implements the CNI specification 1.1.0 and earlier versions from 0.3.0 on
 //! (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
 
 mod check;
@@ -37,8 +36,8 @@ pub const LINK_NAME: &str = "health-agent-cni";
 /// Largest network configuration, bytes.
 const MAX_CONFIG: u64 = 1024 * 1024;
 
-/// Does what the runtime asks for in the environment and on stdin, and answers on stdout. `default` is the
-/// agent that is meant where the configuration names none.
+/// Carries out the request in the environment and on stdin, and answers on stdout. `default` is the agent to use if the
+/// configuration names none.
 pub async fn run(default: &Location) -> ExitCode {
     let asked = Invocation::read();
     let version = asked.version;
@@ -63,9 +62,9 @@ fn print(answer: &impl Serialize) -> io::Result<()> {
     stdout()?.lock().write_all(&line)
 }
 
-/// What the runtime asks for, as far as it can be read.
+/// The runtime's request, as far as it is readable.
 struct Invocation {
-    /// In which version it is to be answered.
+    /// CNI version of the answer.
     version: Version,
     request: Result<Request, CniError>,
 }
@@ -88,14 +87,14 @@ impl Invocation {
         let request = environment
             .command()
             .and_then(|command| match (command, config) {
-                // Asks for no more than what is spoken here.
+                // Only asks for the supported versions, so needs no configuration.
                 (CniCommand::Version, _) => Ok(Request {
                     command,
                     environment,
                     config: NetworkConfig::default(),
                 }),
-                // It is carried out with what can be read of the configuration, so that no change of it keeps a
-                // container.
+                // DEL runs with whatever is readable of the configuration, so that no change to it blocks the deletion
+                // of a container.
                 (CniCommand::Del, Err(error)) => Ok(Request {
                     command,
                     environment,
@@ -125,7 +124,7 @@ fn read_config() -> Result<Vec<u8>, CniError> {
     Ok(bytes)
 }
 
-/// What is printed when all went well.
+/// Output on success.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Answer {
@@ -195,7 +194,7 @@ impl Request {
     }
 }
 
-/// What the agent is asked for.
+/// The request to the agent.
 fn wanted(
     environment: &Environment,
     config: &NetworkConfig,
@@ -217,7 +216,7 @@ fn wanted(
     })
 }
 
-/// The endpoint of an attachment, if there is one.
+/// The endpoint of an attachment, if it exists.
 async fn of_attachment(
     client: &Client,
     attachment: &Attachment,
@@ -226,15 +225,15 @@ async fn of_attachment(
     Ok(endpoints.into_iter().find(|one| attachment.is_of(one)))
 }
 
-/// The endpoints that are not deleted. Those that were deleted just now are listed too, and the same attachment may
-/// have another one by now.
+/// The endpoints that are not deleted. The agent still lists recently deleted ones, and the same attachment may have a
+/// new one by now.
 async fn living(client: &Client) -> Result<Vec<Endpoint>, ClientError> {
     let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
     endpoints.retain(|one| State::of(one) != Some(State::Disconnected));
     Ok(endpoints)
 }
 
-/// Whether the agent would make an endpoint now.
+/// Checks that the agent can create endpoints now.
 async fn available(client: &Client) -> Result<(), CniError> {
     let taken: Vec<TakenAddress> = client.get("/v1/ipam").await?;
     debug!(addresses = taken.len(), "the agent manages endpoints");
@@ -245,7 +244,7 @@ async fn delete_one(client: &Client, id: u16) -> Result<(), ClientError> {
     let path = format!("/v1/endpoints/{id}");
     match client.delete::<Deleted>(&path).await {
         Ok(_) => Ok(()),
-        // Somebody else was first.
+        // Another process deleted it first.
         Err(ClientError::Refused {
             code: StatusCode::NOT_FOUND,
             ..
@@ -254,7 +253,7 @@ async fn delete_one(client: &Client, id: u16) -> Result<(), ClientError> {
     }
 }
 
-/// Deletes the endpoints of this network that the runtime does not know. Others are tried after a failure.
+/// Deletes this network's endpoints that the runtime does not list as valid. Continues with the others after a failure.
 async fn collect(client: &Client, config: &NetworkConfig) -> Result<(), CniError> {
     let valid = config.valid_attachments()?;
     let endpoints = living(client).await?;

@@ -1,4 +1,4 @@
-//! What ADD answers, and what CHECK is given of it.
+//! ADD's answer, and the part of it that CHECK receives.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::config::NetworkConfig;
 use super::version::Version;
 
-/// Place of the container's interface in [`AddResult::interfaces`].
+/// Index of the container's interface in [`AddResult::interfaces`].
 const INNER: usize = 1;
 
 /// Answer to ADD.
@@ -17,7 +17,7 @@ const INNER: usize = 1;
 #[serde(rename_all = "camelCase")]
 pub(super) struct AddResult {
     cni_version: Version,
-    /// The host's, then the container's.
+    /// The host's interface, then the container's.
     interfaces: [Interface; 2],
     ips: Vec<Ip>,
     routes: Vec<Route>,
@@ -53,7 +53,7 @@ pub(super) struct Route {
     pub(super) gw: Option<IpAddr>,
 }
 
-/// Resolvers, which are handed on as configured.
+/// Resolvers, passed on as configured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Dns {
@@ -67,7 +67,7 @@ pub(super) struct Dns {
     options: Vec<String>,
 }
 
-/// What of an answer to ADD CHECK looks at.
+/// The part of ADD's answer that CHECK reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PreviousResult {
@@ -77,7 +77,7 @@ pub(super) struct PreviousResult {
 }
 
 impl AddResult {
-    /// `sandbox` is the file of the namespace as the runtime calls it, by which other plugins of a chain know it.
+    /// `sandbox` is the runtime's path of the namespace's file, by which other plugins in a chain know it.
     pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig, sandbox: String) -> Self {
         let cni_version = config.answer_version();
         let stacks = [

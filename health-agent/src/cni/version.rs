@@ -1,4 +1,4 @@
-//! The versions of the specification that are spoken.
+//! The supported versions of the specification.
 
 use std::fmt;
 use std::str::FromStr;
@@ -42,7 +42,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// It is none of [`Version::ALL`].
+/// The version is not in [`Version::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnsupportedVersion;
 

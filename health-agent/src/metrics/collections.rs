@@ -1,5 +1,5 @@
-//! Metrics of the conntrack and NAT maps, and of what is collected in them. Names and labels are Cilium's
-//! where it has the same.
+//! Metrics of the conntrack and NAT maps and of their garbage collection. Names and labels are Cilium's where it has
+//! the same metrics.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
 
-/// Writes them.
+/// Writes these metrics.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     encode_pressure(counts, encoder)?;
     gauge(

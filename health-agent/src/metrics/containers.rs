@@ -1,5 +1,5 @@
-//! Metrics of container probes. Names and labels of what the kubelet also exports are the kubelet's, but that durations
-//! have the pod's UID, too: the pods before and after a replacement may have the same name.
+//! Metrics of container probes. Metrics that the kubelet also exports have its names and labels, except that durations
+//! also have the pod's UID: a pod and its replacement may have the same name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::render::{Label, counter, family, gauge};
 
-/// What one scrape shows of them. A pod's series go with it.
+/// The data of one scrape. A pod's series disappear with the pod.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) statistics: Stats,
@@ -32,7 +32,7 @@ impl From<&Supervisor> for Sample {
     }
 }
 
-/// Writes them.
+/// Writes these metrics.
 pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     encode_runs(&sample.statistics, encoder)?;
     encode_durations(&sample.statistics, encoder)?;

@@ -1,5 +1,4 @@
-//! Metrics of endpoints: how many are in which state, and what became of regenerations. Names and labels are
-//! Cilium's.
+//! Metrics of endpoints: the number in each state, and the results of regenerations. Names and labels are Cilium's.
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
 
-/// Writes how many endpoints policy is not in force for.
+/// Writes for how many endpoints policy is not in force.
 pub(super) fn encode_lag(
     lag: Option<&PolicyLag>,
     encoder: &mut DescriptorEncoder<'_>,
@@ -23,7 +22,7 @@ pub(super) fn encode_lag(
     )
 }
 
-/// Writes them.
+/// Writes these metrics.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let help = "Endpoints of workloads in a state";
     let mut states = family(encoder, "endpoint_state", help, MetricType::Gauge)?;

@@ -1,4 +1,4 @@
-//! Metrics of what the programs tell those who monitor.
+//! Metrics of the programs' events for monitor clients.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
 
-/// Writes them.
+/// Writes these metrics.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     gauge(
         encoder,

@@ -1,28 +1,27 @@
-//! The formats that scrapers speak, and which of them one asks for: two of text, and Prometheus'
-//! messages, the only ones that can hold native histograms.
+//! The formats for scrapers, and the choice among them: two text formats, and Prometheus' messages, the only ones that
+//! support native histograms.
 //!
-//! OpenMetrics is what the library writes. The classic format, 0.0.4, differs from it in comments
-//! alone: counters and infos are described by the full name of their samples, and there is neither a
-//! unit nor an end.
+//! The library writes OpenMetrics. The classic format, 0.0.4, differs from it only in comments: the help lines of
+//! counters and infos have the full name of their samples, and there are no unit or end lines.
 
 use std::fmt;
 
 use hyper::HeaderMap;
 use hyper::header::ACCEPT;
 
-/// How metrics are written down.
+/// The format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Prometheus' text format 0.0.4, which every scraper and `promtool` read.
     Classic,
     /// OpenMetrics 1.0.0.
     OpenMetrics,
-    /// Messages of Prometheus' `metrics.proto`, each behind its length.
+    /// Messages of Prometheus' `metrics.proto`, each preceded by its length.
     Protobuf,
 }
 
 impl Format {
-    /// What is liked best; of those liked equally, the one that can say more.
+    /// The client's preferred format; if several are equally preferred, the most expressive one.
     pub fn accepted(headers: &HeaderMap) -> Self {
         let (mut protobuf, mut open_metrics, mut classic) = (0.0, 0.0, 0.0);
         for value in headers
@@ -77,13 +76,13 @@ impl Format {
     }
 }
 
-/// Takes OpenMetrics text, in pieces of any size, and writes classic text.
+/// Accepts OpenMetrics text in pieces of any size, and writes classic text.
 #[derive(Debug)]
 pub(super) struct ClassicWriter<'a, W> {
     out: &'a mut W,
-    /// The line that has begun.
+    /// The current incomplete line.
     line: String,
-    /// What the next family is, which is to stand below its name.
+    /// The next family's help, which must follow its name.
     help: String,
 }
 

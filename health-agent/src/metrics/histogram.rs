@@ -1,18 +1,18 @@
-//! Round trips by their length, as the rows of the kernel count them, and in the terms of Prometheus.
+//! Round-trip times as counted in the kernel's rows, and converted to Prometheus' buckets.
 
 use std::collections::BTreeMap;
 
 use health_common::rtt::{HISTOGRAM_BUCKETS, bucket_bounds, bucket_value};
 
-/// The lowest and the highest bound of a classic bucket, as powers of two, nanoseconds: 16.4 us and
-/// 17.2 s. Powers of two are bounds of the rows' own buckets, so that no count has to be split.
+/// Lowest and highest bound of the classic buckets, as powers of two, nanoseconds: 16.4 us and 17.2 s. Powers of two
+/// are bounds of the rows' own buckets, so that no count has to be split.
 const FIRST_BOUND: u32 = 14;
 const LAST_BOUND: u32 = 34;
-/// Resolution of native buckets: each is `2^(1/8)` times as wide as the one before, which is as many to
-/// an octave as the rows have.
+/// Resolution of native buckets: each is `2^(1/8)` times as wide as the previous one. The rows have the same number of
+/// buckets per octave.
 pub(super) const SCHEMA: i32 = 3;
 
-/// Counts by the buckets of the rows.
+/// Counts in the rows' buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Histogram([u64; HISTOGRAM_BUCKETS]);
 
@@ -28,12 +28,12 @@ impl From<&[u16; HISTOGRAM_BUCKETS]> for Histogram {
     }
 }
 
-/// Buckets of a native histogram, as Prometheus' exposition has them.
+/// Buckets of a native histogram in Prometheus' exposition format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NativeBuckets {
-    /// How many buckets are left out, and how many follow.
+    /// How many buckets are skipped, and how many follow.
     pub(super) spans: Vec<(i32, u32)>,
-    /// Each bucket's count less that of the one before.
+    /// Each bucket's count minus the previous bucket's.
     pub(super) deltas: Vec<i64>,
 }
 
@@ -44,19 +44,19 @@ impl Histogram {
         &self.0
     }
 
-    /// All counts together.
+    /// Sum of all counts.
     pub(super) fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Adds the counts of another.
+    /// Adds the counts of another histogram.
     pub(super) fn add(&mut self, more: &Self) {
         for (count, more) in self.0.iter_mut().zip(more.0) {
             *count += more;
         }
     }
 
-    /// What came since `before`, which has no larger counts.
+    /// The counts since `before`, which has no larger counts.
     pub(super) fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
         for (count, before) in since.0.iter_mut().zip(before.0) {
@@ -65,7 +65,7 @@ impl Histogram {
         since
     }
 
-    /// The same shape with a total of `total`; without counts, all in the first bucket.
+    /// The same shape with a total of `total`; everything in the first bucket if there are no counts.
     pub(super) fn scaled(&self, total: u64) -> Self {
         let sum = u128::from(self.total());
         let mut scaled = self.0.map(|weight| {
@@ -81,7 +81,7 @@ impl Histogram {
         Self(scaled)
     }
 
-    /// The round trip, nanoseconds, that `quantile` of all take at most; `None` without any.
+    /// The time, nanoseconds, that `quantile` of all round trips do not exceed; `None` without round trips.
     pub(super) fn quantile_ns(&self, quantile: f64) -> Option<u64> {
         let target = quantile * self.total() as f64;
         let mut seen = 0;
@@ -92,8 +92,7 @@ impl Histogram {
         reached.map(bucket_value)
     }
 
-    /// Upper bound in seconds and count of each classic bucket; the last has no bound, which is
-    /// infinite.
+    /// Upper bound in seconds and count of each classic bucket; the bound of the last bucket is infinite.
     pub(super) fn classic(&self) -> Vec<(f64, u64)> {
         let bounds = (FIRST_BOUND..=LAST_BOUND).map(|power| 1_u64 << power);
         let mut buckets: Vec<(u64, u64)> = bounds.map(|bound| (bound, 0)).collect();
@@ -111,9 +110,9 @@ impl Histogram {
         seconds.chain([(f64::INFINITY, without_bound)]).collect()
     }
 
-    /// The native buckets. Those of the rows are of equal width within an octave of nanoseconds, so each
-    /// count goes where the middle of its bucket falls: a round trip stands at most 6.25 % off, and is
-    /// told to within the 9.1 % that a native bucket is wide.
+    /// The native buckets. Row buckets have the same width within an octave of nanoseconds, so each count goes to the
+    /// native bucket with the middle of its row bucket: a round trip is at most 6.25 % off, and is reported to within
+    /// the 9.1 % width of a native bucket.
     pub(super) fn native(&self) -> NativeBuckets {
         let mut counts: BTreeMap<i32, u64> = BTreeMap::new();
         for (index, &count) in self.0.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -136,8 +135,7 @@ impl Histogram {
     }
 }
 
-/// The native bucket of a value: the one whose upper bound, `2^(index / 8)` seconds, is the first that
-/// is not below it.
+/// The native bucket of a value: the first whose upper bound, `2^(index / 8)` seconds, is not below the value.
 fn native_index(ns: u64) -> i32 {
     ((ns as f64 / 1e9).log2() * f64::from(1 << SCHEMA)).ceil() as i32
 }

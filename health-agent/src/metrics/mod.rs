@@ -1,7 +1,7 @@
 //! Prometheus metrics, built for each scrape from the state of the agent and its maps.
 //!
-//! Metrics that Cilium also exports have Cilium's names and labels, with `health_agent_` instead of
-//! `cilium_`: a host may run both, and two exporters with the same names would be added up. So have those of the kubelet.
+//! Metrics that Cilium also exports have Cilium's names and labels, with `health_agent_` instead of `cilium_`: a host
+//! may run both, and two exporters with the same names would be added up. The same holds for the kubelet's metrics.
 
 mod collections;
 mod containers;
@@ -43,7 +43,7 @@ use self::summary::Summary;
 use self::totals::{Class, Totals};
 use crate::api::source::Source;
 
-/// The maps that metrics are made of.
+/// The maps that metrics are built from.
 pub trait Maps: Send + Sync + 'static {
     /// Calls `each` with the rows of round-trip times, one by one: all of them together are large.
     fn rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError>;
@@ -65,21 +65,20 @@ impl Maps for Location {
 pub struct Exporter<S, M> {
     source: Arc<S>,
     maps: M,
-    /// Whether there are series for every target, not for failing ones alone.
+    /// Whether every target has series, not only failing ones.
     per_target: bool,
     counted: Mutex<Option<CountedSinceStart>>,
 }
 
-/// What was counted since the agent started.
+/// Counts since the agent started.
 struct CountedSinceStart {
     totals: Totals,
-    /// The round trips by then, now and then.
+    /// The round trips up to then, at intervals.
     recent: TotalsHistory<BTreeMap<Class, Histogram>>,
 }
 
 impl<S: Source, M: Maps> Exporter<S, M> {
-    /// Shows what `source` knows; the maps are left alone until they are
-    /// [there](Self::maps_are_there).
+    /// Exports what `source` knows. Leaves the maps alone until they are [there](Self::maps_are_there).
     pub fn new(source: Arc<S>, maps: M) -> Self {
         Self {
             per_target: source.config().metrics_per_target,
@@ -89,8 +88,8 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         }
     }
 
-    /// Begins to show the maps. To be called before the first probe: what the rows hold by then was
-    /// counted by former agents, and counters start with a process.
+    /// Starts to export the maps. Must be called before the first probe: earlier row contents were counted by former
+    /// agents, and counters start with a process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
         let counted = CountedSinceStart {
             totals: Totals::starting_from(&self.maps)?,
@@ -100,12 +99,12 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         Ok(())
     }
 
-    /// Writes all metrics, which takes as long as `out` does, and at first as long as the maps are read,
-    /// by one scrape at a time. Of very many nodes text is never there as a whole; messages are.
+    /// Writes all metrics. This takes as long as `out` does. The maps are read at the start, by one scrape at a time.
+    /// With very many nodes, text never exists as a whole; messages do.
     pub fn scrape(&self, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
         let snapshot = self.snapshot();
         let written = render::write(snapshot, format, out);
-        // Scrapers that go away do so for reasons of their own.
+        // Scrapers may disconnect for reasons of their own.
         if let Err(error) = &written {
             debug!(%error, "metrics cannot be written down");
         }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::histogram::Histogram;
 
-/// What summaries are made of: the round trips of so long.
+/// The period that summaries cover.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Time between two marks, so that their number is bounded however often is scraped.
+/// Time between two marks, which bounds their number however often scrapes happen.
 const STEP: Duration = Duration::from_secs(60);
 
-/// Totals as they were, now and then.
+/// Snapshots of the totals at intervals.
 #[derive(Debug)]
 pub(super) struct TotalsHistory<T> {
     oldest: (Instant, T),
@@ -18,7 +18,7 @@ pub(super) struct TotalsHistory<T> {
 }
 
 impl<T: Clone> TotalsHistory<T> {
-    /// Begins with these totals.
+    /// Starts with these totals.
     pub(super) fn new(now: Instant, totals: T) -> Self {
         Self {
             oldest: (now, totals),
@@ -26,7 +26,7 @@ impl<T: Clone> TotalsHistory<T> {
         }
     }
 
-    /// Takes in the totals of `now`, and returns those of ten minutes ago, or of the beginning.
+    /// Records the totals at `now`, and returns those of ten minutes ago, or the first ones.
     pub(super) fn mark(&mut self, now: Instant, totals: &T) -> &T {
         let age = |at: Instant| now.saturating_duration_since(at);
         let last = self.later.back().unwrap_or(&self.oldest);
@@ -40,22 +40,22 @@ impl<T: Clone> TotalsHistory<T> {
     }
 }
 
-/// What a summary says.
+/// The contents of a summary.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Quantiles {
-    /// Quantile and value, seconds; none without round trips.
+    /// Quantile and value, seconds; empty without round trips.
     pub(super) values: Vec<(f64, f64)>,
     /// Sum of the round trips since the agent started, seconds.
     pub(super) sum_seconds: f64,
-    /// Their number.
+    /// Number of these round trips.
     pub(super) count: u64,
 }
 
-/// The quantiles that summaries have.
+/// The quantiles in summaries.
 pub(super) const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
 impl Quantiles {
-    /// Of the round trips in `recent`.
+    /// Quantiles of the round trips in `recent`.
     pub(super) fn of(recent: &Histogram, sum_ns: u64, count: u64) -> Self {
         let values = QUANTILES.into_iter().filter_map(|quantile| {
             let ns = recent.quantile_ns(quantile)?;

@@ -1,4 +1,4 @@
-//! What the tests of this folder show.
+//! Sample data for the tests in this folder.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use super::Maps;
 use super::containers::Sample;
 use super::summary::Summary;
 
-/// Maps that hold these rows.
+/// Maps that contain these rows.
 pub(super) struct Rows(pub(super) Vec<(RttKey, RttRow)>);
 
 impl Maps for Rows {
@@ -37,7 +37,7 @@ impl Maps for Rows {
     }
 }
 
-/// A pod, with a liveness probe that failed twice and was answered once, and a container that was started again.
+/// A pod with a liveness probe that failed twice and succeeded once, and a container that was restarted.
 pub(super) fn containers() -> Sample {
     let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, uid: u-1}\n\
                 spec: {containers: [{name: app}]}";
@@ -81,7 +81,7 @@ pub(super) fn containers() -> Sample {
     }
 }
 
-/// Nobody monitors any more.
+/// No monitor clients are left.
 pub(super) fn events() -> health_datapath::events::Counts {
     health_datapath::events::Counts {
         readers: 0,
@@ -91,7 +91,7 @@ pub(super) fn events() -> health_datapath::events::Counts {
     }
 }
 
-/// One collection of IPv4 entries that a full map called for, and one of IPv6 entries that failed.
+/// One collection of IPv4 entries, triggered by a full map, and one of IPv6 entries that failed.
 pub(super) fn collections() -> Counts {
     let mut counts = Counts::default();
     counts.interval = Duration::from_secs(300);
@@ -157,7 +157,7 @@ pub(super) fn key(last: u8) -> RttKey {
     }
 }
 
-/// Node 1 answers, node 2 not by HTTP, and of node 3 nothing is known.
+/// Node 1 answers, node 2 does not answer HTTP, and nothing is known of node 3.
 pub(super) fn report() -> HealthStatus {
     let node = |last: u8, icmp, http| NodeStatus {
         name: format!("default/n{last}"),
@@ -195,7 +195,7 @@ pub(super) fn report() -> HealthStatus {
     }
 }
 
-/// A report with its nodes in numbers.
+/// The summary of a report with all its nodes.
 pub(super) fn summary(report: &HealthStatus, per_target: bool) -> Summary {
     let mut summary = Summary::new(report, per_target);
     report.nodes.iter().for_each(|node| summary.add(node));

@@ -58,9 +58,9 @@ pub struct ServiceMetrics {
 }
 
 impl ServiceMetrics {
-    /// Of services that are served in this mode.
+    /// Starts metrics for services in this mode.
     pub fn new(mode: ServiceProxyMode) -> Self {
-        // 1 ms to 16 s, as kube-proxy has them.
+        // 1 ms to 16 s, as in kube-proxy.
         let syncs = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         Self {
             mode,
@@ -94,7 +94,8 @@ impl ServiceMetrics {
         self.mode
     }
 
-    /// A sync took so long, and ended at this time. The state can be in force without success: but for ports that were refused.
+    /// Records a sync, its duration and its end. The state may be in force, apart from refused ports, even without
+    /// success.
     pub(crate) fn note_sync(
         &self,
         work: &Work<'_>,
@@ -132,7 +133,7 @@ impl ServiceMetrics {
         }
     }
 
-    /// Notes the ports that are not in force.
+    /// Records the ports that are not in force.
     pub(crate) fn note_refused<'a>(&self, ports: impl Iterator<Item = &'a PortKey>) {
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for port in ports {
@@ -313,7 +314,7 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    /// Metrics of a full sync that ended well after 3 ms, and of one of changes that failed.
+    /// Metrics of a full sync that succeeded after 3 ms, and of a partial sync that failed.
     fn metrics() -> Arc<ServiceMetrics> {
         let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
         let state = State::new(Topology {

@@ -1,4 +1,4 @@
-//! Families of summaries, which the library that writes the others does not have.
+//! Summary families, which the library for the other metrics lacks.
 
 use std::fmt::{self, Write};
 
@@ -6,21 +6,21 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as m
 
 use super::recent::Quantiles;
 
-/// Labels, and what they belong to.
+/// Labels and the quantiles that they belong to.
 type LabelledQuantiles = (Vec<(&'static str, String)>, Quantiles);
 
-/// Summaries that differ in their labels.
+/// Summaries that differ only in their labels.
 pub(super) struct SummaryFamily<'a> {
     /// The full name.
     pub(super) name: String,
-    /// What it is.
+    /// The help text.
     pub(super) help: &'static str,
-    /// Made one by one: there may be very many.
+    /// Produced one by one: there may be very many.
     pub(super) summaries: Box<dyn Iterator<Item = LabelledQuantiles> + 'a>,
 }
 
 impl SummaryFamily<'_> {
-    /// Writes it as text, which is the same in OpenMetrics and in the classic format; nothing without
+    /// Writes the family as text, which is the same in OpenMetrics and the classic format. Writes nothing without
     /// summaries.
     pub(super) fn write_text(self, out: &mut impl Write) -> fmt::Result {
         let name = &self.name;
@@ -44,7 +44,7 @@ impl SummaryFamily<'_> {
         Ok(())
     }
 
-    /// The same as a message.
+    /// The family as a message.
     pub(super) fn message(self) -> model::MetricFamily {
         let metrics = self.summaries.map(|(labels, quantiles)| {
             let labels = labels.into_iter().map(|(name, value)| model::LabelPair {
@@ -74,7 +74,7 @@ impl SummaryFamily<'_> {
     }
 }
 
-/// A label's value as both text formats quote it.
+/// A label value, escaped as in both text formats.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', r"\\")

@@ -1,4 +1,4 @@
-//! A report in the numbers that a scrape shows, and the peers that get series of their own.
+//! A report as the numbers for a scrape, and the peers with their own series.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -18,12 +18,12 @@ use super::recent::Quantiles;
 /// Number of [`Reachability`]'s values.
 const STATUSES: usize = 4;
 
-/// Addresses by what is known of them.
+/// Number of addresses in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Statuses([usize; STATUSES]);
 
 impl Statuses {
-    /// The name and the number of each status.
+    /// Name and count of each status.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, usize)> {
         ["reachable", "degraded", "unreachable", "unknown"]
             .into_iter()
@@ -40,14 +40,14 @@ impl Statuses {
     }
 }
 
-/// What a report says of nodes' own addresses, or of those of health endpoints.
+/// A report's results for nodes' own addresses, or for those of health endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathSummary {
     /// Addresses.
     pub(super) addresses: Statuses,
-    /// Nodes of which one does not answer.
+    /// Nodes with at least one address that does not answer.
     pub(super) unreachable: usize,
-    /// Nodes of which all that is known answer, and one is degraded.
+    /// Nodes whose known addresses all answer, with at least one degraded.
     pub(super) degraded: usize,
 }
 
@@ -64,18 +64,18 @@ impl PathSummary {
     }
 }
 
-/// A node with series of its own.
+/// A node with its own series.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Peer {
     /// Its cluster.
     pub(super) cluster: String,
     /// Its name there.
     pub(super) name: String,
-    /// Where it is, in Cilium's words.
+    /// Its location, in Cilium's terms.
     pub(super) kind: &'static str,
-    /// What is wrong with it, in a word.
+    /// The cause of its problem, in one word.
     pub(super) cause: Option<String>,
-    /// Its own addresses and its health endpoint's: the path's name and what is known.
+    /// Its own addresses and those of its health endpoint: the path's name and the known state.
     pub(super) groups: Vec<(&'static str, Reachability)>,
     /// Its probed addresses.
     pub(super) addresses: Vec<Address>,
@@ -90,9 +90,9 @@ pub(super) struct Address {
     pub(super) path: &'static str,
     /// `primary` or `secondary`.
     pub(super) address_type: &'static str,
-    /// What came of each protocol.
+    /// The results of each protocol.
     pub(super) protocols: [Target; 2],
-    /// The largest packet that gets through, bytes, and the largest that this host sends, which is larger.
+    /// The largest packet that gets through, and the larger maximum that this host sends, bytes.
     pub(super) path_mtu: Option<[u32; 2]>,
 }
 
@@ -101,11 +101,11 @@ pub(super) struct Address {
 pub(super) struct Target {
     /// `icmp` or `http`.
     pub(super) protocol: &'static str,
-    /// What is known; nothing without a result.
+    /// The known state; `None` without a result.
     pub(super) reachability: Option<Reachability>,
     /// The last round trip, if the last probe was answered, nanoseconds.
     pub(super) latency_ns: Option<i64>,
-    /// Answered and lost probes, as the row counts them.
+    /// Answered and lost probes, as counted in the row.
     pub(super) counts: Option<(u64, u64)>,
     /// The round trips in the row.
     pub(super) quantiles: Option<Quantiles>,
@@ -125,43 +125,42 @@ impl Target {
     }
 }
 
-/// What is known of an address that rows of round-trip times belong to.
+/// The known facts about the address of rows of round-trip times.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     is_secondary: bool,
-    /// Indices of the peer and of the address in it, if it has series of its own.
+    /// Indices of the peer and of the address in it, if it has its own series.
     shown: Option<(u32, u32)>,
 }
 
-/// A report in numbers.
+/// A report as numbers.
 #[derive(Debug)]
 pub(super) struct Summary {
-    /// The cluster of the node that reports.
+    /// The reporting node's cluster.
     pub(super) cluster: String,
     /// Its name there.
     pub(super) name: String,
-    /// What is wrong with it, in a word.
+    /// The cause of its problem, in one word.
     pub(super) cause: Option<String>,
-    /// Time between two probes of a target, as far as it is known.
+    /// Time between two probes of a target, if known.
     pub(super) interval: Option<Duration>,
     /// Nodes' own addresses.
     pub(super) hosts: PathSummary,
     /// Health endpoints.
     pub(super) endpoints: PathSummary,
-    /// Nodes by cluster.
+    /// Number of nodes by cluster.
     pub(super) nodes: BTreeMap<String, usize>,
-    /// Nodes by what is wrong with them.
+    /// Number of nodes by the cause of their problem.
     pub(super) causes: BTreeMap<String, usize>,
     /// Failing and degraded nodes, or all.
     pub(super) peers: Vec<Peer>,
-    /// Whether all of them are.
+    /// Whether all nodes have their own series.
     per_target: bool,
     places: HashMap<(Addr, u8), Place>,
 }
 
 impl Summary {
-    /// Of a report, whose nodes are still to be added; with `per_target` each of them gets series of its
-    /// own.
+    /// Summary of a report whose nodes are added later; with `per_target`, each of them gets its own series.
     pub(super) fn new<N>(report: &HealthStatus<N>, per_target: bool) -> Self {
         let (cluster, name) = split_name(&report.local.name);
         Self {
@@ -199,7 +198,7 @@ impl Summary {
             std::iter::once((Path::Host, &node.host))
                 .chain(endpoint.map(|group| (Path::Endpoint, group)))
         };
-        // Not by the node as a whole, which is unknown while its health endpoint is.
+        // Not the node's overall state, which is unknown while its health endpoint is.
         let ails = |(_, group): (Path, &AddressGroupStatus)| {
             let reachability = group.reachability();
             matches!(
@@ -252,14 +251,13 @@ impl Summary {
         self.peers.extend(peer);
     }
 
-    /// Whether the address that a row belongs to is `primary` or `secondary`; `None` if the report
-    /// does not have it.
+    /// Whether a row's address is `primary` or `secondary`; `None` if the report does not contain it.
     pub(super) fn address_type(&self, key: &RttKey) -> Option<&'static str> {
         let place = self.places.get(&(key.peer, key.path))?;
         Some(address_type(place.is_secondary))
     }
 
-    /// Keeps the counts of a row whose target has series of its own.
+    /// Keeps the counts of a row if its target has its own series.
     pub(super) fn note(&mut self, key: &RttKey, row: &RttRow) {
         let Some((peer, address)) = self
             .places
@@ -301,7 +299,7 @@ const fn address_type(is_secondary: bool) -> &'static str {
     if is_secondary { "secondary" } else { "primary" }
 }
 
-/// `cluster/node` in its parts.
+/// Splits `cluster/node`.
 fn split_name(name: &str) -> (&str, &str) {
     name.rsplit_once('/').unwrap_or(("default", name))
 }

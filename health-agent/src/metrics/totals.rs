@@ -1,4 +1,4 @@
-//! Counters over all peers that never fall, made of rows that come, go and are halved.
+//! Counters over all peers that never decrease, built from rows that come, go and are halved.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use super::Maps;
 use super::histogram::Histogram;
 use super::summary::{Summary, path_name};
 
-/// What round trips are told apart by.
+/// The attributes that distinguish round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     /// `node` or `endpoint`.
@@ -24,7 +24,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Whether they are of probes, and not of connections that there are.
+    /// Whether the round trips are from probes, not from existing connections.
     pub(super) fn is_probed(&self) -> bool {
         self.protocol != TCP
     }
@@ -32,29 +32,29 @@ impl Class {
 
 const TCP: &str = "tcp";
 
-/// What came to the rows of one class since the agent started.
+/// What was counted in the rows of one class since the agent started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probes {
     /// Answered in time, each with a round trip.
     pub(super) answered: u64,
-    /// Given up.
+    /// Timed out.
     pub(super) lost: u64,
-    /// Replies to probes that were given up.
+    /// Replies to probes that had timed out.
     pub(super) late: u64,
-    /// More replies to probes that were answered.
+    /// Additional replies to answered probes.
     pub(super) duplicates: u64,
     /// Sum of the round trips, nanoseconds.
     pub(super) sum_ns: u64,
-    /// The part of them that is known to have been spent in peers' hosts, nanoseconds.
+    /// The part of it known to have been spent in peers' hosts, nanoseconds.
     pub(super) remote_ns: u64,
-    /// Sum of those of which that is known, nanoseconds.
+    /// Sum of the round trips for which that is known, nanoseconds.
     pub(super) remote_rtt_ns: u64,
     /// The round trips.
     pub(super) histogram: Histogram,
 }
 
 impl Probes {
-    /// Adds what came besides.
+    /// Adds further counts.
     pub(super) fn add(&mut self, more: &Self) {
         self.answered += more.answered;
         self.lost += more.lost;
@@ -67,7 +67,7 @@ impl Probes {
     }
 }
 
-/// A row as a scrape saw it: enough to tell what came since. Counts are kept modulo their width; the
+/// A row as seen by a scrape: enough to compute what was counted since. Counts are kept modulo their width; the
 /// differences between two scrapes are small.
 #[derive(Clone, Debug)]
 struct ScrapedRow {
@@ -80,7 +80,7 @@ struct ScrapedRow {
     duplicates: u32,
     /// The scrape that saw it.
     round: u32,
-    /// The buckets that are not empty: most are.
+    /// The nonempty buckets: most buckets are empty.
     buckets: Box<[(u8, u16)]>,
 }
 
@@ -100,14 +100,14 @@ impl ScrapedRow {
         }
     }
 
-    /// What came to `row` since; `None` when it was made anew.
+    /// What was counted in `row` since then; `None` if the row was recreated.
     fn until(&self, row: &RttRow) -> Option<Probes> {
         let since = |now: u64, before: u32| (now as u32).wrapping_sub(before);
         let answered = since(row.samples, self.answered);
         let lost = since(row.lost, self.lost);
         let late = since(row.late, self.late);
         let duplicates = since(row.duplicates, self.duplicates);
-        // A count that fell differs by more than half of its range.
+        // A count that has fallen yields a difference of more than half of its range.
         let counts = [answered, lost, late, duplicates];
         if counts.iter().any(|&n| n > u32::MAX / 2) {
             return None;
@@ -130,7 +130,7 @@ impl ScrapedRow {
     }
 }
 
-/// All that is in a row.
+/// Everything counted in a row.
 fn all_of(row: &RttRow) -> Probes {
     Probes {
         answered: row.samples,
@@ -144,8 +144,8 @@ fn all_of(row: &RttRow) -> Probes {
     }
 }
 
-/// `grown`, if that is where all of `total` samples fell. It is not when the row was halved in
-/// between, which happens once in 65 535 samples; then they are shared out as all of the row's are.
+/// `grown`, if it accounts for all of the `total` samples. It does not if the row was halved in between, which happens
+/// once in 65 535 samples; then the samples are distributed like all of the row's.
 fn fitted(
     total: u64,
     grown: &[u16; HISTOGRAM_BUCKETS],
@@ -168,7 +168,7 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// Nothing was counted yet, and what the rows hold does not count.
+    /// Starts from zero: what the rows already hold does not count.
     pub(super) fn starting_from(maps: &impl Maps) -> Result<Self, DumpError> {
         let mut totals = Self::default();
         maps.rtt(&mut |key, row| {
@@ -177,8 +177,8 @@ impl Totals {
         Ok(totals)
     }
 
-    /// Adds what came to the rows since they were last seen, and tells `summary` of them. What
-    /// belongs to no address of it, whose peer has just gone, is left out.
+    /// Adds what was counted in the rows since the last read, and passes the rows to `summary`. Leaves out rows whose
+    /// address is not there because their peer has just gone.
     pub(super) fn read(
         &mut self,
         maps: &impl Maps,

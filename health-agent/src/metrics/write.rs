@@ -10,7 +10,8 @@ use prost::Message as _;
 use super::format::{ClassicWriter, Format};
 use super::summaries::SummaryFamily;
 
-/// Writes the metrics of a registry, then summaries: text while it is made, messages when all are made.
+/// Writes a registry's metrics, then the summaries. Text is written while it is produced, messages once all are
+/// complete.
 pub(super) fn write<'a>(
     registry: &Registry,
     summaries: impl Iterator<Item = SummaryFamily<'a>>,
@@ -56,7 +57,7 @@ fn write_messages<'a>(
     let families = prometheus_protobuf::encode(registry).map_err(io::Error::other)?;
     let summaries = summaries.map(SummaryFamily::message);
     for family in families.into_iter().chain(summaries) {
-        // Prometheus' own library leaves out what has no sample, too.
+        // Prometheus' own library also leaves out families without samples.
         if !family.metric.is_empty() {
             out.write_all(&family.encode_length_delimited_to_vec())?;
         }
@@ -64,7 +65,7 @@ fn write_messages<'a>(
     Ok(())
 }
 
-/// Takes text, and keeps the error that ended the writing.
+/// Accepts text, and keeps the error that stopped the writing.
 struct TextWriter<'a> {
     out: &'a mut dyn io::Write,
     failed: Option<io::Error>,

@@ -52,7 +52,7 @@ fn a_watch_of_container_probes_tells_all_and_then_what_changes() {
     // Longer than any answer takes on a busy machine.
     let patience = Some(Duration::from_secs(60));
     stream.set_read_timeout(patience).unwrap();
-    // In HTTP/1.0 there are no chunks to put together.
+    // HTTP/1.0 has no chunks to reassemble.
     let request = b"GET /v1/probes?watch=true&pod=web HTTP/1.0\r\nhost: localhost\r\n\r\n";
     stream.write_all(request).unwrap();
     let mut lines = BufReader::new(stream).lines();

@@ -1,4 +1,4 @@
-//! An agent's API without an agent: a real server on a socket of its own, over fixed data.
+//! An agent's API without an agent: a real server on its own socket, serving fixed data.
 
 mod containers;
 mod endpoints;
@@ -41,23 +41,23 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
-/// What the server tells. Two nodes; the second one is as `peer` says.
+/// The server's data. Two nodes; `peer` determines the state of the second one.
 #[derive(Clone)]
 pub(crate) struct Fixture {
     /// `Ok`, `Warning` or `Failure`.
     pub(crate) state: &'static str,
-    /// Result of ICMP at the peer's node address: `None` is not probed yet, empty is fine.
+    /// ICMP result at the peer's node address: `None` for not probed yet, empty for success.
     pub(crate) peer: Option<&'static str>,
-    /// The same, after probing all nodes by request.
+    /// Likewise, after all nodes were probed on request.
     pub(crate) peer_when_probed: Option<&'static str>,
-    /// Nodes that the registry holds.
+    /// Number of nodes in the registry.
     pub(crate) registered: u8,
-    /// Whether the report holds everything that one can hold: diagnoses, protocols switched off, a
-    /// degraded path and an interval that the probe rate does not allow.
+    /// Whether the report contains everything that it can: diagnoses, disabled protocols, a degraded path, and an
+    /// interval that the probe rate does not allow.
     pub(crate) is_troubled: bool,
-    /// Whether it probes the containers of [`containers::MANIFEST`].
+    /// Whether the agent probes the containers of [`containers::MANIFEST`].
     pub(crate) probes_containers: bool,
-    /// Whether it serves the services of [`services::MANIFEST`].
+    /// Whether the agent serves the services of [`services::MANIFEST`].
     pub(crate) serves_services: bool,
     location: Location,
     manager: Option<Manager>,
@@ -408,7 +408,7 @@ impl Source for Fixture {
     }
 }
 
-/// Nobody to be told what to write.
+/// No programs that could be told what to write.
 struct NoPrograms;
 
 impl Switch for NoPrograms {
@@ -417,7 +417,7 @@ impl Switch for NoPrograms {
     }
 }
 
-/// A ring with a drop and a closed connection, beside which three events were lost. Then its agent stops.
+/// A ring with a drop and a closed connection, plus three lost events. Then its agent stops.
 struct CannedRing {
     hub: Arc<Hub>,
     events: Vec<Event>,
@@ -473,7 +473,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// An agent with `change` made to its data; all is reachable without.
+    /// An agent whose data is modified by `change`; without changes, everything is reachable.
     pub(crate) fn start(change: impl FnOnce(&mut Fixture)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut fixture = Fixture {
@@ -528,12 +528,12 @@ impl Agent {
         }
     }
 
-    /// Takes the pods away whose containers it probes.
+    /// Removes the pods whose containers it probes.
     pub(crate) fn remove_pods(&self) {
         self.pods.send_replace(Arc::new(containers::no_pods()));
     }
 
-    /// Its runtime, state and bpffs folder in one.
+    /// Its runtime, state and bpffs folders, all in one.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }

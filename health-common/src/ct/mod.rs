@@ -1,6 +1,5 @@
-//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6` with the flows of TCP, `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6` with all
-//! others. Tuples, entries, and how long an entry lives; what the segments of a TCP connection do to its entry
-//! stands in [`tcp`].
+//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6` for TCP flows, `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6` for all others.
+//! Defines tuples, entries and lifetimes; [`tcp`] defines how the segments of a TCP connection change its entry.
 
 pub mod tcp;
 
@@ -14,10 +13,9 @@ pub const IP_PROTOCOL_UDP: u8 = IpProto::Udp as u8;
 /// IP protocol number of SCTP.
 pub const IP_PROTOCOL_SCTP: u8 = IpProto::Sctp as u8;
 
-/// Entries that `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6` have room for, unless the agent
-/// asks for another size.
+/// Capacity of `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, unless the agent asks for another size.
 pub const DEFAULT_ENTRIES: u32 = 65_536;
-/// As [`DEFAULT_ENTRIES`], of the maps for all protocols but TCP: `HEALTH_CT_ANY4` and the others.
+/// As [`DEFAULT_ENTRIES`], for the maps of all protocols except TCP: `HEALTH_CT_ANY4` and the others.
 pub const DEFAULT_ANY_ENTRIES: u32 = 32_768;
 
 /// Direction bit of a tuple: the flow was opened towards a local endpoint.
@@ -27,7 +25,7 @@ pub const TUPLE_OUT: u8 = 0;
 
 /// IPv4 conntrack and NAT tuple, in the flow's original direction.
 ///
-/// For ICMP echo the identifier stands in `sport_be` and `dport_be` is 0.
+/// For ICMP echo, `sport_be` is the identifier and `dport_be` is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tuple4 {
@@ -68,7 +66,7 @@ pub struct Tuple6 {
 }
 
 impl Tuple4 {
-    /// The tuple of a packet that goes the other way: of the reply to a packet with this tuple.
+    /// The tuple of a packet in the opposite direction: the reply to a packet with this tuple.
     #[inline(always)]
     pub const fn reversed(self) -> Self {
         Self {
@@ -99,34 +97,34 @@ impl Tuple6 {
     }
 }
 
-/// What a packet is to the flow that it belongs to.
+/// How a packet relates to its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its first packet.
+    /// The flow's first packet.
     New,
-    /// Goes the way of the first packet.
+    /// In the direction of the first packet.
     Established,
-    /// Goes the other way.
+    /// In the opposite direction.
     Reply,
-    /// An ICMP error about it.
+    /// An ICMP error about the flow.
     Related,
-    /// Opens a connection between the ports of one that is closed.
+    /// Opens a new connection between the ports of a closed one.
     Reopened,
-    /// Nothing that the protocol allows at this point: it neither begins nor changes a flow.
+    /// Not allowed by the protocol at this point: it neither starts nor changes a flow.
     Invalid,
 }
 
 /// Which side of a flow sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that sent the first packet.
+    /// The side that sent the first packet.
     Original,
-    /// The other.
+    /// The other side.
     Reply,
 }
 
 impl Side {
-    /// What a packet of this side is to a flow that is known and, by its protocol, cannot be closed.
+    /// How a packet from this side relates to a known flow whose protocol has no closed state.
     #[inline(always)]
     pub const fn outcome(self) -> Outcome {
         match self {
@@ -136,8 +134,8 @@ impl Side {
     }
 }
 
-/// State of one flow. "rx" is what came towards the local side, "tx" what left it; bytes count from
-/// the IP header on.
+/// State of one flow. "rx" is traffic towards the local side, "tx" is traffic from it; bytes count from the IP header
+/// on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtEntry {
@@ -151,7 +149,7 @@ pub struct CtEntry {
     pub tx_bytes: u64,
     /// When the entry may be collected: seconds of `CLOCK_MONOTONIC`.
     pub expires: u32,
-    /// Flag bits, of [`CT_RX_CLOSING`] and the others.
+    /// Flag bits: [`CT_RX_CLOSING`] and the others.
     pub flags: u16,
     /// Union of the TCP flags received.
     pub rx_flags_seen: u8,
@@ -165,15 +163,15 @@ pub struct CtEntry {
     pub source_identity: u32,
     /// Interface on which the flow was opened.
     pub ifindex: u32,
-    /// Number of the policy table that last allowed the flow; 0 if none was asked, or if the last one refused it.
+    /// Number of the policy table that last allowed the flow; 0 if none was consulted, or if the last one refused it.
     pub policy: u32,
     /// Explicit padding, zero.
     pub pad: u32,
 }
 
-/// Flag: the sending side of what is received has ended the connection, by FIN; both closing bits by RST.
+/// Flag: the sender of the received packets has closed the connection with FIN. RST sets both closing bits.
 pub const CT_RX_CLOSING: u16 = 0x1;
-/// Flag: as [`CT_RX_CLOSING`], of what is sent.
+/// Flag: as [`CT_RX_CLOSING`], for the sent packets.
 pub const CT_TX_CLOSING: u16 = 0x2;
 /// Flag: the handshake is over, or was never seen.
 pub const CT_SEEN_NON_SYN: u16 = 0x10;
@@ -184,10 +182,11 @@ pub const CT_RX_ACKED_FIN: u16 = 0x2000;
 /// Flag: an acknowledgement was sent after a FIN was received.
 pub const CT_TX_ACKED_FIN: u16 = 0x4000;
 
-/// Flag: the side that has reset the connection sent something else after it, and the other side nothing yet.
+/// Flag: the side that reset the connection sent something else afterwards, and the other side has not sent anything
+/// since.
 pub const CT_RESET_DOUBTED: u16 = 0x8000;
 
-/// The flags in words, for listings. Those below 0x1000 are Cilium's, number and name.
+/// Names of the flags, for listings. Those below 0x1000 use Cilium's number and name.
 pub const CT_FLAG_NAMES: [(u16, &str); 7] = [
     (CT_RX_CLOSING, "RxClosing"),
     (CT_TX_CLOSING, "TxClosing"),
@@ -200,16 +199,16 @@ pub const CT_FLAG_NAMES: [(u16, &str); 7] = [
 
 const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;
 
-/// The three fields of an entry that change together, `flags`, `rx_flags_seen` and `tx_flags_seen`, as
-/// the one aligned word that they are in memory. Any CPU may change it, by compare-and-swap.
+/// The three fields of an entry that change together, `flags`, `rx_flags_seen` and `tx_flags_seen`, as the single
+/// aligned word that they form in memory. Any CPU may change it, by compare-and-swap.
 ///
-/// Bits are only ever added, but for a connection that is opened anew or goes on after a RST, and what is seen
-/// of the two directions stands in bits of their own. So CPUs that carry one direction each need no lock, and
-/// segments that do not depend on each other may be taken in in either order.
+/// Bits are only ever added, except when a connection is reopened or continues after a RST, and each direction has
+/// its own bits. So CPUs that each handle one direction need no lock, and independent segments may be recorded in
+/// either order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtState(u32);
 
-/// Where [`CtState`] stands in an entry, bytes.
+/// Offset of [`CtState`] in an entry, bytes.
 pub const CT_STATE_OFFSET: usize = core::mem::offset_of!(CtEntry, flags);
 
 const _: () = {
@@ -275,7 +274,7 @@ impl CtState {
         )
     }
 
-    /// Whether both directions have ended.
+    /// Whether both directions are closed.
     #[inline(always)]
     pub const fn is_closed(self) -> bool {
         self.has(BOTH_CLOSING)
@@ -283,14 +282,14 @@ impl CtState {
 }
 
 impl CtEntry {
-    /// Whether the entry's time is over at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the entry has expired at `now`: seconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn has_expired(&self, now: u32) -> bool {
         self.expires <= now
     }
 
-    /// Whether it is of a connection of TCP that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides were seen, and more
-    /// than a handshake.
+    /// Whether this is a TCP connection that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides were seen,
+    /// and more than a handshake.
     #[inline(always)]
     pub const fn is_open(&self, now: u32) -> bool {
         let state = self.state();
@@ -298,7 +297,8 @@ impl CtEntry {
         state.has(CT_SEEN_NON_SYN) && !state.is_closed() && is_answered && !self.has_expired(now)
     }
 
-    /// Whether the flow is no more than an attempt: of TCP, the handshake is not complete; of others, one side alone has sent.
+    /// Whether the flow is only an attempt: for TCP, an incomplete handshake; for other protocols, packets from one
+    /// side only.
     #[inline(always)]
     pub const fn is_attempt(&self, protocol: u8) -> bool {
         if protocol != IP_PROTOCOL_TCP {
@@ -306,7 +306,7 @@ impl CtEntry {
         }
         let state = self.state();
         let is_answered = state.rx_flags_seen() != 0 && state.tx_flags_seen() != 0;
-        // One that was met in its middle is no attempt, although one side alone has been seen.
+        // A connection first seen mid-stream is not an attempt, even if only one side has been seen.
         let has_begun = (state.rx_flags_seen() | state.tx_flags_seen()) & SYN != 0;
         has_begun && (!state.has(CT_SEEN_NON_SYN) || !is_answered)
     }
@@ -326,13 +326,13 @@ impl CtEntry {
     }
 }
 
-/// How long entries outlive their last packet, seconds. 0 is taken for 1.
+/// How long entries outlive their last packet, seconds. 0 counts as 1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// TCP, until the handshake is over.
     pub tcp_syn: u32,
-    /// TCP, from then on until both sides have ended.
+    /// TCP, from then on until both sides have closed.
     pub tcp_established: u32,
     /// TCP, from then on.
     pub tcp_close: u32,
@@ -340,13 +340,13 @@ pub struct Timeouts {
     pub udp: u32,
     /// ICMP and ICMPv6 echo.
     pub icmp: u32,
-    /// SCTP. An idle association sends a heartbeat every 30 s and a retransmission timeout, which may be
-    /// 60 s and half as much again (RFC 9260 sections 8.3 and 16).
+    /// SCTP. An idle association sends a heartbeat every 30 s plus a retransmission timeout, which may be 60 s and
+    /// half as much again (RFC 9260 sections 8.3 and 16).
     pub sctp: u32,
     /// Other protocols.
     pub any: u32,
-    /// Ports of fragmented packets: [`crate::fragment::FragmentPorts`]. Hosts give a packet that is not
-    /// whole 60 s at most (RFC 8200 section 4.5), Linux 30 s with IPv4 (`net.ipv4.ipfrag_time`).
+    /// Ports of fragmented packets: [`crate::fragment::FragmentPorts`]. Hosts keep an incomplete packet for 60 s at
+    /// most (RFC 8200 section 4.5), Linux 30 s with IPv4 (`net.ipv4.ipfrag_time`).
     pub fragment: u32,
 }
 

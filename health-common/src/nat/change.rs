@@ -1,4 +1,4 @@
-//! What a translation changes in a packet: the fields of its headers, and the checksums over them.
+//! How a translation changes a packet: its header fields, and the checksums over them.
 
 use crate::checksum::fold64;
 use crate::ct::{IP_PROTOCOL_SCTP, IP_PROTOCOL_UDP};
@@ -14,7 +14,7 @@ pub enum End {
     Destination,
 }
 
-/// Where the port of an end, or the identifier of an ICMP echo, stands in the transport header, bytes.
+/// Offset of an end's port, or of an ICMP echo's identifier, in the transport header, bytes.
 #[inline(always)]
 pub const fn port_at(protocol: u8, end: End) -> Option<u32> {
     match (protocol, end) {
@@ -28,16 +28,16 @@ pub const fn port_at(protocol: u8, end: End) -> Option<u32> {
 /// The checksum in a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumField {
-    /// Where it stands, bytes.
+    /// Offset of the field, bytes.
     pub at: u32,
     /// Whether it covers the addresses.
     pub has_pseudo_header: bool,
-    /// Whether 0 means that there is none, and 0xffff that it is 0 (RFC 768).
+    /// Whether 0 means no checksum, and 0xffff stands for a checksum of 0 (RFC 768).
     pub is_optional: bool,
 }
 
-/// The checksum of a protocol that is the Internet checksum; `None` where an address may change without
-/// it.
+/// The checksum field of a protocol that uses the Internet checksum; `None` if an address can change without
+/// affecting it.
 #[inline(always)]
 pub const fn checksum_field(protocol: u8) -> Option<ChecksumField> {
     let (at, has_pseudo_header) = match protocol {
@@ -54,7 +54,7 @@ pub const fn checksum_field(protocol: u8) -> Option<ChecksumField> {
     })
 }
 
-/// By how much the sum under a checksum changes (RFC 1624).
+/// The change in the sum under a checksum (RFC 1624).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference(u64);
 
@@ -62,19 +62,19 @@ impl Difference {
     /// No change.
     pub const NONE: Self = Self(0);
 
-    /// One 16-bit word, as in memory.
+    /// Change of one 16-bit word, in memory order.
     #[inline(always)]
     pub const fn of16(old: u16, new: u16) -> Self {
         Self(!old as u64 + new as u64)
     }
 
-    /// One 32-bit word at an even place, as in memory.
+    /// Change of one 32-bit word at an even offset, in memory order.
     #[inline(always)]
     pub const fn of32(old: u32, new: u32) -> Self {
         Self(!old as u64 + new as u64)
     }
 
-    /// An IPv6 address.
+    /// Change of an IPv6 address.
     #[inline(always)]
     pub const fn of128(old: &[u32; 4], new: &[u32; 4]) -> Self {
         Self::of32(old[0], new[0])
@@ -83,20 +83,20 @@ impl Difference {
             .and(Self::of32(old[3], new[3]))
     }
 
-    /// Both changes.
+    /// Combines both changes.
     #[inline(always)]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 + other.0)
     }
 
-    /// As `bpf_l4_csum_replace` takes it in `to`, with size and `from` 0.
+    /// As `bpf_l4_csum_replace` expects it in `to`, with size and `from` 0.
     #[inline(always)]
     pub const fn word(self) -> u32 {
         let folded = (self.0 & 0xffff_ffff) + (self.0 >> 32);
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
-    /// The change in 16 bits, for [`apply_folded`].
+    /// The change folded to 16 bits, for [`apply_folded`].
     #[inline(always)]
     pub const fn folded(self) -> u16 {
         fold64(self.0)
@@ -108,7 +108,7 @@ impl Difference {
         !fold64(!check as u64 + self.0)
     }
 
-    /// As [`Difference::apply`], of a checksum that may be left out: 0 stays 0, and none becomes 0.
+    /// As [`Difference::apply`], for an optional checksum: 0 stays 0, and no other checksum becomes 0.
     #[inline(always)]
     pub const fn apply_optional(self, check: u16) -> u16 {
         if check == 0 {
@@ -121,19 +121,19 @@ impl Difference {
     }
 }
 
-/// As [`Difference::apply`], of [`Difference::folded`]: the sum of both has one carry at most.
+/// As [`Difference::apply`], for [`Difference::folded`]: the sum has at most one carry.
 #[inline(always)]
 pub const fn apply_folded(folded: u16, check: u16) -> u16 {
     let sum = !check as u32 + folded as u32;
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// What a translation changes at one end of a packet.
+/// How a translation changes one end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The address.
     pub address: Difference,
-    /// The port or identifier; both 0 where the protocol has none.
+    /// The port or identifier; 0 before and after if the protocol has none.
     pub port: Difference,
 }
 
@@ -156,7 +156,7 @@ impl Change {
         }
     }
 
-    /// The changes at both ends.
+    /// Combines the changes at both ends.
     #[inline(always)]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -165,7 +165,7 @@ impl Change {
         }
     }
 
-    /// By how much the sum under a transport checksum changes.
+    /// The change in the sum under a transport checksum.
     #[inline(always)]
     pub const fn under(&self, field: &ChecksumField) -> Difference {
         if field.has_pseudo_header {
@@ -175,11 +175,11 @@ impl Change {
         }
     }
 
-    /// What the same change, to the packet in an ICMP error, does to the checksums in it and around it.
+    /// How the same change to the packet inside an ICMP error affects the checksums inside and around it.
     ///
-    /// `ip_check` is the checksum of the inner IPv4 header, `None` with IPv6. `transport_check` is that of
-    /// the inner transport header, where the error holds it: a router need not send more than the first
-    /// eight bytes (RFC 792).
+    /// `ip_check` is the checksum of the inner IPv4 header, `None` with IPv6. `transport_check` is the checksum of
+    /// the inner transport header, if the error contains it: a router need not send more than the first eight bytes
+    /// (RFC 792).
     #[inline(always)]
     pub const fn inside(
         &self,
@@ -222,10 +222,10 @@ impl Change {
 pub struct Inside {
     /// The new checksum of the inner IPv4 header.
     pub ip_check: Option<u16>,
-    /// The new checksum of the inner transport header; `None`: there is none, or it is not there.
+    /// The new checksum of the inner transport header; `None` if the protocol has none or the error does not contain
+    /// it.
     pub transport_check: Option<u16>,
-    /// By how much the sum under the error's own checksum changes. With ICMPv6 the change of the outer
-    /// address comes on top.
+    /// The change in the sum under the error's own checksum. With ICMPv6, add the change of the outer address.
     pub around: Difference,
 }
 
@@ -298,12 +298,12 @@ mod tests {
             let change = Change::v6((&old.0, old.1), (&new.0, new.1));
             let difference = change.address.and(change.port);
             prop_assert_eq!(normal(difference.apply(full(old))), normal(full(new)));
-            // What the kernel does with the word: adds it to the sum.
+            // As the kernel does with the word: it adds it to the sum.
             let by_word = !fold64(u64::from(!full(old)) + u64::from(difference.word()));
             prop_assert_eq!(normal(by_word), normal(full(new)));
         }
 
-        /// A whole ICMP error is built twice, about the packet before and about the one after.
+        /// Builds a whole ICMP error twice: about the packet before translation, and about the translated one.
         #[test]
         fn an_error_with_a_translated_packet_has_the_checksums_of_one_made_about_it(
             protocol in prop::sample::select(&[1_u8, 6, 17][..]),

@@ -1,8 +1,8 @@
-//! Network address translation: `HEALTH_NAT4` and `HEALTH_NAT6` for TCP, `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`
-//! for all other protocols, keyed by conntrack tuples; which port a flow gets, and what changes in its packets.
+//! Network address translation: `HEALTH_NAT4` and `HEALTH_NAT6` for TCP, `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6` for
+//! all other protocols, keyed by conntrack tuples; which port a flow gets, and how its packets change.
 //!
-//! Each translation is two entries: direction out (source is rewritten) and in (destination is). Each
-//! holds what the key of the other is made from.
+//! Each translation has two entries: direction out (rewrites the source) and in (rewrites the destination). Each
+//! entry contains what is needed to compute the other's key.
 
 mod change;
 mod ports;
@@ -16,17 +16,17 @@ pub use change::{
 };
 pub use ports::{PortSearch, Ports, TRIES};
 
-/// Flag: the flow is the host's own; its port or identifier is reserved, nothing is rewritten.
+/// Flag: the flow is the host's own; its port or identifier is reserved and nothing is rewritten.
 pub const NAT_HOST_LOCAL: u32 = 1;
 
-/// Flag: no endpoint sends this flow, so the uplinks' programs enter its packets into conntrack.
+/// Flag: the flow does not come from an endpoint, so the uplinks' programs enter its packets into conntrack.
 pub const NAT_NEEDS_CT: u32 = 2;
 
 /// Translation of an IPv4 tuple.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatEntry4 {
-    /// When it was made: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Creation time: nanoseconds of `CLOCK_MONOTONIC`.
     pub created_ns: u64,
     /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
@@ -44,7 +44,7 @@ pub struct NatEntry4 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatEntry6 {
-    /// When it was made: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Creation time: nanoseconds of `CLOCK_MONOTONIC`.
     pub created_ns: u64,
     /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
@@ -58,7 +58,7 @@ pub struct NatEntry6 {
 
 crate::map_types!(NatEntry4 = 24, NatEntry6 = 32);
 
-/// Where an entry has [`NatEntry4::created_ns`], bytes; the programs exchange it as a word.
+/// Offset of [`NatEntry4::created_ns`] in an entry, bytes; the programs exchange it as a word.
 pub const NAT_CREATED_OFFSET: usize = core::mem::offset_of!(NatEntry4, created_ns);
 
 const _: () = {
@@ -67,7 +67,7 @@ const _: () = {
 };
 
 impl NatEntry4 {
-    /// The key of the entry of direction in that belongs to this one of `out`.
+    /// The key of the matching entry of direction in, given that this entry's key is `out`.
     #[inline(always)]
     pub const fn inbound_key(&self, out: &Tuple4) -> Tuple4 {
         Tuple4 {
@@ -81,7 +81,7 @@ impl NatEntry4 {
         }
     }
 
-    /// The key of the entry of direction out that belongs to this one of `inbound`, which is also the
+    /// The key of the matching entry of direction out, given that this entry's key is `inbound`. It is also the
     /// flow's key in conntrack.
     #[inline(always)]
     pub const fn outbound_key(&self, inbound: &Tuple4) -> Tuple4 {
@@ -127,9 +127,9 @@ impl NatEntry6 {
     }
 }
 
-/// Whether another port can be given to a flow. SCTP's checksum is a CRC over the whole packet (RFC 9260
-/// section 6.8), too long to compute here; other protocols have no ports. Their flows are translated
-/// as long as no other has the same ports.
+/// Whether a flow can be given another port. SCTP's checksum is a CRC over the whole packet (RFC 9260 section 6.8),
+/// too long to compute here; other protocols have no ports. Their flows are translated as long as no other flow has
+/// the same ports.
 #[inline(always)]
 pub const fn can_change_port(protocol: u8) -> bool {
     matches!(

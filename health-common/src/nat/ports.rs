@@ -1,6 +1,6 @@
-//! Which port a translated flow gets.
+//! Port selection for translated flows.
 
-/// Ports, or ICMP identifiers, that translated flows may have; host byte order, both ends included.
+/// The range of ports, or ICMP identifiers, for translated flows; host byte order, inclusive at both ends.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ports {
@@ -12,23 +12,23 @@ pub struct Ports {
 
 crate::map_types!(Ports = 4);
 
-/// Most ports that are tried for one flow.
+/// Most ports tried per flow.
 pub const TRIES: u32 = 32;
 
 impl Ports {
-    /// Whether the port is one of them.
+    /// Whether the port is in the range.
     #[inline(always)]
     pub const fn contains(self, port: u16) -> bool {
         self.min <= port && port <= self.max
     }
 
-    /// How many there are, 1..=65536.
+    /// Number of ports, 1..=65536.
     #[inline(always)]
     pub const fn count(self) -> u32 {
         self.max.saturating_sub(self.min) as u32 + 1
     }
 
-    /// The ports to try for a flow from `source`, host byte order. `random` is anew for each search.
+    /// The ports to try for a flow from `source`, host byte order. `random` must differ for each search.
     #[inline(always)]
     pub const fn search(self, source: u16, random: u32) -> PortSearch {
         let count = self.count();
@@ -36,8 +36,8 @@ impl Ports {
         PortSearch {
             min: self.min,
             count,
-            // The search goes round the range from here. When the source port is in it, it is the last one
-            // on the round, which is left out.
+            // The search goes round the range from here. If the source port is in the range, it comes last on the
+            // round and is skipped.
             begin: if is_kept {
                 (source - self.min) as u32 + 1
             } else {
@@ -49,11 +49,11 @@ impl Ports {
     }
 }
 
-/// The ports that are tried for one flow: its own where it may keep it, then others, no port twice.
+/// The ports to try for one flow: its own if it may keep it, then others, no port twice.
 ///
-/// The range is cut into 32 parts, which are tried in an order of their own, at a place of their own. So
-/// the tries of flows that want the same ports go apart at once, and meet ports in use as rarely as
-/// ports drawn at random would.
+/// The range is divided into 32 parts. Each search visits them in its own order, and tries its own position in each.
+/// So searches for flows that want the same ports diverge at once, and hit ports in use no more often than random
+/// choices would.
 #[derive(Clone, Copy, Debug)]
 pub struct PortSearch {
     min: u16,
@@ -64,8 +64,8 @@ pub struct PortSearch {
 }
 
 impl PortSearch {
-    /// The port to try after `tries` others were in use, host byte order. `None` when it is time to give
-    /// up: after [`TRIES`], or when the range has no other.
+    /// The port to try after `tries` others were in use, host byte order. `None` when it is time to give up: after
+    /// [`TRIES`], or when the range is exhausted.
     #[inline(always)]
     pub const fn candidate(&self, tries: u32) -> Option<u16> {
         if tries >= TRIES {
@@ -83,19 +83,19 @@ impl PortSearch {
                 None
             };
         }
-        // An odd factor makes a permutation of the 32 parts.
+        // An odd factor yields a permutation of the 32 parts.
         let part = place
             .wrapping_mul(self.random | 1)
             .wrapping_add(self.random >> 5)
             % TRIES;
         let begin = part * others / TRIES;
         let end = (part + 1) * others / TRIES;
-        // The golden ratio in 32 bits: spreads neighbours (Knuth, The Art of Computer Programming 6.4).
+        // The golden ratio in 32 bits: spreads adjacent values (Knuth, The Art of Computer Programming 6.4).
         let spread = (self.random ^ part).wrapping_mul(0x9e37_79b9) >> 16;
         Some(self.port(begin + scale(spread, end - begin)))
     }
 
-    /// The port at a place on the round, 0..count.
+    /// The port at a position on the round, 0..count.
     #[inline(always)]
     const fn port(&self, place: u32) -> u16 {
         let around = self.begin + place;
@@ -108,7 +108,7 @@ impl PortSearch {
     }
 }
 
-/// A number of 16 bits, scaled to 0..count.
+/// Scales a 16-bit number to 0..count.
 #[inline(always)]
 const fn scale(number: u32, count: u32) -> u32 {
     ((number as u64 * count as u64) >> 16) as u32
@@ -138,7 +138,7 @@ mod tests {
         })
     }
 
-    /// How many searches it takes on average, and how many tries, to give `flows` ports of `count`.
+    /// The total number of searches and of tries that it takes to give `flows` flows a port out of `count`.
     fn crowd(count: u16, flows: u32, source: impl Fn(u32) -> u16) -> (u32, u32) {
         let ports = Ports {
             min: 1024,
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn flows_that_all_want_the_same_port_find_others_about_as_fast_as_by_chance() {
-        // Half full in the end: a port drawn at random is in use once in four on average.
+        // Half full at the end: a random port is in use one time in four on average.
         let (searches, tries) = crowd(10_000, 5_000, |_| 4000);
         assert_eq!(searches, 5_000);
         assert!(tries < 3 * 5_000, "{tries}");

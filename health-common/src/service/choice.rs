@@ -1,4 +1,4 @@
-//! The choice of a backend: the arithmetic, without the maps.
+//! Backend selection: the arithmetic, without the maps.
 
 /// Scales 32 random bits to a number below `count`.
 #[inline(always)]
@@ -6,13 +6,13 @@ pub const fn scaled(random: u32, count: u32) -> u32 {
     ((random as u64 * count as u64) >> 32) as u32
 }
 
-/// Chooses an index of a weighted pool by Walker's alias method. `first`: an index that was chosen evenly; `threshold` and
+/// Selects an index of a weighted pool by Walker's alias method. `first`: a uniformly chosen index; `threshold` and
 /// `alias`: the pool's entries at that index; `random`: another random number.
 ///
 /// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991.
 #[inline(always)]
 pub const fn weighted(first: u32, threshold: u32, alias: u32, random: u32) -> u32 {
-    // A threshold of all ones means certainty: 2^32 does not fit into 32 bits.
+    // A threshold of all ones means always: 2^32 does not fit into 32 bits.
     if random < threshold || threshold == u32::MAX {
         first
     } else {
@@ -20,8 +20,8 @@ pub const fn weighted(first: u32, threshold: u32, alias: u32, random: u32) -> u3
     }
 }
 
-/// What [`flow_hash`] takes of a flow's ports, in network byte order, and protocol. With affinity
-/// (`is_by_client`) the ports are 0.
+/// Packs a flow's ports, in network byte order, and protocol for [`flow_hash`]. With affinity (`is_by_client`) the
+/// ports are 0.
 #[inline(always)]
 pub const fn ports_and_protocol(
     source_be: u16,
@@ -36,7 +36,7 @@ pub const fn ports_and_protocol(
     (source as u64) << 24 | (destination as u64) << 40 | protocol as u64
 }
 
-/// A hash of a flow, by which Maglev chooses: the same on all nodes.
+/// A hash of a flow, which Maglev uses to select: the same on all nodes.
 ///
 /// Words are multiplied and folded as in wyhash (Wang Yi); each bit of the result depends on each bit of the input.
 #[inline(always)]
@@ -68,7 +68,7 @@ const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// Uses no 128-bit multiplication, which BPF does not have.
+/// Avoids 128-bit multiplication, which BPF does not have.
 #[inline(always)]
 const fn mix(a: u64, b: u64) -> u64 {
     let product = (a ^ a >> 32).wrapping_mul(SECRET[0] | 1).wrapping_add(b);

@@ -1,8 +1,9 @@
-//! Direct server return: the backend's node answers a client outside itself, from the service's address and port.
+//! Direct server return: the backend's node answers an outside client directly, from the service's address and port.
 //!
-//! The first node sends the client's packet on to the backend with the client's source, and tells for which frontend it was:
-//! by an option of IPv4 (RFC 791, with the number of RFC 4727 for experiments), or a header of destination options of IPv6
-//! (RFC 8200 section 4.6). The option has a tag that only nodes of the mesh can make. The backend's node takes it off again.
+//! The first node forwards the client's packet to the backend with the client's source address, and names the
+//! frontend in an IPv4 option (RFC 791, with RFC 4727's number for experiments) or an IPv6 destination options header
+//! (RFC 8200 section 4.6). The option carries a tag that only nodes of the mesh can produce. The backend's node
+//! removes the option.
 
 use crate::addr::Addr;
 use crate::checksum::fold64;
@@ -10,27 +11,27 @@ use crate::echo::{IPV4_LEN, Ipv4Header, Ipv6Header};
 use crate::packet::is_extension;
 use crate::siphash::{SipKey, siphash24_words};
 
-/// The one value of `HEALTH_DIRECT`, under index 0.
+/// The single value of `HEALTH_DIRECT`, at index 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectConfig {
-    /// Keys of the tags: the first one makes them, and each counts.
+    /// Keys of the tags: the first one creates tags, all of them are accepted.
     pub keys: [SipKey; DIRECT_KEYS],
-    /// How many there are. 0: no packet is sent so, and none is taken.
+    /// Number of keys. 0: no packets are sent or accepted this way.
     pub count: u32,
     /// Explicit padding, zero.
     pub pad: u32,
 }
 
-/// Most keys: while the key of the mesh changes there are two.
+/// Most keys: two exist while the key of the mesh changes.
 pub const DIRECT_KEYS: usize = 2;
 
 crate::map_types!(DirectConfig = 40);
 
-/// Words that a tag covers.
+/// Number of words that a tag covers.
 const COVERED_WORDS: usize = 8;
 
-/// What a tag covers: a packet's ends, the frontend that it was for, and what tells it from others of its flow.
+/// Data that a tag covers: a packet's ends, its frontend, and what distinguishes it from other packets of its flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Covered {
@@ -41,7 +42,7 @@ pub struct Covered {
 pub type End = (Addr, u16);
 
 impl Covered {
-    /// A packet from `client` to `backend`, for `frontend`. `sequence_be`: its sequence number; 0 where it has none.
+    /// A packet from `client` to `backend`, for `frontend`. `sequence_be`: its sequence number; 0 if it has none.
     #[inline(always)]
     pub const fn new(
         client: &End,
@@ -73,7 +74,7 @@ impl Covered {
         }
     }
 
-    /// Its tag.
+    /// The tag over this data.
     #[inline(always)]
     pub const fn tag(&self, key: SipKey) -> u64 {
         siphash24_words(key, &self.words)
@@ -85,14 +86,14 @@ const fn word(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// Type of the option of IPv4: copied into fragments, number 30.
+/// Type of the IPv4 option: copied into fragments, number 30.
 const KIND4: u8 = 0x9e;
-/// Type of the option of IPv6: who does not know it drops the packet silently.
+/// Type of the IPv6 option: receivers that do not know it drop the packet silently.
 const KIND6: u8 = 0x5e;
-/// Type of a header of destination options.
+/// Type of a destination options header.
 pub const DESTINATION_OPTIONS: u8 = 60;
 
-/// The options of an IPv4 header, of which this is all.
+/// The options of an IPv4 header with only this option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Option4 {
@@ -103,7 +104,7 @@ pub struct Option4 {
     tag: [u32; 2],
 }
 
-/// A header of destination options, of which this is all.
+/// A destination options header with only this option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Option6 {
@@ -119,24 +120,24 @@ pub struct Option6 {
 
 const _: () = assert!(size_of::<Option4>() == 16 && size_of::<Option6>() == 32);
 
-/// What an IP version has for the option.
+/// The option in one IP version.
 pub trait DirectOption: Copy + Default {
     /// An address, network byte order.
     type Address;
-    /// The header that it follows.
+    /// The header in front of the option.
     type Header: Copy;
 
-    /// For a packet to this frontend.
+    /// The option for a packet to this frontend.
     fn new(frontend: (Self::Address, u16), tag: u64) -> Self;
-    /// The frontend and the tag, if it is one.
+    /// The frontend and the tag, if this is such an option.
     fn read(&self) -> Option<((Self::Address, u16), u64)>;
-    /// Whether the option may follow this header.
+    /// Whether this header may be followed by the option.
     fn may_follow(ip: &Self::Header) -> bool;
-    /// Whether a header is of a whole packet and has no options.
+    /// Whether this is the header of an unfragmented packet without options.
     fn is_plain(ip: &Self::Header) -> bool;
-    /// The header with the option behind it. `None` if it is not plain, or the packet becomes too long.
+    /// The header with the option added after it. `None` if it is not plain, or if the packet becomes too long.
     fn put_behind(&mut self, ip: &Self::Header) -> Option<Self::Header>;
-    /// The header without the option. `None` if the packet is cut short.
+    /// The header with the option removed. `None` if the packet is truncated.
     fn take_off(&self, ip: &Self::Header) -> Option<Self::Header>;
 }
 
@@ -152,7 +153,7 @@ impl Option4 {
     const FRAGMENT: u16 = 0x3fff;
     const WITH_IT: u8 = 0x45 + (size_of::<Self>() / 4) as u8;
 
-    /// The sum of its words.
+    /// Sum of the option's words.
     #[inline(always)]
     fn sum(&self) -> u64 {
         let first = u32::from_ne_bytes([
@@ -164,7 +165,7 @@ impl Option4 {
         u64::from(first) + u64::from(self.addr_be) + u64::from(self.tag[0]) + u64::from(self.tag[1])
     }
 
-    /// A header of another length. A checksum that was wrong stays so.
+    /// A header with a new length. A wrong checksum stays wrong.
     #[inline(always)]
     fn resized(ip: &Ipv4Header, version_ihl: u8, len: u16, options: u64) -> Ipv4Header {
         let total_len_be = len.to_be();
@@ -224,7 +225,7 @@ impl DirectOption for Option4 {
     #[inline(always)]
     fn take_off(&self, ip: &Ipv4Header) -> Option<Ipv4Header> {
         let len = u16::from_be(ip.total_len_be).checked_sub(Self::LEN)?;
-        // Taken away: the complement of each word.
+        // To subtract, add the complement of each word.
         let gone = 4 * u64::from(u32::MAX) - self.sum();
         (len >= IPV4_LEN as u16).then(|| Self::resized(ip, Self::PLAIN, len, gone))
     }
@@ -232,9 +233,9 @@ impl DirectOption for Option4 {
 
 impl Option6 {
     const LEN: u16 = size_of::<Self>() as u16;
-    /// In units of eight bytes, the first one not counted.
+    /// Length in units of eight bytes, not counting the first.
     const UNITS: u8 = (size_of::<Self>() / 8 - 1) as u8;
-    /// Of the option alone, behind its type and length.
+    /// Length of the option alone, after its type and length bytes.
     const OPTION_LEN: u8 = size_of::<Self>() as u8 - 4;
 }
 

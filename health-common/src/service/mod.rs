@@ -1,10 +1,10 @@
-//! Services: `HEALTH_SVC4` and `HEALTH_SVC6` with the frontends, `HEALTH_SLOTS`, `HEALTH_MAGLEV` and `HEALTH_BACKENDS`
-//! with what stands behind them, `HEALTH_AFFINITY`, `HEALTH_SOURCE_RANGES`, and the flows that were sent to a backend:
-//! `HEALTH_REVNAT4` and `HEALTH_REVNAT6` for TCP, `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` for all other protocols,
-//! `HEALTH_SOCKETS` for the host's own sockets.
+//! Services: `HEALTH_SVC4` and `HEALTH_SVC6` for the frontends, `HEALTH_SLOTS`, `HEALTH_MAGLEV` and `HEALTH_BACKENDS`
+//! for the backends behind them, `HEALTH_AFFINITY`, `HEALTH_SOURCE_RANGES`, and the flows that were sent to a
+//! backend: `HEALTH_REVNAT4` and `HEALTH_REVNAT6` for TCP, `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` for all
+//! other protocols, `HEALTH_SOCKETS` for the host's own sockets.
 //!
-//! A new flow to a frontend takes three look-ups: the frontend, a slot of its pool, the backend of the slot. The agent
-//! writes a new pool to free places and then changes the frontend, so no program ever reads a pool that is being changed.
+//! A new flow to a frontend takes three look-ups: the frontend, a slot of its pool, the slot's backend. The agent
+//! writes a new pool to free slots and then updates the frontend, so programs never read a pool while it changes.
 
 pub mod choice;
 pub mod direct;
@@ -17,26 +17,26 @@ use crate::addr::Addr;
 
 pub use outside::Origin;
 
-/// Entries that `HEALTH_SVC4` and `HEALTH_SVC6` have room for each, unless the agent asks for another size.
+/// Capacity of each of `HEALTH_SVC4` and `HEALTH_SVC6`, unless the agent asks for another size.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], of `HEALTH_BACKENDS`. The first one is not used.
+/// As [`DEFAULT_FRONTENDS`], for `HEALTH_BACKENDS`. The first entry is unused.
 pub const DEFAULT_BACKENDS: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], of `HEALTH_SLOTS`.
+/// As [`DEFAULT_FRONTENDS`], for `HEALTH_SLOTS`.
 pub const DEFAULT_SLOTS: u32 = 4 * DEFAULT_BACKENDS;
-/// As [`DEFAULT_FRONTENDS`], of `HEALTH_MAGLEV`: tables of 65,537 places.
+/// As [`DEFAULT_FRONTENDS`], for `HEALTH_MAGLEV`: tables of 65,537 slots.
 pub const DEFAULT_MAGLEV: u32 = DEFAULT_MAGLEV_TABLES * 65_537;
-/// How many such tables.
+/// Number of these tables.
 pub const DEFAULT_MAGLEV_TABLES: u32 = 32;
-/// As [`DEFAULT_FRONTENDS`], of `HEALTH_AFFINITY`.
+/// As [`DEFAULT_FRONTENDS`], for `HEALTH_AFFINITY`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], of `HEALTH_SOURCE_RANGES`.
+/// As [`DEFAULT_FRONTENDS`], for `HEALTH_SOURCE_RANGES`.
 pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
 /// Entries of `HEALTH_REVNAT4` and `HEALTH_REVNAT6`; each flow has two.
 pub const REVNAT_ENTRIES: u32 = 131_072;
-/// As [`REVNAT_ENTRIES`], of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
+/// As [`REVNAT_ENTRIES`], for `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
 pub const REVNAT_ANY_ENTRIES: u32 = 65_536;
 
-/// The key of an IPv4 frontend: where clients send to.
+/// The key of an IPv4 frontend: the destination that clients use.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey4 {
@@ -50,7 +50,7 @@ pub struct FrontendKey4 {
     pub pad: u8,
 }
 
-/// The key of an IPv6 frontend: where clients send to.
+/// The key of an IPv6 frontend: the destination that clients use.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey6 {
@@ -66,19 +66,20 @@ pub struct FrontendKey6 {
 
 /// A pool of backends to choose from.
 ///
-/// In `HEALTH_SLOTS`, at `at`: a counter for [`ALGORITHM_ROUND_ROBIN`], then `len` indexes of backends; if
-/// [`FRONTEND_WEIGHTED`], then `len` thresholds and `len` indexes of the pool, see [`choice::weighted`]. With
-/// [`ALGORITHM_MAGLEV`] it is a table in `HEALTH_MAGLEV` instead: `len` indexes of backends, from `at` on.
+/// In `HEALTH_SLOTS`, starting at `at`: a counter for [`ALGORITHM_ROUND_ROBIN`], then `len` backend indexes; if
+/// [`FRONTEND_WEIGHTED`], then `len` thresholds and `len` indexes into the pool, see [`choice::weighted`]. With
+/// [`ALGORITHM_MAGLEV`] it is a table in `HEALTH_MAGLEV` instead: `len` backend indexes, starting at `at`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
     /// Index of the first entry.
     pub at: u32,
-    /// How many backends, or places of a Maglev table. With 0, the flags of the [`Frontend`] say what happens to new flows.
+    /// Number of backends, or of slots of a Maglev table. If 0, the flags of the [`Frontend`] decide what happens to
+    /// new flows.
     pub len: u32,
 }
 
-/// A frontend: where its new flows go.
+/// A frontend: where its new flows are sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frontend {
@@ -86,9 +87,9 @@ pub struct Frontend {
     pub inside: Pool,
     /// For all others.
     pub outside: Pool,
-    /// Number of the service's port, which all its frontends and backends have. Never 0.
+    /// Number of the service port, shared by all its frontends and backends. Never 0.
     pub service: u32,
-    /// How long a client's new flows go to the same backend after it last opened one, seconds; 0 for no affinity.
+    /// How long a client's new flows stick to the same backend after it last opened one, seconds; 0 for no affinity.
     pub affinity_secs: u32,
     /// [`FRONTEND_RESTRICTED`] and the other bits.
     pub flags: u16,
@@ -108,62 +109,62 @@ pub const FRONTEND_KEEPS_SOURCE: u16 = 2;
 pub const FRONTEND_WEIGHTED: u16 = 4;
 /// Flag: with an empty pool, flows from inside are dropped silently; without it they are rejected.
 pub const FRONTEND_DROPS_INSIDE: u16 = 8;
-/// Flag: as [`FRONTEND_DROPS_INSIDE`], of flows from outside.
+/// Flag: as [`FRONTEND_DROPS_INSIDE`], for flows from outside.
 pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
-/// Flag: an address of the loopback. Sockets of the host reach it; packets to it are nobody's business but the host's.
+/// Flag: a loopback address. The host's sockets can reach it; packets to it are left to the host.
 pub const FRONTEND_HOST_ONLY: u16 = 32;
-/// Flag: flows from inside go to backends of this node alone.
+/// Flag: flows from inside go only to backends on this node.
 pub const FRONTEND_LOCAL_INSIDE: u16 = 64;
-/// Flag: as [`FRONTEND_LOCAL_INSIDE`], of flows from outside.
+/// Flag: as [`FRONTEND_LOCAL_INSIDE`], for flows from outside.
 pub const FRONTEND_LOCAL_OUTSIDE: u16 = 128;
-/// Flag: backends on other nodes answer clients outside themselves, where that is possible: see [`direct`].
+/// Flag: backends on other nodes answer outside clients directly, where possible: see [`direct`].
 pub const FRONTEND_DIRECT: u16 = 256;
 
 /// Each backend with the same probability.
 pub const ALGORITHM_RANDOM: u8 = 0;
-/// Each backend in turn; with [`FRONTEND_WEIGHTED`] as [`ALGORITHM_RANDOM`].
+/// Each backend in turn; with [`FRONTEND_WEIGHTED`], same as [`ALGORITHM_RANDOM`].
 pub const ALGORITHM_ROUND_ROBIN: u8 = 1;
 /// By a hash of the flow, the same on all nodes.
 pub const ALGORITHM_MAGLEV: u8 = 2;
-/// Of two random backends the one with fewer flows.
+/// The one with fewer flows of two random backends.
 pub const ALGORITHM_LEAST_CONNECTION: u8 = 3;
 
 /// The address that the cluster assigned to a service.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// An address of a service's load balancer.
 pub const KIND_LOAD_BALANCER: u8 = 2;
-/// An address that somebody routes to the nodes.
+/// An address that is routed to the nodes by external means.
 pub const KIND_EXTERNAL_IP: u8 = 3;
-/// A port at the node's own addresses.
+/// A port on the node's own addresses.
 pub const KIND_NODE_PORT: u8 = 4;
 
-/// An endpoint of a service's port. All zero: no backend.
+/// An endpoint of a service port. All zero: no backend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backend {
-    /// The address where it listens.
+    /// The address that it listens on.
     pub addr: Addr,
-    /// Number of the service's port; an endpoint of two services is two backends.
+    /// Number of the service port; an endpoint of two services counts as two backends.
     pub service: u32,
-    /// The port where it listens.
+    /// The port that it listens on.
     pub port_be: u16,
     /// [`BACKEND_LINGERS`] or 0.
     pub flags: u16,
-    /// Flows that were sent to it and are not over, as far as is known: counted by the programs.
+    /// Flows sent to it that are not known to be over; the programs maintain this count.
     pub flows: u32,
     /// Explicit padding, zero.
     pub pad: u32,
 }
 
 impl Backend {
-    /// Whether it may get new flows of the port with this number.
+    /// Whether it may receive new flows of the service port with this number.
     #[inline(always)]
     pub const fn gets_flows(&self, service: u32) -> bool {
         self.service == service && self.flags & BACKEND_LINGERS == 0
     }
 }
 
-/// Flag: it gets no new flows, not even from clients that stay with it; those that it has go on.
+/// Flag: it receives no new flows, not even from clients with affinity to it; existing flows continue.
 pub const BACKEND_LINGERS: u16 = 1;
 
 /// The key of a client with affinity.
@@ -172,11 +173,11 @@ pub const BACKEND_LINGERS: u16 = 1;
 pub struct AffinityKey {
     /// The client's address.
     pub client: Addr,
-    /// Number of the service's port.
+    /// Number of the service port.
     pub service: u32,
 }
 
-/// The backend that a client stays with.
+/// The backend that a client sticks to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Affinity {
@@ -187,53 +188,56 @@ pub struct Affinity {
 }
 
 impl Affinity {
-    /// Whether the client still stays at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the affinity still applies at `now`: seconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn is_fresh(&self, now: u32, affinity_secs: u32) -> bool {
         now.wrapping_sub(self.last_used) < affinity_secs
     }
 }
 
-/// Of an LPM trie: who may use a service's port. Its prefix length counts the bits of `service` too.
+/// Key of an LPM trie: who may use a service port. Its prefix length includes the bits of `service`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceRange {
-    /// Number of the service's port, network byte order.
+    /// Number of the service port, network byte order.
     pub service_be: u32,
     /// Address of the source.
     pub addr: Addr,
 }
 
-/// Flag: the client's packets come by an uplink.
+/// Flag: the client's packets come in over an uplink.
 pub const FLOW_FROM_OUTSIDE: u16 = 1;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node, and gets the packets from this node's address.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node and receives the packets from this node's
+/// address.
 pub const FLOW_MASQUERADED: u16 = 2;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is no endpoint, so the uplinks' programs enter the flow into conntrack.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is not an endpoint, so the uplinks' programs enter the flow into
+/// conntrack.
 pub const FLOW_OF_HOST: u16 = 4;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node, and answers the client itself: see [`direct`].
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node and answers the client directly: see [`direct`].
 pub const FLOW_DIRECT: u16 = 8;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node sent the flow to a backend here, and told by which frontend. Such an entry
-/// has no index of a backend and no number of a service: that node counts the flow.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node forwarded the flow to a backend here, and named its frontend. Such
+/// an entry has no backend index and no service number: the other node counts the flow.
 pub const FLOW_RELAYED: u16 = 16;
-/// Flag: the same client asks the same backend between the same ports through another frontend, too. Each of its packets has the
-/// answers be for its own frontend. Never of TCP.
+/// Flag: the same client also reaches the same backend between the same ports through another frontend. Each of its
+/// packets redirects the answers to its own frontend. Never set for TCP.
 pub const FLOW_SHARED: u16 = 32;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: host routing hands the client's packets to an endpoint of this node past the host's stack.
-/// So what the endpoint answers goes past it, too: netfilter would see half of a connection.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: host routing delivers the client's packets to an endpoint of this node,
+/// bypassing the host's stack. So the endpoint's answers must bypass it too: netfilter would see only half of the
+/// connection.
 pub const FLOW_PAST_STACK: u16 = 64;
 
-/// Flag: the backend sees the client by another port than the client's own, since another flow of the client's has that port
-/// there. The entry holds the port of the other side: [`with_half_ports`].
+/// Flag: the backend sees the client under a port other than the client's own, since another of the client's flows
+/// already uses that port there. The entry holds the port on the other side: [`with_half_ports`].
 pub const FLOW_MOVED: u16 = 128;
-/// Flag, with [`FLOW_MOVED`]: there is no service. The client sends to the backend itself, between the ports of a flow through
-/// one. Such an entry has no index of a backend and no number of a service.
+/// Flag, with [`FLOW_MOVED`]: no service is involved. The client sends directly to the backend, between the ports of
+/// a flow through a service. Such an entry has no backend index and no service number.
 pub const FLOW_PLAIN: u16 = 256;
 
-/// The bits that an index of a backend or the number of a service's port has in the entry of a flow: `HEALTH_BACKENDS` has no
-/// more places. The bits above hold half of a port each, which is 0 where it is the same on both sides.
+/// The bits of a backend index or a service port number in a flow's entry: `HEALTH_BACKENDS` has no more slots than
+/// this. Each upper part holds half of a port, which is 0 if the port is the same on both sides.
 pub const NUMBER_MASK: u32 = 0xff_ffff;
 
-/// The index of a backend and the number of a service's port as the entry of a flow holds them, with a port.
+/// The backend index and the service port number as stored in a flow's entry, combined with a port.
 #[inline(always)]
 pub const fn with_half_ports([backend, service]: [u32; 2], port_be: u16) -> [u32; 2] {
     let port = port_be as u32;
@@ -243,14 +247,14 @@ pub const fn with_half_ports([backend, service]: [u32; 2], port_be: u16) -> [u32
     ]
 }
 
-/// The port in such numbers, as it was given.
+/// The port from such a pair of numbers.
 #[inline(always)]
 pub const fn joined_port([backend, service]: [u32; 2]) -> u16 {
     (backend >> 24 | service >> 24 << 8) as u16
 }
 
-/// One direction of an IPv4 flow through a service. Its key is a tuple: of direction out, of what a client sends to a
-/// frontend; of direction in, of what a backend answers.
+/// One direction of an IPv4 flow through a service. Its key is a tuple: for direction out, of the client's packets to
+/// a frontend; for direction in, of the backend's answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlow4 {
@@ -260,11 +264,12 @@ pub struct ServiceFlow4 {
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now; and half of a port: [`with_half_ports`].
+    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now; and half of a port:
+    /// [`with_half_ports`].
     pub backend: u32,
-    /// Number of the service's port; and the other half.
+    /// Number of the service port; and the other half of the port.
     pub service: u32,
-    /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    /// When the flow expires unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not used for TCP.
     pub expires: u32,
 }
 
@@ -278,11 +283,12 @@ pub struct ServiceFlow6 {
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now; and half of a port: [`with_half_ports`].
+    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now; and half of a port:
+    /// [`with_half_ports`].
     pub backend: u32,
-    /// Number of the service's port; and the other half.
+    /// Number of the service port; and the other half of the port.
     pub service: u32,
-    /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    /// When the flow expires unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not used for TCP.
     pub expires: u32,
 }
 

@@ -1,4 +1,4 @@
-//! From which side flows come to a service, and what holds for those from outside.
+//! Which side a service's flows come from, and the rules for flows from outside.
 
 use super::{
     FLOW_MASQUERADED, FLOW_OF_HOST, FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE,
@@ -9,14 +9,14 @@ use crate::identity;
 /// Where a flow comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This node and its endpoints.
+    /// From this node and its endpoints.
     Inside,
-    /// An uplink.
+    /// From an uplink.
     Outside,
 }
 
 impl Origin {
-    /// What holds for flows from there.
+    /// Selects the value for flows from this side.
     #[inline(always)]
     pub const fn pick<T: Copy>(self, inside: T, outside: T) -> T {
         match self {
@@ -27,26 +27,26 @@ impl Origin {
 }
 
 impl Frontend {
-    /// Where new flows go.
+    /// The pool for new flows.
     #[inline(always)]
     pub const fn pool(&self, origin: Origin) -> Pool {
         origin.pick(self.inside, self.outside)
     }
 
-    /// Whether they are dropped silently where that pool is empty, and not rejected.
+    /// Whether new flows are dropped silently rather than rejected if the pool is empty.
     #[inline(always)]
     pub const fn drops(&self, origin: Origin) -> bool {
         self.flags & origin.pick(FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE) != 0
     }
 
-    /// Whether backends see clients outside by their own addresses.
+    /// Whether backends see outside clients under their own addresses.
     #[inline(always)]
     pub const fn keeps_source(&self) -> bool {
         self.flags & FRONTEND_KEEPS_SOURCE != 0
     }
 
-    /// How a flow from outside gets to a backend, as flags of its entry. `is_endpoint`: of this node; `identity`: that of
-    /// the backend's address.
+    /// How a flow from outside reaches a backend, as flags of its entry. `is_endpoint`: whether the backend is an
+    /// endpoint of this node; `identity`: the identity of the backend's address.
     #[inline(always)]
     pub fn way(&self, is_endpoint: bool, identity: impl FnOnce() -> u32) -> u16 {
         if is_endpoint {
@@ -58,15 +58,16 @@ impl Frontend {
         }
     }
 
-    /// Whether they go to backends of this node alone: a client does not stay with one elsewhere, which it may have got at
-    /// another frontend of the service.
+    /// Whether flows go only to backends on this node. If so, affinity to a backend elsewhere, which the client may
+    /// have got at another frontend of the service, does not apply.
     #[inline(always)]
     pub const fn is_local(&self, origin: Origin) -> bool {
         self.flags & origin.pick(FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE) != 0
     }
 }
 
-/// Whether nobody outside has an address: it is that of an endpoint of this node, or by its identity this node's.
+/// Whether an address cannot belong to an outside host: it belongs to an endpoint of this node or, by its identity,
+/// to this node.
 #[inline(always)]
 pub fn is_own(is_endpoint: bool, identity: impl FnOnce() -> u32) -> bool {
     is_endpoint || identity() == identity::HOST

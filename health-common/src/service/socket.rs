@@ -1,56 +1,57 @@
-//! `HEALTH_SOCKETS`: what the host's own sockets were sent to instead of a service. `HEALTH_TURNS`: of unconnected sockets that
-//! reach one backend by several addresses, which of these its next answer is from.
+//! `HEALTH_SOCKETS`: where the host's own sockets were sent instead of a service. `HEALTH_TURNS`: for unconnected
+//! sockets that reach one backend by several addresses, which of these the next answer comes from.
 
 use crate::addr::Addr;
 use crate::ct::{TUPLE_IN, TUPLE_OUT};
 
-/// Entries of `HEALTH_SOCKETS`. A connected socket has two, an unconnected one two for each frontend.
+/// Entries of `HEALTH_SOCKETS`. A connected socket has two, an unconnected one has two per frontend.
 pub const SOCKET_ENTRIES: u32 = 65_536;
 
 /// Entries of `HEALTH_TURNS`: sockets that reach a backend by several addresses.
 pub const TURN_ENTRIES: u32 = 1024;
-/// Addresses in a row that answers are expected from.
+/// Most successive addresses from which answers are outstanding.
 pub const TURNS: usize = 4;
-/// An answer that has not come for so long is none that the process waits for when it sends to another address: it would have
-/// sent again. Milliseconds.
+/// How long the process waits for an answer, milliseconds. If it then sends to another address, it has given up on
+/// that answer: it would have sent again.
 pub const GIVEN_UP_MS: u32 = 250;
 
 /// The other end of a socket; without address and port, whatever it is connected to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SocketKey {
-    /// The kernel's number of the socket (`SO_COOKIE`), never given to another one.
+    /// The kernel's number for the socket (`SO_COOKIE`), never reused.
     pub cookie: u64,
-    /// Of the frontend with [`crate::ct::TUPLE_OUT`], of the backend with [`crate::ct::TUPLE_IN`].
+    /// Address of the frontend with [`crate::ct::TUPLE_OUT`], of the backend with [`crate::ct::TUPLE_IN`].
     pub addr: Addr,
     /// Its port.
     pub port_be: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// [`crate::ct::TUPLE_OUT`] for what the socket sends, [`crate::ct::TUPLE_IN`] for whose answers it reads.
+    /// [`crate::ct::TUPLE_OUT`] for the destination of sent packets, [`crate::ct::TUPLE_IN`] for the source of
+    /// received answers.
     pub direction: u8,
     /// Explicit padding, zero.
     pub pad: u32,
 }
 
-/// What stands for the other end.
+/// The address that replaces the other end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketFlow {
-    /// Of the backend with [`crate::ct::TUPLE_OUT`], of the frontend with [`crate::ct::TUPLE_IN`].
+    /// Address of the backend with [`crate::ct::TUPLE_OUT`], of the frontend with [`crate::ct::TUPLE_IN`].
     pub addr: Addr,
     /// Its port.
     pub port_be: u16,
-    /// With [`crate::ct::TUPLE_IN`], whether an unconnected socket has heard nothing since it last sent.
+    /// With [`crate::ct::TUPLE_IN`], whether an unconnected socket has received nothing since it last sent.
     pub is_asked: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, where another may stand by now.
+    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now.
     pub backend: u32,
-    /// Number of the service's port.
+    /// Number of the service port.
     pub service: u32,
 }
 
 impl SocketKey {
-    /// Of what a socket is connected to.
+    /// The key for whatever a socket is connected to.
     #[inline(always)]
     pub const fn connected(cookie: u64, protocol: u8) -> Self {
         Self {
@@ -63,13 +64,13 @@ impl SocketKey {
         }
     }
 
-    /// Whether it is such a key.
+    /// Whether this is a key made by [`Self::connected`].
     #[inline(always)]
     pub const fn is_connected(&self) -> bool {
         self.port_be == 0
     }
 
-    /// Of what the socket's other end answers.
+    /// The key for the answers of the socket's other end.
     #[inline(always)]
     pub const fn answers(&self, addr: Addr, port_be: u16) -> Self {
         Self {
@@ -81,37 +82,37 @@ impl SocketKey {
     }
 }
 
-/// Datagrams that a socket has sent to one address, one after the other, and that are not answered.
+/// Consecutive datagrams that a socket sent to one address and that are unanswered.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
-    /// Where they were sent to: a frontend, or the backend itself.
+    /// Their destination: a frontend, or the backend itself.
     pub addr: Addr,
     /// Its port.
     pub port_be: u16,
-    /// How many there are.
+    /// Number of datagrams.
     pub datagrams: u16,
-    /// When the last one was sent: milliseconds of `CLOCK_MONOTONIC`, without the upper bits.
+    /// When the last one was sent: lower bits of `CLOCK_MONOTONIC` in milliseconds.
     pub sent_ms: u32,
 }
 
-/// By which addresses a socket has asked one backend, the first that is not answered first.
+/// The addresses by which a socket has reached one backend; the first unanswered one comes first.
 ///
-/// What a backend answers looks the same to the socket, whichever address it was asked by. So answers are taken to come in the
-/// order of the questions. Threads that use one socket at once may mix them up.
+/// A backend's answers look the same to the socket, whichever address it used. So answers are assumed to come in the
+/// order of the requests. Threads that use one socket concurrently may mix them up.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turns {
-    /// The first [`Self::len`] count.
+    /// The first [`Self::len`] entries are valid.
     pub turns: [Turn; TURNS],
-    /// How many there are.
+    /// Number of valid entries.
     pub len: u32,
-    /// Whether all datagrams of the only one are answered. A second answer is from there, too.
+    /// Whether all datagrams of the only entry are answered. A second answer is attributed to it too.
     pub is_over: u32,
 }
 
 impl Turns {
-    /// A datagram is sent.
+    /// Records a sent datagram.
     #[inline(always)]
     pub fn send(&mut self, addr: Addr, port_be: u16, now_ms: u32) {
         self.forget_given_up(now_ms);
@@ -140,7 +141,7 @@ impl Turns {
         self.len += 1;
     }
 
-    /// An answer is received. Returns from where it seems to come.
+    /// Records a received answer. Returns the address that it presumably came from.
     #[inline(always)]
     pub fn receive(&mut self) -> Option<(Addr, u16)> {
         if self.len == 0 {
@@ -158,7 +159,7 @@ impl Turns {
         Some(from)
     }
 
-    /// Forgets what was answered, and what will not be answered any more.
+    /// Removes entries that are answered, or that will not be answered any more.
     #[inline(always)]
     fn forget_given_up(&mut self, now_ms: u32) {
         if self.is_over != 0 {

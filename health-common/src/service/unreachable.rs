@@ -1,33 +1,33 @@
-//! The ICMP error that tells a client that a service has no backend: port unreachable (RFC 792, RFC 4443 section 3.1),
-//! as Linux' `REJECT` sends it.
+//! The ICMP error that informs a client that a service has no backend: port unreachable (RFC 792, RFC 4443 section
+//! 3.1), as sent by Linux' `REJECT`.
 
 use crate::checksum::{fold64, sum32};
 use crate::echo::{EchoHeader, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 
-/// The packet that an IPv4 error is about: its header without options, and [`SHORT`] or [`LONG`] words.
+/// The packet that an IPv4 error quotes: its header without options, and [`SHORT`] or [`LONG`] words.
 pub type Quoted4<const WORDS: usize> = [u32; WORDS];
-/// The packet that an IPv6 error is about: its header, and [`SHORT`] or [`LONG`] words.
+/// The packet that an IPv6 error quotes: its header, and [`SHORT`] or [`LONG`] words.
 pub type Quoted6<const WORDS: usize> = [u32; WORDS];
 
-/// Quoted words behind the header, at least (RFC 792).
+/// Minimum number of words quoted after the header (RFC 792).
 pub const SHORT: usize = 2;
-/// Quoted words behind the header of packets that are long enough: a TCP header. The kernel refuses to cut a packet in
-/// front of the end of a checksum that is still to be computed.
+/// Number of words quoted after the header if the packet is long enough: a TCP header. The kernel refuses to truncate
+/// a packet before the end of a checksum that is still to be computed.
 pub const LONG: usize = 5;
-/// Words of an IPv4 header.
+/// Length of an IPv4 header, words.
 pub const HEADER4: usize = 5;
-/// Words of an IPv6 header.
+/// Length of an IPv6 header, words.
 pub const HEADER6: usize = 10;
 
 /// An IPv4 error.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreachable4<const WORDS: usize> {
-    /// Its header.
+    /// IP header of the error.
     pub ip: Ipv4Header,
     /// Type and code; the rest is unused.
     pub icmp: EchoHeader,
-    /// What it is about.
+    /// The quoted packet.
     pub quoted: Quoted4<WORDS>,
 }
 
@@ -35,11 +35,11 @@ pub struct Unreachable4<const WORDS: usize> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreachable6<const WORDS: usize> {
-    /// Its header.
+    /// IP header of the error.
     pub ip: Ipv6Header,
     /// Type and code; the rest is unused.
     pub icmp: EchoHeader,
-    /// What it is about.
+    /// The quoted packet.
     pub quoted: Quoted6<WORDS>,
 }
 
@@ -57,7 +57,7 @@ const PORT6: u8 = 4;
 const TOS: u8 = 0xc0;
 
 impl<const WORDS: usize> Unreachable4<WORDS> {
-    /// The error about a packet, with the packet's destination as its source.
+    /// Builds the error about a packet, with the packet's destination as its source.
     #[inline(always)]
     pub fn about(quoted: Quoted4<WORDS>) -> Self {
         const { assert!(WORDS > HEADER4) };
@@ -133,7 +133,7 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    /// RFC 1071, of bytes.
+    /// The sum of RFC 1071, over bytes.
     fn sum(bytes: &[u8]) -> u16 {
         let mut sum: u32 = bytes
             .chunks(2)

@@ -1,34 +1,35 @@
-//! Services by XDP: the devices on which it sends packets on, `HEALTH_XDP_DEVICES`, and how it does so with those of each
-//! flow that it has looked up a moment ago, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
+//! Services in XDP: the devices on which it forwards packets, `HEALTH_XDP_DEVICES`, and how it forwards those of each
+//! recently looked-up flow, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
 
-/// Most devices.
+/// Most devices supported.
 pub const XDP_DEVICES: u32 = 256;
 
 /// Entries of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`, unless the agent asks for another size; each flow has two.
 pub const XDP_FLOWS: u32 = 1;
 
-/// How long a way serves before all is looked up again, nanoseconds. Conntrack and the flows of services count in seconds,
-/// so nothing expires there meanwhile; the agent looks for faults as often, and routes change far more seldom.
+/// How long a way is valid before everything is looked up again, nanoseconds. Conntrack and the service flows count
+/// in seconds, so nothing expires there meanwhile; the agent checks for faults at the same interval, and routes
+/// change far less often.
 pub const XDP_WAY_NS: u64 = 500_000_000;
 
-/// One packet of each way goes through the host's stack in so many times of [`XDP_WAY_NS`], which are 32 s: only what the
-/// stack sends has the kernel ask whether the next hop is still there, and keep it among its neighbours.
+/// One packet of each way passes through the host's stack per this many times [`XDP_WAY_NS`], which is 32 s: only
+/// packets that the stack sends make the kernel check that the next hop is still there, and keep its neighbour entry.
 pub const XDP_STACK_PERIOD: u64 = 64;
 
-/// How long ways serve, the one value of `HEALTH_XDP_TIMES`.
+/// How long ways are valid: the single value of `HEALTH_XDP_TIMES`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpTimes {
-    /// When the agent last changed what ways follow from: nanoseconds of `CLOCK_MONOTONIC`. Ways that are older serve no
-    /// more.
+    /// When the agent last changed anything that ways depend on: nanoseconds of `CLOCK_MONOTONIC`. Older ways are
+    /// invalid.
     pub changed_ns: u64,
-    /// [`XDP_WAY_NS`] in ticks of the kernel (`jiffies`), which cost a program nothing to read.
+    /// [`XDP_WAY_NS`] in kernel ticks (`jiffies`), which a program can read at no cost.
     pub way_ticks: u64,
 }
 
 impl XdpTimes {
-    /// Whether the stack's turn has come for a way, from the time until which it served to the present one, in ticks.
-    /// `offset` has the turns of different ways not come at once.
+    /// Whether the stack's turn came for a way between the time when the way expired and the present, in ticks.
+    /// `offset` staggers the turns of different ways.
     #[inline(always)]
     pub const fn is_turn_of_stack(&self, until_ticks: u64, now_ticks: u64, offset: u16) -> bool {
         let (Some(until), Some(now)) = (
@@ -42,71 +43,71 @@ impl XdpTimes {
     }
 }
 
-/// A device on which XDP serves, by its number.
+/// A device on which XDP handles services; the key is its interface index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpDevice {
-    /// Its hardware address. Frames for others are none of this host's business.
+    /// Its hardware address. Frames to other addresses are not for this host.
     pub mac: [u8; 6],
     /// [`XDP_RETURNS`] and [`XDP_SENDS`].
     pub flags: u16,
 }
 
-/// Flag: the device sends back what its program returns (`XDP_TX`).
+/// Flag: the device sends back packets that its program returns (`XDP_TX`).
 pub const XDP_RETURNS: u16 = 1;
-/// Flag: the device sends what programs redirect to it.
+/// Flag: the device sends packets that programs redirect to it.
 pub const XDP_SENDS: u16 = 2;
 
-/// What was found out about the packets of a flow that go one way. Its key is the tuple that they come with, of direction
+/// Look-up results for one direction of a flow's packets. The key is the packets' tuple as received, with direction
 /// in. `A` is an address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFlow<A> {
-    /// When all that follows was looked up: nanoseconds of `CLOCK_MONOTONIC`.
+    /// When everything below was looked up: nanoseconds of `CLOCK_MONOTONIC`.
     pub made_ns: u64,
-    /// When it is to be looked up again: ticks of the kernel.
+    /// When it must be looked up again: kernel ticks.
     pub until_ticks: u64,
-    /// What conntrack has not been told of yet: see [`Pending`].
+    /// What has not been reported to conntrack yet: see [`Pending`].
     pub pending: u64,
-    /// What becomes of the packets.
+    /// What happens to the packets.
     pub way: XdpWay<A>,
 }
 
-/// How packets are sent on, and which of a flow are.
+/// How packets are forwarded, and which packets of a flow qualify.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpWay<A> {
-    /// Source address that they get.
+    /// New source address.
     pub source_be: A,
-    /// Destination address that they get.
+    /// New destination address.
     pub destination_be: A,
-    /// Source and destination port that they get.
+    /// New source and destination port.
     pub ports_be: [u16; 2],
-    /// Hardware addresses of receiver and sender that they get, as they lie in a frame.
+    /// New destination and source hardware addresses, as they lie in a frame.
     pub macs: [u32; 3],
-    /// The hardware address that they are sent to, as it lies in a frame.
+    /// The hardware address that the packets must be sent to, as it lies in a frame.
     pub mac: [u16; 3],
-    /// The longest packet that can be sent on, bytes from the IP header on.
+    /// The longest packet that can be forwarded, bytes from the IP header on.
     pub mtu: u16,
-    /// The device that they come by.
+    /// The device that they must come in on.
     pub from: u32,
-    /// The device that they are handed to; 0: the one that they came by sends them back.
+    /// The device that they are redirected to; 0: the receiving device sends them back.
     pub to: u32,
-    /// Traffic class, and flow label with IPv6, as the look-up of routes takes them, without the bits of ECN (RFC 3168).
+    /// Traffic class, and flow label with IPv6, as used in route look-ups, without the ECN bits (RFC 3168).
     pub class: u32,
-    /// By how much the sum under the checksum of the IP header changes with its addresses and the time to live:
+    /// The change in the sum under the IP header checksum, from its addresses and the time to live:
     /// [`crate::nat::Difference::folded`].
     pub ip_change: u16,
-    /// The same of the transport header.
+    /// The same for the transport header.
     pub transport_change: u16,
 }
 
-/// Packets and bytes in one word, which one instruction adds to: bytes in the low 40 bits. It is taken away at least each
-/// [`XDP_WAY_NS`], when not even the 16,777,216 packets have come for which there is room.
+/// Packets and bytes in one word, so that one instruction can add to both: bytes in the low 40 bits. It is flushed at
+/// least every [`XDP_WAY_NS`], before the 16,777,216 packets that fit could have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending(pub u64);
 
-/// Bits of the bytes.
+/// Number of bits for the byte count.
 const BYTES_BITS: u32 = 40;
 
 impl Pending {
@@ -116,13 +117,13 @@ impl Pending {
         Self(1 << BYTES_BITS | len as u64)
     }
 
-    /// How many packets.
+    /// Number of packets.
     #[inline(always)]
     pub const fn packets(self) -> u64 {
         self.0 >> BYTES_BITS
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u64 {
         self.0 & ((1 << BYTES_BITS) - 1)

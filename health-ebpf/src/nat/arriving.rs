@@ -1,4 +1,4 @@
-//! Packets that came by an uplink.
+//! Packets that come in on an uplink.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::ct::TUPLE_IN;
@@ -45,13 +45,13 @@ pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
     }
 }
 
-/// Whether this is the address of an endpoint, whose flows are entered once its policy allowed them.
+/// Whether this is the address of an endpoint, whose flows are entered once its policy has allowed them.
 #[inline(always)]
 fn is_endpoint(address: &impl Address) -> bool {
     HEALTH_ENDPOINTS.get_ptr(address.to_addr()).is_some()
 }
 
-/// Reads a packet for this node's address.
+/// Reads a packet to this node's address.
 #[inline(always)]
 pub(super) fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(config), Some(settings)) =
@@ -83,7 +83,7 @@ pub(super) fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     }
 }
 
-/// Finds the translation that a packet for this node's address belongs to.
+/// Finds the translation for a packet to this node's address.
 #[inline(always)]
 pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
@@ -97,25 +97,25 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
     passage.entry = entry;
     let mut flow = key.flow(&entry);
     if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
-        // A flow that is over and only waits to be collected gets nothing any more.
+        // A flow that has expired and only waits to be collected receives nothing any more.
         // SAFETY: a value of that map.
         if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
             return StepResult::PASSED;
         }
-        // It may have been made anew under a translation that there was.
+        // It may have been recreated while its translation still existed.
         // SAFETY: as above.
         unsafe { mark_masqueraded::<T>(tracked, &entry) };
     }
-    // Both entries are looked up, so that an LRU map evicts neither before the other. One that was evicted is made again.
+    // Both entries are looked up, so that an LRU map evicts neither before the other. An evicted one is recreated.
     if T::translations().get_ptr(&flow).is_none() {
         let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
-        // The next packet out tries again.
+        // If this fails, the next packet out tries again.
         let _ = T::translations().insert(&flow, &out, u64::from(BPF_NOEXIST));
     }
     if passage.needs_ct() && !is_endpoint(&flow.source().0) {
         flow = flow.reply();
         let traffic = received(frame, ip_at);
-        // As on the way out.
+        // As for leaving packets.
         let _ = enter(
             T::flows(),
             &mut flow,
@@ -144,7 +144,7 @@ pub(super) fn rewrite_destination<T: Version>(
     passage.rewrite(frame, &ends)
 }
 
-/// Enters a packet for a host behind this gateway: what that host answers is told from what it opens.
+/// Records a packet to a host behind this gateway, so that the host's answers can be told from flows that it opens.
 #[inline(always)]
 pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
@@ -159,7 +159,7 @@ pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -
     if resolve(&mut packet, &config.timeouts) {
         let flags = PacketFlags::of(&packet);
         let traffic = received(frame, ip_at);
-        // Whether it was entered decides nothing.
+        // It does not matter whether it was recorded.
         let _ = enter(
             T::flows(),
             &mut packet.tuple,

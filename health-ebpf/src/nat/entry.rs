@@ -1,4 +1,4 @@
-//! Translations in their maps, two entries each, and the flows that they are for.
+//! Translations in their maps, two entries each, and the flows that they belong to.
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 
@@ -19,8 +19,8 @@ pub(crate) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
     Some(unsafe { *entry })
 }
 
-/// The translation of an outbound flow. An entry for what comes back that was evicted is made again; an LRU map has both entries
-/// or none for long, since both are looked up.
+/// The translation of an outbound flow. If the entry for replies was evicted, it is recreated; an LRU map does not
+/// keep one entry without the other for long, since both are looked up.
 #[inline(always)]
 pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
     let out = translation(flow)?;
@@ -30,19 +30,19 @@ pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
         Some(_) => {}
         None => {
             let back = T::translation(flow.source(), T::flags(&out), T::created_ns(&out));
-            // Without room, what comes back is lost until there is some.
+            // If there is no space, replies are lost until there is.
             let made = T::translations().insert(&key, &back, u64::from(BPF_NOEXIST));
             if made != Err(EEXIST) {
                 return Some(out);
             }
         }
     }
-    // Its port is another flow's by now.
+    // Its port belongs to another flow by now.
     let _ = T::translations().remove(flow);
     None
 }
 
-/// Removes both entries of an outbound flow's translation. Returns how many there were.
+/// Removes both entries of an outbound flow's translation. Returns the number of entries removed.
 #[inline(always)]
 pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
     let Some(out) = translation(flow) else {
@@ -61,8 +61,8 @@ pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
     removed
 }
 
-/// Removes a translation, whose entry of direction in is `back`, if its flow is over and only waits to be
-/// collected. `false` when it is not, or when another CPU does.
+/// Removes a translation, whose entry of direction in is `back`, if its flow has expired and only waits to be
+/// collected. `false` if it has not, or if another CPU removes it.
 #[inline(always)]
 pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
@@ -71,8 +71,8 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     is_over && removed(key, &flow, created_ns, now_ns)
 }
 
-/// Whether a translation, whose entry of direction in is `back`, may lose its port when ports run out: nobody answered its
-/// flow. Where nothing is known of that, [`released`] tells.
+/// Whether a translation, whose entry of direction in is `back`, may lose its port when ports run out: its flow was
+/// never answered. If conntrack does not know the flow, [`released`] decides.
 #[inline(always)]
 pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
@@ -82,20 +82,21 @@ pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool 
         && tracked.is_some_and(|entry| unsafe { (*entry).is_attempt(flow.protocol()) })
 }
 
-/// As [`released`], of a flow that nobody answered.
+/// As [`released`], for a flow that was never answered.
 #[inline(always)]
 pub(super) fn taken_back<T: Version>(key: &T, back: &T::Translation) -> bool {
     is_unanswered(key, back) && removed(key, &key.flow(back), T::created_ns(back), coarse_now_ns())
 }
 
-/// Removes both entries of a translation. `false` when another CPU does.
+/// Removes both entries of a translation. `false` if another CPU does.
 #[inline(always)]
 fn removed<T: Version>(key: &T, flow: &T, created_ns: u64, now_ns: u64) -> bool {
     let Some(entry) = T::translations().get_ptr_mut(key) else {
         return false;
     };
-    // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Who changes it
-    // removes the entries: else two CPUs could, the second of them those that the first has made since.
+    // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Whichever CPU changes it
+    // removes the entries: otherwise two CPUs could, and the second would remove entries that the first has created
+    // since.
     let (seen_ns, _) = unsafe {
         atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
             entry.cast::<u8>().add(NAT_CREATED_OFFSET).cast::<u64>(),
@@ -110,7 +111,7 @@ fn removed<T: Version>(key: &T, flow: &T, created_ns: u64, now_ns: u64) -> bool 
     T::translations().remove(key).is_ok()
 }
 
-/// Whether a flow's time in conntrack is over; `None` for one that is not there.
+/// Whether a flow has expired in conntrack; `None` if it is not there.
 #[inline(always)]
 fn has_expired<T: Version>(flow: &T) -> Option<bool> {
     let entry = T::flows().get_ptr(flow)?;
@@ -118,7 +119,7 @@ fn has_expired<T: Version>(flow: &T) -> Option<bool> {
     Some(unsafe { (*entry).has_expired(coarse_now_secs()) })
 }
 
-/// Tells conntrack that a flow's source is translated.
+/// Records in conntrack that a flow's source is translated.
 ///
 /// # Safety
 ///
@@ -131,8 +132,7 @@ pub(super) unsafe fn mark_masqueraded<T: Version>(tracked: *mut CtEntry, entry: 
         return;
     }
     let bits = CtState::default().with(CT_MASQUERADED).word();
-    // SAFETY: an aligned word in the entry, to which bits are added. For why an intrinsic see
-    // `conntrack::add`.
+    // SAFETY: an aligned word in the entry, to which bits are added. For why an intrinsic see `conntrack::add`.
     unsafe {
         let word = tracked.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>();
         atomic_or::<u32, u32, { AtomicOrdering::Relaxed }>(word, bits);

@@ -14,7 +14,7 @@ use crate::ip_version::Version;
 use crate::packet::Inner;
 use crate::rewrite::{self, Ends};
 
-/// Sees to an ICMP error that leaves: about a packet that came for one whose flow is translated.
+/// Handles a leaving ICMP error about a packet that came in for a host whose flow is translated.
 #[inline(always)]
 pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
@@ -27,14 +27,15 @@ pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     };
-    // To who sent that packet; of an endpoint, which its policy names, about one for that endpoint.
+    // It must go to the sender of that packet. If it comes from an endpoint, to which policy applies, it must be
+    // about a packet to that endpoint.
     let is_between = inner.reply.destination().0 == destination
         && (sender != Sender::Endpoint || inner.reply.source().0 == source);
     if !is_between {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     }
     let Some(entry) = translation(&inner.reply) else {
-        // About a packet of somebody who knows whom it was for.
+        // It is about a packet whose sender knows the untranslated destination.
         if is_known(T::flows(), &mut inner.reply) && inner.reply.direction() == TUPLE_IN {
             return StepResult::PASSED;
         }
@@ -56,7 +57,7 @@ pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     rewrite_error(frame, passage, &inner, &inside, &around)
 }
 
-/// Sees to an ICMP error for this node's address: about a packet that was translated.
+/// Handles an ICMP error to this node's address, about a packet that was translated.
 #[inline(always)]
 pub(super) fn arriving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {

@@ -1,4 +1,4 @@
-//! Packets that leave by an uplink.
+//! Packets that leave on an uplink.
 
 use health_common::ct::TUPLE_OUT;
 use health_common::identity;
@@ -112,7 +112,7 @@ pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) 
     StepResult::FOUND
 }
 
-/// Finds the translation of a flow. Without one, it tells whether there is to be one.
+/// Finds the translation of a flow. If there is none, returns whether to create one.
 #[inline(always)]
 pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(config), Some(settings)) =
@@ -132,12 +132,12 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     };
     let (flags, timeouts) = (passage.packet_flags(), &config.timeouts);
     let sender = passage.sender;
-    // Linux 6.1 takes keys of maps from the stack alone.
+    // Linux 6.1 only accepts map keys on the stack.
     let mut flow = passage.tuple;
     if let Some(entry) = whole(&flow) {
         passage.entry = entry;
         if T::flags(&entry) & NAT_NEEDS_CT != 0 {
-            // A segment that is no part of its connection is translated all the same.
+            // A segment that does not belong to its connection is translated anyway.
             let _ = enter(T::flows(), &mut flow, flags, traffic, timeouts);
             flow = flow.outbound();
         }
@@ -156,11 +156,11 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     };
     let is_tracked = matches!(tracked, Tracked::Known | Tracked::New);
     passage.tuple = flow;
-    // What answers somebody who knows its source keeps it.
+    // An answer to a peer that already knows its source keeps that source.
     if is_tracked && flow.direction() != TUPLE_OUT {
         return StepResult::PASSED;
     }
-    // The identifier of an echo reply is that of the request.
+    // The identifier of an echo reply is the request's.
     let is_echo_reply = flow.protocol() == T::ICMP && flow.destination().1 != 0;
     if is_tracked && !is_echo_reply {
         return if are_flows_held(config) {
@@ -176,8 +176,9 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
 }
 
-/// Lets a flow of this host pass that is not masqueraded, unless it would get the answers of another's: then it is translated.
-/// Before that one began, this host had the port already: see [`super::port::take`].
+/// Lets a flow of this host pass that is not masqueraded, unless it would receive another flow's answers: then it is
+/// translated. If this host had the port before the other flow began, that flow did not get it: see
+/// [`super::port::take`].
 #[inline(always)]
 pub(super) fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     // As in `find`.
@@ -187,7 +188,7 @@ pub(super) fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
     let may_begin =
         flow.protocol() != IP_PROTOCOL_TCP || passage.tcp_flags as u8 & (SYN | ACK) == SYN;
-    // Without a socket it is a packet that was translated before, at a port of this bridge.
+    // Without a socket, the packet was already translated, at a port of this bridge.
     if !may_begin || !has_socket(frame) {
         return StepResult::PASSED;
     }
@@ -210,8 +211,8 @@ pub(super) fn rewrite_source<T: Version>(frame: &Frame, passage: &mut Passage<T>
     passage.rewrite(frame, &ends)
 }
 
-/// Who sends a packet with this source, and the device whose programs enter its flow: of an endpoint its own, so that
-/// they take the entry for theirs. `None` for those that are none of our business.
+/// The sender of a packet with this source, and the device whose programs enter its flow: for an endpoint its own
+/// device, so that they recognise the entry as theirs. `None` for packets that are not masqueraded.
 #[inline(always)]
 fn sender<T: Version>(
     frame: &Frame,
@@ -239,7 +240,7 @@ fn is_native<T: Version>(destination: &T::Address, settings: &Masquerade<T::Addr
     settings.is_native(destination) || HEALTH_PEERS.get_ptr(destination.to_addr()).is_some()
 }
 
-/// The result of a packet that cannot be masqueraded: it is dropped where it had to be.
+/// The result for a packet that cannot be masqueraded: it is dropped if it had to be.
 #[inline(always)]
 pub(super) fn unmasqueraded<T: Version>(
     sender: Sender,

@@ -1,9 +1,9 @@
-//! Masquerading: packets that leave by an uplink get this node's address, and what comes back is given to
-//! those who asked.
+//! Masquerading: packets that leave on an uplink get this node's address as their source, and replies are passed back
+//! to the original senders.
 //!
-//! `to_netdev` and `from_netdev` hand packets on to the programs `masquerade` and `unmasquerade`, which have
-//! a stack of their own. A packet's way through these is cut into steps that are functions of their own in
-//! the kernel too: the verifier looks at each once, and not once for each way that leads there.
+//! `to_netdev` and `from_netdev` pass packets to the programs `masquerade` and `unmasquerade`, which have their own
+//! stack. The work there is split into steps that are separate functions in the kernel too: the verifier checks each
+//! one once, not once per path that leads there.
 
 mod arriving;
 mod entry;
@@ -30,7 +30,7 @@ pub(crate) use entry::{forget, translation, whole};
 use leaving::leaving;
 use step::StepResult;
 
-/// Why packets are dropped here.
+/// Reasons for drops here.
 const DROPS: [Reason; 5] = [
     Reason::NatNoMapping,
     Reason::NatUnsupported,
@@ -39,7 +39,7 @@ const DROPS: [Reason; 5] = [
     Reason::FlowsHeld,
 ];
 
-/// Hands a packet that leaves by an uplink on to `masquerade`, if anything of its IP version is masqueraded.
+/// Tail-calls `masquerade` for a packet that leaves on an uplink, if anything of its IP version is masqueraded.
 #[inline(always)]
 pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
@@ -49,7 +49,8 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     ignore()
 }
 
-/// Hands a packet that came by an uplink on to `unmasquerade`, if it may be for a masqueraded flow, or to services.
+/// Tail-calls `unmasquerade` for a packet that came in on an uplink, if it may belong to a masqueraded flow; else
+/// passes it to services.
 #[inline(always)]
 pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
@@ -59,7 +60,7 @@ pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     service::arrive(frame)
 }
 
-/// Whether the agent that loads the programs may ever masquerade. The verifier takes it for a constant.
+/// Whether the agent that loads the programs may ever masquerade. The verifier treats it as a constant.
 #[unsafe(no_mangle)]
 static HAS_MASQUERADE: Global<u8> = Global::new(1);
 
@@ -75,7 +76,7 @@ fn is_on(ethertype: u16) -> bool {
     }
 }
 
-/// The program `masquerade`: a packet that leaves by an uplink.
+/// The program `masquerade`: handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn masquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {
@@ -89,7 +90,7 @@ pub fn masquerade(frame: &Frame) -> Verdict {
     dropped(frame, result, Direction::Egress).unwrap_or_else(ignore)
 }
 
-/// The program `unmasquerade`: a packet that came by an uplink.
+/// The program `unmasquerade`: handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn unmasquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {
@@ -108,9 +109,9 @@ fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Ve
     refuse_for(frame, result.0, DROPS, direction)
 }
 
-/// What is masqueraded of an IP version.
+/// The masquerading settings of an IP version.
 #[inline(always)]
 pub(crate) fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
-    // Else LLVM adds the place in it before the comparison with null, which older verifiers do not take.
+    // Otherwise LLVM would add the field's offset before the null check, which older verifiers reject.
     Some(T::masquerade(forgotten(HEALTH_MASQUERADE.get(0)?)))
 }

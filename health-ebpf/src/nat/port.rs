@@ -1,4 +1,4 @@
-//! Ports for new flows.
+//! Port selection for new flows.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_F_CURRENT_NETNS, BPF_NOEXIST};
@@ -17,7 +17,7 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::table::EEXIST;
 
-/// Finds a port for a new flow, and makes both entries. `IS_TAKEN`: all that were tried are in use.
+/// Finds a port for a new flow, and creates both entries. `IS_TAKEN`: all ports that were tried are in use.
 #[inline(always)]
 pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let Some(settings) = settings::<T>() else {
@@ -31,7 +31,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
             StepResult::IS_TAKEN => {}
             result => return result,
         }
-        // Without a socket it is a packet that was translated before, at a port of this bridge.
+        // Without a socket, the packet was already translated, at a port of this bridge.
         if !has_socket(frame) {
             return StepResult::PASSED;
         }
@@ -62,7 +62,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
     StepResult::IS_TAKEN
 }
 
-/// Tells conntrack of a translation that was made.
+/// Records a new translation in conntrack.
 #[inline(always)]
 pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     // As in `find`: keys must be on the stack.
@@ -74,8 +74,8 @@ pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> Step
     StepResult::FOUND
 }
 
-/// Takes the port of the entry for a flow: makes both entries, or none. Where another CPU was faster, the
-/// entry is what that one made.
+/// Takes the entry's port for a flow: creates both entries, or none. If another CPU was faster, `passage.entry`
+/// becomes the one that it created.
 #[inline(always)]
 pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     // As in `find`: keys must be on the stack, and values too.
@@ -83,7 +83,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     let key = flow.reply_key(out);
     let mut is_new = false;
     match translation(&key) {
-        // What is left of its translation, or what another CPU is about to make whole.
+        // A leftover of this flow's translation, or one that another CPU is about to complete.
         Some(back) if T::translated(&back) == flow.source() => {}
         there => {
             if there.is_some_and(|back| !released(&key, &back))
@@ -121,13 +121,13 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
 }
 
-/// Notes the port of the entry, which is taken, if its flow is the oldest so far that nobody answered.
+/// Remembers the entry's port, which is taken, if its flow is the oldest unanswered one so far.
 #[inline(always)]
 pub(super) fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     // As in `find`: keys must be on the stack, and values too.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
-    // Two flows that can have but one port would take it from each other all the time.
+    // Two flows that can only use one port would keep taking it from each other.
     if can_change_port(flow.protocol())
         && let Some(back) = translation(&key)
         && is_unanswered(&key, &back)
@@ -140,7 +140,7 @@ pub(super) fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> 
     StepResult::IS_TAKEN
 }
 
-/// How long ago a translation was made: in milliseconds, or nearly so, and never 0.
+/// The age of a translation: approximately in milliseconds, and never 0.
 #[inline(always)]
 fn age(created_ns: u64) -> u32 {
     let age = coarse_now_ns().saturating_sub(created_ns) >> 20;
@@ -151,8 +151,8 @@ fn age(created_ns: u64) -> u32 {
     }
 }
 
-/// Where no port is free: takes that of the oldest flow back that nobody answered, of those whose ports were tried. The entry has
-/// that port then.
+/// If no port is free, takes back the port of the oldest unanswered flow among those whose ports were tried. The
+/// entry then has that port.
 #[inline(always)]
 pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     if passage.oldest_age == 0 {
@@ -170,13 +170,13 @@ pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) ->
     }
 }
 
-/// Whether a process of this host would get packets with this tuple.
+/// Whether a process on this host would receive packets with this tuple.
 #[inline(always)]
 fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
     let ctx = frame.ctx().as_ptr();
     let tuple = core::ptr::from_ref(key).cast_mut().cast();
     let (len, netns) = (T::SOCKET_TUPLE_LEN, BPF_F_CURRENT_NETNS as u64);
-    // SAFETY: a valid context; a tuple begins as the helpers want one. The reference is given back.
+    // SAFETY: a valid context; a tuple starts with the layout that the helpers expect. The reference is released.
     unsafe {
         let socket = match key.protocol() {
             IP_PROTOCOL_TCP => bpf_skc_lookup_tcp(ctx, tuple, len, netns, 0),
@@ -191,7 +191,7 @@ fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
     true
 }
 
-/// Whether a process of this host sends the packet: those that are passed on have no socket.
+/// Whether a process on this host sends the packet: forwarded packets have no socket.
 #[inline(always)]
 pub(super) fn has_socket(frame: &Frame) -> bool {
     // SAFETY: the context pointer is valid for the program's run.

@@ -1,4 +1,4 @@
-//! What the steps know of a packet, what they return, and what makes them functions of their own.
+//! State and results of the steps, and the macro that makes them separate functions.
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
@@ -17,26 +17,26 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::rewrite::{self, Ends};
 
-/// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
+/// A step's result for a packet. Functions in the kernel can only return numbers: this one.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepResult(pub(super) u32);
 
 impl StepResult {
-    /// The packet goes on as it is.
+    /// The packet passes unchanged.
     pub(super) const PASSED: Self = Self(0);
-    /// On to the next step.
+    /// Continue with the next step.
     pub(super) const FOUND: Self = Self(1);
     /// It is an ICMP error.
     pub(super) const IS_ERROR: Self = Self(2);
     /// The flow has no translation yet.
     pub(super) const IS_NEW: Self = Self(3);
-    /// The port is another's.
+    /// Another flow has the port.
     pub(super) const IS_TAKEN: Self = Self(4);
-    /// The maps have no room for another translation.
+    /// The maps have no space for another translation.
     pub(super) const HAS_NO_ROOM: Self = Self(5);
 
-    /// The packet is dropped. The numbers of such reasons begin at 128.
+    /// The packet is dropped. The numbers of these reasons start at 128.
     #[inline(always)]
     pub(super) const fn dropped(reason: Reason) -> Self {
         Self(reason as u32)
@@ -52,13 +52,13 @@ impl StepResult {
     }
 }
 
-/// Who sends a packet that leaves.
+/// The sender of a packet that leaves.
 #[repr(u16)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sender {
-    /// The node's own address: this host, or one that was masqueraded already.
+    /// The node's own address: this host, or a sender that was already masqueraded.
     Node,
-    /// The same, to a destination that is not masqueraded: its ports are shared with the clients of services alone.
+    /// The same, to a destination that is not masqueraded: only clients of services share its ports.
     NodeInside,
     /// An endpoint of this node, whose packets are in conntrack.
     Endpoint,
@@ -76,27 +76,27 @@ impl Sender {
     }
 }
 
-/// What the steps know of a packet.
+/// State of a packet across the steps.
 #[repr(C)]
 pub(super) struct Passage<T: Version> {
     /// Leaving: the flow, in direction out. Arriving: the key of the entry of direction in.
     pub(super) tuple: T,
     /// The translation: for a packet that arrives, the entry of direction in.
     pub(super) entry: T::Translation,
-    /// Where the IP header begins.
+    /// Offset of the IP header.
     pub(super) ip_at: u32,
-    /// Where the transport header or the ICMP error begins.
+    /// Offset of the transport header or the ICMP error.
     pub(super) content_at: u32,
     pub(super) sender: Sender,
-    /// The port, network byte order, of the oldest flow that nobody answered, of those whose ports were tried.
+    /// The port, network byte order, of the oldest unanswered flow among those whose ports were tried.
     pub(super) oldest_be: u16,
-    /// Its age: see [`super::port::consider`]; 0 without one.
+    /// The age of that flow: see [`super::port::consider`]; 0 if there is none.
     pub(super) oldest_age: u32,
-    /// Device that the entry of its flow names, if that is made.
+    /// The device to store in the flow's entry, if that is created.
     pub(super) ifindex: u32,
     /// A later fragment: there is no transport header.
     pub(super) is_later: u16,
-    /// Of the segment, 0 for other protocols.
+    /// TCP flags of the segment; 0 for other protocols.
     pub(super) tcp_flags: u16,
 }
 
@@ -133,7 +133,7 @@ impl<T: Version> Passage<T> {
         }
     }
 
-    /// Where the IP header begins, in bounds that the verifier sees.
+    /// Offset of the IP header, with bounds that the verifier sees.
     #[inline(always)]
     pub(super) fn ip_at(&self) -> Option<usize> {
         header_at(self.ip_at)
@@ -160,8 +160,7 @@ impl<T: Version> Passage<T> {
     }
 }
 
-/// The steps as functions of their own. The verifier does not take a pointer for granted that is handed to
-/// such a function.
+/// The steps as separate functions. The verifier does not trust a pointer that is passed to such a function.
 pub(super) trait Steps: Version {
     fn read_leaving(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
     fn meet(skb: *mut __sk_buff, passage: &mut Passage<Self>) -> StepResult;
@@ -188,7 +187,7 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, passage: *mut Passage<$tuple>) -> u32 {
-                    // Else LLVM would hand nothing over for it where a step does not use it, which the verifier refuses.
+                    // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
                     let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { passage.as_mut() } {

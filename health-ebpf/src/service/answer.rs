@@ -21,11 +21,11 @@ use crate::maps::HEALTH_CONFIG;
 use crate::packet::{ParsedPacket, load};
 use crate::rewrite::{self, Ends};
 
-/// Where the transport header has its destination port, bytes.
+/// Offset of the destination port in the transport header, bytes.
 const DESTINATION_PORT_AT: u32 = 2;
 
-/// Gives a packet to a client the service's source if it answers one that went there. One that only passes at an uplink is
-/// found, and not changed. ICMP errors are for [`super::error`].
+/// Rewrites the source of a packet to a client to the service's, if it answers a packet to the service. A packet that
+/// only passes at an uplink is found but not changed. ICMP errors are handled by [`super::error`].
 #[inline(always)]
 pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -60,7 +60,7 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
         Err(result) => return result,
     };
     if P::IS_UPLINK {
-        // At an endpoint's device it was kept before.
+        // At an endpoint's device, it was already stored.
         keep(&packet, &config.timeouts);
         request.flow_flags = answered.flags.into();
         if request.is_passing != 0 {
@@ -87,7 +87,7 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     }
 }
 
-/// As [`answer`] at an uplink, and enters the flow's other entry again where it was evicted.
+/// As [`answer`] at an uplink, but also recreates the flow's other entry if it was evicted.
 #[inline(always)]
 pub(super) fn answer_to_outside<T: UplinkSteps>(
     skb: *mut __sk_buff,
@@ -100,7 +100,7 @@ pub(super) fn answer_to_outside<T: UplinkSteps>(
     result
 }
 
-/// Gives an answer its client's own port, as the result of [`answer`] wants it.
+/// Restores the client's own port in an answer, if the result of [`answer`] asks for it.
 #[inline(always)]
 pub(super) fn restore_port(skb: *mut __sk_buff, result: StepResult) -> StepResult {
     if result.has_port() {
@@ -110,7 +110,7 @@ pub(super) fn restore_port(skb: *mut __sk_buff, result: StepResult) -> StepResul
     }
 }
 
-/// A function of its own in the kernel too, as the steps are; of both IP versions.
+/// A separate function in the kernel too, like the steps; it serves both IP versions.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
@@ -139,8 +139,8 @@ extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
     }
 }
 
-/// The flow that a backend's packet with this tuple, of direction in, answers: its entry of that direction. With the settings,
-/// the packet has its flow last, as what the client sends does.
+/// The flow that a backend's packet with this tuple, of direction in, answers: its entry of that direction. If the
+/// settings are given, the packet extends its flow, as the client's packets do.
 #[inline(always)]
 pub(super) fn answered<T: Version, P: Hook>(
     key: &T,
@@ -149,7 +149,7 @@ pub(super) fn answered<T: Version, P: Hook>(
     find_answered::<T, P>(key, lasts).ok()
 }
 
-/// As [`answered`]; else `LOST` if the flow's other entry alone is missing, or `PASSED`.
+/// As [`answered`]; on failure `LOST` if only the flow's other entry is missing, else `PASSED`.
 #[inline(always)]
 fn find_answered<T: Version, P: Hook>(
     key: &T,
@@ -184,8 +184,8 @@ fn find_answered<T: Version, P: Hook>(
     Ok(parts)
 }
 
-/// Enters the entry of direction out of a packet's flow again, which was evicted: what the client sends next would go to another
-/// backend, or by another port. `FOUND`: it is there.
+/// Recreates the evicted entry of direction out of a packet's flow: otherwise the client's next packets would go to
+/// another backend, or use another port. `FOUND`: the entry exists again.
 #[inline(always)]
 pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let packet = P::ip_at(request).and_then(|ip_at| T::read(frame, ip_at, TUPLE_IN));

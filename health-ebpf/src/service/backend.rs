@@ -1,4 +1,4 @@
-//! The choice of a backend for a new flow.
+//! Backend selection for a new flow.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -34,12 +34,13 @@ use crate::maps::{
 };
 use crate::nat::settings as masquerade;
 
-/// How many ports are tried at most for a flow, its own first, while what the backend answers to them is for another.
+/// Most ports tried for a flow, its own first, as long as the backend's answers to them belong to another flow.
 pub(super) const PORT_ATTEMPTS: u16 = 33;
-/// How many backends are chosen at most for a flow whose port cannot change.
+/// Most backends selected for a flow whose port cannot change.
 const BACKEND_ATTEMPTS: u16 = 5;
-/// Ports for flows whose own is taken, but for privileged ones: those get [`PRIVILEGED`]. The kernel's own NAT has three ranges,
-/// 1-511, 600-1023 and 1024-65535, for ports below 512, below 1024 and others (`net/netfilter/nf_nat_core.c`).
+/// Ports for flows whose own port is taken, except for privileged ones: those get [`PRIVILEGED`]. The kernel's own
+/// NAT has three ranges, 1-511, 600-1023 and 1024-65535, for ports below 512, below 1024 and others
+/// (`net/netfilter/nf_nat_core.c`).
 const UNPRIVILEGED: Ports = Ports {
     min: 1024,
     max: u16::MAX,
@@ -48,15 +49,15 @@ const PRIVILEGED: Ports = Ports {
     min: 512,
     max: 1023,
 };
-/// Spreads numbers that are close to each other: 2^32 by the golden ratio, as in `include/linux/hash.h`.
+/// Spreads adjacent numbers: `GOLDEN_RATIO_32` of `include/linux/hash.h`.
 const GOLDEN_RATIO: u32 = 0x61c8_8647;
-/// Bits of a key of `HEALTH_SOURCE_RANGES`.
+/// Length of a key of `HEALTH_SOURCE_RANGES`, bits.
 const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
 
-/// Chooses a backend for a new flow.
+/// Selects a backend for a new flow.
 #[inline(always)]
 pub(super) fn choose<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    // It keeps its backend, and gets another port.
+    // The flow keeps its backend, and gets another port.
     if request.moved_port_be != 0 || request.flow_flags as u16 & FLOW_PLAIN != 0 {
         return StepResult::CHOSEN;
     }
@@ -102,16 +103,16 @@ pub(super) fn choose<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     StepResult::CHOSEN
 }
 
-/// Takes the backend that was chosen for a packet, unless what it answers is for another flow of the client between the same
-/// ports: then another port is tried. Where ports cannot change, another backend is chosen; at the last attempt both flows share
-/// the answers.
+/// Takes the backend that was selected for a packet, unless its answers belong to another flow of the client between
+/// the same ports: then another port is tried. If ports cannot change, another backend is selected; at the last
+/// attempt, both flows share the answers.
 #[inline(always)]
 pub(super) fn take<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     // Keys must be on the stack.
     let flow = request.tuple;
     if is_taken::<T, P>(request, &flow) {
         let is_tcp = flow.protocol() == IP_PROTOCOL_TCP;
-        // In the middle of a connection nothing begins.
+        // No flow starts in the middle of a connection.
         if is_tcp && !opens(request) {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
@@ -128,14 +129,14 @@ pub(super) fn take<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>
     if request.moved_port_be != 0 {
         request.flow_flags |= u32::from(FLOW_MOVED);
     }
-    // Who got another backend than its own for one flow stays where it was.
+    // A client that got a backend other than its own for one flow keeps its affinity.
     if request.has_affinity != 0 && (request.attempt == 0 || request.moved_port_be != 0) {
         stay(flow.source().0.to_addr(), request.service, request.backend);
     }
     StepResult::CHOSEN
 }
 
-/// Has another port tried for a flow.
+/// Makes the caller try another port for a flow.
 #[inline(always)]
 pub(super) fn move_on<T: Version>(request: &mut Request<T>) -> StepResult {
     request.attempt += 1;
@@ -146,14 +147,14 @@ pub(super) fn move_on<T: Version>(request: &mut Request<T>) -> StepResult {
     StepResult::TAKEN
 }
 
-/// Whether the flows of a protocol may get another source port here.
+/// Whether flows of a protocol may get another source port here.
 #[inline(always)]
 fn can_move(protocol: u8) -> bool {
     matches!(protocol, IP_PROTOCOL_TCP | IP_PROTOCOL_UDP)
 }
 
-/// A port to try for a flow, host byte order; `attempt`: how many were tried before. A flow that lost its entry tries the same
-/// ones again, and so finds that of its answers.
+/// A port to try for a flow, host byte order; `attempt`: how many were tried before. A flow that lost its entry tries
+/// the same ports again, and so finds the one that its answers use.
 #[inline(always)]
 fn other_port<T: Version>(flow: &T, attempt: u32) -> u16 {
     let ports = if u16::from_be(flow.source().1) < UNPRIVILEGED.min {
@@ -165,14 +166,14 @@ fn other_port<T: Version>(flow: &T, attempt: u32) -> u16 {
     ports.min + scaled(spread, ports.count()) as u16
 }
 
-/// Has a client stay with a backend.
+/// Gives a client affinity to a backend.
 #[inline(always)]
 pub(super) fn stay(client: Addr, service: u32, backend: u32) {
     let affinity = Affinity {
         backend,
         last_used: coarse_now_secs(),
     };
-    // Without room, the next flow may go elsewhere.
+    // If there is no space, the next flow may go elsewhere.
     let _ = HEALTH_AFFINITY.insert(
         AffinityKey { client, service },
         affinity,
@@ -180,7 +181,7 @@ pub(super) fn stay(client: Addr, service: u32, backend: u32) {
     );
 }
 
-/// What a packet is for, if it is for a service. Those of the loopback are served to sockets alone (CVE-2020-8558).
+/// The frontend that a packet is for, if any. Loopback frontends serve only sockets (CVE-2020-8558).
 #[inline(always)]
 pub(super) fn frontend_of_packets<T: Version>(flow: &T) -> Option<Frontend> {
     // SAFETY: entries are replaced as a whole.
@@ -188,16 +189,16 @@ pub(super) fn frontend_of_packets<T: Version>(flow: &T) -> Option<Frontend> {
     (frontend.flags & FRONTEND_HOST_ONLY == 0).then_some(*frontend)
 }
 
-/// Who opens a flow.
+/// The client that opens a flow.
 pub(super) struct Client {
-    /// What source ranges judge.
+    /// The address that source ranges check.
     pub(super) source: Addr,
-    /// By what affinity knows it.
+    /// The address that affinity uses.
     pub(super) stays_as: Addr,
 }
 
-/// A backend for a new flow, its index first; or what becomes of the flow without one. `attempt`: how many were chosen before,
-/// and are taken.
+/// A backend for a new flow, its index first; on failure, what to do with the flow. `attempt`: how many backends were
+/// selected before and are taken.
 #[inline(always)]
 pub(super) fn elect<T: Version, P: Hook>(
     flow: &T,
@@ -218,13 +219,13 @@ pub(super) fn elect<T: Version, P: Hook>(
     }
     let index = match attempt {
         0 => match lasting(client.stays_as, frontend) {
-            // At another frontend of its service the client may have got a backend elsewhere.
+            // The client may have got a remote backend at another frontend of the service.
             Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
             _ => by_algorithm(flow, frontend, pool),
         },
-        // The one that it stays with is taken, and its port cannot change.
+        // The backend that the client has affinity to is taken, and the port cannot change.
         1 if frontend.affinity_secs != 0 => by_algorithm(flow, frontend, pool),
-        // One after the other, so that few backends are all tried.
+        // In sequence, so that a small pool is tried completely.
         _ => (hash(flow, false) + attempt)
             .checked_rem(pool.len)
             .and_then(|place| at_place(frontend, pool, place)),
@@ -233,8 +234,8 @@ pub(super) fn elect<T: Version, P: Hook>(
     chosen.ok_or(StepResult::dropped(Reason::ServiceNoBackend))
 }
 
-/// Whether what a backend answers is for another flow between the same ports as the backend sees them: one through another
-/// frontend, one without a service, or one that the backend opened.
+/// Whether a backend's answers belong to another flow between the same ports as the backend sees them: one through
+/// another frontend, one without a service, or one that the backend opened.
 #[inline(always)]
 fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
     let to = request.backend();
@@ -250,24 +251,25 @@ fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
         return answer.is_some_and(|parts| coarse_now_secs() < parts.expires)
             || can_move(flow.protocol()) && is_tracked::<T, P>(&mut sent);
     }
-    // In the middle of an endpoint's connection, the entries may have been evicted. From outside anybody can send such a
-    // segment in the name of a client.
+    // In the middle of an endpoint's connection, the entries may have been evicted. From outside, anyone can send
+    // such a segment in a client's name.
     let opens = opens(request);
     // Conntrack knows nothing of a connection of an endpoint that is its own backend.
     if !P::IS_UPLINK && to.0 == flow.source().0 {
-        // Nor, so, of its end: the last port that is tried is taken from one that may be over.
+        // So it does not know its end either: the last port tried is taken over from a connection that may be over.
         return answer.is_some() && opens && request.attempt + 1 < PORT_ATTEMPTS;
     }
     let is_evicted = answer.is_none() && !opens && !P::IS_UPLINK;
     if is_evicted || !is_open::<T, P>(sent) {
         return false;
     }
-    // Of a connection whose backend answers the client itself nobody here sees the end. A client that has closed its side
-    // and opens another one between its ports is through with it; else the backend's node drops the SYN.
+    // If a connection's backend answers the client directly, this node does not see its end. A client that has closed
+    // its side and opens another connection between the same ports has finished with it; otherwise the backend's node
+    // drops the SYN.
     !(P::IS_UPLINK && opens && is_closed_by_client(sent))
 }
 
-/// Whether an entry of direction in is of this flow, given the flow with the port that the backend sees.
+/// Whether an entry of direction in belongs to this flow, given the flow with the port that the backend sees.
 #[inline(always)]
 pub(super) fn is_of_flow<T: Version>(
     parts: &ServiceFlowParts<T::Address>,
@@ -288,7 +290,7 @@ pub(super) fn count_flow(index: u32) {
     }
 }
 
-/// Counts it no more, unless another service's backend stands there by now.
+/// Uncounts a flow, unless the index holds another service's backend by now.
 #[inline(always)]
 pub(super) fn discount_flow(index: u32, service: u32) {
     if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index)
@@ -314,13 +316,13 @@ fn is_here<T: Version>(index: u32) -> bool {
     })
 }
 
-/// Whether an endpoint of this node has an address.
+/// Whether an address belongs to an endpoint of this node.
 #[inline(always)]
 pub(super) fn is_endpoint(address: Addr) -> bool {
     HEALTH_ENDPOINTS.get_ptr(address).is_some()
 }
 
-/// Enters the new flow, both ways.
+/// Enters the new flow, in both directions.
 #[inline(always)]
 pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     let Some(config) = HEALTH_CONFIG.get(0) else {
@@ -353,14 +355,14 @@ pub(super) fn enter<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T
     StepResult::FOUND
 }
 
-/// When a flow ends of which there was one packet.
+/// When a flow of a single packet expires.
 #[inline(always)]
 pub(super) fn first_expiry(protocol: u8, config: &DatapathConfig) -> u32 {
     coarse_now_secs() + lifetime(protocol, CtState::default(), &config.timeouts)
 }
 
-/// Enters a flow, given the keys of its packets and of their answers, which are on the stack, what is known of the answers,
-/// and backend and client's port as they are there. Returns whether there was room.
+/// Enters a flow, given the keys of its packets and of their answers, which are on the stack, the parts of the
+/// answers' entry, and the backend and client port of the packets' entry. Returns whether there was space.
 #[inline(always)]
 pub(super) fn enter_both<T: Version>(
     flow: &T,
@@ -389,7 +391,7 @@ pub(super) fn enter_both<T: Version>(
     is_entered
 }
 
-/// Has the flow to which a backend's answers belong share them with a new one.
+/// Makes the flow that owns a backend's answers share them with a new one.
 #[inline(always)]
 fn share<T: Version>(flow: &T, answer: &T) {
     let Some(entry) = T::service_flows().get_ptr(answer) else {
@@ -428,14 +430,14 @@ pub(crate) fn forget<T: Version>(sent: T) {
     }
 }
 
-/// Whether the packets of a flow go to its backend by this tuple. The flow may have another backend or port by now.
+/// Whether a flow's packets go to its backend with this tuple. The flow may have another backend or port by now.
 #[inline(always)]
 fn is_sent_by<T: Version>(flow: &T, sent: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
     parts.to == sent.destination() && parts.port_beyond(flow.source().1) == sent.source().1
 }
 
-/// Whether an entry is of a flow of an endpoint that is its own backend: conntrack sees one side of it, between the gateway and
-/// the endpoint.
+/// Whether an entry belongs to a flow of an endpoint that is its own backend: conntrack sees one side of it, between
+/// the gateway and the endpoint.
 #[inline(always)]
 fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
     let parts = T::service_flow_parts(entry);
@@ -444,13 +446,14 @@ fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
         && (is_gateway || parts.to.0 == key.source().0)
 }
 
-/// Whether conntrack knows a flow with these flags as one of direction in: from outside, where its backend sees the client.
+/// Whether conntrack tracks a flow with these flags in direction in: from outside, with the client visible to the
+/// backend.
 #[inline(always)]
 fn comes_in(flags: u16) -> bool {
     flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE
 }
 
-/// The flow as conntrack knows it, given one of its entries; `None` where conntrack cannot tell.
+/// The flow as conntrack knows it, given one of its entries; `None` if conntrack cannot tell.
 #[inline(always)]
 pub(crate) fn tracked_flow<T: Version>(key: &T, entry: &T::ServiceFlow) -> Option<T> {
     if is_turned(key, entry) {
@@ -464,8 +467,8 @@ pub(crate) fn tracked_flow<T: Version>(key: &T, entry: &T::ServiceFlow) -> Optio
     })
 }
 
-/// As [`forget`], of a flow from outside whose packets went to this node's backend by this tuple; of no other, which the
-/// programs at its client's device forget.
+/// As [`forget`], for a flow from outside whose packets went to this node's backend with this tuple; not for others,
+/// which the programs at the client's device remove.
 #[inline(always)]
 pub(crate) fn forget_from_outside<T: Version>(sent: T) {
     let sent = sent.with_direction(TUPLE_OUT);
@@ -480,8 +483,8 @@ pub(crate) fn forget_from_outside<T: Version>(sent: T) {
     }
 }
 
-/// As [`forget`], of the flow that conntrack knew by this key. The flow may be another one's by now, which goes the other way
-/// to the same backend.
+/// As [`forget`], for the flow that conntrack knew by this key. By now, the entries may belong to another flow, which
+/// goes the other way to the same backend.
 #[inline(always)]
 pub(crate) fn forget_untracked<T: Version>(key: T) {
     let sent = key.with_direction(TUPLE_OUT);
@@ -503,7 +506,7 @@ pub(super) fn is_serving<T: Version>(parts: &ServiceFlowParts<T::Address>) -> bo
         || address::<T>(parts.backend, parts.service).is_some_and(|to| to == parts.to)
 }
 
-/// Where a backend of a service listens.
+/// The address and port that a service's backend listens on.
 #[inline(always)]
 pub(super) fn address<T: Version>(index: u32, service: u32) -> Option<(T::Address, u16)> {
     let backend: &Backend = HEALTH_BACKENDS.get(index)?;
@@ -512,7 +515,7 @@ pub(super) fn address<T: Version>(index: u32, service: u32) -> Option<(T::Addres
         .then(|| (T::Address::of_addr(&backend.addr), backend.port_be))
 }
 
-/// Whether a client is in the ranges of a service.
+/// Whether a client is within the source ranges of a service.
 #[inline(always)]
 fn is_in_range(client: Addr, service: u32) -> bool {
     let key = TrieKey {
@@ -525,7 +528,7 @@ fn is_in_range(client: Addr, service: u32) -> bool {
     HEALTH_SOURCE_RANGES.get(key.as_key()).is_some()
 }
 
-/// The backend that a client stays with.
+/// The backend that a client has affinity to.
 #[inline(always)]
 fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
     if frontend.affinity_secs == 0 {
@@ -551,14 +554,14 @@ fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option
         }
         ALGORITHM_ROUND_ROBIN if frontend.flags & FRONTEND_WEIGHTED == 0 => {
             let turn = HEALTH_SLOTS.get_ptr_mut(pool.at)?;
-            // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`; relaxed, LLVM would have
-            // it add without telling what was there.
+            // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`; with relaxed ordering,
+            // LLVM would emit an add that does not return the old value.
             let turn = unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(turn, 1) };
             slot(pool, turn.checked_rem(pool.len)?)
         }
         ALGORITHM_LEAST_CONNECTION => {
             let (one, other) = (by_chance(frontend, pool)?, by_chance(frontend, pool)?);
-            // Two processors that count the last flow off at once leave -1.
+            // Two CPUs that uncount the last flow at once leave -1.
             let flows = |index| Some(HEALTH_BACKENDS.get(index)?.flows as i32);
             Some(if flows(one)? > flows(other)? {
                 other
@@ -570,7 +573,7 @@ fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option
     }
 }
 
-/// A random backend. Of a Maglev table, that of a random place.
+/// A random backend. For a Maglev table, the one in a random slot.
 #[inline(always)]
 fn by_chance(frontend: &Frontend, pool: Pool) -> Option<u32> {
     let first = scaled(random(), pool.len);
@@ -582,7 +585,7 @@ fn by_chance(frontend: &Frontend, pool: Pool) -> Option<u32> {
     slot(pool, weighted(first, threshold, alias, random()))
 }
 
-/// The backend at a place of a Maglev table or of the list.
+/// The backend in a slot of a Maglev table or of the list.
 #[inline(always)]
 fn at_place(frontend: &Frontend, pool: Pool, place: u32) -> Option<u32> {
     if frontend.algorithm == ALGORITHM_MAGLEV {

@@ -1,5 +1,5 @@
-//! Connected sockets of the host: their packets, if their port is also a service's, and clients of services between the same
-//! ports.
+//! Connected sockets of the host: their packets, if their port is also a service's, and clients of services between
+//! the same ports.
 
 use aya_ebpf::bindings::bpf_sock_tuple;
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_tcp, bpf_sk_lookup_udp, bpf_sk_release};
@@ -16,14 +16,14 @@ use crate::ip_version::Version;
 
 /// The network namespace of the packet's device (`BPF_F_CURRENT_NETNS`).
 const CURRENT_NETNS: u64 = u64::MAX;
-/// The parts of `struct bpf_sock_tuple` of IPv4, bytes, and of IPv6.
+/// Length of `struct bpf_sock_tuple` for IPv4 and IPv6, bytes.
 const TUPLE_LEN4: u32 = 12;
 const TUPLE_LEN6: u32 = 36;
 
 const _: () = assert!(size_of::<bpf_sock_tuple>() == TUPLE_LEN6 as usize);
 
-/// Leaves a packet to a socket of the host that is connected to its source: what a process asked for from a port of its own is
-/// no request.
+/// Leaves a packet to a socket of the host that is connected to its source: the answer to a process that uses this
+/// port as its own is not a request.
 #[inline(always)]
 pub(super) fn leave_to_socket<T: Version, P: Hook>(
     frame: &Frame,
@@ -36,8 +36,9 @@ pub(super) fn leave_to_socket<T: Version, P: Hook>(
     }
 }
 
-/// Has another port tried for a flow to a process of this host that has a connection of its own with the client between the same
-/// ports: conntrack does not know those. Where the flow began before and lost an entry, the socket is its own.
+/// Makes the caller try another port for a flow to a process of this host that has its own connection with the client
+/// between the same ports: conntrack does not know those. If the flow began earlier and lost an entry, the socket is
+/// the flow's own.
 #[inline(always)]
 pub(super) fn avoid_socket<T: Version, P: Hook>(
     frame: &Frame,
@@ -53,7 +54,8 @@ pub(super) fn avoid_socket<T: Version, P: Hook>(
     }
 }
 
-/// Whether a packet is of a flow of which the entry of its answers is there; given its tuple with the port that the backend sees.
+/// Whether a packet belongs to a flow whose answer entry still exists; `sent` is its tuple with the port that the
+/// backend sees.
 #[inline(always)]
 fn began_before<T: Version, P: Hook>(request: &Request<T>, sent: &T) -> bool {
     // Keys must be on the stack.
@@ -89,8 +91,8 @@ fn is_for_socket<T: Version>(frame: &Frame, flow: &T) -> bool {
         )
     };
     let (skb, tuple) = (frame.skb().cast(), (&raw mut words).cast());
-    // Not `bpf_skc_lookup_tcp`, whose sockets are of another type to the verifier: LLVM has one load for both.
-    // SAFETY: a valid context, and what the helpers take for their structure.
+    // Not `bpf_skc_lookup_tcp`, whose sockets the verifier treats as another type: LLVM uses one load for both.
+    // SAFETY: a valid context, and the layout that the helpers expect.
     let socket = unsafe {
         match flow.protocol() {
             IP_PROTOCOL_TCP => bpf_sk_lookup_tcp(skb, tuple, len, CURRENT_NETNS, 0),
@@ -101,7 +103,7 @@ fn is_for_socket<T: Version>(frame: &Frame, flow: &T) -> bool {
     if socket.is_null() {
         return false;
     }
-    // SAFETY: a socket that is held until it is released. One that listens, or that is not connected, has no other end.
+    // SAFETY: a socket that is held until it is released. A listening or unconnected socket has no other end.
     unsafe {
         let is_connected = (*socket).dst_port != 0;
         bpf_sk_release(socket.cast());

@@ -1,8 +1,9 @@
-//! ICMP errors about packets of flows: whoever gets one finds in it the packet that it sent itself, with the address and the port
-//! that it has there.
+//! ICMP errors about packets of flows: the receiver of an error finds its own packet in it, with the address and port
+//! that it used.
 //!
-//! Four steps: the packet that the error quotes is read; its flow is looked up; both ends of the quoted packet are rewritten at
-//! once, and those of the error. As one step they would be too much for the verifier, since the ways through them multiply.
+//! There are four steps: read the packet that the error quotes; look up its flow; rewrite both ends of the quoted
+//! packet at once; rewrite those of the error. A single step would be too much for the verifier, since the paths
+//! through them multiply.
 
 use aya_ebpf::bindings::__sk_buff;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
@@ -17,17 +18,17 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::rewrite::{self, Quoted};
 
-/// To whom an ICMP error goes.
+/// The receiver of an ICMP error.
 #[repr(u16)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
-    /// To the client, or, if it was not looked up, to nobody.
+    /// The client, or, if the flow was not looked up, no one.
     Client = 0,
-    /// To the client, which is its own backend.
+    /// The client, which is its own backend.
     OwnClient = 1,
-    /// To the backend.
+    /// The backend.
     Backend = 2,
-    /// To the backend, which is its own client.
+    /// The backend, which is its own client.
     OwnBackend = 3,
 }
 
@@ -46,7 +47,8 @@ impl Told {
     }
 }
 
-/// Reads the packet that an ICMP error quotes. `FOUND`: the request has the tuple of a reply to it, direction out.
+/// Reads the packet that an ICMP error quotes. `FOUND`: the request has the tuple of a reply to that packet,
+/// direction out.
 #[inline(always)]
 pub(super) fn read_error<T: Version, P: Hook>(
     frame: &Frame,
@@ -84,8 +86,8 @@ pub(super) fn answer_error<T: Version, P: Hook>(
     take_in(request, &parts, Told::Client)
 }
 
-/// Finds the flow of an ICMP error about what a service answered, which is for the backend that did. Of an endpoint that is its
-/// own backend, also of one about what the client sent.
+/// Finds the flow of an ICMP error about a service's answer; the error is for the backend that sent the answer. If an
+/// endpoint is its own backend, also handles errors about the client's packets.
 #[inline(always)]
 pub(super) fn send_error<T: Version, P: Hook>(
     frame: &Frame,
@@ -98,7 +100,7 @@ pub(super) fn send_error<T: Version, P: Hook>(
     else {
         return StepResult::PASSED;
     };
-    // Of another endpoint's flow nobody tells. From outside, routers on the way do.
+    // No endpoint may report on another endpoint's flow. From outside, routers on the way may.
     let is_between =
         (P::IS_UPLINK || source == key.source().0) && destination == key.destination().0;
     let Some(entry) = T::service_flows().get_ptr(&key) else {
@@ -122,7 +124,7 @@ pub(super) fn send_error<T: Version, P: Hook>(
     take_in(request, &parts, told)
 }
 
-/// Takes in what is known of an error's flow, by its entry under the tuple of a reply to the quoted packet.
+/// Records the parts of an error's flow, from its entry under the tuple of a reply to the quoted packet.
 #[inline(always)]
 fn take_in<T: Version>(
     request: &mut Request<T>,
@@ -140,7 +142,8 @@ fn take_in<T: Version>(
     StepResult::FOUND
 }
 
-/// Has an ICMP error to an endpoint, whose request says where it begins, be about the packet that the endpoint sent.
+/// Rewrites an ICMP error to an endpoint so that it quotes the packet that the endpoint sent. The request contains
+/// the error's offset.
 #[inline(always)]
 pub(super) fn tell_client<T: SharedSteps<P>, P: Hook>(
     skb: *mut __sk_buff,
@@ -153,7 +156,8 @@ pub(super) fn tell_client<T: SharedSteps<P>, P: Hook>(
     rewrite(skb, request, result)
 }
 
-/// Has an ICMP error from a client, or from an endpoint that is its own, be about the packet that its receiver sent.
+/// Rewrites an ICMP error from a client, or from an endpoint that is its own client or backend, so that it quotes the
+/// packet that its receiver sent.
 #[inline(always)]
 pub(super) fn tell_backend<T: SharedSteps<P>, P: Hook>(
     skb: *mut __sk_buff,
@@ -166,7 +170,7 @@ pub(super) fn tell_backend<T: SharedSteps<P>, P: Hook>(
     rewrite(skb, request, result)
 }
 
-/// Rewrites an error whose flow was found, by the result of looking that up.
+/// Rewrites an error if its flow was found, given the result of the look-up.
 #[inline(always)]
 fn rewrite<T: SharedSteps<P>, P: Hook>(
     skb: *mut __sk_buff,
@@ -182,15 +186,15 @@ fn rewrite<T: SharedSteps<P>, P: Hook>(
     result
 }
 
-/// What the client's end of the packet becomes that an error quotes.
+/// The client's end of the quoted packet after rewriting.
 #[inline(always)]
 fn client<T: Version>(request: &Request<T>, told: Told) -> (T::Address, u16) {
-    // Of the packet, the other end is the source of a reply.
+    // The quoted packet's far end is the source of a reply.
     let (far, near) = (request.tuple.source(), request.tuple.destination());
     let old = if told.is_client() { near } else { far };
     let address = match told {
         Told::OwnClient => far.0,
-        // There is one, by which such a flow was entered.
+        // It exists, since such a flow was entered through it.
         Told::OwnBackend => gateway::<T>().unwrap_or(old.0),
         Told::Client | Told::Backend => old.0,
     };
@@ -202,7 +206,7 @@ fn client<T: Version>(request: &Request<T>, told: Told) -> (T::Address, u16) {
     (address, port_be)
 }
 
-/// Rewrites the packet that an ICMP error quotes, whose flow was found.
+/// Rewrites the packet that an ICMP error quotes, once its flow was found.
 #[inline(always)]
 pub(super) fn rewrite_quoted<T: Version, P: Hook>(
     frame: &Frame,
@@ -227,7 +231,7 @@ pub(super) fn rewrite_quoted<T: Version, P: Hook>(
     }
 }
 
-/// Rewrites the ends of such an error itself. `TURNED`: it goes back to who sent it.
+/// Rewrites the ends of such an error itself. `TURNED`: it goes back to its sender.
 #[inline(always)]
 pub(super) fn rewrite_around<T: Version, P: Hook>(
     frame: &Frame,
@@ -241,7 +245,7 @@ pub(super) fn rewrite_around<T: Version, P: Hook>(
         return StepResult::PASSED;
     };
     let (client, far) = (client(request, told).0, request.addr_be);
-    // What routers on the way send stays theirs.
+    // Errors from routers on the way keep their source.
     let sender = match told {
         Told::Client if source != request.tuple.source().0 => source,
         Told::Client | Told::OwnClient => far,

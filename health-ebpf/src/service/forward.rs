@@ -1,5 +1,5 @@
-//! Where packets of flows from outside go on: to an endpoint or out of an uplink at once, without the host's routing in
-//! between; and what conntrack is told of those to and from this host.
+//! Forwarding of packets of flows from outside: straight to an endpoint or out of an uplink, bypassing the host's
+//! routing; and conntrack updates for packets to and from this host.
 
 use aya_ebpf::bindings::TC_ACT_REDIRECT;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
@@ -16,10 +16,10 @@ use crate::frame::{Frame, IP_AT, MARK_ANSWERED, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 
-/// Sends a packet of a flow from outside on. `PASSED`: the host's stack does it, since it is for this host, has a VLAN tag,
-/// is too long for the next device or has come too far: whoever sent it is to be told; or it is for an endpoint of this node.
-/// `DELIVERABLE`: as the last, and there is host routing, but not for what another node sends on: the rest of a connection does
-/// not come by this way.
+/// Forwards a packet of a flow from outside. `PASSED`: the host's stack must handle it, since it is for this host,
+/// has a VLAN tag, is too long for the next device, or its hop count has run out and its sender must be notified; or
+/// it is for an endpoint of this node. `DELIVERABLE`: as the last case, with host routing; not for packets forwarded
+/// by another node or sent to the backend itself, since the rest of the connection does not come this way.
 #[inline(always)]
 pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flags = request.flow_flags as u16;
@@ -31,7 +31,7 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     if flags & FLOW_DIRECT != 0 && request.is_passing == 0 {
         frame.set_mark(MARK_ANSWERED);
     }
-    // What a backend of this node answers does not come from outside.
+    // Answers of this node's backends do not come from outside.
     let is_astray = request.is_passing != 0 && !is_masqueraded;
     if is_astray || flags & FLOW_OF_HOST != 0 || !request.is_untagged(frame) {
         return StepResult::PASSED;
@@ -40,8 +40,8 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
         return StepResult::PASSED;
     };
     if HEALTH_ENDPOINTS.get_ptr(destination.to_addr()).is_some() {
-        // Half a flow is of no use to netfilter: what the endpoint answers takes the same way. Without a service that is
-        // through the host's stack.
+        // Half a flow is useless to netfilter, so the endpoint's answers take the same way. Without a service, they
+        // go through the host's stack.
         return if delivery::is_on() && flags & (FLOW_RELAYED | FLOW_PLAIN) == 0 {
             StepResult::DELIVERABLE
         } else {
@@ -63,7 +63,7 @@ fn handed_over(code: i64) -> StepResult {
     }
 }
 
-/// Enters a packet between a client outside and this host: conntrack tells when the flow is over.
+/// Records a packet between an outside client and this host: conntrack decides when the flow is over.
 #[inline(always)]
 pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (AtUplink::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -71,7 +71,7 @@ pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     };
     let bytes = frame.length() - ip_at as u32;
     let is_request = request.tuple.direction() == TUPLE_OUT;
-    // Seen from this host: what comes is of direction in.
+    // Seen from this host: arriving packets have direction in.
     let mut tuple = if is_request {
         request
             .moved()
@@ -91,7 +91,7 @@ pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     } else {
         PacketFlags::Tcp(request.tcp_flags as u8)
     };
-    // Whether it was entered decides nothing.
+    // It does not matter whether it was recorded.
     let _ = enter(T::flows(), &mut tuple, flags, traffic, &config.timeouts);
     StepResult::PASSED
 }

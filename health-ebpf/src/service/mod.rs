@@ -1,7 +1,8 @@
-//! Services: a packet to a frontend is sent to a backend, and what the backend answers gets the frontend's address.
+//! Services: a packet to a frontend is sent to a backend, and the backend's answers get the frontend's address.
 //!
-//! Known flows are looked up first, so that they keep their backend whatever becomes of the service. Policy judges the
-//! packet between both: it sees the backend in what a client sends, and the client in what a backend is sent.
+//! Known flows are looked up first, so that they keep their backend whatever happens to the service. Policy is
+//! applied between the two translations: it sees the backend in a client's packets, and the client in packets to a
+//! backend.
 
 mod answer;
 mod backend;
@@ -38,18 +39,18 @@ use step::{AtEndpoint, AtUplink, Hook, Request, SharedSteps, StepResult};
 pub use step::{Steps, UplinkSteps};
 pub use uplink::{arrive, from_service, leave, to_service};
 
-/// Whether the agent that loads the programs may ever have services. The verifier takes it for a constant: without them, it
-/// neither looks at nor keeps what is there for services alone.
+/// Whether the agent that loads the programs may ever have services. The verifier treats it as a constant: without
+/// services, it neither checks nor keeps code that only they need.
 #[unsafe(no_mangle)]
 static HAS_SERVICES: Global<u8> = Global::new(1);
 
-/// Whether these programs serve services at all, now or later.
+/// Whether these programs handle services at all, now or later.
 #[inline(always)]
 pub fn is_there() -> bool {
     HAS_SERVICES.load() != 0
 }
 
-/// Whether there are services.
+/// Whether services are enabled.
 #[inline(always)]
 pub fn is_on() -> bool {
     is_there()
@@ -58,7 +59,7 @@ pub fn is_on() -> bool {
             .is_some_and(|config| config.flags & SERVICES != 0)
 }
 
-/// Where a packet of a known flow from outside goes, and what is known of that flow.
+/// The destination of packets of a known flow from outside, with the other parts of its entry.
 #[inline(always)]
 pub(crate) fn known_from_outside<T: Version<Address: Default>>(
     packet: &Packet<T>,
@@ -68,7 +69,7 @@ pub(crate) fn known_from_outside<T: Version<Address: Default>>(
     request::known::<T, AtUplink>(&Request::of(packet), flow, config)
 }
 
-/// The flow that a backend's packet to a client outside, with this tuple of direction in, answers.
+/// The flow that a backend's packet to an outside client answers; the packet's tuple has direction in.
 #[inline(always)]
 pub(crate) fn answered_to_outside<T: Version>(
     key: &T,
@@ -77,8 +78,8 @@ pub(crate) fn answered_to_outside<T: Version>(
     answer::answered::<T, AtUplink>(key, Some(config))
 }
 
-/// Whether a backend's answer with this tuple of direction in goes to a client outside whose packets came past the host's
-/// stack.
+/// Whether a backend's answer with this tuple of direction in goes to an outside client whose packets bypassed the
+/// host's stack.
 #[inline(always)]
 pub(crate) fn is_past_stack<T: Version>(key: &T) -> bool {
     T::service_flows().get_ptr(key).is_some_and(|entry| {
@@ -87,8 +88,8 @@ pub(crate) fn is_past_stack<T: Version>(key: &T) -> bool {
     })
 }
 
-/// Sends a packet of an endpoint on to a backend if it is for a service. `Ok`: it goes its way, to the backend or,
-/// untouched, to where it was going; and whether it was entered as a new flow.
+/// Sends a packet of an endpoint to a backend if it is for a service. `Ok`: the packet continues, to the backend or,
+/// unchanged, to its own destination; the value says whether it was entered as a new flow.
 #[inline(always)]
 pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Verdict> {
     let skb = frame.skb();
@@ -109,8 +110,8 @@ pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Result<bool, Ve
     }
 }
 
-/// Finds where a packet goes: the backend of its flow, or one for a new flow, which is entered. The second result is whether it
-/// is of a new flow.
+/// Finds a packet's destination: its flow's backend, or one for a new flow, which is then entered. The second result
+/// is whether the flow is new.
 #[inline(always)]
 fn find_backend<T: SharedSteps<P>, P: Hook>(
     skb: *mut __sk_buff,
@@ -151,7 +152,7 @@ fn find_backend<T: SharedSteps<P>, P: Hook>(
     (result, is_new)
 }
 
-/// Enters a flow by a step that does so.
+/// Enters a flow using `step`.
 #[inline(always)]
 fn enter<T: Version>(
     request: &mut Request<T>,
@@ -164,7 +165,8 @@ fn enter<T: Version>(
     }
 }
 
-/// Forgets what was kept of a packet that policy refuses, and its flow if that is new: they would take the places of others.
+/// Removes what was stored for a packet that policy refuses, and its flow if that is new: they would take up space
+/// that others need.
 #[inline(always)]
 pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
     let _ = T::forget_ports(frame.skb());
@@ -173,8 +175,8 @@ pub fn withdraw<T: Steps>(frame: &Frame, is_new: bool) {
     }
 }
 
-/// Gives a backend's answer to an endpoint the frontend's address. Of a packet that the endpoint's policy refuses, it forgets
-/// the flow, if that is from outside.
+/// Rewrites the source of a backend's answer to an endpoint to the frontend's address. If the endpoint's policy
+/// refuses the packet, removes its flow if that is from outside.
 #[inline(always)]
 pub fn answer<T: Steps>(frame: &Frame, is_admitted: bool) -> Option<Verdict> {
     let result = if is_admitted {
@@ -197,7 +199,7 @@ fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Ve
     refuse_for(frame, result.0, step::DROPS, direction)
 }
 
-/// Tells a client that there is no backend, if an error could be made of its packet.
+/// Notifies a client that there is no backend, if its packet could be turned into an error.
 #[inline(always)]
 fn reject(frame: &Frame, endpoint: &EndpointInfo, result: StepResult) -> Verdict {
     let reason = Reason::ServiceRejected;
@@ -207,8 +209,8 @@ fn reject(frame: &Frame, endpoint: &EndpointInfo, result: StepResult) -> Verdict
     }
 }
 
-/// Sends a packet back to the endpoint that it came from. No policy judges it: the endpoint talks to itself, or is told
-/// of its own packet.
+/// Sends a packet back to the endpoint that it came from. No policy applies: the endpoint talks to itself, or is
+/// notified about its own packet.
 #[inline(always)]
 fn turn_round(frame: &Frame, endpoint: &EndpointInfo, reason: Reason) -> Verdict {
     let addresses = [endpoint.mac, endpoint.host_mac];
@@ -219,7 +221,7 @@ fn turn_round(frame: &Frame, endpoint: &EndpointInfo, reason: Reason) -> Verdict
     send_back(frame, endpoint.ifindex, reason)
 }
 
-/// Sends a packet out of the device that it came by. The program that meets it there lets it pass.
+/// Sends a packet out of the device that it came in on. The program there lets it pass.
 #[inline(always)]
 fn send_back(frame: &Frame, ifindex: u32, reason: Reason) -> Verdict {
     frame.set_mark(MARK_ANSWERED);

@@ -1,4 +1,4 @@
-//! Telling a client that a service has no backend.
+//! Notifies a client that a service has no backend.
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::helpers::generated::{bpf_skb_adjust_room, bpf_skb_change_tail};
@@ -14,11 +14,11 @@ use crate::ip_version::Version;
 use crate::maps::HEALTH_SENT_ERRORS;
 use crate::packet::load;
 
-/// The start of a packet that an error is about: a header without options or extensions, and some of what follows.
+/// The start of a packet that an error quotes: a header without options or extensions, and some of the data after it.
 pub trait Quoted: Default {
     /// The error.
     type Error;
-    /// Makes it.
+    /// Builds the error.
     fn tell(self) -> Self::Error;
 }
 
@@ -47,11 +47,11 @@ quoted!(
     Long6 => Unreachable6<{ HEADER6 + LONG }>,
 );
 
-/// What errors of an IP version quote.
+/// The quoted data in errors of an IP version.
 pub trait Unreachable: Version {
-    /// Of a packet that is too short for more.
+    /// For a packet that is too short for more.
     type Short: Quoted;
-    /// Of any other.
+    /// For any other packet.
     type Long: Quoted;
 }
 
@@ -65,20 +65,20 @@ impl Unreachable for Tuple6 {
     type Long = Long6;
 }
 
-/// Most errors of a CPU to clients outside, a second: anybody can have us send them to whoever a source names (RFC 1812
-/// section 4.3.2.8, RFC 4443 section 2.4).
+/// Most errors per second and CPU to outside clients: anyone can make us send them to any address that they use as a
+/// source (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4).
 const ERRORS_A_SECOND: u32 = 100;
 
-/// How many errors a CPU has sent to clients outside.
+/// Number of errors that a CPU has sent to outside clients.
 #[repr(C)]
 pub struct SentErrors {
-    /// In this second of `CLOCK_MONOTONIC`.
+    /// The second of `CLOCK_MONOTONIC` that is counted.
     second: u32,
-    /// So many.
+    /// The number of errors in that second.
     count: u32,
 }
 
-/// Whether another error may be sent to a client outside.
+/// Whether another error may be sent to an outside client.
 #[inline(always)]
 fn may_tell() -> bool {
     let Some(sent) = HEALTH_SENT_ERRORS.get_ptr_mut(0) else {
@@ -94,14 +94,14 @@ fn may_tell() -> bool {
     sent.count <= ERRORS_A_SECOND
 }
 
-/// Makes an ICMP error out of the packet that it is about. What has options, extensions or no transport header is
-/// dropped silently, and what is one too many.
+/// Turns a packet into the ICMP error about it. Packets with options, extensions or no transport header are dropped
+/// silently, and so are those that exceed the rate limit.
 #[inline(always)]
 pub(super) fn reject<T: Unreachable, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> StepResult {
-    // Tags between the headers would stay where they are.
+    // Tags between the headers would stay in place.
     let ip_at = if P::IS_UPLINK {
         frame.link_header_len()
     } else {

@@ -26,7 +26,7 @@ use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::{self, Ends};
 
-/// Reads a packet that may be for a service, and finds the backend of its flow.
+/// Reads a packet that may be for a service, and finds its flow's backend.
 #[inline(always)]
 pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -51,7 +51,8 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     request.tuple = packet.tuple;
     request.is_later = packet.is_later().into();
     request.tcp_flags = packet.tcp_flags.into();
-    // On the stack, as keys must be, and there once: two frames of Linux 6.1 have room for 512 bytes, each in units of 32.
+    // On the stack, as keys must be, but only once: two stack frames share 512 bytes in Linux 6.1, each in units of
+    // 32.
     let flow = &packet.tuple;
     if let Some(parts) = known::<T, P>(request, flow, config) {
         keep(&packet, &config.timeouts);
@@ -59,7 +60,7 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
         return StepResult::FOUND;
     }
     if let Some(frontend) = frontend_of_packets(flow) {
-        // Of a connection that began before: IPVS goes on with it.
+        // The connection began earlier: IPVS continues it.
         if config.flags & SERVICES_HANDOVER != 0
             && flow.protocol() == IP_PROTOCOL_TCP
             && !opens(request)
@@ -67,7 +68,7 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
             return StepResult::PASSED;
         }
         keep(&packet, &config.timeouts);
-        // A ClusterIP is no address of the host.
+        // A ClusterIP is not an address of the host.
         return if frontend.kind == KIND_CLUSTER_IP || opens(request) {
             StepResult::IS_NEW
         } else {
@@ -81,15 +82,15 @@ pub(super) fn find<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
     }
 }
 
-/// Lets a SYN or a datagram pass that is for no service, unless what answers it would be taken for the answer of a flow through
-/// one: then it is to get another port.
+/// Lets a SYN or a datagram that is not for a service pass, unless its answers would be mistaken for those of a flow
+/// through one: then it must get another port.
 #[inline(always)]
 pub(super) fn pass_by<T: Version, P: Hook>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
     // Keys must be on the stack.
     let flow = request.tuple;
     let answer = flow.reply();
     if opens(request) && !is_open::<T, P>(flow) {
-        // Its segments and answers are nobody else's: what is left of one that is over goes.
+        // Its segments and answers belong to no other flow: remove what is left of one that is over.
         let _ = T::service_flows().remove(&flow);
         let _ = T::service_flows().remove(&answer);
         return StepResult::PASSED;
@@ -107,11 +108,11 @@ pub(super) fn pass_by<T: Version, P: Hook>(_frame: &Frame, request: &mut Request
         return StepResult::PASSED;
     }
     let is_over = flow.protocol() != IP_PROTOCOL_TCP && coarse_now_secs() >= parts.expires;
-    // A later fragment has no port that could change, and belongs to what the first one did.
+    // A later fragment has no port to change, and belongs to the same flow as the first one.
     if request.is_later != 0 || is_over || P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
         return StepResult::PASSED;
     }
-    // What a backend elsewhere answers to the client's own address need not come by this node.
+    // A remote backend's answers to the client's own address need not come through this node.
     let is_answered_here =
         parts.flags & FLOW_OF_HOST != 0 || is_endpoint(flow.destination().0.to_addr());
     if P::IS_UPLINK && !is_answered_here {
@@ -125,8 +126,8 @@ pub(super) fn pass_by<T: Version, P: Hook>(_frame: &Frame, request: &mut Request
     StepResult::IS_NEW
 }
 
-/// Has a flow last that [another node](super::direct::accept) sends to a backend here: not each of its datagrams has room to
-/// tell so.
+/// Extends a flow that [another node](super::direct::accept) forwards to a backend here: not every datagram has space
+/// for the option.
 #[inline(always)]
 fn prolong_relayed<T: Version>(
     entry: *mut T::ServiceFlow,
@@ -139,7 +140,7 @@ fn prolong_relayed<T: Version>(
     }
 }
 
-/// Where the packets of a known flow go; `None` if it is to get another backend.
+/// The destination of a known flow's packets; `None` if it must get another backend.
 #[inline(always)]
 pub(super) fn known<T: Version, P: Hook>(
     request: &Request<T>,
@@ -147,10 +148,10 @@ pub(super) fn known<T: Version, P: Hook>(
     config: &DatapathConfig,
 ) -> Option<ServiceFlowParts<T::Address>> {
     let entry = T::service_flows().get_ptr_mut(flow)?;
-    // SAFETY: a value of that map, valid memory for the program's run. Another CPU may replace it meanwhile, but only for a
-    // packet of the same client between the same ports: a mixture of both concerns nobody else.
+    // SAFETY: a value of that map, valid memory for the program's run. Another CPU may replace it meanwhile, but only
+    // for a packet of the same client between the same ports: a mix of both affects no one else.
     let parts = T::service_flow_parts(unsafe { &*entry });
-    // In the name of an endpoint of this node nobody outside sends.
+    // No outside host sends in the name of an endpoint of this node.
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
         return None;
     }
@@ -161,7 +162,7 @@ pub(super) fn known<T: Version, P: Hook>(
         }
         return Some(parts);
     }
-    // What an endpoint that is its own backend answers goes to the client, whoever serves.
+    // The answers of an endpoint that is its own backend go to the client, whatever serves now.
     let is_answer =
         !P::IS_UPLINK && gateway::<T>().is_some_and(|gateway| gateway == flow.destination().0);
     let must_serve = protocol == IP_PROTOCOL_UDP && !is_answer;
@@ -188,13 +189,13 @@ fn moved<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> T {
     flow.with_source_port(parts.port_beyond(flow.source().1))
 }
 
-/// Whether the backend's node is to be told of a flow, and this one has no key for that any more.
+/// Whether the backend's node must be notified of a flow, but this node no longer has a key for that.
 #[inline(always)]
 fn cannot_be_told<A>(parts: &ServiceFlowParts<A>) -> bool {
     parts.flags & FLOW_DIRECT != 0 && !direct::is_on()
 }
 
-/// Has the answers of a flow that shares them be for its frontend, from now on.
+/// From now on, directs the answers of a flow that shares them to its own frontend.
 #[inline(always)]
 pub(super) fn take_answers<T: Version, P: Hook>(
     _frame: &Frame,
@@ -224,13 +225,13 @@ pub(super) fn take_answers<T: Version, P: Hook>(
     StepResult::FOUND
 }
 
-/// Whether a SYN of a known flow goes to its backend: sent again, or before anybody closed the connection.
+/// Whether a SYN of a known flow goes to its backend: a retransmission, or before either side closed the connection.
 #[inline(always)]
 fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
     if !is_serving::<T>(parts) || cannot_be_told(parts) {
         return false;
     }
-    // Evicted, or taken by a connection of the client's without a service or through another frontend.
+    // Evicted, or taken over by a connection of the client without a service or through another frontend.
     let sent = moved(flow, parts);
     let Some(answer) = T::service_flows().get_ptr(&answer_key::<T, P>(&sent, parts.to)) else {
         return false;
@@ -247,8 +248,8 @@ fn may_reopen<T: Version, P: Hook>(flow: &T, parts: &ServiceFlowParts<T::Address
     goes_on(&translated).unwrap_or(true)
 }
 
-/// Whether a connection is known that is not over, whichever side opened it. From outside to an endpoint or this host it is one
-/// of direction in.
+/// Whether an open connection is known, whichever side opened it. From outside to an endpoint or this host, it has
+/// direction in.
 #[inline(always)]
 pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
     if goes_on(&flow) == Some(true) || goes_on(&flow.reply()) == Some(true) {
@@ -261,7 +262,7 @@ pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
     goes_on(&flow) == Some(true) || goes_on(&flow.reply()) == Some(true)
 }
 
-/// As [`is_open`], of other protocols than TCP.
+/// As [`is_open`], for protocols other than TCP.
 #[inline(always)]
 pub(super) fn is_tracked<T: Version, P: Hook>(flow: &mut T) -> bool {
     if is_known(T::flows(), flow) {
@@ -274,7 +275,7 @@ pub(super) fn is_tracked<T: Version, P: Hook>(flow: &mut T) -> bool {
     is_known(T::flows(), flow)
 }
 
-/// Whether the client of a connection from outside, which its backend answers itself, has closed its side.
+/// Whether the client of a connection from outside, which its backend answers directly, has closed its side.
 #[inline(always)]
 pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
     if goes_on(&flow) == Some(true) {
@@ -288,7 +289,7 @@ pub(super) fn is_closed_by_client<T: Version>(mut flow: T) -> bool {
     unsafe { (*tracked).state().has(CT_RX_CLOSING) && (*tracked).tx_packets == 0 }
 }
 
-/// Whether the connection under this key is not over; `None` if it is not known.
+/// Whether the connection under this key is still open; `None` if it is not known.
 #[inline(always)]
 fn goes_on<T: Version>(key: &T) -> Option<bool> {
     let tracked = T::flows().tcp.map.get_ptr(key)?;
@@ -296,11 +297,11 @@ fn goes_on<T: Version>(key: &T) -> Option<bool> {
     Some(unsafe { !(*tracked).state().is_closed() && !(*tracked).has_expired(coarse_now_secs()) })
 }
 
-/// The key of what a backend answers.
+/// The key of the backend's answers.
 #[inline(always)]
 pub(super) fn answer_key<T: Version, P: Hook>(flow: &T, to: (T::Address, u16)) -> T {
     match gateway::<T>() {
-        // Of itself, an endpoint gets the packet from the gateway, and answers there.
+        // An endpoint that is its own backend gets the packet from the gateway, and answers there.
         Some(gateway) if !P::IS_UPLINK && to.0 == flow.source().0 => flow
             .with_destination((gateway, flow.source().1))
             .reply()
@@ -310,7 +311,7 @@ pub(super) fn answer_key<T: Version, P: Hook>(flow: &T, to: (T::Address, u16)) -
     }
 }
 
-/// Has a flow last, given one of its entries and the key of the other. Not for TCP.
+/// Extends a flow, given one of its entries and the key of the other. Not for TCP.
 #[inline(always)]
 pub(super) fn prolong<T: Version>(entry: *mut T::ServiceFlow, other: &T, config: &DatapathConfig) {
     let expires =
@@ -325,7 +326,7 @@ pub(super) fn prolong<T: Version>(entry: *mut T::ServiceFlow, other: &T, config:
     }
 }
 
-/// Has an entry of a flow last. Nothing else is written: it may be another flow's by now.
+/// Extends an entry of a flow. Writes nothing else: the entry may belong to another flow by now.
 #[inline(always)]
 fn extend<T: Version>(entry: *mut T::ServiceFlow, expires: u32) {
     // SAFETY: a value of that map, valid memory for the program's run; an aligned word in it.
@@ -343,8 +344,8 @@ pub(super) fn opens<T: Version>(request: &Request<T>) -> bool {
 
 /// Rewrites a packet whose backend was found.
 ///
-/// An endpoint that is its own backend gets the packet from the gateway, which it does not take for itself; what it
-/// answers to the gateway is found as a flow, too, and goes the same way back.
+/// An endpoint that is its own backend gets the packet from the gateway, so that it does not see itself as the
+/// sender. Its answers to the gateway are found as a flow too, and go back the same way.
 #[inline(always)]
 pub(super) fn rewrite<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let flow = request.tuple;
@@ -381,7 +382,7 @@ pub(super) fn rewrite<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     }
 }
 
-/// An end before, and after.
+/// An end before and after rewriting.
 type Change<T> = (
     (<T as health_common::tuple::Tuple>::Address, u16),
     (<T as health_common::tuple::Tuple>::Address, u16),
@@ -436,7 +437,7 @@ pub(super) fn gateway<T: Version>() -> Option<T::Address> {
     (!gateway.is_unset()).then(|| T::Address::of_addr(gateway))
 }
 
-/// Forgets the flow of a packet that was rewritten.
+/// Removes the flow of a packet that was rewritten.
 #[inline(always)]
 pub(super) fn withdraw<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     if let Some(sent) = rewritten::<T, P>(frame, request) {
@@ -457,7 +458,7 @@ pub(super) fn withdraw_from_outside<T: Version, P: Hook>(
     StepResult::PASSED
 }
 
-/// Forgets the ports of a first fragment that was rewritten.
+/// Removes the stored ports of a first fragment that was rewritten.
 #[inline(always)]
 pub(super) fn forget_ports<T: Version, P: Hook>(
     frame: &Frame,

@@ -1,7 +1,7 @@
-//! The host's own sockets: what they connect or send to is a backend instead of the service, before there is a packet;
-//! and whom they hear from is the service.
+//! The host's own sockets: they connect or send to a backend instead of the service, before any packet exists; and
+//! answers seem to come from the service.
 //!
-//! Programs of control groups see the sockets of all network namespaces. These are for those of the host's alone.
+//! Cgroup programs see the sockets of all network namespaces. These handle only the host's.
 
 use core::ptr;
 
@@ -24,24 +24,25 @@ use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS, HEALTH_TURNS};
 use crate::metrics::count_call;
 
-/// The call goes on.
+/// The call continues.
 const GO_ON: i32 = 1;
-/// It fails, with the error that was set.
+/// The call fails with the error that was set.
 const REFUSED: i32 = 0;
 
 const EPERM: i32 = 1;
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
-/// A system call that names an address, and what the kernel lets a program of its version see and change of it.
+/// A system call that names an address, with the fields that the kernel lets a program of its version read and
+/// change.
 pub trait Call {
-    /// Whether the address may be one of IPv6.
+    /// Whether the address may be IPv6.
     const IS_V6: bool;
     /// The context.
     fn context(&self) -> *mut bpf_sock_addr;
-    /// The address; of IPv4 in its mapped form.
+    /// The address; IPv4 in its mapped form.
     fn addr(&self) -> Addr;
-    /// Has the call name another address of the same version.
+    /// Replaces the call's address with another one of the same version.
     fn set_addr(&self, addr: Addr);
 }
 
@@ -52,7 +53,7 @@ pub struct Call4(*mut bpf_sock_addr);
 pub struct Call6(*mut bpf_sock_addr);
 
 impl Call4 {
-    /// That of a context.
+    /// Wraps a context.
     #[inline(always)]
     pub fn new(context: *mut bpf_sock_addr) -> Self {
         Self(context)
@@ -60,7 +61,7 @@ impl Call4 {
 }
 
 impl Call6 {
-    /// That of a context.
+    /// Wraps a context.
     #[inline(always)]
     pub fn new(context: *mut bpf_sock_addr) -> Self {
         Self(context)
@@ -140,7 +141,7 @@ impl Named {
         }
     }
 
-    /// Has a call name this.
+    /// Makes a call name this end.
     #[inline(always)]
     fn put_into(&self, call: &impl Call) {
         call.set_addr(self.addr);
@@ -162,8 +163,8 @@ impl Named {
     }
 }
 
-/// The socket of a call, as the key of what it is connected to, if it is one of the host's and not the agent's own; with the
-/// settings.
+/// The socket of a call, as the key for whatever it is connected to, if it is one of the host's and not the agent's
+/// own; with the settings.
 #[inline(always)]
 fn socket(call: &impl Call) -> Option<(SocketKey, &'static DatapathConfig)> {
     let config = HEALTH_CONFIG.get(0)?;
@@ -186,11 +187,11 @@ fn socket(call: &impl Call) -> Option<(SocketKey, &'static DatapathConfig)> {
 /// Whether the agent makes this call.
 #[inline(always)]
 fn is_agent(config: &DatapathConfig) -> bool {
-    // The upper half is the process, by its number in the first PID namespace.
+    // The upper half is the process, by its PID in the initial PID namespace.
     (bpf_get_current_pid_tgid() >> 32) as u32 == config.agent_tgid
 }
 
-/// A socket connects.
+/// Handles a socket that connects.
 #[inline(always)]
 pub fn connect<C: Call>(call: &C) -> i32 {
     let Some((socket, config)) = socket(call) else {
@@ -220,7 +221,7 @@ where
         None => None,
         Some((frontend, flow)) => match choose(&flow, &frontend, config) {
             Ok(backend) => Some(backend),
-            // A datagram socket stays connected as it was.
+            // A datagram socket keeps its previous connection.
             Err(refused) => return refused,
         },
     };
@@ -229,7 +230,7 @@ where
         forget_asked(socket, named);
         return GO_ON;
     };
-    // Without room the process hears of the backend, and is not helped when that is gone.
+    // If there is no space, the process sees the backend's address, and gets no help when that backend is gone.
     if HEALTH_SOCKETS
         .insert(socket, backend, u64::from(BPF_ANY))
         .is_ok()
@@ -241,7 +242,7 @@ where
     GO_ON
 }
 
-/// An unconnected socket sends a datagram.
+/// Handles a datagram that an unconnected socket sends.
 #[inline(always)]
 pub fn send<C: Call>(call: &C) -> i32 {
     let Some((socket, config)) = socket(call) else {
@@ -278,7 +279,7 @@ where
                 Ok(backend) => backend,
                 Err(refused) => return refused,
             };
-            // Without room, the next datagram may go elsewhere.
+            // If there is no space, the next datagram may go elsewhere.
             let _ = HEALTH_SOCKETS.insert(sent, backend, u64::from(BPF_ANY));
             backend
         }
@@ -288,7 +289,7 @@ where
     GO_ON
 }
 
-/// Where a socket's datagrams to a frontend go, while that serves.
+/// Where a socket's datagrams to a frontend go, as long as that backend serves.
 #[inline(always)]
 fn known<T: Version>(sent: &SocketKey, service: u32) -> Option<SocketFlow> {
     // SAFETY: only calls on this socket change the entry, and values are replaced as a whole.
@@ -298,7 +299,7 @@ fn known<T: Version>(sent: &SocketKey, service: u32) -> Option<SocketFlow> {
     is_same.then_some(flow)
 }
 
-/// A process is told whom it hears from: the service.
+/// Reports the service as the sender of a datagram to a process.
 #[inline(always)]
 pub fn receive<C: Call>(call: &C) -> i32 {
     let Some((socket, _)) = socket(call) else {
@@ -322,14 +323,14 @@ pub fn receive<C: Call>(call: &C) -> i32 {
     {
         from = Named { addr, port_be };
     }
-    // A frontend is of its backends' version.
+    // A frontend and its backends have the same IP version.
     if C::IS_V6 || from.addr.is_v4() {
         from.put_into(call);
     }
     GO_ON
 }
 
-/// A process is told to whom its socket is connected: the service.
+/// Reports the service to a process as the peer of its socket.
 #[inline(always)]
 pub fn tell_peer<C: Call>(call: &C) -> i32 {
     let Some((socket, _)) = socket(call) else {
@@ -339,7 +340,7 @@ pub fn tell_peer<C: Call>(call: &C) -> i32 {
     let answers = socket.answers(named.addr, named.port_be);
     // SAFETY: as in `known`.
     if let Some(flow) = unsafe { HEALTH_SOCKETS.get(answers) } {
-        // A frontend is of its backends' version.
+        // A frontend and its backends have the same IP version.
         if C::IS_V6 || flow.addr.is_v4() {
             Named::of(flow).put_into(call);
         }
@@ -347,7 +348,7 @@ pub fn tell_peer<C: Call>(call: &C) -> i32 {
     GO_ON
 }
 
-/// A socket is closed.
+/// Handles a socket that is closed.
 #[inline(always)]
 pub fn release(ctx: &SockContext) -> i32 {
     let context = ctx.sock;
@@ -368,7 +369,7 @@ pub fn release(ctx: &SockContext) -> i32 {
     GO_ON
 }
 
-/// Forgets what a socket was connected to.
+/// Removes what is known about a socket's connection.
 #[inline(always)]
 fn forget(socket: &SocketKey) {
     // SAFETY: as in `known`.
@@ -382,7 +383,7 @@ fn forget(socket: &SocketKey) {
     }
 }
 
-/// Forgets that a socket of UDP, which now connects to this address itself, asked it by addresses of services.
+/// Forgets that a UDP socket used service addresses to reach this address, which it now connects to directly.
 #[inline(always)]
 fn forget_asked(socket: &SocketKey, named: &Named) {
     if socket.protocol == IP_PROTOCOL_UDP {
@@ -392,7 +393,7 @@ fn forget_asked(socket: &SocketKey, named: &Named) {
     }
 }
 
-/// The frontend that a call names, if it is one; and the flow, of which only one end is known.
+/// The frontend that a call names, if any; and the flow, of which only one end is known.
 #[inline(always)]
 fn frontend<T>(socket: &SocketKey, named: &Named) -> Option<(Frontend, T)>
 where
@@ -401,14 +402,14 @@ where
     let source = T::Address::default();
     let destination = T::Address::of_addr(&named.addr);
     let mut flow = T::of_echo(source, destination, 0, TUPLE_OUT);
-    // It has no port yet. Maglev is to send different flows to different backends.
+    // It has no port yet. Maglev should send different flows to different backends.
     flow.set_ports(socket.cookie as u16, named.port_be, socket.protocol);
     // SAFETY: entries are replaced as a whole.
     let frontend = unsafe { T::frontends().get(flow.frontend_key()) }?;
     Some((*frontend, flow))
 }
 
-/// A backend for a new flow of the host; or what the call returns, and its error.
+/// A backend for a new flow of the host; on failure, the call's return value, with its error set.
 #[inline(always)]
 fn choose<T: Version>(
     flow: &T,
@@ -421,7 +422,7 @@ fn choose<T: Version>(
         } else {
             config.node6
         },
-        // To affinity, the host is one client, whatever its addresses are.
+        // For affinity, the host is a single client, whatever its addresses.
         stays_as: Addr::default(),
     };
     let (index, (addr, port_be)) =
@@ -438,7 +439,7 @@ fn choose<T: Version>(
     })
 }
 
-/// Fails the call: nobody would hear of a packet that was dropped.
+/// Fails the call: no one would notice a dropped packet.
 #[inline(always)]
 fn refuse(why: StepResult) -> i32 {
     let (reason, error) = if why == StepResult::REJECTED {
@@ -446,7 +447,7 @@ fn refuse(why: StepResult) -> i32 {
     } else if why == StepResult::dropped(Reason::ServiceNoLocal) {
         (Reason::ServiceNoLocal, EHOSTUNREACH)
     } else if why == StepResult::dropped(Reason::ServiceSourceRange) {
-        // As of a packet that the host's own firewall drops.
+        // As for a packet that the host's own firewall drops.
         (Reason::ServiceSourceRange, EPERM)
     } else {
         (Reason::ServiceNoBackend, EHOSTUNREACH)
@@ -457,7 +458,7 @@ fn refuse(why: StepResult) -> i32 {
     REFUSED
 }
 
-/// Notes that an unconnected socket asks a backend by a frontend.
+/// Records that an unconnected socket reaches a backend through a frontend.
 #[inline(always)]
 fn note_sent(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     let key = socket.answers(backend.addr, backend.port_be);
@@ -480,13 +481,13 @@ fn note_sent(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     let _ = HEALTH_SOCKETS.insert(key, frontend, u64::from(BPF_ANY));
 }
 
-/// Notes that an unconnected socket sends to an address that is none of a service, if a backend is there that it asks by one,
-/// too.
+/// Records that an unconnected socket sends to an address that is not a service's, if it also reaches that backend
+/// through a service.
 #[inline(always)]
 fn note_direct(socket: &SocketKey, named: &Named) {
     let key = socket.answers(named.addr, named.port_be);
     if let Some(known) = HEALTH_SOCKETS.get_ptr_mut(key) {
-        // The kernel has what a connected socket of IPv6 sends to an IPv4 address pass as if it were not connected.
+        // If a connected IPv6 socket sends to an IPv4 address, the kernel treats it as unconnected.
         // SAFETY: as in `known`.
         if let Some(flow) = unsafe { HEALTH_SOCKETS.get(socket) }
             && flow.addr == named.addr
@@ -500,7 +501,8 @@ fn note_direct(socket: &SocketKey, named: &Named) {
     }
 }
 
-/// Notes the address by which a socket asks a backend, if it asks it by several. `known`: what it was last asked by as a service.
+/// Records the address by which a socket reaches a backend, if it uses several. `known`: the last one that it used
+/// through a service.
 #[inline(always)]
 fn take_turn(key: &SocketKey, known: *mut SocketFlow, named: &Named) {
     let now_ms = (coarse_now_ns() / 1_000_000) as u32;
@@ -519,11 +521,11 @@ fn take_turn(key: &SocketKey, known: *mut SocketFlow, named: &Named) {
         turns.send(known.addr, known.port_be, now_ms);
     }
     turns.send(named.addr, named.port_be, now_ms);
-    // Without room all answers seem to come from the frontend.
+    // If there is no space, all answers seem to come from the frontend.
     let _ = HEALTH_TURNS.insert(key, turns, u64::from(BPF_ANY));
 }
 
-/// Has what a backend answers a connected socket seem to come from the frontend.
+/// Makes a backend's answers to a connected socket seem to come from the frontend.
 #[inline(always)]
 fn expect_answers(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     let key = socket.answers(backend.addr, backend.port_be);
@@ -537,7 +539,7 @@ fn expect_answers(socket: &SocketKey, named: &Named, backend: &SocketFlow) {
     if known != Some(&frontend) {
         let _ = HEALTH_SOCKETS.insert(key, frontend, u64::from(BPF_ANY));
     }
-    // Of a socket that was not connected before.
+    // Left over from before the socket was connected.
     if socket.protocol == IP_PROTOCOL_UDP {
         let _ = HEALTH_TURNS.remove(key);
     }

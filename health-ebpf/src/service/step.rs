@@ -1,4 +1,4 @@
-//! What the steps know of a packet, what they return, and what makes them functions of their own.
+//! State and results of the steps, and the macros that make them separate functions.
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
@@ -25,12 +25,12 @@ use crate::bounds::{forgotten, header_at};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
 
-/// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
+/// A step's result for a packet. Functions in the kernel can only return numbers: this one.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct StepResult(pub(super) u32);
 
-/// The reasons with which packets are dropped here.
+/// Reasons for drops here.
 pub(super) const DROPS: [Reason; 6] = [
     Reason::WriteFailed,
     Reason::ServiceNoBackend,
@@ -41,50 +41,51 @@ pub(super) const DROPS: [Reason; 6] = [
 ];
 
 impl StepResult {
-    /// The packet goes on as it is.
+    /// The packet passes unchanged.
     pub(super) const PASSED: Self = Self(0);
-    /// The request names the backend.
+    /// The request contains the backend.
     pub(super) const FOUND: Self = Self(1);
-    /// A packet to a service, of a flow that has no backend yet.
+    /// A packet to a service, of a flow without a backend so far.
     pub(super) const IS_NEW: Self = Self(2);
     /// It is an ICMP error.
     pub(super) const IS_ERROR: Self = Self(3);
-    /// It goes back to who sent it.
+    /// It goes back to its sender.
     pub(super) const TURNED: Self = Self(4);
-    /// Its sender is to be told that there is no backend.
+    /// Its sender must be notified that there is no backend.
     pub(super) const REJECTED: Self = Self(5);
-    /// It was handed to the device by which it goes on.
+    /// It was passed to the device that it leaves on.
     pub(super) const FORWARDED: Self = Self(6);
-    /// The request names the backend of a new flow, which is to be entered.
+    /// The request contains the backend of a new flow, which must be entered.
     pub(super) const CHOSEN: Self = Self(7);
-    /// It is to be delivered to an endpoint of this node.
+    /// It must be delivered to an endpoint of this node.
     pub(super) const DELIVERABLE: Self = Self(8);
-    /// As [`Self::IS_NEW`], unless the packet answers a process of the host, whose port is the service's, too.
+    /// As [`Self::IS_NEW`], unless the packet answers a process of the host that uses the service's port too.
     pub(super) const MAY_ANSWER: Self = Self(9);
-    /// It is for no service, and may open a connection without one or be of a flow that another node sent here.
+    /// It is not for a service, but may open a connection without one, or belong to a flow that another node
+    /// forwarded here.
     pub(super) const HAS_NO_SERVICE: Self = Self(10);
-    /// As [`Self::CHOSEN`], but what that backend answers to this port is for another flow: another port or backend is to be
-    /// tried.
+    /// As [`Self::CHOSEN`], but the backend's answers to this port belong to another flow: another port or backend
+    /// must be tried.
     pub(super) const TAKEN: Self = Self(11);
-    /// The maps have no room for another flow.
+    /// The maps have no space for another flow.
     pub(super) const HAS_NO_ROOM: Self = Self(12);
     /// It answers a flow whose entry of direction out is missing.
     pub(super) const LOST: Self = Self(13);
 
-    /// As [`Self::FOUND`], but the client's own port is still to be put into the transport header there: see
-    /// [`super::answer::restore_port`].
+    /// As [`Self::FOUND`], but the client's own port must still be written into the transport header at `content_at`:
+    /// see [`super::answer::restore_port`].
     #[inline(always)]
     pub(super) const fn with_port(content_at: u32, is_tcp: bool, own_be: u16) -> Self {
         Self(1 << 31 | (is_tcp as u32) << 30 | (content_at & 0x3fff) << 16 | own_be as u32)
     }
 
-    /// It is an ICMP error, which begins there.
+    /// It is an ICMP error, which starts at `content_at`.
     #[inline(always)]
     pub(super) const fn error_at(content_at: u32) -> Self {
         Self(1 << 30 | content_at & 0xffff)
     }
 
-    /// What [`Self::error_at`] was made of.
+    /// The argument of [`Self::error_at`].
     #[inline(always)]
     pub(super) const fn begins_error_at(self) -> Option<u32> {
         if self.0 >> 30 == 1 {
@@ -94,32 +95,32 @@ impl StepResult {
         }
     }
 
-    /// Whether it is made by [`Self::with_port`].
+    /// Whether [`Self::with_port`] created this.
     #[inline(always)]
     pub(super) const fn has_port(self) -> bool {
         self.0 >> 31 != 0
     }
 
-    /// What [`Self::with_port`] was made of.
+    /// The arguments of [`Self::with_port`].
     #[inline(always)]
     pub(super) const fn port(self) -> (u32, bool, u16) {
         (self.0 >> 16 & 0x3fff, self.0 >> 30 & 1 != 0, self.0 as u16)
     }
 
-    /// The packet is dropped. The numbers of such reasons begin at 128.
+    /// The packet is dropped. The numbers of these reasons start at 128.
     #[inline(always)]
     pub(super) const fn dropped(reason: Reason) -> Self {
         Self(reason as u32)
     }
 }
 
-/// The hook of the programs that take the steps.
+/// The hook of the programs that run the steps.
 pub trait Hook {
-    /// From where the flows come.
+    /// Where the flows come from.
     const ORIGIN: Origin;
-    /// At an uplink, and not at an endpoint's device.
+    /// At an uplink, not at an endpoint's device.
     const IS_UPLINK: bool = matches!(Self::ORIGIN, Origin::Outside);
-    /// Where the packet's IP header begins.
+    /// Offset of the packet's IP header.
     fn ip_at<T: Version>(request: &Request<T>) -> Option<usize>;
 }
 
@@ -146,43 +147,43 @@ impl Hook for AtUplink {
     }
 }
 
-/// What the steps know of a packet to a service.
+/// State of a packet to a service across the steps.
 #[repr(C)]
 pub struct Request<T: Version> {
-    /// Of the packet, in direction out.
+    /// The packet's tuple, in direction out.
     pub(super) tuple: T,
     /// Address of the backend.
     pub(super) addr_be: T::Address,
-    /// Its port.
+    /// Port of the backend.
     pub(super) port_be: u16,
-    /// To whom an ICMP error goes: a [`super::error::Told`].
+    /// The receiver of an ICMP error: a [`super::error::Told`].
     pub(super) told: u16,
     /// Index of the backend of a new flow.
     pub(super) backend: u32,
-    /// Number of the service's port, for a new flow.
+    /// Number of the service port, for a new flow.
     pub(super) service: u32,
-    /// How many ports, or backends, were tried for it that are taken.
+    /// Number of ports, or backends, that were tried for it and are taken.
     pub(super) attempt: u16,
     /// Whether the service has affinity, for a new flow.
     pub(super) has_affinity: u16,
-    /// At an uplink: where the IP header begins.
+    /// At an uplink: offset of the IP header.
     pub(super) ip_at: u32,
-    /// Where the transport header or the ICMP error begins.
+    /// Offset of the transport header or the ICMP error.
     pub(super) content_at: u32,
     /// A later fragment: there is no transport header.
     pub(super) is_later: u16,
-    /// The port that the backend sees the client by, where it is another: see [`health_common::service::FLOW_MOVED`]. Else 0.
+    /// The client's port as seen by the backend, if it differs: see [`health_common::service::FLOW_MOVED`]. Else 0.
     pub(super) moved_port_be: u16,
-    /// Of the segment, 0 for other protocols.
+    /// TCP flags of the segment; 0 for other protocols.
     pub(super) tcp_flags: u16,
-    /// At an uplink: an answer that is on its way through this node, and gets the service's source as it leaves.
+    /// At an uplink: an answer that passes through this node, and gets the service's source when it leaves.
     pub(super) is_passing: u16,
-    /// Flags of its flow.
+    /// Flags of the packet's flow.
     pub(super) flow_flags: u32,
-    /// Of an ICMP error: where the transport header of the packet begins that it quotes. Else 0. The tuple is then that of a reply
-    /// to this packet.
+    /// For an ICMP error: offset of the transport header of the packet that it quotes. Else 0. The tuple is then that
+    /// of a reply to this packet.
     pub(super) quoted_at: u16,
-    /// How many bytes of it are there from there on.
+    /// Number of the quoted packet's bytes from that offset on.
     pub(super) quoted_len: u16,
 }
 
@@ -190,7 +191,7 @@ impl<T: Version> Request<T>
 where
     T::Address: Default,
 {
-    /// Of a packet that nobody has read yet.
+    /// For a packet that has not been read yet.
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self::at(IP_AT)
@@ -219,7 +220,7 @@ where
         }
     }
 
-    /// Of a whole packet with this tuple and these TCP flags.
+    /// For a whole packet with this tuple and these TCP flags.
     #[inline(always)]
     pub(super) fn of(packet: &Packet<T>) -> Self {
         Self {
@@ -231,7 +232,7 @@ where
 }
 
 impl<T: Version> Request<T> {
-    /// Where the backend listens.
+    /// The address and port that the backend listens on.
     #[inline(always)]
     pub(super) fn backend(&self) -> (T::Address, u16) {
         (self.addr_be, self.port_be)
@@ -252,7 +253,7 @@ impl<T: Version> Request<T> {
         }
     }
 
-    /// Takes in what is known of the packet's flow.
+    /// Records the parts of the packet's flow.
     #[inline(always)]
     pub(super) fn take_in(&mut self, parts: &ServiceFlowParts<T::Address>) {
         self.set_backend(parts.to);
@@ -260,7 +261,7 @@ impl<T: Version> Request<T> {
         self.moved_port_be = parts.client_port_be;
     }
 
-    /// Whether the packet is of a flow itself, and not an error about one.
+    /// Whether the packet itself belongs to a flow, and is not an error about one.
     #[inline(always)]
     pub(super) fn has_flow(&self) -> bool {
         self.tuple.protocol() != 0 && !self.is_error()
@@ -272,21 +273,21 @@ impl<T: Version> Request<T> {
         self.quoted_at != 0
     }
 
-    /// Whether the packet's IP header follows an Ethernet header, and there is no VLAN tag.
+    /// Whether the packet's IP header follows an Ethernet header, without a VLAN tag.
     #[inline(always)]
     pub(super) fn is_untagged(&self, frame: &Frame) -> bool {
         self.ip_at == IP_AT as u32 && !frame.has_vlan_tag()
     }
 
-    /// Where the transport header begins, if there is one.
+    /// Offset of the transport header, if there is one.
     #[inline(always)]
     pub(super) fn content_at(&self) -> Option<u32> {
         (self.is_later == 0).then_some(self.content_at)
     }
 }
 
-/// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there. These
-/// are those of both places.
+/// The steps as separate functions: the verifier checks each one once, not once per path that leads there. These
+/// steps run at both hooks.
 pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     /// See [`find`].
     fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
@@ -300,7 +301,7 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
     /// See [`take`].
     fn take(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
-    /// See [`avoid_socket`]. At endpoints there are none.
+    /// See [`avoid_socket`]. At endpoints there are no such sockets.
     fn avoid_socket(_skb: *mut __sk_buff, _request: &mut Request<Self>) -> StepResult {
         StepResult::CHOSEN
     }
@@ -326,8 +327,8 @@ pub trait SharedSteps<P: Hook>: Version<Address: Default> + Unreachable {
     fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
 }
 
-/// The steps at the devices of endpoints. The others have a request of their own: it does not take the stack of who calls
-/// them while others are called.
+/// The steps at endpoint devices. Except for the shared ones, they create their own request: it takes no stack space
+/// of the caller while other functions run.
 pub trait Steps: SharedSteps<AtEndpoint> {
     /// See [`answer`].
     fn answer(skb: *mut __sk_buff) -> StepResult;
@@ -373,7 +374,7 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, request: *mut Request<$tuple>) -> u32 {
-                    // Else LLVM would hand nothing over for it where a step does not use it, which the verifier refuses.
+                    // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
                     let ctx = TcContext::new(forgotten(skb));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { request.as_mut() } {

@@ -1,8 +1,8 @@
-//! Services for what comes from outside this node: the programs `to_service` and `from_service`.
+//! Services for packets from outside this node: the programs `to_service` and `from_service`.
 //!
-//! A backend of this node gets a client's packets as they are, but for the destination. One elsewhere gets them from this
-//! node's address, which `masquerade` gives them, so that its answers come back here. What backends answer gets the
-//! service's source where it leaves for the client.
+//! A local backend gets a client's packets unchanged, except for the destination. A remote one gets them from this
+//! node's address, which `masquerade` sets as their source, so that its answers come back here. Backends' answers get
+//! the service's source where they leave for the client.
 
 use aya_ebpf::bindings::TC_ACT_REDIRECT;
 use health_common::calls::{CALL_FROM_SERVICE, CALL_TO_SERVICE};
@@ -22,7 +22,7 @@ use crate::maps::HEALTH_CALLS;
 use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
 use crate::{delivery, nat};
 
-/// Hands a packet that came by an uplink on to `to_service`, if there are services.
+/// Tail-calls `to_service` for a packet that came in on an uplink, if services are enabled.
 #[inline(always)]
 pub fn arrive(frame: &Frame) -> Verdict {
     if is_on() && frame.is_to_host() {
@@ -32,10 +32,11 @@ pub fn arrive(frame: &Frame) -> Verdict {
     ignore()
 }
 
-/// Hands a packet that leaves by an uplink on to `from_service`, if there are services, or to masquerading.
+/// Tail-calls `from_service` for a packet that leaves on an uplink, if services are enabled; else passes it to
+/// masquerading.
 #[inline(always)]
 pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
-    // An error that `to_service` sent back, or a packet to a backend that answers the client itself.
+    // An error that `to_service` sent back, or a packet to a backend that answers the client directly.
     if frame.was_marked(MARK_ANSWERED) {
         frame.set_mark(0);
         return pass(frame, Reason::Forwarded, Direction::Egress);
@@ -47,7 +48,7 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     nat::leave(frame, ethertype)
 }
 
-/// The program `to_service`: a packet that came by an uplink.
+/// The program `to_service`: handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn to_service(frame: &Frame) -> Verdict {
     match frame.network() {
@@ -57,7 +58,7 @@ pub fn to_service(frame: &Frame) -> Verdict {
     }
 }
 
-/// The program `from_service`: a packet that leaves by an uplink.
+/// The program `from_service`: handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn from_service(frame: &Frame) -> Verdict {
     match frame.network() {
@@ -119,7 +120,7 @@ fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
     go_on(frame, &mut request)
 }
 
-/// Sends a packet on, once it is as it is to be.
+/// Forwards a packet once it is complete.
 #[inline(always)]
 fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
     let result = T::forward(frame.skb(), request);
@@ -160,7 +161,8 @@ fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdi
     pass(frame, Reason::Forwarded, Direction::Egress)
 }
 
-/// Tells a client that there is no backend, by the way that its packet came, if an error could be made of that.
+/// Notifies a client that there is no backend, on the way that its packet came, if the packet could be turned into an
+/// error.
 #[inline(always)]
 fn reject(frame: &Frame, result: StepResult) -> Verdict {
     let reason = Reason::ServiceRejected;

@@ -1,4 +1,4 @@
-//! What conntrack is told of packets that XDP sends on.
+//! Conntrack updates for packets that XDP forwards.
 
 use health_common::ct::{
     CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_CLOSING, CtEntry, TUPLE_OUT, Timeouts, lifetime,
@@ -11,9 +11,9 @@ use crate::clock::{coarse_now_ns, seconds};
 use crate::conntrack::{Traffic, add, advance, find, update};
 use crate::table::Table;
 
-/// Enters a packet with this tuple, in the direction that it goes, into the entry of a flow that is under way: one of TCP
-/// is if it is open both ways, and this segment leaves it so. Returns for how many seconds the flow lasts, the present one
-/// included; `None` for all else, which is entered nowhere.
+/// Records a packet with this tuple, in the packet's direction, in the entry of a flow that is under way: a TCP flow
+/// must be open in both directions, and this segment must leave it so. Returns for how many seconds the flow lasts,
+/// including the current one; `None` for all other packets, which are not recorded.
 #[inline(always)]
 pub(super) fn enter_under_way<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -44,9 +44,9 @@ pub(super) fn enter_under_way<K: Tuple>(
     }
 }
 
-/// Adds packets with this tuple, in the direction that they went, to the entry of their flow, if it is there. They went by
-/// after `since_ns`, when the flow was in conntrack: `CLOCK_MONOTONIC`, nanoseconds. Once an entry of that time has expired,
-/// the one that is there is of a later flow between the same ports, and they count nowhere.
+/// Adds packets with this tuple, in their direction, to the entry of their flow, if it exists. They passed after
+/// `since_ns`, when the flow was in conntrack: `CLOCK_MONOTONIC`, nanoseconds. Once an entry from that time would
+/// have expired, the current one belongs to a later flow between the same ports, and the packets are not counted.
 #[inline(always)]
 pub(super) fn enter_passed<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -73,7 +73,7 @@ pub(super) fn enter_passed<K: Tuple>(
     }
 }
 
-/// Adds packets to one side of an entry, the last of which went by in the second `now`.
+/// Adds packets to one side of an entry; the last of them passed in the second `now`.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The flow of a packet: what a client outside sends through this node to a backend on another, and what that answers.
+//! The flow of a packet: from an outside client through this node to a backend on another, and the backend's answers.
 
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::TUPLE_OUT;
@@ -16,15 +16,15 @@ use crate::service::{answered_to_outside, known_from_outside};
 
 /// A packet's way through this node.
 pub(super) struct Passage<T: Version> {
-    /// The tuple under which conntrack knows the packet, in the direction that it goes: between client and backend.
+    /// The packet's tuple as known to conntrack, in the packet's direction: between client and backend.
     pub(super) flow: T,
-    /// Source address and port that the packet is to have, network byte order.
+    /// The packet's new source address and port, network byte order.
     pub(super) source: (T::Address, u16),
-    /// The same of its destination.
+    /// The packet's new destination address and port.
     pub(super) destination: (T::Address, u16),
 }
 
-/// What a client sends to a service.
+/// A packet from a client to a service.
 #[inline(always)]
 pub(super) fn requested<T: Version>(
     packet: &Packet<T>,
@@ -48,7 +48,7 @@ where
     })
 }
 
-/// What a backend answers to this node's address.
+/// A backend's answer to this node's address.
 #[inline(always)]
 pub(super) fn answered<T: Version>(
     packet: &Packet<T>,
@@ -73,7 +73,7 @@ pub(super) fn answered<T: Version>(
     if !is_followed(flags) {
         return None;
     }
-    // Of an LRU map, keeps the other entry of the translation from being evicted.
+    // Keeps an LRU map from evicting the other entry of the translation.
     let sent = flow.reply();
     translation(&sent)?;
     Some(Passage {
@@ -83,14 +83,14 @@ pub(super) fn answered<T: Version>(
     })
 }
 
-/// Whether the flags of a flow are those of one that is followed here. Where flows share their answers, each packet changes
-/// whose they are. Those that got another port are few.
+/// Whether a flow with these flags is followed here. If flows share their answers, each packet changes which flow
+/// gets them. Flows with another port are few.
 #[inline(always)]
 fn is_followed(flags: u16) -> bool {
     flags & (FLOW_MASQUERADED | FLOW_SHARED | FLOW_MOVED) == FLOW_MASQUERADED
 }
 
-/// Whether a connection between the sender and this host is timed by the programs of tc, which must see all of it.
+/// Whether the tc programs time a connection between the sender and this host. They must see all of it.
 #[inline(always)]
 fn is_timed<T: Version>(config: &DatapathConfig, sent: &T, to: T::Address) -> bool {
     config.flags & PASSIVE_RTT != 0
@@ -98,7 +98,7 @@ fn is_timed<T: Version>(config: &DatapathConfig, sent: &T, to: T::Address) -> bo
         && (is_peer::<T>(sent.source().0) || is_peer::<T>(to))
 }
 
-/// Whether a translation is for a flow of neither an endpoint of this node nor of the host itself.
+/// Whether a translation belongs to neither an endpoint of this node nor the host itself.
 #[inline(always)]
 fn is_of_nobody_here<T: Version>(entry: &T::Translation) -> bool {
     T::flags(entry) & (NAT_HOST_LOCAL | NAT_NEEDS_CT) == NAT_NEEDS_CT

@@ -1,4 +1,4 @@
-//! A packet as the driver hands it over, and those of which XDP reads the headers.
+//! A packet as the driver delivers it, and the packets whose headers XDP reads.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -19,26 +19,25 @@ use crate::source::Source;
 /// Version and length of an IPv4 header without options.
 const PLAIN: u8 = 0x45;
 
-/// Traffic class and flow label in the first word of an IPv6 header, without the bits of ECN.
+/// Mask: traffic class and flow label in the first word of an IPv6 header, without the ECN bits.
 const FLOW_INFO_BE: u32 = 0x0fcf_ffff_u32.to_be();
 
-/// The bits of a type of service that routes may depend on: those of ECN change on the way (RFC 3168).
+/// The type of service bits that routes may depend on: the ECN bits change on the way (RFC 3168).
 const DSCP: u8 = 0xfc;
 
-/// By how much the sum under the checksum of an IPv4 header changes with a hop: one of its words begins with the time to
-/// live.
+/// The change in the sum under the checksum of an IPv4 header per hop: one of its words starts with the time to live.
 const HOP: Difference = Difference::of16(u16::from_ne_bytes([2, 0]), u16::from_ne_bytes([1, 0]));
 
 /// Headers in a packet.
 pub(super) struct Headers<'a, I, L> {
-    /// Hardware addresses of receiver and sender.
+    /// Destination and source hardware addresses.
     pub(super) macs: &'a mut [u32; 3],
     pub(super) ip: &'a mut I,
     pub(super) transport: &'a mut L,
 }
 
 impl<I, L> Headers<'_, I, L> {
-    /// The hardware address of the receiver, as in [`health_common::service::xdp::XdpWay::mac`].
+    /// The destination hardware address, as in [`health_common::service::xdp::XdpWay::mac`].
     #[inline(always)]
     pub(super) fn receiver(&self) -> [u16; 3] {
         let [a, b, c, d] = self.macs[0].to_ne_bytes();
@@ -47,7 +46,7 @@ impl<I, L> Headers<'_, I, L> {
     }
 }
 
-/// A packet before the host's stack has it.
+/// A packet before it reaches the host's stack.
 pub struct XdpFrame<'a> {
     ctx: &'a XdpContext,
 }
@@ -80,7 +79,8 @@ impl<'a> XdpFrame<'a> {
         self.pointer::<{ offset_of!(xdp_md, data_end) }>()
     }
 
-    /// A pointer of the context, which holds it in 32 bits: LLVM would put it away in as many, and the verifier wants all 64.
+    /// A pointer from the context, which holds it in 32 bits: LLVM would spill only those, and the verifier requires
+    /// all 64.
     #[inline(always)]
     #[allow(
         clippy::pointers_in_nomem_asm_block,
@@ -101,13 +101,14 @@ impl<'a> XdpFrame<'a> {
         pointer as usize
     }
 
-    /// The device that the packet came by.
+    /// The device that the packet came in on.
     #[inline(always)]
     pub(super) fn ifindex(&self) -> u32 {
         self.ctx.ingress_ifindex() as u32
     }
 
-    /// The bytes at `offset` as `T`; `None` when they are not all there. For alignment see [`crate::frame::Frame::at`].
+    /// The bytes at `offset` as `T`; `None` if the packet is too short. For alignment see
+    /// [`crate::frame::Frame::at`].
     #[inline(always)]
     #[allow(
         clippy::mut_from_ref,
@@ -124,7 +125,7 @@ impl<'a> XdpFrame<'a> {
 }
 
 impl<'a> XdpFrame<'a> {
-    /// The headers, of which that of the transport protocol begins at `offset`; behind one comparison.
+    /// The headers, with the transport header at `offset`; after a single comparison.
     #[inline(always)]
     pub(super) fn headers<I, L>(&self, offset: usize) -> Option<Headers<'a, I, L>> {
         let start = self.start();
@@ -143,23 +144,23 @@ impl<'a> XdpFrame<'a> {
     }
 }
 
-/// What reading and rewriting of plain packets differs in between the IP versions.
+/// How the IP versions differ in reading and rewriting plain packets.
 pub trait Plain: Source {
-    /// What was found out of its flows.
+    /// The look-up results for its flows.
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
-    /// Where one of these values is made.
+    /// Scratch space for building one of these values.
     fn drafts() -> &'static PerCpuArray<Draft<Self>>;
-    /// Whether a packet has a header without options, is whole, and may be sent on: its time is not over.
+    /// Whether a packet has a header without options, is whole, and may be forwarded: it has hops left.
     fn is_plain(ip: &Self::Header) -> bool;
-    /// Length that the header tells, itself included, bytes.
+    /// Length according to the header, including the header, bytes.
     fn total_len(ip: &Self::Header) -> u32;
-    /// As [`crate::fib::FibLookup::flow_info`], without the bits of ECN.
+    /// As [`crate::fib::FibLookup::flow_info`], without the ECN bits.
     fn class(ip: &Self::Header) -> u32;
-    /// The tuple of a packet that came, between these ports.
+    /// The tuple of a received packet, between these ports.
     fn tuple(ip: &Self::Header, ports_be: [u16; 2], protocol: u8) -> Self;
-    /// By how much the sum under the header's checksum changes on the way to the next hop, but for addresses.
+    /// The change in the sum under the header's checksum on the way to the next hop, not counting addresses.
     const HOP: Difference;
-    /// Sends a packet on as [`XdpWay`] says.
+    /// Rewrites a packet's header as [`XdpWay`] says.
     fn send_on(ip: &mut Self::Header, way: &XdpWay<Self::Address>);
 }
 
@@ -235,7 +236,7 @@ impl Plain for Tuple6 {
 
     #[inline(always)]
     fn class(ip: &Ipv6Header) -> u32 {
-        // Without the version, as the kernel wants it (`IPV6_FLOWINFO_MASK`).
+        // Without the version, as the kernel expects it (`IPV6_FLOWINFO_MASK`).
         ip.version_class_flow_be & FLOW_INFO_BE
     }
 

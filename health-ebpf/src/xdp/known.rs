@@ -1,5 +1,5 @@
-//! Flows whose way was looked up a moment ago: `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`. What all maps say of a flow,
-//! and the host's routes, are asked for once in a while, and its packets are told to conntrack then.
+//! Flows whose way was looked up recently: `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`. The other maps and the host's
+//! routes are consulted only from time to time, and the flow's packets are reported to conntrack then.
 
 use core::intrinsics::{AtomicOrdering, atomic_xchg};
 use core::ptr;
@@ -19,7 +19,7 @@ use crate::conntrack::add;
 use crate::frame::IP_AT;
 use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_TIMES};
 
-/// Sends a packet on as those before it, if it is a whole datagram of UDP or segment of TCP; `None` if it is for the
+/// Forwards a packet like those before it, if it is a whole UDP datagram or TCP segment; `None` if it is for the
 /// stack.
 #[inline(always)]
 pub(super) fn send_on<T: Plain>(frame: &XdpFrame) -> Option<XdpVerdict> {
@@ -50,7 +50,7 @@ fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
     Some(XdpVerdict::LOOK_UP)
 }
 
-/// `None` if all is to be looked up.
+/// `None` if everything must be looked up.
 #[inline(always)]
 fn send_on_as_before<T: Plain, L: Transport>(
     frame: &XdpFrame,
@@ -59,7 +59,7 @@ fn send_on_as_before<T: Plain, L: Transport>(
 ) -> Option<XdpVerdict> {
     let entry = T::known().get_ptr_mut(key)?;
     let times = HEALTH_XDP_TIMES.get(0)?;
-    // SAFETY: a value of that map, valid memory for the program's run. Of the way nothing ever changes.
+    // SAFETY: a value of that map, valid memory for the program's run. The way never changes.
     let (made_ns, until_ticks, way) =
         unsafe { ((*entry).made_ns, (*entry).until_ticks, &(*entry).way) };
     // SAFETY: a helper without arguments.
@@ -73,7 +73,7 @@ fn send_on_as_before<T: Plain, L: Transport>(
     if !is_alike {
         let offset = way.ports_be[0] ^ way.ports_be[1];
         if now_ticks >= until_ticks && times.is_turn_of_stack(until_ticks, now_ticks, offset) {
-            // The next one is looked up.
+            // The next packet is looked up.
             // SAFETY: as above, an aligned word.
             unsafe { ptr::write_volatile(&raw mut (*entry).until_ticks, now_ticks) };
             return Some(XdpVerdict::PASSED);
@@ -89,8 +89,8 @@ fn send_on_as_before<T: Plain, L: Transport>(
     Some(counted(length, verdict))
 }
 
-/// Tells conntrack of what went by under a key, in this direction of its flow. It goes to the flow that the way was of: that
-/// may be another than the one that packets under this key are of by now.
+/// Reports to conntrack the packets that passed under a key, in this direction of its flow. They count for the flow
+/// that the way belonged to: packets under this key may belong to another flow by now.
 #[inline(always)]
 pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
     let (Some(entry), Some(config)) = (T::known().get_ptr_mut(key), HEALTH_CONFIG.get(0)) else {
@@ -107,15 +107,15 @@ pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
     enter_passed(T::flows(), &mut flow, passed, made_ns, &config.timeouts);
 }
 
-/// Forgets what became of packets with this tuple, in this direction of their flow, and tells conntrack of those that went
-/// by.
+/// Removes the look-up result for packets with this tuple, in this direction of their flow, and reports those that
+/// passed to conntrack.
 #[inline(always)]
 pub(super) fn remove<T: Plain>(key: &T, direction: u8) {
     tell(key, direction);
     let _ = T::known().remove(key);
 }
 
-/// Has packets with this tuple go on as `flow` says.
+/// Stores how to forward packets with this tuple.
 #[inline(always)]
 pub(super) fn keep<T: Plain>(key: &T, flow: &XdpFlow<T::Address>) {
     if let Some(entry) = T::known().get_ptr_mut(key)
@@ -129,19 +129,19 @@ pub(super) fn keep<T: Plain>(key: &T, flow: &XdpFlow<T::Address>) {
         }
         return;
     }
-    // As a whole: others may be reading.
+    // Replaced as a whole: others may be reading.
     let _ = T::known().insert(key, flow, u64::from(BPF_ANY));
 }
 
-/// Forgets both ways of a flow, and tells conntrack of what went by: the end of a connection, and what comes after it, is
-/// for the programs of tc.
+/// Removes the look-up results for both directions of a flow, and reports the packets that passed to conntrack: the
+/// end of a connection, and everything after it, is left to the tc programs.
 #[inline(always)]
 pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
     // Keys must be on the stack.
     let mut key = draft.received;
     let direction = draft.flow.direction();
     remove(&key, direction);
-    // What comes the other way has the ends that this packet would get.
+    // Packets in the other direction have the ends that this packet would get.
     let way = &draft.known.way;
     key = key
         .with_destination((way.destination_be, way.ports_be[1]))

@@ -1,7 +1,7 @@
-//! Looking up what becomes of a packet, and keeping it for those that come after.
+//! Looks up what to do with a packet, and stores it for later packets.
 //!
-//! It goes in steps that are functions of their own in the kernel too: each has its stack only while it runs, and the
-//! verifier looks at it once. What they find out they keep in a [`Draft`].
+//! The steps are separate functions in the kernel too: each uses its stack only while it runs, and the verifier
+//! checks it once. They store their results in a [`Draft`].
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_SUCCESS, xdp_md};
@@ -26,36 +26,36 @@ use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES, HEALTH_XDP_TIMES};
 use crate::source::is_own;
 
-/// What the steps know of a packet.
+/// State of a packet across the steps.
 #[repr(C)]
 pub struct Draft<T: Version> {
-    /// What becomes of it.
+    /// What to do with the packet.
     pub(super) known: XdpFlow<T::Address>,
-    /// Its tuple as it came.
+    /// Its tuple as received.
     pub(super) received: T,
     /// As [`Passage::flow`].
     pub(super) flow: T,
-    /// Of the segment, 0 for UDP.
+    /// TCP flags of the segment; 0 for UDP.
     tcp_flags: u32,
     /// Explicit padding, zero.
     pad: u32,
 }
 
 impl<T: Plain> Draft<T> {
-    /// The one of this CPU.
+    /// This CPU's draft.
     #[inline(always)]
     fn here() -> Option<&'static mut Self> {
         let draft = T::drafts().get_ptr_mut(0)?;
-        // SAFETY: a map value stays valid memory for the program's run; no other program uses it, and none interrupts this
-        // one.
+        // SAFETY: a map value stays valid memory for the program's run; no other program uses it, and none interrupts
+        // this one.
         unsafe { draft.as_mut() }
     }
 
-    /// Notes a packet down that is to be looked up; `None` if there is no place.
+    /// Starts the look-up of a packet; `None` if there is no draft.
     #[inline(always)]
     pub(super) fn begin(received: &T, tcp_flags: u8) -> Option<()> {
         let draft = Self::here()?;
-        // What changes while the rest is looked up counts as later.
+        // Anything that changes during the look-up counts as later.
         draft.known.made_ns = coarse_now_ns();
         // SAFETY: a helper without arguments.
         draft.known.until_ticks = unsafe { bpf_jiffies64() } + HEALTH_XDP_TIMES.get(0)?.way_ticks;
@@ -81,7 +81,7 @@ impl<T: Plain> Draft<T> {
     }
 }
 
-/// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
+/// A step's result for a packet. Functions in the kernel can only return numbers: this one.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepResult(u32);
@@ -89,9 +89,9 @@ pub(super) struct StepResult(u32);
 impl StepResult {
     /// It is for the stack.
     pub(super) const PASSED: Self = Self(0);
-    /// It is of a flow whose packets are sent on.
+    /// Its flow's packets are forwarded.
     pub(super) const FOUND: Self = Self(1);
-    /// It opens such a flow, or ends it.
+    /// It opens or ends such a flow.
     pub(super) const ENDS: Self = Self(2);
 }
 
@@ -130,7 +130,7 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(ctx: *mut xdp_md) -> u32 {
-                    // Else LLVM would hand nothing over where a step does not use it, which the verifier refuses.
+                    // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
                     let ctx = XdpContext::new(forgotten(ctx));
                     match Draft::<$tuple>::here() {
                         Some(draft) => $path(&XdpFrame::new(&ctx), draft).unwrap_or($result::PASSED).0,
@@ -162,7 +162,7 @@ steps!(
     forget -> StepResult known::forget::<Tuple6> as xdp6_forget
 );
 
-/// Finds the flow of what a client sends. The last step to look for a flow.
+/// Finds the flow of a client's packet. The last step that looks for a flow.
 #[inline(always)]
 fn find_request<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
 where
@@ -177,7 +177,7 @@ where
     found
 }
 
-/// Finds the flow of what a backend answers.
+/// Finds the flow of a backend's answer.
 #[inline(always)]
 fn find_answer<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
     find(draft, flow::answered)
@@ -206,10 +206,10 @@ fn find<T: Plain>(
     })
 }
 
-/// Finds out where the packet goes.
+/// Determines where the packet goes.
 #[inline(always)]
 fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
-    // The programs of tc drop it.
+    // The tc programs drop it.
     if is_own::<T>(draft.received.source().0, frame.ifindex()) {
         return None;
     }
@@ -219,7 +219,7 @@ fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
     way.mac = *frame.at::<[u16; 3]>(0)?;
     let mut hop = FibLookup::of::<T>(way.from, way.source_be, way.destination_be);
     hop.protocol = T::protocol_behind(ip);
-    // One that the field has no room for is longer than an uplink takes.
+    // A packet whose length does not fit the field is longer than an uplink accepts.
     hop.total_len = u16::try_from(T::total_len(ip)).ok()?;
     hop.flow_info = way.class;
     // SAFETY: the context of this program.
@@ -237,7 +237,7 @@ fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
     Some(StepResult::FOUND)
 }
 
-/// How a frame that is for this host leaves by a device: as in [`health_common::service::xdp::XdpWay::to`].
+/// How a frame to this host leaves on a device: as in [`health_common::service::xdp::XdpWay::to`].
 #[inline(always)]
 fn departure(frame: &XdpFrame, by: u32) -> Option<u32> {
     let ifindex = frame.ifindex();
@@ -254,7 +254,7 @@ fn departure(frame: &XdpFrame, by: u32) -> Option<u32> {
     (device.flags & XDP_SENDS != 0).then_some(by)
 }
 
-/// Enters a packet, and sends it on.
+/// Records a packet, and forwards it.
 #[inline(always)]
 fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict> {
     let config = HEALTH_CONFIG.get(0)?;
@@ -271,7 +271,7 @@ fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict>
         &config.timeouts,
     )?;
     rewrite::packet::<T>(frame, key.protocol(), &draft.known.way)?;
-    // Of one second there may be nothing left.
+    // If it lasts one second, that may already be over.
     if lasts_secs > 1 {
         known::keep(&key, &draft.known);
     }

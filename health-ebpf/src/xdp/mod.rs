@@ -1,8 +1,9 @@
-//! `xdp_netdev`: forwards packets between clients outside and backends on other nodes before the host's stack has them.
+//! `xdp_netdev`: forwards packets between outside clients and backends on other nodes before they reach the host's
+//! stack.
 //!
-//! It takes packets of flows that `from_netdev` has entered, and decides nothing about flows: what opens, changes or
-//! ends one, what is not a plain packet, and what has no known way goes on to the stack untouched, where the programs of
-//! tc do the same with it.
+//! It handles packets of flows that `from_netdev` has entered, and makes no decisions about flows. Packets that open,
+//! change or end a flow, that are not plain, or that have no known way go to the stack unchanged, where the tc
+//! programs do the same work.
 
 mod conntrack;
 mod flow;
@@ -24,13 +25,13 @@ pub use frame::XdpFrame;
 pub(crate) use look_up::Draft;
 use look_up::{StepResult, Steps};
 
-/// What becomes of a packet. Made by the functions of this module alone.
+/// The fate of a packet. Only the functions of this module create it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct XdpVerdict(u32);
 
 impl XdpVerdict {
-    /// On to the host's stack.
+    /// Pass it to the host's stack.
     const PASSED: Self = Self(XDP_PASS);
     /// Not known yet.
     const LOOK_UP: Self = Self(XDP_ABORTED);
@@ -42,7 +43,7 @@ impl XdpVerdict {
     }
 }
 
-/// A packet that came by an uplink.
+/// Handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn xdp_netdev(frame: &XdpFrame) -> XdpVerdict {
     let Some(ethernet) = frame.at::<EthHdr>(0) else {
@@ -56,7 +57,7 @@ pub fn xdp_netdev(frame: &XdpFrame) -> XdpVerdict {
     done.unwrap_or(XdpVerdict::PASSED)
 }
 
-/// Sends a packet on; `None`, with the packet as it was, if it is for the stack.
+/// Forwards a packet; `None`, with the packet unchanged, if it is for the stack.
 #[inline(always)]
 fn send_on<T: Steps>(frame: &XdpFrame) -> Option<XdpVerdict> {
     let ctx = frame.ctx().ctx;
@@ -78,7 +79,7 @@ fn send_on<T: Steps>(frame: &XdpFrame) -> Option<XdpVerdict> {
     }
 }
 
-/// Hands a packet over to a device, or back to the one that it came by: as in
+/// Redirects a packet to a device, or sends it back on the one that it came in on: as in
 /// [`XdpWay::to`](health_common::service::xdp::XdpWay::to).
 #[inline(always)]
 fn handed_over(to: u32) -> Option<XdpVerdict> {
@@ -90,7 +91,7 @@ fn handed_over(to: u32) -> Option<XdpVerdict> {
     (code == i64::from(XDP_REDIRECT)).then_some(XdpVerdict(XDP_REDIRECT))
 }
 
-/// Counts a packet of this length that was sent on.
+/// Counts a forwarded packet of this length.
 #[inline(always)]
 fn counted(length: u32, verdict: XdpVerdict) -> XdpVerdict {
     count_bytes(length, Reason::ForwardedByXdp, Direction::Ingress);

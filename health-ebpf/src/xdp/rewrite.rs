@@ -1,4 +1,4 @@
-//! Rewriting a packet in place, with all checksums that cover it.
+//! Rewrites a packet in place, with all checksums that cover it.
 
 use health_common::nat::checksum_field;
 use health_common::service::xdp::XdpWay;
@@ -8,8 +8,7 @@ use super::flow::Passage;
 use super::frame::{Headers, Plain, XdpFrame};
 use super::transport::{Transport, UdpHeader};
 
-/// By how much the sums under the checksums of a packet change, that of the IP header first: as
-/// [`XdpWay::ip_change`].
+/// The changes in the sums under a packet's checksums, IP header first: as [`XdpWay::ip_change`].
 #[inline(always)]
 pub(super) fn changes<T: Plain>(received: &T, passage: &Passage<T>) -> Option<[u16; 2]> {
     let field = checksum_field(received.protocol())?;
@@ -19,7 +18,7 @@ pub(super) fn changes<T: Plain>(received: &T, passage: &Passage<T>) -> Option<[u
     Some([of_ip.folded(), change.under(&field).folded()])
 }
 
-/// Gives a packet its new ends and the hardware addresses of its next hop, one hop further.
+/// Sets a packet's new ends and the hardware addresses of its next hop, and counts down one hop.
 #[inline(always)]
 pub(super) fn headers<T: Plain, L: Transport>(
     headers: Headers<'_, T::Header, L>,
@@ -32,7 +31,7 @@ pub(super) fn headers<T: Plain, L: Transport>(
     *headers.macs = way.macs;
 }
 
-/// As [`headers`], of a packet of UDP or TCP; `None`, with the packet as it was, if its headers are not all there.
+/// As [`headers`], for a UDP or TCP packet; `None`, with the packet unchanged, if its headers are incomplete.
 #[inline(always)]
 pub(super) fn packet<T: Plain>(
     frame: &XdpFrame,

@@ -1,4 +1,4 @@
-//! What reading and rewriting differs in between TCP and UDP.
+//! How TCP and UDP differ in reading and rewriting.
 
 use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::nat::apply_folded;
@@ -10,7 +10,7 @@ pub(super) struct UdpHeader {
     source_be: u16,
     destination_be: u16,
     len_be: u16,
-    /// 0 for none.
+    /// 0: no checksum.
     check: u16,
 }
 
@@ -20,9 +20,9 @@ pub(super) trait Transport {
     const PROTOCOL: u8;
     /// Source and destination port.
     fn ports_be(&self) -> [u16; 2];
-    /// The flags of TCP, else 0.
+    /// TCP flags; 0 for other protocols.
     fn tcp_flags(&self) -> u8;
-    /// Changes the ports, and the checksum by [`health_common::nat::Difference::folded`].
+    /// Replaces the ports, and updates the checksum by [`health_common::nat::Difference::folded`].
     fn rewrite(&mut self, ports_be: [u16; 2], change: u16);
 }
 

@@ -1,5 +1,5 @@
-//! An API server for Node, Pod, Service and EndpointSlice objects alone: enough of the Kubernetes API for a registry,
-//! for sources of pods and services and for `kubectl` to work with, and faults to order.
+//! An API server for Node, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API
+//! for a registry, for sources of pods and services and for `kubectl`, and produces faults on demand.
 
 mod http;
 mod store;
@@ -19,10 +19,10 @@ use tokio::sync::watch;
 use self::store::Store;
 use crate::Node;
 
-/// Longest wait for requests that are in the middle of a step.
+/// Longest wait for requests that are in progress.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the server does with requests for objects.
+/// How the server handles requests for objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Behaviour {
     /// Answers them.
@@ -32,17 +32,17 @@ pub enum Behaviour {
     Unauthorized,
     /// 403: the credentials don't allow it.
     Forbidden,
-    /// 200, and this text.
+    /// 200 with this text.
     Rubbish(String),
-    /// 503, and a web page as of a load balancer.
+    /// 503 with a web page like a load balancer's.
     BadGateway,
     /// Closes the connection in the middle of the answer.
     Reset,
-    /// Takes requests, and answers none.
+    /// Accepts requests, and answers none.
     Hang,
-    /// Answers lists; accepts watches, and breaks them off with rubbish.
+    /// Answers lists. Accepts watches, then breaks them off with rubbish.
     RubbishInWatches,
-    /// Answers as one whose store was lost.
+    /// Answers like a server whose store was lost.
     LostStore,
 }
 
@@ -93,25 +93,25 @@ impl Kind {
     }
 }
 
-/// A running server. Its objects outlive [`ApiServer::stop`]; dropping it ends it.
+/// A running server. Its objects outlive [`ApiServer::stop`]; dropping it stops it.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// The network namespace that it listens in, if that is not this process's.
+    /// The network namespace that it listens in, if not this process's.
     netns: Option<NetNs>,
     runtime: Option<Runtime>,
 }
 
-/// What the requests under way share.
+/// State that requests in progress share.
 #[derive(Debug)]
 struct Shared {
-    /// By kind.
+    /// Stores by kind.
     stores: [Mutex<Store>; Kind::ALL.len()],
     behaviour: watch::Sender<Behaviour>,
     /// Changes with each revision of one of the stores.
     revision: watch::Sender<u64>,
-    /// Changes when watches are to get a bookmark.
+    /// Changes when watches should get a bookmark.
     bookmarks: watch::Sender<u64>,
     /// Requests so far, as `METHOD path?query`.
     requests: Mutex<Vec<String>>,
@@ -129,12 +129,12 @@ impl Shared {
 }
 
 impl ApiServer {
-    /// Starts one without objects on a free port of the loopback device.
+    /// Starts a server without objects on a free port of the loopback device.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_in(None)
     }
 
-    /// As [`start`](Self::start), on a node of a bed.
+    /// Like [`start`](Self::start), on a bed's node.
     pub fn start_on(node: &Node) -> anyhow::Result<Self> {
         Self::start_in(Some(NetNs::open(node.name())?))
     }
@@ -156,7 +156,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Starts it again, on its former port.
+    /// Restarts it on its previous port.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -176,12 +176,12 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Ends it as a kill does: connections break off.
+    /// Stops it as a kill does: connections break off.
     pub fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A thread of a test's own runtime must not wait for another one.
+            // A thread of a test's own runtime must not block on another one.
             let stopping = std::thread::spawn(|| runtime.shutdown_timeout(SHUTDOWN_TIMEOUT));
-            // Its panic was printed.
+            // Its panic was already printed.
             let _ = stopping.join();
         }
     }
@@ -191,7 +191,7 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// Writes a kubeconfig that leads to it.
+    /// Writes a kubeconfig for it.
     pub fn write_kubeconfig(&self, path: &Path) -> anyhow::Result<()> {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -203,12 +203,12 @@ impl ApiServer {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Changes what it does, and ends the watches that are under way.
+    /// Changes its behaviour, and ends the watches in progress.
     pub fn behave(&self, behaviour: Behaviour) {
         self.shared.behaviour.send_replace(behaviour);
     }
 
-    /// Writes an object, new or not.
+    /// Creates or replaces an object.
     pub fn put(&self, object: Value) {
         let kind = Kind::of(&object);
         let revision = self.shared.store(kind).put(object);
@@ -226,25 +226,25 @@ impl ApiServer {
         self.delete_of(Kind::Pod, name);
     }
 
-    /// Deletes an object of a namespace, `NAMESPACE/NAME`.
+    /// Deletes a namespaced object, `NAMESPACE/NAME`.
     pub fn delete_of(&self, kind: Kind, name: &str) {
         let revision = self.shared.store(kind).delete(name);
         self.shared.revision.send_replace(revision);
     }
 
-    /// The node, as it stands.
+    /// The current node object.
     pub fn get(&self, name: &str) -> Option<Value> {
         self.shared.store(Kind::Node).get(name).cloned()
     }
 
-    /// Forgets changes of the past: watches from before them, and lists begun before, are refused.
+    /// Forgets past changes: older watches and lists in progress are refused.
     pub fn compact(&self) {
         for kind in Kind::ALL {
             self.shared.store(kind).compact();
         }
     }
 
-    /// Sends the present revision to the watches that asked for bookmarks.
+    /// Sends the current revision to the watches that asked for bookmarks.
     pub fn bookmark(&self) {
         self.shared.bookmarks.send_modify(|count| *count += 1);
     }

@@ -1,10 +1,10 @@
-//! Objects of one kind and their changes by revision, as the API server keeps them; no network involved.
+//! Objects of one kind and their changes by revision, as the API server stores them; no network involved.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
-/// A change, as watches tell it.
+/// A change, as watches report it.
 #[derive(Debug)]
 struct Change {
     revision: u64,
@@ -12,7 +12,7 @@ struct Change {
     after: Option<Value>,
 }
 
-/// A list that goes on with another page.
+/// A list that continues on another page.
 #[derive(Debug)]
 struct Rest {
     revision: u64,
@@ -24,11 +24,11 @@ struct Rest {
 pub(super) struct Page {
     pub(super) revision: u64,
     pub(super) objects: Vec<Value>,
-    /// By which the next page is asked for.
+    /// Token to request the next page.
     pub(super) token: Option<String>,
 }
 
-/// What was asked for is no longer kept.
+/// The requested revision is no longer kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
@@ -38,7 +38,7 @@ pub(super) struct Store {
     objects: BTreeMap<String, Value>,
     revision: u64,
     changes: Vec<Change>,
-    /// Changes up to this one are no longer kept.
+    /// Changes up to this revision are no longer kept.
     compacted: u64,
     lists: HashMap<String, Rest>,
 }
@@ -52,14 +52,14 @@ impl Store {
         self.objects.get(name)
     }
 
-    /// Returns the revision that it makes.
+    /// Returns the new revision.
     pub(super) fn put(&mut self, mut object: Value) -> u64 {
         let name = key(&object);
         let before = self.objects.get(&name).cloned();
         self.revision += 1;
         let metadata = &mut object["metadata"];
         if metadata["creationTimestamp"].is_null() {
-            // In order of creation.
+            // Increases in the order of creation.
             let time = format!(
                 "2026-01-01T{:02}:{:02}:00Z",
                 self.revision / 60,
@@ -75,7 +75,7 @@ impl Store {
         self.note(before, Some(object))
     }
 
-    /// Returns the revision that it makes.
+    /// Returns the new revision.
     pub(super) fn delete(&mut self, name: &str) -> u64 {
         let Some(mut before) = self.objects.remove(name) else {
             return self.revision;
@@ -94,8 +94,8 @@ impl Store {
         self.revision
     }
 
-    /// Applies a JSON merge patch (RFC 7396). `None` when there is no such object. A patch that
-    /// changes nothing makes no revision.
+    /// Applies a JSON merge patch (RFC 7396). `None` if the object does not exist. A patch that changes nothing
+    /// creates no revision.
     pub(super) fn patch(&mut self, name: &str, patch: &Value) -> Option<Value> {
         let before = self.objects.get(name)?;
         let mut after = before.clone();
@@ -122,7 +122,7 @@ impl Store {
         self.page(Rest { revision, objects }, limit)
     }
 
-    /// The next page, of the same moment as the first one.
+    /// The next page, from the same revision as the first one.
     pub(super) fn continue_list(
         &mut self,
         token: &str,
@@ -149,7 +149,7 @@ impl Store {
         }
     }
 
-    /// The events after a revision: an object that begins or ceases to match is added or deleted.
+    /// The events after a revision: an object that starts or stops matching is added or deleted.
     pub(super) fn events(&self, after: u64, selector: &Selector) -> Result<Vec<Value>, Gone> {
         if after < self.compacted {
             return Err(Gone);
@@ -173,7 +173,7 @@ impl Change {
     }
 }
 
-/// `NAME`, or `NAMESPACE/NAME` where it is in a namespace.
+/// `NAME`, or `NAMESPACE/NAME` for namespaced objects.
 fn key(object: &Value) -> String {
     let metadata = &object["metadata"];
     let name = metadata["name"].as_str().unwrap_or_default();
@@ -202,7 +202,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// A selector of labels of the forms `key`, `!key`, `key=value` and `key!=value`, and of fields of the last two.
+/// A selector of labels in the forms `key`, `!key`, `key=value` and `key!=value`, and of fields in the last two.
 #[derive(Debug, Default)]
 pub(super) struct Selector {
     labels: Vec<(String, Requirement)>,

@@ -1,4 +1,4 @@
-//! One node's agent: its command line, its process, its log.
+//! A node's agent: its command line, process and log.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::net::UnixStream;
@@ -16,10 +16,10 @@ use super::fabric::netns_path;
 use super::mounts::BPFFS;
 use crate::{PATIENCE, wait_for};
 
-/// Lines of the log that stand in the error when an agent dies or does not get on.
+/// Number of log lines that the error shows when an agent dies or hangs.
 const LOG_TAIL: usize = 8;
 
-/// The agent's program, which cargo puts beside or above the programs of this crate.
+/// Path of the agent's binary, which cargo puts next to this crate's programs or one folder above.
 pub fn binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let found = own
@@ -36,7 +36,7 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The library by which an agent has a clock of its own, where cargo puts it.
+/// Path of the library that gives an agent its own clock, as cargo builds it.
 pub(super) fn shifted_clock() -> anyhow::Result<PathBuf> {
     let program = binary()?;
     let library = program
@@ -50,15 +50,15 @@ pub(super) fn shifted_clock() -> anyhow::Result<PathBuf> {
     Ok(library)
 }
 
-/// Where one node's agent keeps its things, and how it is started.
+/// Where a node's agent keeps its files, and how to start it.
 #[derive(Clone, Debug)]
 pub(super) struct AgentSpec {
     pub(super) binary: PathBuf,
     pub(super) name: String,
-    /// The flags that say where the nodes come from.
+    /// The flags that select the source of nodes.
     pub(super) registry: Vec<String>,
     pub(super) extra: Vec<String>,
-    /// What gives it a clock of its own, if it has one.
+    /// The library that gives it its own clock, if any.
     pub(super) shifted_clock: Option<PathBuf>,
 }
 
@@ -75,7 +75,7 @@ impl AgentSpec {
         self.runtime_dir().join("agent.log")
     }
 
-    /// By how many seconds its own clock of the day is off the host's, in the form that the library reads.
+    /// File with the offset of its wall clock from the host's in seconds, in the format that the library reads.
     pub(super) fn clock(&self) -> PathBuf {
         self.runtime_dir().join("clock")
     }
@@ -84,7 +84,7 @@ impl AgentSpec {
         self.runtime_dir().join("health.sock")
     }
 
-    /// The command line that finds this agent; what to do is still to be added.
+    /// A command line that addresses this agent, without a subcommand.
     pub(super) fn cli(&self) -> Command {
         let mut command = Command::new(&self.binary);
         command
@@ -123,7 +123,7 @@ pub(super) struct AgentProcess {
 }
 
 impl AgentProcess {
-    /// Starts it; its standard error goes to the end of its log.
+    /// Starts it and appends its standard error to its log.
     pub(super) fn spawn(spec: &AgentSpec) -> anyhow::Result<Self> {
         let log = append_to(&spec.log())?;
         let child = spec
@@ -131,7 +131,7 @@ impl AgentProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            // Ctrl-C in a terminal is for the bed, which then ends the agents in order.
+            // Ctrl-C in a terminal goes to the bed, which then stops the agents in order.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {}", spec.binary.display()))?;
@@ -139,7 +139,7 @@ impl AgentProcess {
     }
 
     pub(super) fn pid(&self) -> Pid {
-        // A process id is a positive i32 that the standard library hands out as u32.
+        // A process ID is a positive i32 that the standard library returns as u32.
         Pid::from_raw(self.child.id().cast_signed())
     }
 
@@ -161,7 +161,7 @@ impl AgentProcess {
         }
     }
 
-    /// Fails, with the end of its log, if it has ended.
+    /// Fails with the end of its log if it has exited.
     pub(super) fn check_alive(&mut self, spec: &AgentSpec) -> anyhow::Result<()> {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
@@ -175,13 +175,13 @@ impl AgentProcess {
 
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         match kill(self.pid(), signal) {
-            // It has ended by itself.
+            // It has already exited.
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(errno) => Err(errno).with_context(|| format!("cannot signal agent {}", self.pid())),
         }
     }
 
-    /// Waits for its end; kills it if that takes too long.
+    /// Waits for it to exit, and kills it if that takes too long.
     pub(super) fn reap(mut self) -> anyhow::Result<()> {
         let ended = wait_for("the agent to end", PATIENCE, || {
             self.child.try_wait().context("cannot wait for the agent")

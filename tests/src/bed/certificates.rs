@@ -1,9 +1,9 @@
-//! Certificates by an authority of the test's own.
+//! Certificates from the test's own authority.
 
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -19,7 +19,7 @@ pub struct SignedCertificate {
 }
 
 impl Authority {
-    /// A new one.
+    /// Creates an authority.
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let key = KeyPair::generate().context("cannot make a key")?;
         let mut params = CertificateParams::default();
@@ -32,7 +32,7 @@ impl Authority {
         })
     }
 
-    /// Its own certificate, PEM.
+    /// Its own certificate in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }

@@ -16,36 +16,36 @@ use crate::{PATIENCE, wait_for};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// Between the ports of two members.
+/// Distance between the ports of two members.
 const PORTS_APART: u16 = 100;
 
 /// A server with its data. Dropping it kills the server and deletes the data.
 #[derive(Debug)]
 pub struct Etcd {
     name: String,
-    /// Where clients find it.
+    /// URL for clients.
     client_url: String,
-    /// Where the other members find it.
+    /// URL for the other members.
     peer_url: String,
-    /// All members, as its flag wants them.
+    /// All members, in the format that etcd's flag expects.
     cluster: String,
     flags: Vec<String>,
-    /// Of etcdctl.
+    /// Flags for etcdctl.
     client_flags: Vec<String>,
     data: TempDir,
     server: Option<Child>,
 }
 
 impl Etcd {
-    /// Starts one on `address`, which must be in the nodes' network; `flags` are words separated by
-    /// blanks. Waits until it serves.
+    /// Starts a server on `address`, which must be in the nodes' network, and waits until it serves. `flags` are
+    /// separated by spaces.
     pub fn start(_bed: &Bed, address: Ipv4Addr, flags: &str) -> anyhow::Result<Self> {
         let flags = flags.split_whitespace().map(str::to_owned).collect();
         Self::start_alone(address, "http", flags, Vec::new())
     }
 
-    /// As [`Self::start`], one that speaks TLS alone, and to those only who show a certificate: `ca.pem`,
-    /// `server.pem` and `client.pem` are in `folder`, and the keys `server-key.pem` and `client-key.pem`.
+    /// Like [`Self::start`], but the server only speaks TLS and requires a client certificate. `folder` holds
+    /// `ca.pem`, `server.pem`, `client.pem` and the keys `server-key.pem` and `client-key.pem`.
     pub fn start_secured(_bed: &Bed, address: Ipv4Addr, folder: &Path) -> anyhow::Result<Self> {
         let file = |flag: &str, name: &str| format!("--{flag}={}", folder.join(name).display());
         let flags = vec![
@@ -77,7 +77,7 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Starts a cluster of so many members, and waits until each serves.
+    /// Starts a cluster of `count` members and waits until each serves.
     pub fn start_members(_bed: &Bed, address: Ipv4Addr, count: u16) -> anyhow::Result<Vec<Self>> {
         add_server_address(address)?;
         let members = (0..count).map(|index| Self::member(address, index, "http"));
@@ -85,7 +85,7 @@ impl Etcd {
         let all: Vec<_> = members.iter().map(Self::as_member).collect();
         for member in &mut members {
             member.cluster = all.join(",");
-            // None serves before most of them run.
+            // No member serves until most of them run.
             member.spawn()?;
         }
         members.iter().try_for_each(Self::wait_serving)?;
@@ -110,12 +110,12 @@ impl Etcd {
         format!("{}={}", self.name, self.peer_url)
     }
 
-    /// Where clients find it.
+    /// Its URL for clients.
     pub fn url(&self) -> &str {
         &self.client_url
     }
 
-    /// Starts it again with its data, and waits until it serves.
+    /// Restarts it with its data and waits until it serves.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.spawn()?;
         self.wait_serving()
@@ -151,7 +151,8 @@ impl Etcd {
         })
     }
 
-    /// Lets in only who logs in: `name` with `password` to the keys below `prefix`, and itself as root.
+    /// Requires a login: `name` with `password` gets access to the keys below `prefix`; etcdctl itself logs in as
+    /// root.
     pub fn require_login(
         &mut self,
         name: &str,
@@ -173,14 +174,14 @@ impl Etcd {
         Ok(())
     }
 
-    /// Its process id. Fails while it does not run.
+    /// Its process ID. Fails if it is not running.
     pub fn pid(&self) -> anyhow::Result<Pid> {
         let server = self.server.as_ref().context("etcd does not run")?;
-        // A process id is a positive i32 that the standard library hands out as u32.
+        // A process ID is a positive i32 that the standard library returns as u32.
         Ok(Pid::from_raw(server.id().cast_signed()))
     }
 
-    /// Kills it at once, as a power cut would.
+    /// Kills it at once, like a power cut.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut server) = self.server.take() {
             server.kill().context("cannot kill etcd")?;
@@ -189,13 +190,13 @@ impl Etcd {
         Ok(())
     }
 
-    /// Deletes its data, as when a disk is lost. It must not run.
+    /// Deletes its data, as if the disk were lost. It must not be running.
     pub fn forget(&self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "etcd runs");
         std::fs::remove_dir_all(self.data.path().join("member")).context("cannot delete its data")
     }
 
-    /// Runs etcdctl, words separated by blanks.
+    /// Runs etcdctl. Arguments are separated by spaces.
     pub fn ctl(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.ctl_command().args(words.split_whitespace()))
     }
@@ -210,7 +211,7 @@ impl Etcd {
         run_with_input(self.ctl_command().args(["put", key]), value)
     }
 
-    /// The keys that begin with `prefix`.
+    /// The keys that start with `prefix`.
     pub fn keys(&self, prefix: &str) -> anyhow::Result<Vec<String>> {
         let listed = self.ctl(&format!("get --prefix --keys-only {prefix}"))?;
         let listed = listed.success()?;
@@ -227,7 +228,7 @@ impl Etcd {
             .with_context(|| format!("etcdctl tells no revision: {status}"))
     }
 
-    /// Ends every lease, and with it what is bound to it. How many there were.
+    /// Revokes every lease, which deletes all keys bound to them. Returns the number of leases.
     pub fn revoke_leases(&self) -> anyhow::Result<usize> {
         let listed = self.ctl("lease list")?.success()?;
         let leases: Vec<&str> = listed.lines().skip(1).collect();

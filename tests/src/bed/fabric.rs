@@ -11,23 +11,23 @@ use anyhow::{Context as _, ensure};
 
 use crate::process::{run, run_with_input};
 
-/// Where named namespaces stand.
+/// The folder of named namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
 /// The namespace of the bridge; a node's port there has the node's name.
 pub const FABRIC: &str = "hfabric";
 
-/// Name of node `index`, from 1: of its namespace, its instance and in the registry.
+/// Name of node `index` (from 1), which is the name of its namespace, its instance and its registry entry.
 pub(super) fn node_name(index: u8) -> String {
     format!("hnode{index}")
 }
 
-/// Whether `name` is one that [`node_name`] makes.
+/// Whether [`node_name`] can produce `name`.
 pub(super) fn is_node_name(name: &str) -> bool {
     name.strip_prefix("hnode")
         .is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// File of a named namespace.
+/// Path of a named namespace.
 pub(super) fn netns_path(name: &str) -> PathBuf {
     Path::new(NETNS_DIR).join(name)
 }
@@ -36,7 +36,7 @@ pub(super) fn node_ipv4(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 30, 0, index)
 }
 
-/// `fd00:30::i`, where `i` is the decimal index read as a hexadecimal group, as people write it.
+/// `fd00:30::i`, where `i` is the decimal index written as a hexadecimal group, as people write it.
 pub(super) fn node_ipv6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, decimal_group(index))
 }
@@ -58,9 +58,9 @@ fn decimal_group(index: u8) -> u16 {
     ((index / 100) << 8) | ((index / 10 % 10) << 4) | (index % 10)
 }
 
-/// Fails if the machine's neighbour tables, which all namespaces share, are too small for every node
-/// to know every other one, its own endpoint and its endpoint's gateway. The limit is shown in the machine's first
-/// namespace only; elsewhere there is nothing to check.
+/// Fails if the machine's neighbour tables, which all namespaces share, are too small: every node must know every
+/// other node, its own endpoint and its endpoint's gateway. Only the machine's initial namespace shows the limit;
+/// elsewhere there is nothing to check.
 pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()> {
     let needed = u64::from(nodes) * (u64::from(nodes) + 2);
     for family in ["ipv4", "ipv6"].into_iter().take(1 + usize::from(ipv6)) {
@@ -82,7 +82,7 @@ pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// Makes `nodes` namespaces with `eth0` up and addressed, all on one bridge.
+/// Creates `nodes` namespaces with `eth0` up and addressed, all on one bridge.
 pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
     add_namespace(FABRIC)?;
     let mut links = format!("link add br0 mtu {mtu} up type bridge mcast_snooping 0\n");
@@ -105,8 +105,8 @@ pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
             node_ipv4(index)
         );
         if ipv6 {
-            // Link-local ones too, which the kernel would else make at some later time. Without
-            // duplicate address detection, so that they serve at once.
+            // Set link-local addresses too, which the kernel would otherwise add at some later time. Skip duplicate
+            // address detection, so that they work at once.
             for address in [link_local(index), node_ipv6(index)] {
                 writeln!(addresses, "address add {address}/64 dev eth0 nodad")?;
             }
@@ -116,18 +116,18 @@ pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes a node's link off the bridge.
+/// Detaches a node's link from the bridge.
 pub(super) fn detach(node: &str) -> anyhow::Result<()> {
     batch(FABRIC, &format!("link set {node} nomaster\n"))
 }
 
-/// Puts a node's link on the bridge.
+/// Attaches a node's link to the bridge.
 pub(super) fn attach(node: &str) -> anyhow::Result<()> {
     batch(FABRIC, &format!("link set {node} master br0\n"))
 }
 
-/// Puts two devices of the bridge's namespace in place of a node's link to it, for a relay to join:
-/// returns their names, the node's first.
+/// Replaces a node's link to the bridge by two devices in the bridge's namespace that a relay can join. Returns their
+/// names, the node's first.
 pub(super) fn open_wire(node: &str) -> anyhow::Result<[String; 2]> {
     let [inner, port] = ["wire", "port"].map(|end| format!("{node}-{end}"));
     batch(
@@ -141,22 +141,22 @@ pub(super) fn open_wire(node: &str) -> anyhow::Result<[String; 2]> {
     Ok([node.to_owned(), inner])
 }
 
-/// Gives the bridge an address on which servers can be run for the nodes.
+/// Gives the bridge an address on which servers for the nodes can listen.
 pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
-    // What a namespace sends to its own addresses crosses its loopback.
+    // Packets that a namespace sends to its own addresses cross its loopback.
     batch(
         FABRIC,
         &format!("link set lo up\naddress replace {address}/24 dev br0\n"),
     )
 }
 
-/// Makes a named namespace.
+/// Creates a named namespace.
 pub(super) fn add_namespace(name: &str) -> anyhow::Result<()> {
     run(Command::new("ip").args(["netns", "add", name]))?.success()?;
     Ok(())
 }
 
-/// Deletes a named namespace, if it is there.
+/// Deletes a named namespace if it exists.
 pub(super) fn delete_namespace(name: &str) -> anyhow::Result<()> {
     if !netns_path(name).exists() {
         return Ok(());
@@ -179,7 +179,7 @@ pub(super) fn namespaces() -> anyhow::Result<Vec<String>> {
         .with_context(|| format!("cannot list {NETNS_DIR}"))
 }
 
-/// Runs commands of `ip`, a line each, in a namespace.
+/// Runs `ip` commands, one per line, in a namespace.
 fn batch(namespace: &str, commands: &str) -> anyhow::Result<()> {
     run_with_input(
         Command::new("ip").args(["-netns", namespace, "-batch", "-"]),

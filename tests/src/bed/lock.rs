@@ -13,7 +13,7 @@ use crate::process::tell;
 
 const PATH: &str = "/run/health-agent-bed.lock";
 
-/// The right to have the machine's bed. Dropping it removes the lock's file.
+/// Exclusive use of the machine's bed. Dropping it removes the lock file.
 #[derive(Debug)]
 pub struct BedLock {
     // Held, never read.
@@ -47,7 +47,7 @@ impl BedLock {
                     return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
                 }
             };
-            // Whoever had the lock before removed the file: then this one excludes nobody.
+            // The previous holder may have removed the file. Then this lock excludes no one.
             let own = file.metadata().context("cannot stat the bed's lock")?;
             match fs::metadata(path) {
                 Ok(there) if there.ino() == own.ino() && there.dev() == own.dev() => {
@@ -65,7 +65,7 @@ impl BedLock {
 
 impl Drop for BedLock {
     fn drop(&mut self) {
-        // Still locked here, so nobody else can have made it anew.
+        // Still locked here, so nothing else can have recreated it.
         if let Err(error) = fs::remove_file(PATH) {
             tell(format_args!("bed: cannot remove {PATH}: {error}"));
         }

@@ -1,8 +1,8 @@
-//! A cluster of real agents on this machine: a network namespace a node, joined by a bridge.
+//! A cluster of real agents on this machine: one network namespace per node, joined by a bridge.
 //!
-//! Node `i` is the namespace `hnode<i>` with 172.30.0.i (and fd00:30::i) on `eth0`; its endpoints
-//! live in 10.244.i.0/24 (and fd00:10:244:i::/64). Dropping a [`Bed`] removes all of it, and
-//! starting one removes first what a killed one has left.
+//! Node `i` is the namespace `hnode<i>` with 172.30.0.i (and fd00:30::i) on `eth0`; its endpoints live in
+//! 10.244.i.0/24 (and fd00:10:244:i::/64). Dropping a [`Bed`] removes all of it. Starting one first removes what a
+//! killed one left behind.
 
 mod agent;
 mod certificates;
@@ -44,17 +44,17 @@ pub use self::router::{
     ROUTER, ROUTER4, ROUTER6, add_address, add_host, add_router, command_in, ip, sysctl,
 };
 
-/// The folder above the agents' runtime folders.
+/// Parent of the agents' runtime folders.
 pub const RUNTIME_ROOT: &str = "/run/health-agent";
-/// The node registry of all nodes.
+/// The node registry file that all nodes share.
 pub const NODES_FILE: &str = "/run/health-agent/nodes.yaml";
-/// Mounts to be undone.
+/// Journal of mounts to undo.
 const JOURNAL: &str = "/run/health-agent/bed.mounts";
 
-/// Where an agent's API has its view of the mesh.
+/// API path of an agent's view of the mesh.
 const STATUS: &str = "/v1beta/status";
 
-/// How a bed is to be.
+/// Settings of a bed.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
@@ -69,39 +69,39 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How many nodes; 3 unless told.
+    /// Sets the number of nodes; 3 by default.
     pub fn nodes(mut self, nodes: u8) -> Self {
         self.nodes = nodes;
         self
     }
 
-    /// Whether nodes and endpoints have IPv6 addresses besides IPv4.
+    /// Sets whether nodes and endpoints have IPv6 addresses besides IPv4.
     pub fn ipv6(mut self, ipv6: bool) -> Self {
         self.ipv6 = ipv6;
         self
     }
 
-    /// Largest packet on the nodes' devices, bytes; 1500 unless told.
+    /// Sets the MTU of the nodes' devices in bytes; 1500 by default.
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.mtu = mtu;
         self
     }
 
-    /// More flags for `health-agent run`, words separated by blanks.
+    /// Adds flags for `health-agent run`, separated by spaces.
     pub fn agent_args(mut self, words: &str) -> Self {
         self.agent_args
             .extend(words.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// More flags for the first node's agent alone, words separated by blanks.
+    /// Sets extra flags for the first node's agent only, separated by spaces.
     pub fn first_agent_args(mut self, words: &str) -> Self {
         self.first_agent_args = words.to_owned();
         self
     }
 
-    /// How often agents probe, and how long they wait for an answer, in milliseconds; on a slow machine so many
-    /// times both.
+    /// Sets the agents' probe interval and timeout in milliseconds. On a slow machine, both are multiplied by its
+    /// slowness.
     pub fn probing(self, interval: u32, timeout: u32) -> Self {
         let [interval, timeout] = [interval, timeout].map(|time| time * slowness());
         self.agent_args(&format!(
@@ -109,14 +109,14 @@ impl Builder {
         ))
     }
 
-    /// Flags that say where node `index` has its nodes from, words separated by blanks; the bed's
-    /// file unless told.
+    /// Sets the flags that select the source of nodes for node `index`, separated by spaces; the bed's file by
+    /// default.
     pub fn registry(mut self, flags: fn(index: u8) -> String) -> Self {
         self.registry = flags;
         self
     }
 
-    /// The test's flags. Where these say nothing of probes, those of a slow machine get more time.
+    /// The test's flags. If they don't mention probes, slow machines get longer intervals and timeouts.
     fn all_agent_args(&self) -> Vec<String> {
         let mut args = self.agent_args.clone();
         let of_probes = ["--probe", "--probe-interval", "--probe-timeout"];
@@ -126,24 +126,24 @@ impl Builder {
         args
     }
 
-    /// Gives each agent a clock of the day of its own, for [`Node::shift_clock`].
+    /// Gives each agent its own wall clock, for [`Node::shift_clock`].
     pub fn own_clocks(mut self) -> Self {
         self.own_clocks = true;
         self
     }
 
-    /// Leaves the agents to be started by the test.
+    /// Leaves it to the test to start the agents.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
         self
     }
 
-    /// Waits for the machine's bed to be free, and makes this one.
+    /// Waits until the machine's bed is free, then builds this one.
     pub fn start(self) -> anyhow::Result<Bed> {
         self.start_with(BedLock::acquire()?)
     }
 
-    /// Makes this bed, for a caller who already holds the machine's bed.
+    /// Builds this bed for a caller that already holds the lock.
     pub fn start_with(self, lock: BedLock) -> anyhow::Result<Bed> {
         removal::remove().context("cannot remove what an earlier bed left")?;
         fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
@@ -170,7 +170,7 @@ impl Builder {
                 Node::new(index, self.ipv6, spec)
             })
             .collect();
-        // From here on, an early return removes what was made so far.
+        // From here on, an early return removes everything created so far.
         let bed = Bed { nodes, _lock: lock };
         make_folder(Path::new(RUNTIME_ROOT))?;
         mounts::ensure(Path::new(JOURNAL))?;
@@ -203,7 +203,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A bed of three nodes with IPv4, unless told otherwise.
+    /// Returns a builder for a bed of three nodes with IPv4, unless changed.
     pub fn builder() -> Builder {
         Builder {
             nodes: 3,
@@ -235,8 +235,8 @@ impl Bed {
         fs::write(NODES_FILE, yaml).with_context(|| format!("cannot write {NODES_FILE}"))
     }
 
-    /// Waits until every node says that every probe of every node was answered; on a slow machine so many times the
-    /// deadline.
+    /// Waits until every node reports that every probe of every node was answered. On a slow machine, the deadline is
+    /// multiplied by its slowness.
     pub fn wait_all_reachable(&self, deadline: Duration) -> anyhow::Result<()> {
         let deadline = deadline * slowness();
         let waited = self.wait_reachable_or(deadline, || false)?;
@@ -261,8 +261,8 @@ impl Bed {
         tails.collect::<Vec<_>>().join("\n")
     }
 
-    /// As [`wait_all_reachable`](Self::wait_all_reachable), and gives up when `stop` says so.
-    /// Fails when an agent ends.
+    /// Like [`wait_all_reachable`](Self::wait_all_reachable), but gives up when `stop` returns true. Fails when an
+    /// agent exits.
     pub fn wait_reachable_or(
         &self,
         deadline: Duration,
@@ -304,17 +304,17 @@ impl Bed {
         reachability::unanswered(report, &self.expected())
     }
 
-    /// Takes a node off the bridge: nobody reaches it, and it reaches nobody.
+    /// Detaches a node from the bridge: no traffic reaches it or leaves it.
     pub fn cut_off(&self, node: &Node) -> anyhow::Result<()> {
         fabric::detach(node.name())
     }
 
-    /// Puts a node back on the bridge.
+    /// Reattaches a node to the bridge.
     pub fn reconnect(&self, node: &Node) -> anyhow::Result<()> {
         fabric::attach(node.name())
     }
 
-    /// Has a relay carry all between a node and the others, from now on.
+    /// Puts a relay between a node and the others. From now on it carries all their traffic.
     pub fn relay(&self, node: &Node, handling: Handling) -> anyhow::Result<Relay> {
         let devices = fabric::open_wire(node.name())?;
         let devices = devices.each_ref().map(String::as_str);
@@ -338,19 +338,19 @@ impl Bed {
         for node in &self.nodes {
             node.reap_agent()?;
         }
-        // One that was started by hand is nobody's child here.
+        // An agent that was started by hand is not a child of this process.
         removal::kill_agents()
     }
 }
 
-/// How waiting for reachability ended.
+/// How a wait for reachability ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitOutcome {
     /// Every probe of every pair was answered.
     AllReachable,
     /// The caller did not want to wait any longer.
     Stopped,
-    /// Time was up; these are still to be answered.
+    /// The deadline passed; these probes are still unanswered.
     DeadlinePassed(Vec<UnansweredProbe>),
 }
 
@@ -371,8 +371,7 @@ fn complete(report: &HealthStatus, expected: &[ExpectedNode]) -> bool {
     reachability::unanswered(report, expected).is_empty()
 }
 
-/// The registry's file for these nodes. Agents tell each other the addresses of their health
-/// endpoints themselves.
+/// The registry file for these nodes. Agents exchange the addresses of their health endpoints themselves.
 pub fn registry(nodes: &[Node]) -> String {
     let mut yaml = "nodes:\n".to_owned();
     for node in nodes {

@@ -1,4 +1,4 @@
-//! Mounts that a bed makes on the machine where they are missing, and takes back.
+//! Mounts that a bed adds where the machine lacks them, and removes afterwards.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,17 +12,17 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::fabric::NETNS_DIR;
 use crate::wait_for;
 
-/// Where the bpffs is mounted.
+/// Mount point of the bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// How long the kernel may take to give up a mount.
+/// Longest time that the kernel may take to release a mount.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// What the kernel itself puts into a fresh bpffs.
+/// Files that the kernel itself creates in a fresh bpffs.
 const MADE_BY_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 
-/// Mounts a bpffs unless there is one. What is to be undone stands in the file `journal` first, so
-/// that a bed that is killed leaves word to the next one.
+/// Mounts a bpffs unless one exists. First writes the mounts to undo to the file `journal`, so that the next bed can
+/// clean up after a killed one.
 pub(super) fn ensure(journal: &Path) -> anyhow::Result<()> {
     let mut ours = Vec::new();
     // `ip netns add` mounts this folder on itself the first time.
@@ -48,7 +48,7 @@ pub(super) fn ensure(journal: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Undoes what the file `journal` tells, if there is one.
+/// Undoes the mounts listed in the file `journal`, if it exists.
 pub(super) fn undo(journal: &Path) -> anyhow::Result<()> {
     let ours = match fs::read_to_string(journal) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -58,7 +58,7 @@ pub(super) fn undo(journal: &Path) -> anyhow::Result<()> {
     fs::remove_file(journal).with_context(|| format!("cannot remove {}", journal.display()))
 }
 
-/// Leaves a mount alone that somebody else has begun to use meanwhile.
+/// Leaves a mount alone if something else has started to use it.
 fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
     if !is_mount_point(path)? {
         return Ok(());
@@ -70,7 +70,7 @@ fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    // The kernel may still be busy with namespaces that were deleted just now.
+    // The kernel may still be cleaning up namespaces that were just deleted.
     wait_for("an unused mount", SETTLING, || {
         match umount2(path, MntFlags::empty()) {
             Ok(()) => Ok(Some(())),

@@ -19,13 +19,13 @@ use super::fabric::{netns_path, node_ipv4, node_ipv6, pod_cidr4, pod_cidr6};
 use crate::process::{RunOutput, run};
 use crate::{PATIENCE, wait_for};
 
-/// `status` ends with this code when something is unreachable.
+/// Exit code of `status` when something is unreachable.
 const UNREACHABLE: i32 = 3;
-/// Where `/hello` is served.
+/// Port of `/hello`.
 const HEALTH_PORT: u16 = 4240;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A namespace with an agent of its own.
+/// A namespace with its own agent.
 #[derive(Debug)]
 pub struct Node {
     index: u8,
@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    /// Its name: of its namespace, its agent's instance, and in the registry.
+    /// Its name, which is the name of its namespace, its agent's instance and its registry entry.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
@@ -59,7 +59,7 @@ impl Node {
         node_ipv4(self.index)
     }
 
-    /// Its own IPv6 address, in a bed that has them.
+    /// Its own IPv6 address, if the bed has IPv6.
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.has_ipv6.then(|| node_ipv6(self.index))
     }
@@ -71,19 +71,19 @@ impl Node {
             .collect()
     }
 
-    /// Prefixes of its endpoints' addresses.
+    /// Its pod CIDRs: the prefixes of its endpoints' addresses.
     pub fn pod_cidrs(&self) -> Vec<String> {
         std::iter::once(pod_cidr4(self.index))
             .chain(self.has_ipv6.then(|| pod_cidr6(self.index)))
             .collect()
     }
 
-    /// File of its network namespace.
+    /// Path of its network namespace.
     pub fn netns(&self) -> PathBuf {
         netns_path(self.name())
     }
 
-    /// File of its health endpoint's network namespace.
+    /// Path of its health endpoint's network namespace.
     pub fn endpoint_netns(&self) -> PathBuf {
         netns_path(&format!("health-{}", self.name()))
     }
@@ -93,18 +93,17 @@ impl Node {
         self.spec.runtime_dir()
     }
 
-    /// Its agent's API.
+    /// Socket of its agent's API.
     pub fn socket(&self) -> PathBuf {
         self.spec.socket()
     }
 
-    /// Where its agent pins maps and programs.
+    /// The folder where its agent pins maps and programs.
     pub fn pins(&self) -> PathBuf {
         [super::BPFFS, "health", self.name()].iter().collect()
     }
 
-    /// A command that will run in its network namespace. File system and processes are the
-    /// machine's.
+    /// A command that will run in its network namespace. File system and processes are the machine's.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -113,20 +112,20 @@ impl Node {
         command
     }
 
-    /// Runs a command, words separated by blanks, in its network namespace, and returns what it
-    /// printed. Fails when the command does.
+    /// Runs a command in its network namespace and returns its output. Arguments are separated by spaces. Fails if
+    /// the command fails.
     pub fn exec(&self, command: &str) -> anyhow::Result<String> {
         let mut words = command.split_whitespace();
         let program = words.next().context("no command to run")?;
         run(self.command(program).args(words))?.success()
     }
 
-    /// Does something on a thread in its network namespace.
+    /// Runs `work` on a thread in its network namespace.
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         Ok(NetNs::open(self.name())?.run_in(work)?)
     }
 
-    /// The answer of a `/hello` responder, asked from this node: the status line's code.
+    /// Sends `/hello` to a responder from this node. Returns the HTTP status code.
     pub fn hello(&self, responder: IpAddr) -> anyhow::Result<u16> {
         self.run_in(|| hello(SocketAddr::new(responder, HEALTH_PORT)))?
     }
@@ -143,17 +142,17 @@ impl Node {
         self.spec.daemon()
     }
 
-    /// The command line that finds its agent; what to do is still to be added.
+    /// A command line that addresses its agent, without a subcommand.
     pub fn cli_command(&self) -> Command {
         self.spec.cli()
     }
 
-    /// Runs health-agent's command line for its agent, words separated by blanks.
+    /// Runs health-agent's command line for its agent. Arguments are separated by spaces.
     pub fn cli(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.cli_command().args(words.split_whitespace()))
     }
 
-    /// Its view of the mesh, as `status` tells it.
+    /// Its view of the mesh, as `status` reports it.
     pub fn status(&self) -> anyhow::Result<HealthStatus> {
         let mut ran = self.cli("status -o json")?;
         if ran.code == Some(UNREACHABLE) {
@@ -163,14 +162,14 @@ impl Node {
             .with_context(|| format!("status of {} is not what the API promises", self.name()))
     }
 
-    /// What a listing of its agent's command line shows, words separated by blanks.
+    /// JSON output of a listing command for its agent. Arguments are separated by spaces.
     pub fn listing(&self, words: &str) -> anyhow::Result<serde_json::Value> {
         let json = self.cli(&format!("{words} -o json"))?.success()?;
         serde_json::from_str(&json)
             .with_context(|| format!("{words} of {} is not JSON", self.name()))
     }
 
-    /// The full names of the nodes that its agent lists.
+    /// Full names of the nodes that its agent lists.
     pub fn listed_nodes(&self) -> anyhow::Result<Vec<String>> {
         let list = self.listing("node list")?;
         let rows = list.as_array().context("the nodes are no list")?;
@@ -180,7 +179,7 @@ impl Node {
             .collect())
     }
 
-    /// Why its agent's registry cannot be read, if that is so.
+    /// Why its agent cannot read its registry, if it cannot.
     pub fn stale_registry(&self) -> anyhow::Result<Option<String>> {
         let registries = self.cli("node registries -o json")?.stdout;
         let registries: Vec<RegistryState> = serde_json::from_str(&registries)
@@ -188,7 +187,7 @@ impl Node {
         Ok(registries.into_iter().find_map(|registry| registry.stale))
     }
 
-    /// Waits until its agent has kept all these nodes for its next start.
+    /// Waits until its agent has stored all these nodes for its next start.
     pub fn wait_kept(&self, nodes: &[Node]) -> anyhow::Result<()> {
         let kept = self.runtime_dir().join("state/nodes.json");
         wait_for("the nodes to be kept", PATIENCE, || {
@@ -198,7 +197,7 @@ impl Node {
         })
     }
 
-    /// Addresses of its health endpoint, from its own agent.
+    /// Addresses of its health endpoint, as its own agent reports them.
     pub fn health_addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
         let status = self.status()?;
         let own = status
@@ -210,7 +209,7 @@ impl Node {
         Ok(own.paths().map(|path| path.ip).collect())
     }
 
-    /// The IPv4 address of its health endpoint, from its own agent.
+    /// IPv4 address of its health endpoint, as its own agent reports it.
     pub fn health_ipv4(&self) -> anyhow::Result<IpAddr> {
         self.health_addresses()?
             .into_iter()
@@ -218,13 +217,13 @@ impl Node {
             .with_context(|| format!("the health endpoint of {} has no IPv4", self.name()))
     }
 
-    /// What its agent has logged.
+    /// Its agent's log.
     pub fn log(&self) -> anyhow::Result<String> {
         let path = self.spec.log();
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Process id of its agent, whoever started it.
+    /// Process ID of its agent, no matter which process started it.
     pub fn agent_pid(&self) -> anyhow::Result<Pid> {
         let path = self.runtime_dir().join("health-agent.pid");
         let text =
@@ -236,18 +235,17 @@ impl Node {
         Ok(Pid::from_raw(pid))
     }
 
-    /// How many files, sockets and maps its agent has open.
+    /// Number of files, sockets and maps that its agent has open.
     pub fn open_files(&self) -> anyhow::Result<usize> {
         let folder = format!("/proc/{}/fd", self.agent_pid()?);
         let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"));
         Ok(entries?.count())
     }
 
-    /// Has its agent, in a bed of agents with clocks of their own, find the clock of the day so many seconds off the
-    /// host's.
+    /// Shifts its agent's wall clock by `seconds` from the host's. The bed must give agents their own clocks.
     pub fn shift_clock(&self, seconds: i64) -> anyhow::Result<()> {
         let path = self.spec.clock();
-        // In place: agents have it mapped.
+        // Write in place: agents have it mapped.
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -257,14 +255,14 @@ impl Node {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts its agent, and waits until that serves its API.
+    /// Starts its agent and waits until it serves its API.
     pub fn start_agent(&self) -> anyhow::Result<()> {
         self.spawn_agent()?;
         self.wait_serving()
     }
 
-    /// As [`Node::start_agent`], with these flags, words separated by blanks, in place of those that the bed
-    /// was built with.
+    /// Like [`Node::start_agent`], with these flags instead of those that the bed was built with. Flags are separated
+    /// by spaces.
     pub fn start_agent_with(&self, words: &str) -> anyhow::Result<()> {
         let spec = AgentSpec {
             extra: words.split_whitespace().map(str::to_owned).collect(),
@@ -274,8 +272,8 @@ impl Node {
         self.wait_serving()
     }
 
-    /// As [`Node::start_agent`], until it has taken over what a former one left. By another agent's program that is
-    /// an upgrade in place, or a step back.
+    /// Like [`Node::start_agent`], but waits until the agent has taken over what a previous one left. With another
+    /// agent's binary, this is an in-place upgrade or downgrade.
     pub fn take_over(&self, binary: Option<&Path>) -> anyhow::Result<()> {
         let own = &self.spec.binary;
         self.take_over_as(&AgentSpec {
@@ -284,8 +282,8 @@ impl Node {
         })
     }
 
-    /// As [`Node::take_over`], with these flags beside those that the bed was built with, words separated by blanks. Of a
-    /// flag that is listed twice, these count.
+    /// Like [`Node::take_over`], with these flags in addition to those that the bed was built with. Flags are
+    /// separated by spaces and override the bed's.
     pub fn take_over_with(&self, words: &str) -> anyhow::Result<()> {
         let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         let flags: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();
@@ -308,7 +306,7 @@ impl Node {
 
     fn take_over_as(&self, spec: &AgentSpec) -> anyhow::Result<()> {
         const UP: [&str; 1] = ["agent is up"];
-        // The first agent of a node finds no log.
+        // A node's first agent has no log yet.
         let before = self.logged(&UP).map_or(0, |lines| lines.len());
         self.spawn(spec)?;
         wait_for("the agent to have taken over", PATIENCE, || {
@@ -343,7 +341,7 @@ impl Node {
             .wait_serving(&self.spec)
     }
 
-    /// Sends its agent a signal that ends it, and waits for the end.
+    /// Sends its agent a signal that stops it, and waits until it exits.
     pub fn kill_agent(&self, signal: Signal) -> anyhow::Result<()> {
         self.signal_agent(signal)?;
         self.reap_agent()
@@ -361,10 +359,10 @@ impl Node {
         agent.map_or(Ok(()), AgentProcess::reap)
     }
 
-    /// Fails if its agent was started and has ended by itself.
+    /// Fails if its agent was started and has exited by itself.
     pub fn check_agent(&self) -> anyhow::Result<()> {
         match self.agent().as_mut() {
-            // A dead one may have been replaced by hand.
+            // A dead agent may have been replaced by hand.
             Some(agent) => agent.check_alive(&self.spec).or_else(|died| {
                 let successor = self.agent_pid().ok().filter(|&pid| kill(pid, None).is_ok());
                 successor.map(drop).ok_or(died)
@@ -373,7 +371,7 @@ impl Node {
         }
     }
 
-    /// Lines of its agent's log that contain all of these.
+    /// Lines of its agent's log that contain all of these words.
     pub fn logged(&self, words: &[&str]) -> anyhow::Result<Vec<String>> {
         let log = self.log()?;
         let lines = log
@@ -388,7 +386,7 @@ impl Node {
     }
 }
 
-/// Asks `GET /hello`, and reads the status code.
+/// Sends `GET /hello` and reads the status code.
 fn hello(responder: SocketAddr) -> anyhow::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&responder, HELLO_TIMEOUT)
         .with_context(|| format!("cannot connect to {responder}"))?;

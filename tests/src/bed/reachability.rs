@@ -1,4 +1,4 @@
-//! Which probes of which pairs were answered, by the words of the agents.
+//! Which probes of which pairs were answered, as the agents report it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use health_model::api::{AddressGroupStatus, ConnectivityStatus, HealthStatus, Pa
 /// A probe without an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnansweredProbe {
-    /// Node that probes.
+    /// The probing node.
     pub from: String,
-    /// Node that is probed.
+    /// The probed node.
     pub to: String,
-    /// Which probe, and what became of it.
+    /// Which probe, and its outcome.
     pub what: String,
 }
 
@@ -26,11 +26,11 @@ impl fmt::Display for UnansweredProbe {
 pub(super) struct ExpectedNode {
     /// `cluster/node`.
     pub(super) name: String,
-    /// Its own addresses; its endpoint has as many.
+    /// Its own addresses; its endpoint has equally many.
     pub(super) addresses: Vec<IpAddr>,
 }
 
-/// What a node's report lacks, line by line; nothing when all probes were answered.
+/// The unanswered probes in a node's report; empty if all were answered.
 pub(super) fn unanswered(report: &HealthStatus, expected: &[ExpectedNode]) -> Vec<UnansweredProbe> {
     let from = &report.local.name;
     expected

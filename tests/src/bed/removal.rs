@@ -1,5 +1,4 @@
-//! Removing a bed from the machine, whoever made it: this process, or one that was killed before it
-//! could clean up.
+//! Removes a bed from the machine, whether this process created it or one that was killed before it could clean up.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,7 +15,7 @@ use super::mounts::{self, BPFFS};
 use super::{JOURNAL, NODES_FILE, RUNTIME_ROOT};
 use crate::wait_for;
 
-/// Prefix of the namespaces that the agents make for their health endpoints.
+/// Prefix of the namespaces that agents create for their health endpoints.
 const ENDPOINT_NETNS_PREFIX: &str = "health-";
 
 /// Removes all traces of beds.
@@ -37,7 +36,7 @@ pub(super) fn remove() -> anyhow::Result<()> {
     remove_if_empty(Path::new(RUNTIME_ROOT))
 }
 
-/// Kills all agents that work for a bed's node.
+/// Kills all agents of a bed's nodes.
 pub(super) fn kill_agents() -> anyhow::Result<()> {
     for pid in agents()? {
         let process = Pid::from_raw(pid);
@@ -61,14 +60,14 @@ fn agents() -> anyhow::Result<Vec<i32>> {
     Ok(pids)
 }
 
-/// Whether the process runs an agent whose runtime folder is one of a bed's on this machine: those of machines
-/// made of namespaces show here too.
+/// Whether the process is an agent whose runtime folder belongs to a bed on this machine. `/proc` also shows agents
+/// of machines made of namespaces.
 fn is_agent(pid: i32) -> bool {
     let processes_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     if processes_of(&pid.to_string()) != processes_of("self") {
         return false;
     }
-    // A process may end at any time; a zombie has an empty command line.
+    // A process may exit at any time; a zombie has an empty command line.
     let Ok(cmdline) = fs::read(format!("/proc/{pid}/cmdline")) else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! A router on the fabric, and the namespaces that a test adds to a bed besides its nodes.
+//! A router on the fabric, and namespaces that a test adds to a bed besides its nodes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,22 +7,22 @@ use super::fabric::{FABRIC, add_namespace, netns_path};
 use crate::process::run;
 use crate::wait::{PATIENCE, wait_for};
 
-/// The router's namespace, named like those of the nodes, so that the bed removes it with them.
+/// The router's namespace. It is named like a node's, so that the bed removes it with them.
 pub const ROUTER: &str = "hnode254";
-/// Its address on the nodes' network.
+/// Its IPv4 address on the nodes' network.
 pub const ROUTER4: &str = "172.30.0.254";
-/// The same of IPv6.
+/// Its IPv6 address on the nodes' network.
 pub const ROUTER6: &str = "fd00:30::254";
 
-/// Runs `ip` in a namespace, words separated by blanks.
+/// Runs `ip` in a namespace. Arguments are separated by spaces.
 pub fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
     let words = words.split_whitespace();
     run(Command::new("ip").args(["-n", namespace]).args(words))?.success()?;
     Ok(())
 }
 
-/// Gives an address to a device that is up, `ADDRESS/LENGTH`, and waits until it serves: the kernel makes the route to an IPv6
-/// address of its own in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
+/// Adds an address `ADDRESS/LENGTH` to a device that is up, and waits until it works: the kernel adds the route to
+/// one of its own IPv6 addresses in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
 pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Result<()> {
     ip(
         namespace,
@@ -36,7 +36,7 @@ pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Resu
     })
 }
 
-/// Makes a kernel setting in a namespace: `name=value`.
+/// Sets a sysctl in a namespace: `name=value`.
 pub fn sysctl(namespace: &str, setting: &str) -> anyhow::Result<()> {
     run(command_in(namespace, "sysctl").args(["-q", "-w", setting]))?.success()?;
     Ok(())
@@ -52,7 +52,7 @@ pub fn command_in(namespace: &str, program: &str) -> Command {
     command
 }
 
-/// Makes a router with a port on the bridge that all nodes are on.
+/// Creates a router with a port on the bridge that connects all nodes.
 pub fn add_router() -> anyhow::Result<()> {
     add_namespace(ROUTER)?;
     ip(
@@ -67,8 +67,8 @@ pub fn add_router() -> anyhow::Result<()> {
     sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
 }
 
-/// Makes a namespace and joins it to another, `behind`, by a veth pair: `eth0` there, the named device here.
-/// Each end has the addresses given, and those of this end are the gateways of the other.
+/// Creates a namespace and joins it to another, `behind`, by a veth pair: `eth0` in the new one, `device` in the
+/// other. Each end gets the given addresses; the other end uses those of this end as its gateways.
 pub fn add_host(
     name: &str,
     (behind, device): (&str, &str),

@@ -1,4 +1,4 @@
-//! What is in the maps of loaded programs: taken when they are loaded, and put back after each test.
+//! Contents of the maps of loaded programs: recorded after loading, and restored after each test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 /// What one map holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Entries that come and go, by key.
+    /// Entries that are added and removed, by key.
     Entries(Entries),
-    /// Values by index, one after the other; of per-CPU arrays all CPUs'.
+    /// Values by index, concatenated; for per-CPU arrays those of all CPUs.
     Array(Vec<u8>),
     /// Names of programs by index.
     Programs(BTreeMap<u32, String>),
-    /// Records that nobody has read.
+    /// Unread records.
     Stream(Vec<Vec<u8>>),
 }
 
@@ -62,7 +62,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Ids of the programs, by name.
+    /// Program IDs, by name.
     pub fn programs(&self) -> BTreeMap<String, u32> {
         let programs = self.programs.iter();
         programs
@@ -75,14 +75,14 @@ impl Maps {
         self.ids.keys().map(String::as_str)
     }
 
-    /// One of them.
+    /// Opens a map.
     pub fn open(&self, name: &str) -> anyhow::Result<OpenMap> {
         let id = self.ids.get(name);
         let id = id.with_context(|| format!("there is no map {name}"))?;
         Ok(OpenMap::open_id(*id)?)
     }
 
-    /// Reads all of them. What is in streams is taken out.
+    /// Reads all maps. Removes the records of streams.
     pub fn contents(&self) -> anyhow::Result<BTreeMap<String, Content>> {
         let contents = self.names().map(|name| {
             let content = self.content(&self.open(name)?);
@@ -92,7 +92,7 @@ impl Maps {
         contents.collect()
     }
 
-    /// Makes all of them hold this again.
+    /// Restores these contents in all maps.
     pub fn restore(&self, contents: &BTreeMap<String, Content>) -> anyhow::Result<()> {
         let known: Vec<&str> = contents.keys().map(String::as_str).collect();
         let names: Vec<&str> = self.names().collect();
@@ -128,7 +128,7 @@ impl Maps {
         })
     }
 
-    /// Writes no more than differs. Maps that nobody may write, such as those of constants, cannot differ.
+    /// Writes only differences. Maps that are never written, such as those of constants, cannot differ.
     fn restore_map(&self, map: &OpenMap, content: &Content) -> anyhow::Result<()> {
         match content {
             Content::Entries(wanted) => restore_entries(map, wanted),
@@ -214,7 +214,8 @@ fn entries(map: &OpenMap) -> anyhow::Result<Entries> {
     Ok(entries)
 }
 
-/// Takes all records out of a ring buffer. Where in the ring the next one goes stays as it is: nobody can tell.
+/// Takes all records out of a ring buffer. The position of the next record does not change, but that is not
+/// observable.
 fn drained(map: &OpenMap) -> anyhow::Result<Vec<Vec<u8>>> {
     let mut ring = RingBuf::try_from(Map::from_map_data(MapData::from_id(map.id())?)?)?;
     let mut records = Vec::new();

@@ -1,4 +1,4 @@
-//! Loaded programs that tests of one process take turns with: the kernel verifies them once, not for each test.
+//! Loaded programs that the tests of a process take turns using: the kernel verifies them once, not per test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use health_datapath::dump::OpenMap;
 use super::Loaded;
 use super::contents::{Content, Maps};
 
-/// Of all tests of this process.
+/// The pool of all tests of this process.
 pub(super) static SHARED: LazyLock<Arc<Pool>> = LazyLock::new(Arc::default);
 
-/// Loaded programs that no test has at the moment.
+/// Loaded programs that no test is using.
 #[derive(Default)]
 pub struct Pool(Mutex<Vec<Set>>);
 
 impl Pool {
-    /// How many sets of programs there are.
+    /// Number of idle sets of programs.
     pub fn idle(&self) -> usize {
         self.sets().len()
     }
@@ -28,7 +28,7 @@ impl Pool {
         self.sets().pop()
     }
 
-    /// Takes a set back when all is as it was.
+    /// Takes a set back after restoring it.
     pub(super) fn give_back(&self, set: Set) -> anyhow::Result<()> {
         set.restore()?;
         self.sets().push(set);
@@ -41,7 +41,7 @@ impl Pool {
     }
 }
 
-/// Loaded programs, and how they were right after that.
+/// Loaded programs, and their state right after loading.
 pub(super) struct Set {
     pub(super) loaded: Loaded,
     pins: BTreeMap<PathBuf, Pin>,
@@ -59,7 +59,7 @@ impl Set {
         })
     }
 
-    /// Puts back what was in the maps. Fails where anything else has changed.
+    /// Restores the maps' contents. Fails if anything else has changed.
     fn restore(&self) -> anyhow::Result<()> {
         ensure!(
             self.loaded.datapath.is_as_loaded(),
@@ -77,17 +77,17 @@ impl Set {
     }
 }
 
-/// What is at a path of a bpffs.
+/// What a path of a bpffs holds.
 #[derive(Debug, PartialEq, Eq)]
 enum Pin {
     Folder,
     Map(u32),
     Program(u32),
-    /// What the kernel puts there itself, and links.
+    /// Files that the kernel creates itself, and links.
     Other,
 }
 
-/// All that is below a folder of a bpffs.
+/// Everything below a folder of a bpffs.
 fn pins(dir: &Path) -> anyhow::Result<BTreeMap<PathBuf, Pin>> {
     let mut all = BTreeMap::new();
     for entry in dir.read_dir()? {
@@ -98,7 +98,7 @@ fn pins(dir: &Path) -> anyhow::Result<BTreeMap<PathBuf, Pin>> {
         } else {
             let map = OpenMap::open(&path).map(|map| Pin::Map(map.id()));
             let program = || ProgramInfo::from_pin(&path).map(|program| Pin::Program(program.id()));
-            // What can be opened once and is not there later is not the same then.
+            // If it could be opened once and is gone later, the pins compare as different.
             map.ok().or_else(|| program().ok()).unwrap_or(Pin::Other)
         };
         all.insert(path, pin);

@@ -1,5 +1,5 @@
-//! Programs stay on their devices and are replaced there without a gap, whatever holds them: TCX links or filters
-//! of clsact.
+//! Programs stay on their devices and are replaced there without a gap, whether they are attached by TCX links or by
+//! clsact filters.
 
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
@@ -20,9 +20,9 @@ use tests::testrun::TestRun;
 use tests::{Bed, Node, PATIENCE, RaisedAtEnd, Snapshot, slowness, wait_for};
 
 const SENDER_PORT: u16 = 4999;
-/// Nobody listens there (RFC 863).
+/// Discard protocol, with no listener (RFC 863).
 const DISCARD_PORT: u16 = 9;
-/// Time for a repair: 2 s are promised, and a busy machine gets ten times that.
+/// Deadline for a repair: 2 s are promised; a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
 
 fn flags(mode: AttachMode) -> String {
@@ -36,7 +36,7 @@ fn bed(mode: AttachMode) -> anyhow::Result<(Bed, IpAddr)> {
     Ok((bed, target))
 }
 
-/// What tc shows of our filters on the uplink and the health endpoint's device.
+/// Output of `tc` about our filters on the uplink and on the health endpoint's device.
 fn filters(node: &Node) -> anyhow::Result<String> {
     let mut shown = String::new();
     for device in ["eth0", "lxc_health"] {
@@ -47,7 +47,7 @@ fn filters(node: &Node) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Waits until the programs are held as they shall be, and by nothing else.
+/// Waits until the programs are attached in the expected way and in no other.
 fn wait_held(node: &Node, mode: AttachMode) -> anyhow::Result<()> {
     let own = format!("health-agent/{}/", node.name());
     wait_for("the programs to be held", REPAIR, || {
@@ -76,7 +76,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let (bed, target) = bed(mode)?;
     let node = bed.node(1);
     wait_held(node, mode)?;
-    // An emulated processor has agents to start beside.
+    // An emulated processor also has to start agents.
     let runs = Runs {
         interval: slowness(),
         ..Runs::dense(8_000)
@@ -153,7 +153,7 @@ fn from_one_kind_to_the_other_no_packet_goes_unhandled() -> anyhow::Result<()> {
     let socket = sender.run_in(|| UdpSocket::bind((sender.ipv4(), SENDER_PORT)))??;
     let stop = AtomicBool::new(false);
     let sent = thread::scope(|scope| -> anyhow::Result<u64> {
-        // Ends the sender on every way out.
+        // Stops the sender on every exit path.
         let stopping = RaisedAtEnd(&stop);
         let sending = scope.spawn(|| {
             let mut sent = 0;
@@ -173,13 +173,13 @@ fn from_one_kind_to_the_other_no_packet_goes_unhandled() -> anyhow::Result<()> {
         Ok(sending.join().expect("a sender that does not panic"))
     })?;
     assert!(sent > 500, "{sent} datagrams");
-    // For a moment a packet meets the programs of both kinds.
+    // For a moment, a packet passes the programs of both kinds.
     let counted = counted(node)?;
     assert!(counted >= sent, "{counted} of {sent} datagrams");
     Ok(())
 }
 
-/// Datagrams of the sender that the programs on the health endpoint's device met.
+/// The sender's datagrams that reached the programs on the health endpoint's device.
 fn counted(node: &Node) -> anyhow::Result<u64> {
     let flows = node.listing("bpf ct list")?;
     let flows = flows.as_array().context("not a list")?;
@@ -218,7 +218,7 @@ fn what_others_attached_stays() -> anyhow::Result<()> {
             .agent_args(&flags(AttachMode::Clsact))
             .start()?;
         let node = bed.node(1);
-        // Filters of another kind cannot have the priority of ours.
+        // Filters of another kind cannot share our filters' priority.
         let priority = if had_qdisc { 1 } else { 7 };
         let add = &format!(
             "tc filter add dev eth0 ingress prio {priority} protocol ip u32 match ip protocol 132 0xff classid 1:1"
@@ -269,7 +269,7 @@ fn a_device_with_an_ingress_qdisc_is_refused_in_one_line() -> anyhow::Result<()>
         .start()?;
     let node = bed.node(1);
     node.exec("tc qdisc add dev eth0 ingress")?;
-    // It serves its API before it attaches anything.
+    // The agent serves its API before it attaches anything.
     let _ = node.start_agent();
     wait_for("the refusal", PATIENCE, || {
         let told = node.logged(&["error: ", "eth0: the device has an ingress qdisc"])?;

@@ -1,5 +1,5 @@
-//! What comes from the network and is not what a probe asked for: bad HTTP, forged echo replies. It is
-//! told for what it is, and changes nothing else.
+//! Unsolicited or malformed input from the network: bad HTTP, forged echo replies. It is reported as what it is, and
+//! changes nothing else.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write};
@@ -25,27 +25,27 @@ use tests::{Bed, PATIENCE, hello, wait_for};
 
 const HEALTH_PORT: u16 = 4240;
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9962);
-/// Time between two looks whether to end.
+/// Interval between checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What somebody answers in the place of an agent.
+/// What an impostor answers in place of an agent.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     /// These bytes; the connection stays open.
     Bytes(&'static [u8]),
-    /// What an agent with the public key says, and then more of these bytes for ever.
+    /// What an agent with the public key answers, followed by these bytes, repeated forever.
     Proven(&'static [u8]),
-    /// These bytes, and then more of the others for ever.
+    /// These bytes, followed by the second ones, repeated forever.
     Endless(&'static [u8], &'static [u8]),
-    /// One of these bytes a second.
+    /// These bytes, one per second.
     Slow(&'static [u8]),
-    /// Nothing but the end of the connection.
+    /// Nothing: the connection is closed.
     Closed,
     /// A reset.
     Reset,
 }
 
-/// Somebody who listens on the health port of a namespace, and answers. Ends when it is dropped.
+/// An impostor that listens on the health port of a namespace, and answers. Stops when dropped.
 struct Impostor {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
@@ -66,7 +66,7 @@ impl Impostor {
                             Ok((stream, _)) => {
                                 asked.fetch_add(1, Ordering::Relaxed);
                                 let stop = &stop;
-                                // It ends when the client does.
+                                // It stops when the client does.
                                 scope.spawn(move || drop(give(stream, answer, stop)));
                             }
                             Err(_) => thread::sleep(PAUSE),
@@ -91,7 +91,7 @@ impl Drop for Impostor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic in it is not the test's concern.
+            // A panic in the thread is not the test's concern.
             let _ = thread.join();
         }
     }
@@ -152,7 +152,7 @@ fn give(mut stream: TcpStream, answer: Answer, stop: &AtomicBool) -> std::io::Re
     wait_readable(&mut stream, &mut request, stop).map(drop)
 }
 
-/// Bytes read; 0 at the end, or when it is time to stop.
+/// Number of bytes read; 0 at the end of the stream, or when it is time to stop.
 fn wait_readable(
     stream: &mut TcpStream,
     buffer: &mut [u8],
@@ -173,7 +173,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).probing(500, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
-    // Its health endpoint and the answers to pings outlive it; its listeners do not.
+    // The peer's health endpoint and its answers to pings outlive the agent; its listeners do not.
     peer.kill_agent(Signal::SIGKILL)?;
     let pid = observer.agent_pid()?;
     let (memory, sockets) = (resident_kib(pid)?, open_sockets(pid)?);
@@ -206,7 +206,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
             "bad-answer",
         ),
         (Answer::Bytes(OOPS), "Unexpected status 500", "bad-answer"),
-        // Anything else that listens there keeps nobody reachable, and is not believed.
+        // Anything else that listens there does not make the node unreachable, and is not trusted.
         (
             Answer::Bytes(PLAIN),
             "Response without proof of the mesh key",
@@ -224,7 +224,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
             .map(|namespace| Impostor::start(&namespace, HEALTH_PORT, answer));
         let impostors = impostors.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         let told = || {
-            // The words may be those of the answer before.
+            // The status may still be that of the previous answer.
             ensure!(impostors.iter().all(|i| i.asked() >= 3), "not asked yet");
             let report = observer.status()?;
             let node = node(&report, &peer.full_name())?;
@@ -253,7 +253,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
         !peer_addresses(observer, peer)?.contains(&"10.244.2.99".parse()?),
         "an address was learned from somebody without the key"
     );
-    // A good head before an endless body is a good answer: the body is not read.
+    // A valid head before an endless body is a valid answer: the body is not read.
     let endless = Answer::Proven(&[b'x'; 65536]);
     let _impostors = [
         Impostor::start(peer.name(), HEALTH_PORT, endless)?,
@@ -274,7 +274,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     })
 }
 
-/// What an observer knows of the addresses of a node's health endpoint.
+/// The addresses of a node's health endpoint that an observer knows.
 fn peer_addresses(observer: &Node, peer: &Node) -> anyhow::Result<Vec<IpAddr>> {
     let report = observer.status()?;
     let endpoint = node(&report, &peer.full_name())?.health_endpoint.iter();
@@ -283,7 +283,7 @@ fn peer_addresses(observer: &Node, peer: &Node) -> anyhow::Result<Vec<IpAddr>> {
         .collect())
 }
 
-/// The ICMP and HTTP results of all addresses of a node.
+/// The ICMP and HTTP results for all addresses of a node.
 fn results(
     node: &NodeStatus,
 ) -> impl Iterator<Item = (Option<&ConnectivityStatus>, Option<&ConnectivityStatus>)> {
@@ -314,7 +314,7 @@ fn open_sockets(pid: Pid) -> anyhow::Result<usize> {
     Ok(entries.flatten().filter(|e| is_socket(&e.path())).count())
 }
 
-/// An echo request as it came to a node.
+/// An echo request as a node received it.
 #[derive(Clone, Debug)]
 struct Request {
     /// ICMP header and payload.
@@ -322,7 +322,7 @@ struct Request {
 }
 
 impl Request {
-    /// The reply to it, with `edit` made to its ICMP header and payload before the checksum.
+    /// The reply to this request; `edit` changes its ICMP header and payload before the checksum is computed.
     fn reply(&self, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut icmp = self.icmp.clone();
         icmp[0] = 0;
@@ -343,13 +343,13 @@ fn add_to(icmp: &mut [u8], at: usize, number: u16) {
     icmp[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// More than a probe has 16-bit words; the rest are zero.
+/// More 16-bit words than a probe has; the rest are zero.
 const PROBE_WORDS: usize = 64;
 const IDENTIFIER: usize = 4;
 const SEQUENCE: usize = 6;
 const PAYLOAD: usize = 8;
 
-/// A raw ICMP socket of a node's.
+/// A raw ICMP socket of a node.
 struct Wire(Socket);
 
 impl Wire {
@@ -379,7 +379,7 @@ impl Wire {
     }
 }
 
-/// Replies that the agent counts as ignored, by reason.
+/// Number of replies that the agent counts as ignored for this reason.
 fn ignored(node: &Node, reason: &str) -> anyhow::Result<u64> {
     let body = node.run_in(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect(METRICS)?;
@@ -403,7 +403,7 @@ const REASONS: [&str; 4] = [
     "unmatched-error",
 ];
 
-/// The rows of round trips, without what counts the replies that came too late.
+/// The rows of round trips, without the counts of late and duplicate replies.
 fn round_trips(node: &Node) -> anyhow::Result<serde_json::Value> {
     let mut rows = node.listing("bpf rtt list")?;
     for row in rows.as_array_mut().into_iter().flatten() {
@@ -417,7 +417,7 @@ fn round_trips(node: &Node) -> anyhow::Result<serde_json::Value> {
 #[test]
 #[ignore = "needs root"]
 fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow::Result<()> {
-    // After the first probes there are none but those asked for.
+    // After the first probes, the agents send only those that are requested.
     let bed = Bed::builder()
         .nodes(3)
         .agent_args("--probe-interval 1h")
@@ -431,7 +431,7 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
 
     let told = || {
         let mut status = observer.status()?;
-        // Parts of the agent may be late on a busy machine.
+        // Parts of the agent may lag on a busy machine.
         status.local.problems.clear();
         anyhow::Ok((status, round_trips(observer)?))
     };
@@ -454,13 +454,13 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
     counted(expected)?;
-    // The tag in the payload is not for another number.
+    // The tag in the payload does not match another number.
     wire.send(to, &request.reply(|icmp| icmp[PAYLOAD] ^= 0xff))?;
     wire.send(to, &request.reply(|icmp| add_to(icmp, SEQUENCE, 9000)))?;
     expected[2] += 2;
     counted(expected)?;
-    // Others' replies do not even reach the agent's socket. One more of the first kind follows, so
-    // that it is known to have passed.
+    // Replies to other processes do not even reach the agent's socket. One more reply of the first kind follows,
+    // which shows that the previous one has been handled.
     wire.send(to, &request.reply(|icmp| add_to(icmp, IDENTIFIER, 1)))?;
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
@@ -492,8 +492,8 @@ fn nobody_can_answer_for_another() -> anyhow::Result<()> {
     };
     let before = samples()?;
 
-    // Every probe of the silent node is answered by another one, and by itself with other numbers and
-    // with other payloads.
+    // Each probe of the silent node is answered by another node, and by the silent node itself with other numbers and
+    // other payloads.
     let probing = AtomicBool::new(true);
     thread::scope(|scope| {
         let forging = scope.spawn(|| -> anyhow::Result<u32> {

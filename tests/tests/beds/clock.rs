@@ -1,5 +1,5 @@
-//! Clocks of the day that jump, by a day either way: who is off is told, policy and identities stay in force, and all is
-//! as before once the clock is right again.
+//! Wall clocks that jump by a day, forwards or backwards: the node that is off is reported, policy and identities
+//! stay in force, and everything is as before once the clock is right again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::endpoint_report::rows;
 use crate::mesh_key::wait_for_cause;
 
 const STORE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
-/// How far clocks jump, seconds.
+/// Clock jumps, seconds.
 const JUMPS: [i64; 2] = [86_400, -86_400];
 const CLUSTER_FIRST: u64 = 256;
 
@@ -35,7 +35,7 @@ fn bed(store: &str) -> anyhow::Result<Bed> {
         .start()
 }
 
-/// An endpoint on the first node that its friend alone may reach, from the second one.
+/// An endpoint on the first node that only its friend, on the second node, may reach.
 struct Scene<'a> {
     bed: &'a Bed,
     web: Member,
@@ -72,7 +72,7 @@ impl<'a> Scene<'a> {
         Ok(scene)
     }
 
-    /// Waits until exactly what may pass does, by IPv4 and IPv6.
+    /// Waits until exactly the allowed packets pass, by IPv4 and IPv6.
     fn wait_verdicts(&self) -> anyhow::Result<()> {
         wait_for("the policy's verdicts", PATIENCE, || {
             self.verdicts().map(Some)
@@ -89,7 +89,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Waits until the nodes tell the identities of the beginning, with the same nodes that use them.
+    /// Waits until the nodes report the original identities, used by the same nodes.
     fn wait_identities(&self) -> anyhow::Result<()> {
         for node in self.bed.nodes() {
             wait_for("the same identities", PATIENCE, || {
@@ -110,7 +110,7 @@ fn import(node: &Node, folder: &Path) -> anyhow::Result<()> {
     node.cli(&words)?.success().map(drop)
 }
 
-/// What a node tells of the cluster's identities, by number.
+/// The cluster's identities that a node reports, by number.
 fn identities(node: &Node) -> anyhow::Result<BTreeMap<u64, Value>> {
     let listed = node.listing("identity list")?;
     let numbered = rows(&listed).filter_map(|one| Some((one["id"].as_u64()?, one.clone())));
@@ -130,7 +130,7 @@ fn a_node_whose_clock_jumps_is_told_and_enforces_policy_all_the_while() -> anyho
         wait_for_cause(off, right, Some("clock-differs"))?;
         scene.verdicts()?;
         scene.wait_identities()?;
-        // What comes meanwhile has the number that the others know.
+        // A new endpoint gets the number that the other nodes know.
         let late = Member::on(off, "late", "--label role=friend")?;
         ensure!(
             late.endpoint.identity == scene.friend.endpoint.identity,
@@ -163,12 +163,12 @@ fn identities_in_a_file_outlive_jumps_of_the_machines_clock() -> anyhow::Result<
     for seconds in JUMPS.into_iter().flat_map(|seconds| [seconds, 0]) {
         for node in bed.nodes() {
             node.shift_clock(seconds)?;
-            // The other one's clock is off for a moment, as if its agent had not looked at it yet.
+            // For a moment the other node's clock is off, as if its agent had not checked it yet.
             scene.verdicts()?;
         }
         scene.wait_identities()?;
         scene.verdicts()?;
-        // It is written by that clock.
+        // This identity is written with the shifted clock.
         let late = Member::on(bed.node(1), "late", &format!("--label jump=by{seconds}"))?;
         let deleted = format!("endpoint delete --netns {}", late.netns.path().display());
         bed.node(1).cli(&deleted)?.success()?;

@@ -1,4 +1,4 @@
-//! Two clusters, each with an etcd of its own, that probe each other.
+//! Two clusters that probe each other, each with its own etcd.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -10,7 +10,7 @@ const EAST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const WEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 253);
 const ALL: [&str; 4] = ["east/hnode1", "east/hnode2", "west/hnode3", "west/hnode4"];
 
-/// Nodes 1 and 2 are of the east, 3 and 4 of the west.
+/// Nodes 1 and 2 belong to the east, 3 and 4 to the west.
 fn flags(index: u8) -> String {
     let (cluster, own, other, remote) = match index {
         1 | 2 => ("east", EAST, "west", WEST),
@@ -61,7 +61,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
     }
     west.restart()?;
     let since = Instant::now();
-    // Of one name with a node of the east, with an address of the east's, of another cluster.
+    // A record with the same name as a node in the east, one with an address of the east, and one of another cluster.
     let record = |name: &str, cluster: &str, address: &str| {
         format!(r#"{{"name":"{name}","cluster":"{cluster}","addresses":["{address}"]}}"#)
     };
@@ -101,7 +101,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
             "{name} is lost"
         );
     }
-    // While its nodes can still deregister.
+    // Dropped first, while its nodes can still deregister.
     drop(bed);
     drop(east);
     Ok(())

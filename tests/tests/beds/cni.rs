@@ -1,4 +1,4 @@
-//! The CNI plugin: what it answers to runtimes, and real containers of podman.
+//! The CNI plugin: its answers to runtimes, and real podman containers.
 
 use anyhow::Context as _;
 use health_net::netns::{self, NetNs};
@@ -12,12 +12,12 @@ use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 const TRY_AGAIN_LATER: u64 = 11;
 
-/// A network namespace that goes with its value.
+/// A network namespace that is removed on drop.
 struct Namespace(NetNs);
 
 impl Namespace {
     fn new(name: &str) -> anyhow::Result<Self> {
-        // One that a killed test left.
+        // A killed test may have left one.
         netns::remove(name)?;
         Ok(Self(NetNs::create(name)?))
     }
@@ -78,7 +78,7 @@ impl Stand {
     }
 }
 
-/// The endpoints that are not deleted.
+/// The live endpoints.
 fn living(node: &Node) -> anyhow::Result<Vec<Value>> {
     let listed = node.listing("endpoint list")?;
     let listed = listed.as_array().context("the list is no array")?;
@@ -174,7 +174,7 @@ fn damage_is_found_by_check() -> anyhow::Result<()> {
             "lost the route to 0.0.0.0/0",
         ),
         ("ip addr del ADDRESS dev eth0", "", "lost address"),
-        // With the last address of IPv4 its routes have gone.
+        // Removing the last IPv4 address has removed its routes.
         (
             "ip addr add ADDRESS dev eth0",
             "ip route add GATEWAY dev eth0\nip route add default via GATEWAY",
@@ -185,7 +185,7 @@ fn damage_is_found_by_check() -> anyhow::Result<()> {
             "ip link set eth0 address MAC",
             "02:00:00:00:00:07",
         ),
-        // That takes IPv6 addresses away too, so it comes last.
+        // This also removes the IPv6 addresses, so it comes last.
         ("ip link set eth0 down", "", "down"),
     ] {
         stand.namespace.command(&words(damage))?;
@@ -290,7 +290,7 @@ fn without_an_agent_runtimes_are_told_to_try_again() -> anyhow::Result<()> {
     assert_eq!(stand.call("ADD")?.code(), TRY_AGAIN_LATER);
     assert_eq!(stand.check_after(&added)?.code(), TRY_AGAIN_LATER);
     assert_eq!(stand.call("STATUS")?.code(), 50);
-    // Traffic goes on meanwhile.
+    // Traffic continues in the meantime.
     let peer = stand.bed.node(2).ipv4();
     stand
         .namespace
@@ -353,7 +353,7 @@ fn a_second_device_of_a_container_takes_no_routes_of_the_first() -> anyhow::Resu
     assert!(stand.check_after(&first)?.is_success);
     assert_eq!(endpoints(node)?, 2);
 
-    // Where the first one asks for none, the second has it.
+    // If the first interface asks for no default route, the second one gets it.
     assert!(stand.call("DEL")?.is_success);
     let none = stand.plugin.with("defaultRoute", json!(false));
     assert!(none.call("ADD", "c1", &netns)?.is_success);
@@ -406,7 +406,7 @@ fn what_later_plugins_of_a_chain_added_is_none_of_its_own_to_check() -> anyhow::
     }
     let checked = stand.check_after(&chained)?;
     assert!(checked.is_success, "{}", checked.json);
-    // Its own is still looked at.
+    // Its own addresses are still checked.
     let own = added.json["ips"][0]["address"]
         .as_str()
         .context("no address")?;
@@ -435,7 +435,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
         );
     }
     node.kill_agent(Signal::SIGKILL)?;
-    // Twice, as runtimes do it; and with a configuration that nobody would take for ADD by now.
+    // Twice, as runtimes do; and with a configuration that ADD would no longer accept.
     for _ in 0..2 {
         let deleted = stand.call("DEL")?;
         assert!(deleted.is_success, "{}", deleted.json);
@@ -447,7 +447,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
         .with("capabilities", json!({"portMappings": true}));
     let deleted = changed.call("DEL", "c2", "/run/netns/hcni-gone")?;
     assert!(deleted.is_success, "{}", deleted.json);
-    // So many at once that their missing devices would be doubted without it.
+    // Without the recorded deletion, this many missing devices at once would be doubted.
     drop(second);
     stand.namespace.command("ip link delete eth0")?;
     node.start_agent()?;
@@ -464,7 +464,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
     };
     assert_eq!(containers(node)?, ["c3", "c4"], "before it serves");
 
-    // One that is written down while the agent runs but does not answer takes no later endpoint away.
+    // A deletion that is recorded while the agent is unresponsive must not remove a later endpoint.
     node.kill_agent(Signal::SIGKILL)?;
     assert!(stand.plugin.call("DEL", "c3", &third.path())?.is_success);
     node.start_agent()?;
@@ -488,7 +488,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
     Ok(())
 }
 
-/// A start that takes its time says for as long that nothing is known yet, and never that there is nothing.
+/// A slow start reports that nothing is known yet, and never that no endpoints exist.
 #[test]
 #[ignore = "needs root"]
 fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
@@ -529,7 +529,7 @@ fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As containerd does it: by a path with a link that the agent's container may lack.
+/// As containerd does: a path with a symlink that the agent's container may lack.
 #[test]
 #[ignore = "needs root"]
 fn links_on_the_way_to_the_namespace_are_followed_where_the_runtime_is() -> anyhow::Result<()> {

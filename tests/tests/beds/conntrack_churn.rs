@@ -1,5 +1,4 @@
-//! Flows come and go for long and at high rates: nothing is left of them, and nothing is taken from those
-//! that are alive.
+//! Flows come and go for a long time and at high rates: nothing is left of them, and nothing is taken from live ones.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -15,9 +14,9 @@ use tests::conntrack::script::{ACK, Content, FIN, RST, SYN, Side, Talk, segment}
 use tests::conntrack::{Lab, Ours, Way, Wire};
 use tests::{Node, PATIENCE, is_long, wait_for};
 
-/// A day of an hour a second: in each there is a collection, and flows end that began some hours before.
+/// A day whose hours last a second: each has a collection, and sees the end of flows that started some hours before.
 const HOURS: u16 = 24;
-/// Enough that all kinds of flows begin, end and are collected, those that live longest several times over.
+/// Enough for all kinds of flows to start, end and be collected, several times over for those that live longest.
 const HOURS_OF_SHORT_RUN: u16 = 10;
 const TIMEOUTS: Timeouts = Timeouts {
     tcp_syn: 3,
@@ -29,17 +28,17 @@ const TIMEOUTS: Timeouts = Timeouts {
     any: 3,
     fragment: 3,
 };
-/// An entry lives so long for certain, being told in whole seconds.
+/// An entry certainly lives this long, since lifetimes are in whole seconds.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// Flows of each kind in an hour, of both IP versions and opened by either side.
+/// Flows of each kind per hour, for each IP version and each opening side.
 const FLOWS_OF_A_KIND: u16 = 20;
 const METRICS_PORT: u16 = 9962;
-/// All that the endpoint opens is masqueraded, but for the packets that tell that those before have passed. Few
-/// probes of the agent's own, whose flows are counted too.
+/// Everything that the endpoint opens is masqueraded, except the packets that show that earlier ones have passed. The
+/// agent sends few probes of its own, whose flows are counted too.
 const AGENT_ARGS: &str = "--conntrack-gc-interval 1s --probe-interval 1h \
     --native-routing-cidr 10.0.0.0/8 --native-routing-cidr fd00::/8 \
     --masquerade-exclude 198.18.255.255/32 --masquerade-exclude 2001:db8:18::ffff/128";
-/// A translation that a late packet has left without its flow is removed after a minute.
+/// A translation that a late packet leaves without its flow is removed after a minute.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(180);
 
 /// What the two hosts of a flow send.
@@ -65,7 +64,7 @@ fn scripts() -> Vec<Script> {
             flags(Opener, ACK),
         ]),
         then(&[flags(Answerer, RST | ACK)]),
-        // Both hosts are gone without a word.
+        // Both hosts disappear without a word.
         then(&[]),
         vec![flags(Opener, SYN)],
         vec![(Opener, Datagram(100)), (Answerer, Datagram(500))],
@@ -77,20 +76,20 @@ fn scripts() -> Vec<Script> {
     ]
 }
 
-/// Flows that were made, each of which is to have had one entry.
+/// Flows that were opened. Each should have had one entry.
 #[derive(Clone, Copy, Debug, Default)]
 struct OpenedFlows {
     flows: u64,
-    /// Packets that may have come so late that their flow's entry was over, and they made one more.
+    /// Packets that may have come after their flow's entry had expired, and so created one more.
     late: u64,
 }
 
-/// The entries that are there, looked at often enough that none comes and goes unseen.
+/// The current entries, checked often enough that none appears and disappears unseen.
 struct Census {
     ours: Ours,
     /// Flows of the agent's own probes.
     of_agent: BTreeSet<Flow>,
-    /// Most entries of translations at once.
+    /// Most translation entries seen at once.
     translations: usize,
 }
 
@@ -105,14 +104,14 @@ impl Census {
         Ok(entries)
     }
 
-    /// Whether so many entries are what the flows have had.
+    /// Whether this number of entries matches the flows.
     fn accounts_for(&self, made: OpenedFlows, entries: u64) -> bool {
         let least = made.flows + self.of_agent.len() as u64;
         (least..=least + made.late).contains(&entries)
     }
 }
 
-/// Runs the flows of an hour, each with a host of its own from `number` on.
+/// Runs an hour's flows, each with its own host, numbered from `number` on.
 fn make(
     lab: &Lab,
     wire: &mut Wire,
@@ -157,7 +156,7 @@ fn make(
     Ok(())
 }
 
-/// What the agent says of its collections.
+/// What the agent reports about its collections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CollectorTotals {
     runs: u64,
@@ -226,7 +225,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
             census.entries()?;
             Ok((collected(node)?.runs > before.runs).then_some(()))
         })?;
-        // All that were made were removed or are there, at any moment between two collections.
+        // At any moment between two collections, each entry created has been removed or still exists.
         let mut last = (0, 0);
         let added_up = wait_for("the counters to add up", PATIENCE, || {
             let before = collected(node)?;
@@ -257,7 +256,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
         census.translations
     );
     assert!(made.flows > 500 * u64::from(hours), "{made:?}");
-    // Two entries for each, of some hundred flows that the endpoint opens in an hour.
+    // Two entries per flow, for some hundred flows that the endpoint opens in an hour.
     assert!(census.translations > 400, "{}", census.translations);
     Ok(())
 }
@@ -270,7 +269,7 @@ fn the_collector_never_removes_a_live_flow_nor_its_port() -> anyhow::Result<()> 
     println!("{churned:?}");
     assert_eq!((churned.wrong, churned.moved), (0, 0), "{churned:?}");
     assert_eq!(churned.opened, 3 * u64::from(connections));
-    // On a slow machine many connections come too late to be looked at, and few are opened in time.
+    // On a slow machine many connections are too late to be checked, and few are opened in time.
     assert!(churned.looks > u64::from(connections), "{churned:?}");
     assert!(churned.removed > 0 && churned.reopened > 0, "{churned:?}");
     assert!(churned.translated > u64::from(connections), "{churned:?}");

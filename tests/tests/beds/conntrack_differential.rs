@@ -1,6 +1,5 @@
-//! The same traffic of an endpoint as this project's conntrack and the kernel's nf_conntrack see it: after
-//! each step both have the same entry in the same state, or the difference is one that docs/conntrack.md
-//! lists and argues.
+//! The same endpoint traffic as seen by this project's conntrack and by the kernel's nf_conntrack: after each step
+//! both have the same entry in the same state, or the difference is one that docs/conntrack.md lists and justifies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,17 +23,17 @@ use tests::process::run;
 use tests::{PATIENCE, wait_for};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/conntrack.md");
-/// The docs' heading over the table of differences.
+/// Heading of the table of differences in the docs.
 const HEADING: &str = "### Where nf_conntrack differs";
-/// How many flows must be run with each IP version.
+/// Minimum number of flows to run with each IP version.
 const FLOWS_AT_LEAST: usize = 40;
 const FIRST_PORT: u16 = 20_000;
-/// Port of servers.
+/// Server port.
 const ANSWERING_PORT: u16 = 7_000;
 /// Lifetime of entries, seconds.
 const LONG: u32 = 300;
 
-/// Why the two tell of a flow differently. Each stands in docs/conntrack.md by its name.
+/// Why the two report a flow differently. docs/conntrack.md lists each reason by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Difference {
     LetPass,
@@ -97,7 +96,7 @@ impl Difference {
         }
     }
 
-    /// What it shows in, and nowhere else.
+    /// The only fields that it shows in.
     fn shows_in(self) -> &'static [Field] {
         match self {
             Self::LetPass => &[Field::Counters],
@@ -126,7 +125,7 @@ impl Difference {
     }
 }
 
-/// What is compared.
+/// A compared property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Field {
     /// Whether there is an entry, and its state.
@@ -137,7 +136,7 @@ enum Field {
     Replied,
     /// Packets and bytes each way in the step.
     Counters,
-    /// Errors about a flow, and packets of none, in the step.
+    /// Errors about a flow, and packets that belong to none, in the step.
     Noted,
 }
 
@@ -151,7 +150,7 @@ struct EntryView {
 }
 
 impl EntryView {
-    /// The state's name, `""` for protocols without, `"-"` for no entry.
+    /// The state's name: `""` for protocols without states, `"-"` without an entry.
     fn state(&self) -> &str {
         match &self.entries[..] {
             [] => "-",
@@ -221,13 +220,13 @@ struct Step {
 }
 
 impl Step {
-    /// The kernel differs in this.
+    /// The kernel differs in this way.
     fn but(mut self, difference: Difference) -> Self {
         self.differences.push(difference);
         self
     }
 
-    /// The kernel differs in this, and shows this state.
+    /// The kernel differs in this way, and shows this state.
     fn but_in(self, difference: Difference, theirs: &'static str) -> Self {
         Self {
             theirs,
@@ -277,7 +276,7 @@ impl From<Content> for SentContent {
     }
 }
 
-/// Which hosts a flow is run between.
+/// The hosts that a flow runs between.
 #[derive(Clone, Copy)]
 struct Run {
     opener: Way,
@@ -317,7 +316,7 @@ fn flow(name: &str, steps: Vec<Step>) -> Flow {
     }
 }
 
-/// The handshake, and what follows it.
+/// The handshake, then these steps.
 fn opened(name: &str, steps: Vec<Step>) -> Flow {
     let mut all = vec![
         there(SYN, "SYN_SENT"),
@@ -328,7 +327,7 @@ fn opened(name: &str, steps: Vec<Step>) -> Flow {
     flow(name, all)
 }
 
-/// A connection that its opener closes first, and what follows.
+/// A connection that its opener closes first, then these steps.
 fn closed(name: &str, steps: Vec<Step>) -> Flow {
     let mut all = vec![
         there(FIN | ACK, "FIN_WAIT"),
@@ -504,7 +503,7 @@ fn connections() -> Vec<Flow> {
             vec![
                 there(data(), "ESTABLISHED"),
                 back(segment(ACK).without_window(), "ESTABLISHED"),
-                // A probe, refused, and the window opens again.
+                // A probe, refused; then the window opens again.
                 there(segment(ACK).ahead(-1), "ESTABLISHED"),
                 back(segment(ACK).without_window(), "ESTABLISHED"),
                 back(ACK, "ESTABLISHED"),
@@ -646,7 +645,7 @@ fn connections() -> Vec<Flow> {
             "opened again while it is open",
             vec![
                 there(segment(SYN).ahead(70_000), "ESTABLISHED").but(LetPass),
-                // A challenge (RFC 5961 section 4), and its answer.
+                // A challenge ACK (RFC 5961 section 4), and the answer to it.
                 back(ACK, "ESTABLISHED"),
                 there(segment(RST), "CLOSE"),
             ],
@@ -812,7 +811,7 @@ fn others() -> Vec<Flow> {
             "fragments without the first",
             vec![there(Parts(3, &[1, 2]), "-")],
         )),
-        // The node's own reassembly comes before the endpoint's programs, and waits for it.
+        // The node's own reassembly comes before the endpoint's programs, and waits for the first fragment.
         in_only(flow(
             "fragments without the first, to the endpoint",
             vec![there(Parts(3, &[1, 2]), "-")],
@@ -820,7 +819,7 @@ fn others() -> Vec<Flow> {
     ]
 }
 
-/// Kinds of ICMP errors by type and code, and what they are called.
+/// ICMP errors: type, code and name.
 const ERRORS4: [(u8, u8, &str); 13] = [
     (3, 0, "network unreachable"),
     (3, 1, "host unreachable"),
@@ -921,14 +920,14 @@ fn errors() -> Vec<Flow> {
     flows
 }
 
-/// A lab whose agent has set it up and is gone: without its probes nothing else is counted.
+/// A lab whose agent has set it up and is gone: without its probes, nothing else is counted.
 fn quiet_lab() -> anyhow::Result<Lab> {
     let lab = Lab::start("")?;
     lab.node().kill_agent(Signal::SIGKILL)?;
     Ok(lab)
 }
 
-/// Our conntrack, whose entries don't expire while a slow machine looks at them.
+/// Our conntrack, whose entries do not expire while a slow machine checks them.
 fn ours(lab: &Lab) -> anyhow::Result<Ours> {
     let mut ours = Ours::open(lab.node())?;
     ours.set_timeouts(Timeouts {
@@ -962,7 +961,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// What has changed since the last look.
+    /// What has changed since the last call.
     fn look(&mut self) -> anyhow::Result<[EntryView; 2]> {
         let entries = [
             self.ours.entries(self.host)?,
@@ -989,7 +988,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// All that was found in all flows.
+/// The results for all flows.
 #[derive(Default)]
 struct Findings {
     table: Vec<String>,
@@ -998,7 +997,7 @@ struct Findings {
     flows: [usize; 2],
 }
 
-/// What is wrong with a step, and which differences showed in it.
+/// Returns what is wrong with a step, and which differences showed in it.
 fn judge(
     (ours, theirs): (&EntryView, &EntryView),
     expected: (&str, &str),
@@ -1092,7 +1091,7 @@ struct Stage<'a> {
     host: IpAddr,
     port: u16,
     watch: Watch<'a>,
-    /// All that was counted until now.
+    /// Everything counted so far.
     total: [EntryView; 2],
 }
 
@@ -1160,12 +1159,12 @@ impl Stage<'_> {
         Ok((opener, answerer))
     }
 
-    /// Waits until both have come to show this.
+    /// Waits until both show this state.
     fn both(&mut self, state: &str) -> anyhow::Result<()> {
         self.differ(state, state, &[])
     }
 
-    /// Waits until ours and the kernel's show these, and differ in nothing else than is listed.
+    /// Waits until ours and the kernel's show these states, and differ only in the listed ways.
     fn differ(
         &mut self,
         ours: &str,
@@ -1197,7 +1196,7 @@ impl Stage<'_> {
     }
 }
 
-/// Reads so many bytes.
+/// Reads this many bytes.
 fn receive(socket: &Socket, mut len: usize) -> anyhow::Result<()> {
     let mut buffer = vec![0; 1 << 16];
     while len > 0 {
@@ -1209,14 +1208,14 @@ fn receive(socket: &Socket, mut len: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads to the end.
+/// Reads the end of the stream.
 fn receive_end(mut socket: &Socket) -> anyhow::Result<()> {
     let read = socket.read(&mut [0])?;
     ensure!(read == 0, "data instead of the end");
     Ok(())
 }
 
-/// What is played on a stage.
+/// A scene to play on a stage.
 type Scene = fn(&mut Stage<'_>) -> anyhow::Result<()>;
 
 const SCENES: [(&str, Scene); 13] = [
@@ -1319,7 +1318,7 @@ const SCENES: [(&str, Scene); 13] = [
         let opener = stage.socket(Side::Opener, Type::DGRAM)?;
         opener.connect(&stage.address(Side::Answerer).into())?;
         opener.send(b"to nobody")?;
-        // The port is unreachable, says an ICMP error.
+        // An ICMP error reports that the port is unreachable.
         let refused = (&opener).read(&mut [0]);
         ensure!(
             refused.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused),
@@ -1345,7 +1344,7 @@ const SCENES: [(&str, Scene); 13] = [
     }),
 ];
 
-/// Sends more than fits into any buffer.
+/// Sends more than any buffer holds.
 fn transfer(from: &Socket, to: &Socket) -> anyhow::Result<()> {
     const LEN: usize = 4 << 20;
     std::thread::scope(|scope| {
@@ -1356,7 +1355,7 @@ fn transfer(from: &Socket, to: &Socket) -> anyhow::Result<()> {
     })
 }
 
-/// Takes in one datagram of this length.
+/// Receives one datagram of this length.
 fn receive_datagram(mut socket: &Socket, len: usize) -> anyhow::Result<()> {
     let read = socket.read(&mut vec![0; len + 1])?;
     ensure!(read == len, "{read} bytes instead of {len}");

@@ -1,5 +1,5 @@
-//! Uplinks and addresses on other devices than plain Ethernet: peers are reached, and timed in the kernel, over
-//! a restart too.
+//! Uplinks and addresses on devices other than plain Ethernet: peers are reached, and timed in the kernel, also after
+//! a restart.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,13 +16,13 @@ use tests::transfer::Path;
 use tests::tun::TunLink;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Addresses of the second node that are not of the mesh: what endpoints send there is masqueraded.
+/// Addresses of the second node outside the mesh: what endpoints send there is masqueraded.
 const OUTSIDE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)),
 ];
 const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
-/// Where the other ends of transfers are.
+/// Port of the far ends of transfers.
 const TRANSFERS: u16 = 7001;
 
 /// Two nodes without agents, each changed by these commands.
@@ -51,7 +51,7 @@ fn change(bed: &Bed, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::
     Ok(())
 }
 
-/// Commands that bring a device up with a node's own addresses.
+/// Commands that bring a device up with the node's own addresses.
 fn give_addresses(node: &Node, device: &str) -> Vec<String> {
     let mut commands = vec![format!("ip link set {device} up")];
     for address in node.addresses() {
@@ -63,8 +63,8 @@ fn give_addresses(node: &Node, device: &str) -> Vec<String> {
     commands
 }
 
-/// Joins two nodes by a device of this name, without Ethernet headers, which has the nodes' addresses and is all
-/// that they have. A device of that name that they had is gone.
+/// Joins two nodes by a device of this name without Ethernet headers. It has the nodes' addresses and is their only
+/// device; a previous device of that name is gone.
 fn join_by_tun(bed: &Bed, device: &str, link_type: Option<u16>) -> anyhow::Result<TunLink> {
     change(bed, |_, _| vec!["ip link delete eth0".to_owned()])?;
     let link = TunLink::join([bed.node(1), bed.node(2)], device, link_type)?;
@@ -72,7 +72,7 @@ fn join_by_tun(bed: &Bed, device: &str, link_type: Option<u16>) -> anyhow::Resul
     Ok(link)
 }
 
-/// Starts the agents, and waits until peers are timed in the kernel; again after a kill.
+/// Starts the agents and waits until peers are timed in the kernel, then again after a kill.
 fn peers_are_timed_over_a_restart(bed: &Bed) -> anyhow::Result<()> {
     for node in bed.nodes() {
         node.start_agent()?;
@@ -86,7 +86,7 @@ fn peers_are_timed_over_a_restart(bed: &Bed) -> anyhow::Result<()> {
     wait_timed(bed, node)
 }
 
-/// Waits until the node's own agent has timed its peer in the kernel, by both paths of each IP version.
+/// Waits until the node's own agent has timed its peer in the kernel, over both paths of each IP version.
 fn wait_timed(bed: &Bed, node: &Node) -> anyhow::Result<()> {
     wait_timed_by(RttSource::Kernel, bed, node)
 }
@@ -110,8 +110,8 @@ fn wait_timed_by(source: RttSource, bed: &Bed, node: &Node) -> anyhow::Result<()
     })
 }
 
-/// Probes of either IP version are in the tables of flows and translations, and what an endpoint sends elsewhere has
-/// the node's address, by this device.
+/// Checks that probes of both IP versions are in the flow and translation tables, and that what an endpoint sends
+/// elsewhere over this device has the node's address.
 fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
     let (node, peer) = (bed.node(1), bed.node(2));
     for address in peer.addresses() {
@@ -148,7 +148,7 @@ fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first row of a listing, once there is one.
+/// The first row of a listing, once it has one.
 fn found(node: &Node, listing: &str) -> anyhow::Result<Value> {
     wait_for(listing, PATIENCE, || {
         let rows = node.listing(listing)?;
@@ -156,7 +156,7 @@ fn found(node: &Node, listing: &str) -> anyhow::Result<Value> {
     })
 }
 
-/// Names of the programs on a node's device, from its own agent.
+/// Names of the programs on a node's device, as reported by its own agent.
 fn programs_on(node: &Node, device: &str) -> anyhow::Result<Vec<String>> {
     let rows = node.listing("bpf prog list")?;
     let rows = rows.as_array().context("the programs are no list")?.iter();
@@ -197,7 +197,7 @@ fn peers_are_timed_where_a_nodes_address_is_on_a_dummy_device() -> anyhow::Resul
             format!("ip address add {own}/32 dev service"),
             format!("ip route add {other}/32 via {gateway} src {own}"),
         ];
-        // Agents make no routes to nodes that are on no network of theirs.
+        // Agents add no routes to nodes outside their own networks.
         for cidr in peer.pod_cidrs() {
             commands.push(format!("ip route add {cidr} via {gateway} src {own}"));
         }
@@ -226,7 +226,7 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> any
             Ok(pin.exists().then_some(()))
         })?;
     }
-    // No uplink of this one is such a device.
+    // No uplink of this agent is such a device.
     node.kill_agent(Signal::SIGKILL)?;
     node.exec("ip link add other0 type veth peer name other1")?;
     node.start_agent_with("--device other0")?;
@@ -235,7 +235,7 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> any
     })
 }
 
-/// The device that comes has the name of the one that goes, so that agents learn of it from its type alone.
+/// The new device takes the old one's name, so that agents learn of it from its type alone.
 #[test]
 #[ignore = "needs root"]
 fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::Result<()> {
@@ -251,7 +251,7 @@ fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::
         let is_there = programs_on(node, "eth0")? == ["from_ip_netdev", "to_ip_netdev"];
         Ok(is_there.then_some(()))
     })?;
-    // What is there then was entered by these.
+    // Entries found from now on come from these programs.
     for flush in ["bpf ct flush global", "bpf nat flush --all"] {
         node.cli(flush)?.success()?;
     }

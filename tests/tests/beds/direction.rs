@@ -1,4 +1,4 @@
-//! Lost echo probes, and on which part of the way: told by what both agents count.
+//! Lost echo probes, and the part of the path that lost them, as shown by the counters of both agents.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ fn bed(nodes: u8) -> anyhow::Result<Bed> {
     Ok(bed)
 }
 
-/// Loses packets that a node sends, between the programs on its uplink and those on others'.
+/// Drops packets that a node sends, between the programs on its uplink and those on other nodes' uplinks.
 fn lose_from(node: &Node, packets: &str) -> anyhow::Result<()> {
     let device = node.name();
     let table = format!(
@@ -29,7 +29,7 @@ fn lose_from(node: &Node, packets: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loses packets inside a node, after the programs on its uplink.
+/// Drops packets inside a node, after the programs on its uplink.
 fn lose_in(node: &Node, packets: &str) -> anyhow::Result<()> {
     let table = format!(
         "table inet fault {{\nchain drops {{\ntype filter hook input priority 0;\n{packets} drop;\n}}\n}}\n"
@@ -38,7 +38,7 @@ fn lose_in(node: &Node, packets: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the first node's diagnosis of another has a cause and says this.
+/// Waits until the first node's diagnosis of another node has this cause and contains this text.
 fn diagnosed(bed: &Bed, index: usize, cause: &str, part: &str) -> anyhow::Result<Diagnosis> {
     let name = bed.node(index).full_name();
     let mut last = None;

@@ -1,4 +1,4 @@
-//! The health endpoint answers echo requests in the kernel: under load, and with no agent at all.
+//! The health endpoint answers echo requests in the kernel: under load, and without any agent.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use tests::ping::{Pinging, Runs, Summary};
 use tests::process::run;
 use tests::{Bed, Node, PATIENCE};
 
-/// Bytes of a conntrack entry.
+/// Size of a conntrack entry.
 const CT_ENTRY_LEN: u32 = size_of::<CtEntry>() as u32;
 
-/// Two nodes that know each other, and the address of the first one's health endpoint.
+/// Two nodes that know each other, and the address of the first node's health endpoint.
 fn bed() -> anyhow::Result<(Bed, IpAddr)> {
     let bed = Bed::builder().nodes(2).start()?;
     bed.wait_all_reachable(PATIENCE)?;
@@ -48,7 +48,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
     let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(LENGTH_MS));
-    // As often as fits, and twice at least: each round is one end and one start.
+    // As often as time allows, but at least twice: each round is one kill and one start.
     let begin = Instant::now();
     let mut restarts = 0;
     while begin.elapsed() < Duration::from_millis(LENGTH_MS.into()) || restarts < 2 {
@@ -86,7 +86,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(5_000));
     node.kill_agent(Signal::SIGTERM)?;
 
-    // What a version with smaller conntrack entries would have left, under the programs that run.
+    // What a version with smaller conntrack entries would leave, under the running programs.
     let pin = node.pins().join("HEALTH_CT4");
     fs::remove_file(&pin)?;
     HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
@@ -107,8 +107,8 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The new version set the pins aside, made its own, and was killed before or while it attached its
-/// programs. Then the old one is started again.
+/// The new version set the pins aside, created its own, and was killed before or while it attached its programs. Then
+/// the old version is started again.
 #[test]
 #[ignore = "needs root"]
 fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<()> {

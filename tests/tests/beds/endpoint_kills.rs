@@ -1,5 +1,5 @@
-//! An agent killed at any moment of making and deleting endpoints leaves none half there, and nothing of those that
-//! are gone.
+//! An agent that is killed at any moment while it creates and deletes endpoints leaves none half-made, and leaves
+//! nothing of deleted ones.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use tests::{Bed, Node, PATIENCE, Snapshot, is_long, seed, wait_for};
 
 use crate::endpoint_report::{EndpointReport, Place, is_whole, rows, spawn};
 
-/// Moments at which the agent is killed.
+/// How often the agent is killed.
 fn kills() -> usize {
     if is_long() { 50 } else { 15 }
 }
 
-/// Endpoints that nobody touches.
+/// Endpoints that are left alone.
 const RESIDENTS: usize = 2;
 
 const POLICY: &str = r#"
@@ -40,7 +40,7 @@ fn is_protected(endpoint: &Endpoint) -> bool {
     endpoint.labels.contains(&"unspec:app=web".to_owned())
 }
 
-/// Begins to make one endpoint and to delete another at once.
+/// Starts to create one endpoint and to delete another at the same time.
 fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Result<[Child; 2]> {
     Ok([
         spawn(
@@ -91,7 +91,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         .collect();
     ensure!(residents.len() == RESIDENTS, "{residents:?}");
 
-    // How long it takes where nobody disturbs.
+    // How long this takes undisturbed.
     let mut longest = Duration::ZERO;
     for _ in 0..3 {
         let (next, labels) = place()?;
@@ -111,7 +111,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         let gone = live.swap_remove(RESIDENTS);
         let moment = longest.mul_f64(random.f64() * 1.1);
         let [mut making, mut deleting] = begin(node, &next, labels, &gone)?;
-        // What is cut short is the point, so there is no condition to wait for.
+        // Cutting work short is the point, so there is no condition to wait for.
         thread::sleep(moment);
         node.kill_agent(Signal::SIGKILL)?;
         let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
@@ -144,7 +144,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         }
         made += usize::from(told.at(&next).is_some());
         deleted += usize::from(told.at(&gone).is_none());
-        // One is there to be deleted next.
+        // One endpoint must remain to be deleted next.
         match (told.at(&next).is_some(), told.at(&gone).is_some()) {
             (true, true) => {
                 node.cli(&format!("endpoint delete --netns {}", gone.path))?

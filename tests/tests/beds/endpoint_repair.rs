@@ -1,11 +1,11 @@
-//! What others do to what the host has of a workload's endpoint is told by its log, and put right.
+//! When others change the host's side of a workload's endpoint, the endpoint's log reports it, and it is repaired.
 
 use anyhow::{Context as _, ensure};
 use health_endpoint::log::{LogEntry, Status};
 use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Waits until all is well: what is missing is not there for a moment.
+/// Waits until all is well: something missing stays missing for a moment.
 fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
     let id = member.endpoint.id;
     wait_for("the endpoint to be well", PATIENCE, || {
@@ -19,7 +19,7 @@ fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
     })
 }
 
-/// How often a failure was told in these words.
+/// How often a failure was logged in these words.
 fn told(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
     let log = node.listing(&format!("endpoint log {}", member.endpoint.id))?;
     let log: Vec<LogEntry> = serde_json::from_value(log)?;
@@ -60,10 +60,10 @@ fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
         })?;
         wait_well(node, &member)?;
     }
-    // What a workload does in its own namespace is its own.
+    // A workload may do what it likes in its own namespace.
     node.exec(&format!("{inside} link set lo up"))?;
     node.exec(&format!("{inside} route replace default dev lo"))?;
-    // The kernel drops the routes of a device that goes down.
+    // The kernel removes the routes of a device that goes down.
     node.exec(&format!("ip link set {device} down"))?;
     node.exec(&format!("ip link set {device} up"))?;
     wait_for("the routes of a device that was down", PATIENCE, || {

@@ -1,4 +1,5 @@
-//! What an agent tells of its endpoints, held against all that there is: devices, maps, files and namespaces.
+//! What an agent reports about its endpoints, compared with everything that exists: devices, maps, files and
+//! namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +18,7 @@ use tests::bed::command_in;
 use tests::http;
 use tests::process::run;
 
-/// A network namespace for an endpoint, which goes with this value.
+/// A network namespace for an endpoint, removed on drop.
 pub(crate) struct Place {
     pub(crate) name: String,
     pub(crate) path: String,
@@ -26,13 +27,13 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn new(number: usize) -> anyhow::Result<Self> {
         let name = place_name(number);
-        // One that a killed test left.
+        // A killed test may have left one.
         netns::remove(&name)?;
         let path = NetNs::create(&name)?.path().display().to_string();
         Ok(Self { name, path })
     }
 
-    /// The devices in it besides the loopback, with their addresses of global scope.
+    /// The devices in it except loopback, with their global-scope addresses.
     fn devices(&self) -> anyhow::Result<BTreeMap<String, BTreeSet<IpAddr>>> {
         let listed = run(command_in(&self.name, "ip").args(["-j", "address", "show"]))?;
         let listed: Value = serde_json::from_str(&listed.success()?)?;
@@ -72,7 +73,7 @@ pub(crate) fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> + u
     endpoint.ipv4.into_iter().chain(endpoint.ipv6)
 }
 
-/// Starts something of the agent's command line.
+/// Starts a CLI command of the agent.
 pub(crate) fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
     let mut command = node.cli_command();
     command.args(words.split(' '));
@@ -80,7 +81,7 @@ pub(crate) fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// What the agent tells of its endpoints, the health endpoint's addresses apart.
+/// What the agent reports about its endpoints, with the health endpoint's addresses kept separately.
 pub(crate) struct EndpointReport {
     pub(crate) endpoints: Vec<Endpoint>,
     health: BTreeSet<IpAddr>,
@@ -104,7 +105,7 @@ impl EndpointReport {
         self.endpoints.iter().find(|one| one.netns == place.path)
     }
 
-    /// Whether it has an endpoint in the place of this number.
+    /// Whether the place with this number has an endpoint.
     pub(crate) fn has(&self, number: usize) -> bool {
         let name = place_name(number);
         let mut places = self.endpoints.iter().map(|one| Path::new(&one.netns));
@@ -119,8 +120,9 @@ impl EndpointReport {
         &self.addresses() | &self.health
     }
 
-    /// That there is all of them, and nothing of any other: devices and routes, pins, maps, addresses, files.
-    /// `enforced` says of each endpoint whether policy is enforced for what it gets, and for what it sends.
+    /// Checks that everything of these endpoints exists, and nothing of any other: devices and routes, pins, maps,
+    /// addresses, files. `enforced` returns whether policy is enforced for what an endpoint receives, and for what it
+    /// sends.
     pub(crate) fn is_all_there_is(
         &self,
         node: &Node,
@@ -145,7 +147,7 @@ impl EndpointReport {
                 device.as_ref().is_some_and(is_of_endpoint)
             });
             let targets = of_endpoint.filter_map(|route| route["dst"].as_str()?.parse().ok());
-            // Each device has the kernel's own for its link.
+            // Each device has the kernel's own routes for its link.
             let is_own = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.segments()[0] == 0xfe80);
             routes.extend(targets.filter(is_own));
         }
@@ -173,7 +175,7 @@ impl EndpointReport {
         for entry in rows(&entries) {
             let address: IpAddr = text(&entry["address"])?.parse()?;
             let id = entry["id"].as_u64();
-            // Its link-local address stands with each that has IPv6.
+            // Each endpoint with IPv6 also has an entry for its link-local address.
             match address {
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => {
                     linked.insert(id);
@@ -255,7 +257,7 @@ impl EndpointReport {
     }
 }
 
-/// That what was found is what there is to be.
+/// Checks that exactly the wanted items were found.
 fn same<T: Ord + std::fmt::Debug>(
     what: &str,
     found: impl IntoIterator<Item = T>,
@@ -266,7 +268,7 @@ fn same<T: Ord + std::fmt::Debug>(
     Ok(())
 }
 
-/// That an endpoint's own end is as the agent tells, or that there is nothing where it tells of none.
+/// Checks that an endpoint's inner end is as the agent reports, or that nothing exists where it reports no endpoint.
 pub(crate) fn is_whole(place: &Place, endpoint: Option<&Endpoint>) -> anyhow::Result<()> {
     let wanted = endpoint.map(|one| (one.inner_interface.clone(), addresses(one).collect()));
     let (found, wanted) = (place.devices()?, wanted.into_iter().collect());

@@ -1,5 +1,5 @@
-//! Restarts that nobody notices: traffic of endpoints passes while agents are killed, started again and upgraded, and
-//! policy holds all the while.
+//! Restarts that go unnoticed: endpoint traffic passes while agents are killed, restarted and upgraded, and policy
+//! holds throughout.
 
 use std::fs;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use tests::process::{Running, run};
 use tests::upgrade::{pretend_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
-/// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
+/// Only clients reach the server, by echoes and by iperf3, and they reach nothing else.
 const POLICY: &str = r#"
 apiVersion: "cilium.io/v2"
 kind: CiliumNetworkPolicy
@@ -110,13 +110,13 @@ impl Stand {
         self.folder.path().join("identities.json")
     }
 
-    /// Whoever holds the lock of this file keeps agents from reading the store.
+    /// Holding the lock of this file keeps agents from reading the store.
     fn store_lock(&self) -> PathBuf {
         let name = format!("identities.json{LOCK_SUFFIX}");
         self.folder.path().join(name)
     }
 
-    /// The endpoint of each node that policy is in force for.
+    /// Each node with its endpoint for which policy is in force.
     fn protected(&self) -> [(&Node, &Endpoint); 2] {
         [
             (self.bed.node(1), &self.client.endpoint),
@@ -151,7 +151,7 @@ fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<AttachedProg
     Ok(found)
 }
 
-/// One connection of iperf3 from an endpoint to an address, data in both directions, until it is ended.
+/// One iperf3 connection from an endpoint to an address, with data in both directions, until it is stopped.
 struct Transfer(Child);
 
 impl Transfer {
@@ -163,7 +163,7 @@ impl Transfer {
         Ok(Self(client.spawn()?))
     }
 
-    /// Ends it, and tells its report.
+    /// Stops it, and returns its report.
     fn end(mut self) -> anyhow::Result<Value> {
         let ended = self.0.try_wait()?;
         let pid = Pid::from_raw(self.0.id().cast_signed());
@@ -182,16 +182,16 @@ impl Transfer {
     }
 }
 
-/// Of those that are let through: none is given up early.
+/// For echoes that are allowed: none is given up early.
 const LASTING: Runs = Runs::dense(1500);
-/// Of those that are not.
+/// For echoes that are refused.
 const SHORT: Runs = Runs {
     interval: 2,
     length: 1000,
     patience: 1,
 };
 
-/// What passes between the endpoints while something happens to the agents.
+/// Traffic between the endpoints while something happens to the agents.
 struct Traffic {
     echoes: Vec<Pinging>,
     /// From a stranger to the server, and from the client to a stranger.
@@ -241,8 +241,8 @@ impl Traffic {
         })
     }
 
-    /// Ends it. No connection may have been broken off or stood still for a second, and nothing may have passed that
-    /// policy refuses. Returns what became of the other echoes.
+    /// Stops the traffic. No connection may have broken or stalled for a second, and nothing that policy refuses may
+    /// have passed. Returns the results of the other echoes.
     fn end(self) -> anyhow::Result<Vec<Summary>> {
         for transfer in self.transfers {
             let report = transfer.end()?;
@@ -252,7 +252,7 @@ impl Traffic {
                 "{error}"
             );
             let intervals = report["intervals"].as_array().context("no intervals")?;
-            // The last one is cut short.
+            // The last interval is cut short.
             let whole = &intervals[..intervals.len().saturating_sub(1)];
             ensure!(!whole.is_empty(), "no whole interval: {report:#}");
             for interval in whole {
@@ -295,7 +295,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             let after = programs(node, endpoint)?;
             for (before, after) in before.iter().zip(&after) {
                 ensure!(before.id != after.id, "{before:?} and {after:?}");
-                // Others than those of the binary before, in both directions.
+                // These differ from the previous binary's programs, in both directions.
                 let is_other_version = binary.is_some() || former.contains(&before.tag);
                 ensure!((before.tag != after.tag) == is_other_version, "{former:?}");
                 if binary.is_some() {
@@ -304,7 +304,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             }
         }
     }
-    // Both at once, and from a version with other settings.
+    // Both nodes at once, and from a version with other settings.
     for (node, _) in stand.protected() {
         node.kill_agent(Signal::SIGKILL)?;
         pretend_layout(node, LAYOUT_VERSION - 1)?;
@@ -335,7 +335,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
     Ok(())
 }
 
-/// The kernel's number of the map that is pinned.
+/// Kernel ID of the pinned map.
 fn map_id(node: &Node, map: &MapLayout) -> anyhow::Result<u32> {
     Ok(MapInfo::from_pin(node.pins().join(map.name))?.id())
 }
@@ -356,10 +356,10 @@ fn policy_holds_while_the_layout_of_its_maps_changes() -> anyhow::Result<()> {
         let before = programs(node, endpoint)?;
         node.kill_agent(Signal::SIGKILL)?;
         pretend_layout(node, layout::POLICY.since - 1)?;
-        // Which identity means what cannot be told until the store answers.
+        // Until the store answers, it is unknown what each identity means.
         let lock = fs::File::create(stand.store_lock())?;
         lock.lock()?;
-        // The second one finds the change of layout half done.
+        // The second start finds the layout change half done.
         for is_killed_too in [true, false] {
             node.start_agent()?;
             wait_for("the endpoint to wait", PATIENCE, || {
@@ -411,7 +411,7 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
         let found = all.into_iter().find(|one| one.id == client.id);
         found.context("the client is gone")
     };
-    // Written again as it was.
+    // The file is rewritten unchanged.
     fs::remove_file(stand.store())?;
     wait_for("the file to be back", PATIENCE, || {
         let text = fs::read_to_string(stand.store())?;
@@ -419,8 +419,8 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
     })?;
     ensure!(now()?.identity == client.identity, "{:?}", now()?);
 
-    // The number has been given to others by the time that the file is back. An agent that is about to write it
-    // again waits for the lock.
+    // By the time the file is back, its number belongs to other labels. An agent that is about to rewrite the file
+    // waits for the lock.
     let lock = fs::File::open(stand.store_lock())?;
     lock.lock()?;
     let text = fs::read_to_string(stand.store())?;
@@ -464,7 +464,7 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     let lock = fs::File::create(stand.store_lock())?;
     lock.lock()?;
     node.take_over(None)?;
-    // Its labels have no identity: nothing passes, though no rule selects it.
+    // Its labels have no identity: nothing passes, although no rule selects it.
     let new = Member::on(node, "new", "--label app=new")?;
     let state = &new.endpoint.state;
     ensure!(state == "waiting-for-identity", "{:?}", new.endpoint);
@@ -510,7 +510,7 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     })
 }
 
-/// As a container's agent that was not given the folder which its runtime mounts namespaces in.
+/// Like an agent in a container that was not given the folder where its runtime mounts namespaces.
 #[test]
 #[ignore = "needs root"]
 fn endpoints_live_on_where_the_agent_finds_no_file_of_their_namespace() -> anyhow::Result<()> {
@@ -520,7 +520,7 @@ fn endpoints_live_on_where_the_agent_finds_no_file_of_their_namespace() -> anyho
     let members = (0..7).map(|n| Member::on(node, &format!("file{n}"), ""));
     let members: Vec<Member> = members.collect::<Result<_, _>>()?;
     node.kill_agent(Signal::SIGKILL)?;
-    // The namespaces stay: each member has its own open.
+    // The namespaces survive, since each member holds its own open.
     for member in &members {
         netns::remove(&member.name)?;
     }

@@ -1,4 +1,4 @@
-//! Endpoints of workloads on real nodes: made, reached, restored and deleted, with nothing left.
+//! Workload endpoints on real nodes: created, reached, restored and deleted without leftovers.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use tests::process::{RunOutput, run};
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
-/// A network namespace of a workload, which goes with this value.
+/// A workload's network namespace, removed on drop.
 struct Workload {
     name: String,
 }
@@ -21,7 +21,7 @@ struct Workload {
 impl Workload {
     fn new(name: &str) -> anyhow::Result<Self> {
         let name = format!("life-{name}");
-        // One that a killed test has left.
+        // A killed test may have left one.
         let _ = run(Command::new("ip").args(["netns", "delete", &name]));
         run(Command::new("ip").args(["netns", "add", &name]))?.success()?;
         Ok(Self { name })
@@ -75,7 +75,7 @@ impl Workload {
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        // It may be deleted already.
+        // It may already have been deleted.
         let _ = run(Command::new("ip").args(["netns", "delete", &self.name]));
     }
 }
@@ -91,7 +91,7 @@ fn addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
     endpoint.ipv4.into_iter().chain(endpoint.ipv6).collect()
 }
 
-/// Those of workloads that are not deleted.
+/// The live endpoints of workloads.
 fn endpoints(node: &Node) -> anyhow::Result<Vec<Endpoint>> {
     let mut all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
     all.retain(|one| one.identity != 4 && one.state != "disconnected");
@@ -107,7 +107,7 @@ fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
     })
 }
 
-/// Asks a UDP responder at `address` from a namespace, as for a name.
+/// Queries a UDP responder at `address` from a namespace, like a DNS lookup.
 fn asks(from: &Workload, to: &Workload, address: IpAddr) -> anyhow::Result<()> {
     let server = NetNs::open(&to.name)?.run_in(|| UdpSocket::bind((address, 53)))??;
     server.set_read_timeout(Some(PATIENCE))?;
@@ -157,13 +157,13 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
         asks(&b, &a, address)?;
         anyhow::ensure!(here.pings(address)?, "the host does not reach {address}");
     }
-    // The host has no gateway's address: it routes what is sent there, so no rule for the host is about it.
+    // The gateway addresses do not belong to the host: it routes what is sent there, so no rule for the host applies.
     for gateway in [first.gateway4, first.gateway6].into_iter().flatten() {
         let known = here.listing(&format!("bpf ipcache get {gateway}"))?;
         let entry = known.get(0).unwrap_or(&known);
         assert_eq!(entry["identity"], identity::WORLD, "{known}");
     }
-    // From an address that is not its own, nothing leaves.
+    // Nothing leaves from a source address that is not the endpoint's own.
     a.exec("ip address add 10.99.0.1/32 dev eth0")?.success()?;
     let other = second.ipv4.context("an IPv4 address")?;
     let spoofed = a.exec(&format!("ping -n -q -c 1 -W 1 -I 10.99.0.1 {other}"))?;
@@ -229,7 +229,7 @@ fn an_endpoint_whose_programs_cannot_be_attached_is_not_told_to_be_well() -> any
     wait_for("the endpoint to be well", PATIENCE, || {
         Ok(is_well()?.then_some(()))
     })?;
-    // Another qdisc in place of the one that holds the programs.
+    // Replaces the qdisc that holds the programs with another one.
     let agent = node.agent_pid()?;
     kill(agent, Signal::SIGSTOP)?;
     let replaced = ["delete dev {} clsact", "add dev {} ingress"]
@@ -325,7 +325,7 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
                     .spawn()
             })
             .collect::<Result<_, _>>()?;
-        // Another moment each time: what is cut short is the point, not a condition.
+        // A different moment each time: cutting work short is the point, so there is no condition to wait for.
         std::thread::sleep(Duration::from_millis(4 + round * 7));
         node.kill_agent(Signal::SIGKILL)?;
         for mut creation in creations {
@@ -453,7 +453,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
     assert!(told.contains("(health)"), "{told}");
     before.wait_same(|| Snapshot::node(node))?;
 
-    // Of five addresses one is the health endpoint's and one is taken.
+    // Of five addresses, the health endpoint has one, and one is taken.
     for number in 0..3 {
         b.endpoint_on(node, &format!("--ifname net{number}"))?;
     }

@@ -1,5 +1,5 @@
-//! Nodes that know each other from etcd alone, and what becomes of that when etcd or the way to it
-//! fails: nobody loses a node that is alive, and news arrive after the return.
+//! Nodes that know each other from etcd alone, and what happens when etcd or the path to it fails: no agent loses a
+//! live node, and news arrives after recovery.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ fn is_stale(node: &Node) -> anyhow::Result<bool> {
     Ok(node.stale_registry()?.is_some())
 }
 
-/// Does something while every agent that answers must list all the bed's nodes, at any time.
+/// Runs an action while every agent that answers must list all the bed's nodes at any time.
 fn while_nobody_is_lost<T>(
     bed: &Bed,
     work: impl FnOnce() -> anyhow::Result<T>,
@@ -52,11 +52,11 @@ fn while_nobody_is_lost<T>(
             let mut looks = 0_u32;
             while !done.load(Ordering::Relaxed) {
                 for node in bed.nodes() {
-                    // One that is being restarted does not answer.
+                    // An agent that is restarting does not answer.
                     let Ok(names) = node.listed_nodes() else {
                         continue;
                     };
-                    // One that has just started serves before it knows anything.
+                    // An agent that has just started serves before it knows anything.
                     if names.is_empty() {
                         continue;
                     }
@@ -127,7 +127,7 @@ fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()
         let health = node.health_ipv4()?.to_string();
         assert_eq!(record["healthAddresses"], serde_json::json!([health]));
     }
-    // While its nodes can still deregister.
+    // Dropped first, while its nodes can still deregister.
     drop(bed);
     Ok(())
 }
@@ -163,7 +163,7 @@ fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off
         wait_for("the loss to be told", PATIENCE, || {
             Ok(is_stale(alone)?.then_some(()))
         })?;
-        // What was bound to its lease goes, as if the lease had run out.
+        // What was bound to its lease is removed, as if the lease had expired.
         etcd.revoke_leases()?;
         etcd.put(&format!("{PREFIX}other"), "1")?;
         let revision = etcd.revision()?;
@@ -208,7 +208,7 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
             put.is_ok_and(|ran| ran.stderr.contains("space exceeded"))
         });
         assert!(full, "etcd takes more than its quota");
-        // It has to register now, and cannot.
+        // It must register now, and cannot.
         bed.node(2).kill_agent(Signal::SIGKILL)?;
         bed.node(2).start_agent()?;
         wait_for("the failure to be told", PATIENCE, || {
@@ -244,7 +244,7 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
             |name: &str, rest: &str| format!(r#"{{"name":"{name}","cluster":"default",{rest}}}"#);
         let cases = [
             ("empty", " ".to_owned(), "not a node record"),
-            // Together more than one answer of etcd may hold.
+            // Together, more than one etcd response may hold.
             ("large", large.clone(), "the value has 1048576 bytes"),
             ("large2", large.clone(), "the value has 1048576 bytes"),
             ("large3", large.clone(), "the value has 1048576 bytes"),
@@ -282,14 +282,14 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
         for (name, value, _) in &cases {
             etcd.put(&format!("{PREFIX}nodes/{name}"), value)?;
         }
-        // Over a living node's own record: its agent mends that.
+        // Overwrites a live node's own record: its agent repairs that.
         etcd.put(&format!("{PREFIX}nodes/hnode2"), "rubbish")?;
         wait_for("the overwritten record to be mended", PATIENCE, || {
             let record = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
             Ok(record.success()?.contains("172.30.0.2").then_some(()))
         })?;
         news_arrive(bed.nodes(), &etcd, 205)?;
-        // A restarted agent lists what the others were told one by one.
+        // A restarted agent lists what the others were notified of one by one.
         bed.node(1).kill_agent(Signal::SIGTERM)?;
         bed.node(1).start_agent()?;
         wait_for_all(bed.nodes(), "news205")?;
@@ -316,7 +316,7 @@ fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
     let (etcd, bed) = three_nodes("")?;
     let leaving = bed.node(3);
     leaving.kill_agent(Signal::SIGTERM)?;
-    // Each agent has one for its node and one for the identities that it uses.
+    // Each agent has one lease for its node and one for the identities that it uses.
     assert_eq!(etcd.revoke_leases()?, 6);
     news_arrive(&bed.nodes()[..2], &etcd, 206)?;
     assert!(bed.node(1).listed_nodes()?.contains(&leaving.full_name()));
@@ -349,7 +349,7 @@ fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
     node.take_over(None)?;
     end()?.success()?;
 
-    // One that answered may have the record; what to do without it is said.
+    // An etcd that once answered may hold the record; the error says what to do without it.
     let mut etcd = Etcd::start(&bed, SERVER, "")?;
     node.take_over(None)?;
     wait_for("the registration", PATIENCE, || {
@@ -361,7 +361,7 @@ fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
     let note = "registered.json to leave the record there";
     assert!(refused.stderr.contains(note), "{}", refused.stderr);
-    // Not even a start that never reaches it forgets that it once did.
+    // Even a start that never reaches etcd does not forget that an earlier one did.
     node.take_over(None)?;
     assert_eq!(end()?.code, Some(1));
     etcd.restart()?;

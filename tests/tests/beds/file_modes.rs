@@ -16,7 +16,8 @@ use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 const NOBODY: u32 = 65534;
 const NAMESPACE: &str = "h-modes";
-/// Prints each path with what could be done with it. `$1` is a folder of the user's own, the others are the paths.
+/// Prints each path with the operations that succeed on it. `$1` is a folder owned by the user; the others are the
+/// paths.
 const ATTACK: &str = r#"
 own=$1; shift
 for path in "$@"; do
@@ -32,11 +33,11 @@ done
 true
 "#;
 
-/// Folders of an agent below one that everybody may pass.
+/// An agent's folders, below one that every user may traverse.
 struct Place {
-    // Removed last.
+    // Dropped last.
     dir: TempDir,
-    /// That of the user nobody.
+    /// Folder owned by the user nobody.
     own: PathBuf,
 }
 
@@ -94,7 +95,7 @@ impl Place {
         Ok(agent)
     }
 
-    /// What the user nobody, of this group, can do with these paths.
+    /// What the user nobody, in this group, can do with these paths.
     fn attacked(&self, group: u32, paths: &[PathBuf]) -> anyhow::Result<String> {
         let mut attack = as_nobody(group);
         attack.args(["sh", "-c", ATTACK, "attack"]).arg(&self.own);
@@ -111,7 +112,7 @@ fn as_nobody(group: u32) -> Command {
     command
 }
 
-/// A folder and all that is in it.
+/// A folder and everything in it.
 fn below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = vec![folder.to_owned()];
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -153,7 +154,7 @@ fn nobody_can_do_anything_with_what_an_agent_keeps() -> anyhow::Result<()> {
     }
 
     let agent = place.start(node, &[])?;
-    // One that a killed test left.
+    // A killed test may have left one.
     netns::remove(NAMESPACE)?;
     let workload = NetNs::create(NAMESPACE)?;
     let made = run(place
@@ -228,7 +229,8 @@ fn a_group_reaches_the_socket_and_nothing_else() -> anyhow::Result<()> {
     let found = place.attacked(group, &paths)?;
     let listed = format!("list {}", runtime_dir.display());
     let locked = format!("lock {}", runtime_dir.display());
-    // Whether names in a folder that the group sees may be linked is the kernel's setting (fs.protected_hardlinks).
+    // Whether names in a folder visible to the group may be linked depends on a kernel setting
+    // (fs.protected_hardlinks).
     let others: Vec<&str> = found
         .lines()
         .filter(|line| *line != listed && *line != locked && !line.starts_with("link "))
@@ -236,7 +238,7 @@ fn a_group_reaches_the_socket_and_nothing_else() -> anyhow::Result<()> {
     ensure!(others.is_empty(), "the group can: {others:?}");
     drop(agent);
 
-    // Without the flag, the group of the last start is out again.
+    // Without the flag, the group from the last start loses access.
     let _agent = place.start(node, &[])?;
     ensure!(!reaches(group)?, "the former group reaches the socket");
     ensure!(mode(&runtime_dir)? == 0o700);
@@ -297,7 +299,7 @@ fn locks_that_another_user_holds_already_are_named() -> anyhow::Result<()> {
         _ => {}
     }
 
-    // New endpoints fail closed, and the holder is named.
+    // New endpoints fail closed, and the lock holder is named.
     let _held = hold(&lock_file)?;
     let _agent = place.start(node, &[])?;
     wait_for("the holder to be named", PATIENCE, || {
@@ -307,7 +309,7 @@ fn locks_that_another_user_holds_already_are_named() -> anyhow::Result<()> {
     })
 }
 
-/// Whoever locks the folder of named namespaces, which everybody may open, keeps no agent from its start.
+/// A lock on the folder of named namespaces, which any user may open, does not keep agents from starting.
 #[test]
 #[ignore = "needs root"]
 fn a_lock_on_the_folder_of_namespaces_keeps_no_agent_from_its_start() -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! Free addresses of a node's pod CIDRs: who sends there gets an ICMP error, and the packet does not go to and fro
-//! between the node and its router.
+//! Free addresses in a node's pod CIDRs: senders get an ICMP error, and packets do not bounce between the node and
+//! its router.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -15,10 +15,10 @@ use tests::outside::{self, FAR};
 use tests::process::run;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Addresses in the pod CIDRs of the first node, chosen by nobody: endpoints get others at random, but hardly these.
+/// Addresses in the first node's pod CIDRs that nothing uses: endpoints get random ones, but hardly these.
 const FREE: [&str; 2] = ["10.244.1.253", "fd00:10:244:1::fffd"];
 
-/// Packets that the router has forwarded.
+/// Number of packets that the router has forwarded.
 fn forwarded(like: IpAddr) -> anyhow::Result<u64> {
     let counter = if like.is_ipv4() {
         "IpForwDatagrams"
@@ -43,7 +43,7 @@ fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
         let socket = UdpSocket::bind((any, 0))?;
         socket.connect((address, 7))?;
         socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        // Else errors that may pass are kept from a process.
+        // Otherwise the kernel hides transient errors from a process.
         match address {
             IpAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
             IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
@@ -66,7 +66,7 @@ fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
             Ok(_) => anyhow::bail!("somebody answers"),
         }
     })?;
-    // Each datagram once, and errors about them.
+    // Each datagram once, and the errors about them.
     let forwarded = forwarded(address)? - before;
     ensure!(forwarded <= 2 * sent, "{address}: {forwarded} for {sent}");
     Ok(())
@@ -98,7 +98,7 @@ fn who_sends_to_a_free_address_gets_an_error() -> anyhow::Result<()> {
     for address in free {
         gets_an_error(address)?;
     }
-    // Endpoints are reached as before.
+    // Endpoints are still reachable.
     let member = Member::on(node, "one", "--label app=one")?;
     for address in member.addresses() {
         wait_for("the endpoint", PATIENCE, || {
@@ -106,7 +106,7 @@ fn who_sends_to_a_free_address_gets_an_error() -> anyhow::Result<()> {
         })?;
     }
 
-    // They stay without an agent, and the next one makes what is missing, beside what others have.
+    // The routes stay without an agent, and the next one adds missing ones beside routes of others.
     node.kill_agent(Signal::SIGKILL)?;
     ensure!(routes(node)?.len() == 2, "{:?}", routes(node)?);
     gets_an_error(free[0])?;

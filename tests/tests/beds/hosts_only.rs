@@ -1,4 +1,4 @@
-//! Nodes that take no part in the health of endpoints: without a pod CIDR, or as they are told.
+//! Nodes without endpoint health: because they have no pod CIDR, or because a flag says so.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,19 +14,19 @@ fn has_device(node: &Node) -> bool {
     node.exec("ip link show lxc_health").is_ok()
 }
 
-/// What a report says of a node.
+/// A node's entry in a report.
 fn of<'a>(report: &'a HealthStatus, node: &Node) -> anyhow::Result<&'a NodeStatus> {
     let name = node.full_name();
     let found = report.nodes.iter().find(|one| one.name == name);
     found.with_context(|| format!("{name} is not in the report"))
 }
 
-/// Waits until `here` reports hosts only, all reachable, and `there` the same of `here`.
+/// Waits until `here` reports hosts only, all reachable, and `there` reports the same about `here`.
 fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     let is_well = |node: &NodeStatus| node.reachability() == Reachability::Reachable;
     wait_for("hosts alone to be probed", PATIENCE, || {
         let [own, others] = [here.status()?, there.status()?];
-        // An agent that starts knows of none yet.
+        // A starting agent knows no nodes yet.
         ensure!(own.nodes.len() == others.nodes.len(), "{own:?}");
         ensure!(own.nodes.iter().all(|node| node.hosts_only), "{own:?}");
         ensure!(own.nodes.iter().all(is_well), "{own:?}");
@@ -37,7 +37,7 @@ fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     })
 }
 
-/// The registry of two nodes; whether the first has a pod CIDR.
+/// The registry of two nodes; `has_pod_cidr` is about the first one.
 fn registry(here: &Node, there: &Node, has_pod_cidr: bool) -> String {
     let node = |node: &Node, has_pod_cidr| {
         let (name, address) = (node.name(), node.ipv4());
@@ -48,7 +48,7 @@ fn registry(here: &Node, there: &Node, has_pod_cidr: bool) -> String {
     format!("nodes:\n{}{}", node(here, has_pod_cidr), node(there, true))
 }
 
-/// As Kubernetes does some time after a node came: its agent ends, to be started again.
+/// As Kubernetes does some time after a node joins: the agent exits, to be started again.
 fn give_pod_cidr(bed: &Bed, here: &Node, there: &Node) -> anyhow::Result<()> {
     bed.write_nodes_file(&registry(here, there, true))?;
     wait_for("the agent to end", PATIENCE, || {
@@ -128,7 +128,7 @@ fn without_endpoint_health_workloads_are_served_and_hosts_probed() -> anyhow::Re
         node.start_agent()?;
     }
     bed.wait_all_reachable(PATIENCE)?;
-    // The endpoint of the agent before goes.
+    // The previous agent's endpoint is removed.
     here.kill_agent(Signal::SIGTERM)?;
     here.start_agent_with("--endpoint-health off")?;
     let status = wait_hosts_only(here, there)?;
@@ -147,7 +147,7 @@ fn without_endpoint_health_workloads_are_served_and_hosts_probed() -> anyhow::Re
         Ok(there.pings(address)?.then_some(()))
     })?;
     assert_eq!(forwarding()??.trim(), "1");
-    // What others change is put right.
+    // The agent reverts changes by others.
     here.run_in(|| fs::write(FORWARDING, "0"))??;
     wait_for("the host to forward again", PATIENCE, || {
         Ok((forwarding()??.trim() == "1").then_some(()))
@@ -178,11 +178,11 @@ fn a_start_that_fails_leaves_the_former_health_endpoint() -> anyhow::Result<()> 
     let (here, there) = (bed.node(1), bed.node(2));
     let endpoint = here.health_ipv4()?;
     here.kill_agent(Signal::SIGTERM)?;
-    // Among the last things that are read.
+    // One of the last files to be read.
     let policies = here.runtime_dir().join("state/policies.json");
     let before = fs::read(&policies).ok();
     fs::write(&policies, "{ rubbish")?;
-    // Its API answers before that.
+    // The agent's API answers before that.
     let _ = here.start_agent_with(FLAGS);
     wait_for("the start to fail", PATIENCE, || {
         Ok(here.check_agent().is_err().then_some(()))

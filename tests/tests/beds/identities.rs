@@ -1,5 +1,5 @@
-//! Identities in etcd: nodes that race for them agree, and neither an outage of the store, nor the loss
-//! of leases or of all its data, gives anybody a wrong one.
+//! Identities in etcd: nodes that race for them agree, and neither an outage of the store, nor the loss of leases or
+//! of all its data, assigns a wrong one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -40,7 +40,7 @@ fn open(node: &str, timing: Timing) -> anyhow::Result<Arc<IdentityAllocator>> {
     Ok(Arc::new(opened))
 }
 
-/// Runs a test where etcd can be reached: on a node that has no agent.
+/// Runs a test on a node without an agent, where etcd can be reached.
 fn with_etcd<F: Future<Output = anyhow::Result<()>>>(
     test: impl FnOnce(Etcd) -> F + Send,
 ) -> anyhow::Result<()> {
@@ -71,7 +71,7 @@ fn has(identities: &Identities, labels: &LabelSet) -> Option<Identity> {
         .map(|(identity, _)| *identity)
 }
 
-/// How many identities of the cluster are known.
+/// Number of known cluster identities.
 fn count(identities: &Identities) -> usize {
     let of_cluster = identities.labels.keys().filter(|id| id.is_of_cluster());
     of_cluster.count()
@@ -162,7 +162,7 @@ fn what_a_wiped_store_lost_is_written_again_with_the_same_numbers() -> anyhow::R
             }
             etcd.ctl(&format!("del --prefix {PREFIX}{loss}"))?
                 .success()?;
-            // Both have references to all, an address, and two keys for each set.
+            // Both have references to all identities, an address, and two keys for each set.
             let whole = 20 * 2 + 20 * 2 + 1;
             let began = std::time::Instant::now();
             while etcd.keys(PREFIX)?.len() < whole {
@@ -207,7 +207,7 @@ fn what_only_a_dead_node_used_is_collected_and_its_addresses_go() -> anyhow::Res
 #[test]
 #[ignore = "needs root"]
 fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow::Result<()> {
-    // More than one look collects, and with lower numbers than the others.
+    // More than one pass collects, and numbered below the others.
     const HALVES: u32 = 70;
     with_etcd(async |etcd| {
         for n in 0..HALVES {
@@ -228,7 +228,7 @@ fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow
             left.len() == 2 && left.iter().all(|id| numbers.values().any(|one| one == *id))
         })
         .await?;
-        // What is left stays as it is, and nobody asks for a lease for it.
+        // What is left stays unchanged, and no lease is requested for it.
         let leases = || -> anyhow::Result<usize> {
             let listed = etcd.ctl("lease list")?.success()?;
             Ok(listed.lines().count())
@@ -245,7 +245,7 @@ fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow
 #[ignore = "needs root"]
 fn what_was_just_taken_up_is_never_collected() -> anyhow::Result<()> {
     with_etcd(async |etcd| {
-        // Everything that nobody uses is collected at once, by both.
+        // Both collect everything unused at once.
         let timing = Timing {
             settle_seen: Duration::ZERO,
             collect_after: Duration::ZERO,
@@ -310,7 +310,7 @@ fn foreign_keys_are_named_and_give_nobody_an_identity() -> anyhow::Result<()> {
         assert_eq!(count(&told), 1);
         assert!(node.addresses().borrow().0.is_empty());
 
-        // A set that says it has the number of another one.
+        // A set that claims another set's number.
         let taken = other.acquire(&app(1), OnOutage::Wait).await?;
         assert_ne!(taken, mine);
         let third = open("c", Timing::default())?;

@@ -1,4 +1,4 @@
-//! The listings of maps and programs show what traffic did, with an agent and without one.
+//! The listings of maps and programs show what traffic did, with and without an agent.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Requests sent, and the IP packets' size: 20 bytes of IP, 8 of ICMP and 100 of payload.
+/// Requests sent, and the size of their IP packets: 20 bytes of IP, 8 of ICMP and 100 of payload.
 const ECHOES: u64 = 5;
 const ECHO_BYTES: u64 = 128;
 
@@ -57,7 +57,7 @@ fn is_from_peer(row: &&Value) -> bool {
     row["protocol"] == "ICMP" && row["direction"] == "in" && row["source"] == "172.30.0.2"
 }
 
-/// The pinging program's entry; the agent on that node has one of its own.
+/// The pinging program's entry; the agent on that node has its own.
 fn ping_entry(pinged: &PingedBed) -> anyhow::Result<Value> {
     rows(pinged.node(), "bpf ct list")?
         .iter()
@@ -190,7 +190,7 @@ fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<(
         if is_dumped_empty == (count == 0) {
             continue;
         }
-        // The first entry came between the count and the dump, or the last one went.
+        // Between the count and the dump, the first entry appeared or the last one disappeared.
         let what = format!("the dump of {name} to be as its count");
         wait_for(&what, PATIENCE, || {
             let maps = rows(node, "bpf map list")?;

@@ -1,5 +1,5 @@
-//! Who answers is who it says: meshes with a key of their own, the exchange of that key, and nodes that have
-//! another one.
+//! Nodes that answer are who they claim to be: meshes with their own key, rotation of that key, and nodes with a
+//! different one.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,18 +14,18 @@ use tests::{Bed, PATIENCE, slowness, wait_for};
 const OLD: [u8; 16] = [1; 16];
 const NEW: [u8; 16] = [2; 16];
 
-/// The key files of one node, in a folder of their own.
+/// One node's key files, in their own folder.
 struct Keys(tempfile::TempDir);
 
 impl Keys {
-    /// With this key and no other.
+    /// With this key only.
     fn new(key: &[u8]) -> anyhow::Result<Self> {
         let keys = Self(tempfile::tempdir()?);
         keys.set(key, None)?;
         Ok(keys)
     }
 
-    /// Replaces them; `other` is what the second file's name ends with, and its key.
+    /// Replaces the keys; `other` is the suffix of the second file, and its key.
     fn set(&self, key: &[u8], other: Option<(&str, &[u8])>) -> anyhow::Result<()> {
         for suffix in [".previous", ".next"] {
             let file = self.0.path().join(format!("key{suffix}"));
@@ -60,7 +60,7 @@ fn write(file: &Path, key: &[u8]) -> anyhow::Result<()> {
     Ok(fs::set_permissions(file, Permissions::from_mode(0o600))?)
 }
 
-/// The cause that `observer` finds with `peer`.
+/// The cause that `observer` reports for `peer`.
 fn cause(observer: &Node, peer: &Node) -> anyhow::Result<Option<String>> {
     let report = observer.status()?;
     let mut nodes = report.nodes.into_iter();
@@ -68,7 +68,7 @@ fn cause(observer: &Node, peer: &Node) -> anyhow::Result<Option<String>> {
     Ok(found.and_then(|node| Some(node.diagnosis?.cause)))
 }
 
-/// Waits until `observer` finds this cause with `peer`, or none.
+/// Waits until `observer` reports this cause for `peer`, or none.
 pub(crate) fn wait_for_cause(
     observer: &Node,
     peer: &Node,

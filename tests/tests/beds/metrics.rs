@@ -16,7 +16,7 @@ use tests::{Bed, PATIENCE, wait_for};
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
 const CLASSIC: &str = "text/plain; version=0.0.4";
 
-/// The metrics as text, in the format asked for.
+/// The metrics as text, in the requested format.
 fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
     let (code, content_type, body) = get_as(node, address, "/metrics", format)?;
@@ -36,7 +36,7 @@ pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
     parse(&body).with_context(|| format!("not OpenMetrics:\n{body}"))
 }
 
-/// Reads OpenMetrics text, and refuses what is not described, repeated, or out of order.
+/// Parses OpenMetrics text, and refuses anything undescribed, repeated or out of order.
 fn parse(text: &str) -> anyhow::Result<Samples> {
     let body = text.strip_suffix("# EOF\n").context("no end")?;
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
@@ -79,7 +79,7 @@ fn parse(text: &str) -> anyhow::Result<Samples> {
     Ok(samples)
 }
 
-/// `{name="value",...}` or nothing; our values hold no quotes.
+/// `{name="value",...}` or nothing; our values contain no quotes.
 fn check_labels(labels: &str) -> anyhow::Result<()> {
     if labels.is_empty() {
         return Ok(());
@@ -109,7 +109,7 @@ fn probes(kind: &str, protocol: &str, result: &str) -> String {
     )
 }
 
-/// Counters and parts of histograms.
+/// Whether it is a counter or part of a histogram.
 fn is_monotone(series: &str) -> bool {
     let name = series.split('{').next().unwrap_or_default();
     ["_total", "_sum", "_count", "_bucket"]
@@ -189,7 +189,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
         Ok(failing(&samples).is_empty().then_some(samples))
     })?;
     assert_eq!(alone[&status(node, "node", "reachable")], 1.0);
-    // Series of the peer itself are gone with it.
+    // Series of the peer itself disappear with it.
     let lasting = |series: &str| is_monotone(series) && !series.contains("target_node_name=");
     for (series, before) in degraded.iter().filter(|(series, _)| lasting(series)) {
         let now = alone.get(series);
@@ -201,12 +201,12 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     Ok(())
 }
 
-/// What is wrong with the text in promtool's eyes.
+/// Checks the text with promtool.
 fn lint(text: &str) -> anyhow::Result<()> {
     let mut promtool = Command::new("promtool");
     let ran = run_with_input(promtool.args(["check", "metrics"]), text)?;
     let said = format!("{}{}", ran.stdout, ran.stderr);
-    // A remark alone does not make it fail.
+    // A remark alone does not make promtool fail.
     ensure!(ran.code == Some(0) && said.trim().is_empty(), "{said}");
     Ok(())
 }
@@ -257,7 +257,7 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A Prometheus server that ends with this value.
+/// A Prometheus server, killed on drop.
 struct Prometheus {
     server: Child,
     _folder: tempfile::TempDir,
@@ -296,13 +296,13 @@ impl Prometheus {
         })
     }
 
-    /// The samples that an expression has now.
+    /// The current samples of an expression.
     fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
         let mut body = Self::get(node, &format!("query?query={expression}"))?;
         serde_json::from_value(body["data"]["result"].take()).context("no result")
     }
 
-    /// What the server's API answers.
+    /// The response of the server's API.
     fn get(node: &Node, path: &str) -> anyhow::Result<serde_json::Value> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
         let (code, body) = get(node, address, &format!("/api/v1/{path}"))?;

@@ -1,37 +1,37 @@
-//! What netem does to echo requests on their way is what the rows tell of them: round trips, losses, late
-//! answers and duplicates are compared with netem's own counters, one by one.
+//! The rows report exactly what netem does to echo requests: round trips, losses, late answers and duplicates are
+//! compared with netem's own counters, one by one.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Milliseconds that netem holds a request which is merely slow.
+/// How long netem holds a request that is merely slow, in milliseconds.
 const SLOW_MS: u64 = 40;
-/// Milliseconds that it holds one which is late: longer than agents wait.
+/// How long netem holds a request that is late, in milliseconds: longer than agents wait.
 const LATE_MS: u64 = 2500;
-/// Requests that a test wants to see go through netem.
+/// How many requests must pass through netem in a test.
 const ENOUGH: u64 = 20;
 
-/// Two nodes whose agents probe each other by ICMP alone. All echo requests that the first one sends pass a
-/// netem on its uplink, and nothing else does.
+/// Two nodes whose agents probe each other only by ICMP. All echo requests of the first node pass through a netem on
+/// its uplink, and nothing else does.
 struct Wire {
     bed: Bed,
-    /// What was told before netem began.
+    /// What was reported before netem started.
     before: RowCounts,
 }
 
-/// Counters of netem.
+/// netem's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Netem {
-    /// Packets that it has let go.
+    /// Packets that it has sent on.
     sent: u64,
-    /// Packets that it has thrown away.
+    /// Packets that it has dropped.
     dropped: u64,
-    /// Packets that it holds.
+    /// Packets that it is holding.
     held: u64,
 }
 
-/// What the first node's row tells of the second one. The endpoint's address, which would be probed too, is
+/// What the first node's rows report about the second node. The endpoint's address, which would be probed too, is
 /// learned by HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RowCounts {
@@ -42,7 +42,7 @@ struct RowCounts {
 }
 
 impl Wire {
-    /// What netem does is in its own words. It begins when all probes are answered.
+    /// `what` is in netem's own syntax. netem starts once all probes are answered.
     fn new(flags: &str, what: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(2)
@@ -58,7 +58,7 @@ impl Wire {
             Ok(answered.then_some(()))
         })?;
         wire.before = wire.total()?;
-        // Band 1 has netem, and the filter alone leads there. The limit is far beyond what is under way.
+        // netem is on band 1, and only the filter leads there. The limit is far above the number of packets in flight.
         for command in [
             "tc qdisc add dev eth0 root handle 1: prio priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
             &format!("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"),
@@ -74,7 +74,7 @@ impl Wire {
         self.bed.node(1)
     }
 
-    /// Has netem do something else from now on.
+    /// Changes netem's settings from now on.
     fn change(&self, what: &str) -> anyhow::Result<()> {
         self.node().exec(&format!(
             "tc qdisc change dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"
@@ -82,7 +82,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Leads requests past netem, waits until it holds none, and returns its counters, which change no more.
+    /// Routes requests past netem, waits until it holds none, and returns its counters, which are final then.
     fn close(&self) -> anyhow::Result<Netem> {
         self.node()
             .exec("tc filter delete dev eth0 parent 1: prio 1")?;
@@ -104,7 +104,7 @@ impl Wire {
         })
     }
 
-    /// Waits until so many requests have gone through netem, or were thrown away there.
+    /// Waits until enough requests have passed through netem or been dropped there.
     fn wait_enough(&self) -> anyhow::Result<()> {
         wait_for("enough requests", PATIENCE, || {
             let netem = self.netem()?;
@@ -121,7 +121,7 @@ impl Wire {
         Ok(rows)
     }
 
-    /// What the rows tell of the time since netem began.
+    /// What the rows report since netem started.
     fn row_counts(&self) -> anyhow::Result<RowCounts> {
         let (before, now) = (self.before, self.total()?);
         Ok(RowCounts {
@@ -144,7 +144,7 @@ impl Wire {
         Ok(told)
     }
 
-    /// Waits until the rows tell this, and then until there are more round trips, which change nothing of it.
+    /// Waits until the rows match, then until there are more round trips, which must not change the match.
     fn tell_and_keep_telling(
         &self,
         what: &str,
@@ -183,7 +183,7 @@ fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
         "--probe-interval 500ms --probe-timeout 500ms --one-way",
         &format!("delay {SLOW_MS}ms"),
     )?;
-    // What was under way before is over then.
+    // By then, everything in flight beforehand is done.
     wire.wait_enough()?;
     wire.node().cli("bpf rtt reset --all")?.success()?;
     wait_for("new round trips", PATIENCE, || {
@@ -198,7 +198,7 @@ fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
         assert!(shortest("forward-min-ns")? >= delay, "{row}");
         assert!(shortest("back-min-ns")? < delay, "{row}");
     }
-    // Where it is gone, so is the delay.
+    // Once it is gone, so is the delay.
     wire.change("delay 0ms")?;
     wait_for("shorter round trips", PATIENCE, || {
         let rows = wire.rows()?;
@@ -212,7 +212,7 @@ fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
 fn what_netem_duplicates_is_one_round_trip_and_one_duplicate() -> anyhow::Result<()> {
     let wire = Wire::new(
         "--probe-interval 500ms --probe-timeout 500ms",
-        // Each of them.
+        // Duplicates every request.
         "duplicate 100%",
     )?;
     wire.wait_enough()?;
@@ -232,7 +232,7 @@ fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -
     const GAP: u64 = 3;
     let wire = Wire::new(
         "--probe-interval 1s --probe-timeout 1s",
-        // Each third one goes at once, past those that are held.
+        // Every third request is sent at once, overtaking those that are held.
         &format!("delay {LATE_MS}ms reorder 100% gap {GAP}"),
     )?;
     wire.wait_enough()?;
@@ -242,7 +242,7 @@ fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -
     let told = wire.tell_and_keep_telling("all that is late", |told| {
         told.late == held && told.lost == held && told.samples >= at_once && told.duplicates == 0
     })?;
-    // Late answers are no round trips.
+    // Late answers don't count as round trips.
     for row in wire.rows()? {
         let longest = row["max-ns"].as_u64().context("no round trip")?;
         assert!(longest < LATE_MS * 1_000_000, "{told:?}: {row}");

@@ -1,5 +1,5 @@
-//! Policy that takes up most of its map: changes come into force all the same, and what has no room is told and holds
-//! nobody else up.
+//! Policy that fills most of its map: changes still take effect, and rules that do not fit are reported and block
+//! nothing else.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -13,10 +13,10 @@ use tempfile::TempDir;
 use tests::liveness::liveness;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Ports of a rule, as many as it may have, every other one: each is an entry.
+/// Ports per rule, as many as allowed; every other one, so each is an entry.
 const PORTS: u16 = 40;
 
-/// Rules by which a friend may reach an endpoint at some ports, and so many hosts outside may too, both ways.
+/// Rules that let a friend reach an endpoint at some ports, and also this many hosts outside, in both directions.
 fn rules(first_port: u16, hosts: u32) -> String {
     let ports = (0..PORTS)
         .map(|n| format!(r#"{{"port": "{}", "protocol": "UDP"}}"#, first_port + 2 * n))
@@ -36,7 +36,7 @@ fn rules(first_port: u16, hosts: u32) -> String {
     )
 }
 
-/// Hosts by which rules have at least so many entries.
+/// Number of hosts that gives the rules at least this many entries.
 fn hosts_for(entries: u32) -> u32 {
     entries / u32::from(PORTS) / 2
 }
@@ -63,7 +63,7 @@ fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<bool> {
     Ok(said.contains("is in force after"))
 }
 
-/// Imports rules, and waits until they are in force. However large they are, that takes a slow machine its time.
+/// Imports rules, and waits until they are in force. Large rules take a slow machine some time.
 fn enforce(node: &Node, folder: &Path, text: &str) -> anyhow::Result<()> {
     wait_for("the rules to be in force", PATIENCE, || {
         Ok(import(node, folder, text)?.then_some(()))
@@ -152,7 +152,7 @@ fn policy_without_room_is_told_and_holds_nobody_up() -> anyhow::Result<()> {
     ensure!(code == 200 && !policy.is_failure, "{liveness:?}");
     ensure!(policy.message.contains("HEALTH_POLICY"), "{policy:?}");
 
-    // The former rules hold, also for endpoints that come now.
+    // The former rules stay in force, also for new endpoints.
     wait_passes(&near, &web, 20_000)?;
     ensure!(!passes(&near, &web, 20_001)?, "the new rules hold");
     let far = Member::on(there, "far", "--label role=friend")?;

@@ -1,5 +1,5 @@
-//! Containers under containerd that an agent probes: readiness, kills, restarts, events, and an agent that is killed
-//! meanwhile.
+//! Containers under containerd that an agent probes: readiness, kills, restarts, events, and an agent that is killed in
+//! between.
 
 mod lives;
 
@@ -23,7 +23,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// The flags of the agent come after its start: the containerd is on its node.
+    /// The agent's flags are set after the bed starts, since containerd runs on its node.
     fn start() -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
         let containerd = Containerd::start_on(bed.node(1), None)?;
@@ -50,7 +50,7 @@ impl Stand {
         ))
     }
 
-    /// Runs a container of a script, and has it probed.
+    /// Runs a container with a script, and probes it.
     fn run(&mut self, name: &str, script: &str, probes: &str) -> anyhow::Result<Container> {
         let container = self
             .containerd
@@ -59,7 +59,7 @@ impl Stand {
         Ok(container)
     }
 
-    /// Has a container probed.
+    /// Makes the agent probe a container.
     fn probe(&self, name: &str, probes: &str) -> anyhow::Result<()> {
         let manifest = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: uid-{name}}}\n\
@@ -73,7 +73,7 @@ impl Stand {
         self.manifests.path().join(format!("{name}.yaml"))
     }
 
-    /// What the agent knows of a pod, if it knows one of this name.
+    /// What the agent knows about a pod, if it knows one of this name.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
         let told = self.node().cli(&format!("probe get {name} -o json"))?;
         if told.code != Some(0) {
@@ -83,7 +83,7 @@ impl Stand {
         Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
-    /// Waits until the only container of a pod is as it should be.
+    /// Waits until the only container of a pod meets a condition.
     fn wait(
         &self,
         what: &str,
@@ -98,7 +98,7 @@ impl Stand {
         .with_context(|| format!("{:?}", self.events(name)))
     }
 
-    /// Waits until what is known of these containers is written down, and that these pods are ready.
+    /// Waits until the state of these containers is saved, and until these pods are ready.
     fn wait_saved<'a>(
         &self,
         ids: impl IntoIterator<Item = &'a str>,
@@ -206,7 +206,7 @@ fn an_agent_that_is_killed_loses_no_readiness_and_restarts_nothing() -> anyhow::
     for _ in 0..3 {
         stand.node().kill_agent(Signal::SIGKILL)?;
         stand.start_agent()?;
-        // From the first answer that knows the pod, it is ready.
+        // It is ready from the first answer that knows the pod.
         let pod = wait_for("the pod to be known", PATIENCE, || stand.pod("serves"))?;
         assert!(pod.ready, "{pod:?}");
         let container = stand.wait("its container to be known", "serves", |one| {
@@ -265,7 +265,7 @@ fn containers_that_were_being_killed_are_started_again_by_the_next_agent() -> an
     let [before, after] = ["ends-before", "ends-after"];
     let mut containers = HashMap::new();
     for name in [before, after] {
-        // It ends well, so its policy alone would leave it.
+        // It exits successfully, so its policy alone would not restart it.
         let container = stand.run(
             name,
             "trap 'until test -e /tmp/end; do sleep 0.1; done; exit 0' TERM; touch /tmp/alive; while :; do sleep 0.1; done",
@@ -355,7 +355,7 @@ fn an_agent_that_must_not_restart_containers_only_says_what_should_be() -> anyho
     })?;
     let why = "Container spared failed liveness probe; not killed: --container-restarts is off";
     assert_eq!(told.message, why);
-    // Looks at the runtime have come and gone by the time that a second container is ready.
+    // By the time a second container is ready, the runtime has been polled several times.
     let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
     stand.run("witness", "sleep 1000000", probe)?;
     stand.wait("another one to be ready", "witness", |one| one.ready)?;

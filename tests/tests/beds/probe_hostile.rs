@@ -13,7 +13,7 @@ use tests::hostile::Hostile;
 
 use self::cases::{CASES, Case, Way, is_timeout};
 
-/// For what never comes.
+/// Timeout for something that never comes.
 const SHORT: Duration = Duration::from_millis(300);
 /// How often each server is probed.
 const ROUNDS: usize = 3;
@@ -43,8 +43,8 @@ fn each_comes_to_what_is_expected(ways: &[Way]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On a busy machine a probe may take too long before it comes to the stage that it is to take too long at, and gets more
-/// time then.
+/// On a busy machine, a probe may time out before it reaches the stage at which it should time out; it gets more time
+/// then.
 async fn comes_to_what_is_expected(case: &Case, hostile: &Hostile) {
     let mut timeout = if case.times_out() { SHORT } else { PATIENCE };
     loop {

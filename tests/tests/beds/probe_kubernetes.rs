@@ -63,7 +63,7 @@ impl Stand {
         self.start_agent_with("")
     }
 
-    /// Runs a container that stays.
+    /// Runs a container that keeps running.
     fn run(&mut self, name: &str) -> anyhow::Result<Container> {
         let script = "touch /tmp/alive; sleep 1000000";
         self.containerd
@@ -91,7 +91,7 @@ impl Stand {
         object
     }
 
-    /// What the agent knows of a pod, if it knows one of this name.
+    /// What the agent knows about a pod, if it knows one of this name.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
         let told = self.node().cli(&format!("probe get {name} -o json"))?;
         if told.code != Some(0) {
@@ -101,7 +101,7 @@ impl Stand {
         Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
-    /// Waits until the only container of a pod is as it should be.
+    /// Waits until the only container of a pod meets a condition.
     fn wait(
         &self,
         what: &str,
@@ -181,7 +181,7 @@ fn pods_of_this_node_are_probed_and_those_of_others_are_not() -> anyhow::Result<
         (pod.pod.as_str(), pod.uid.as_str(), pod.source.as_str()),
         ("default/first", "uid-first", "kubernetes")
     );
-    // Changes are followed: what comes, what is changed, what goes.
+    // Changes are followed: additions, updates, deletions.
     stand.server.put(stand.object("later", PASSES));
     stand.wait_ready("later")?;
     for name in ["elsewhere", "unscheduled"] {
@@ -196,7 +196,7 @@ fn pods_of_this_node_are_probed_and_those_of_others_are_not() -> anyhow::Result<
     })?;
     stand.server.delete_pod("default/first");
     stand.wait_gone("first")?;
-    // One that has failed runs no more, whatever the runtime still has.
+    // A failed pod is not running any more, whatever the runtime still has.
     let mut failed = stand.object("later", PASSES);
     failed["status"] = json!({ "phase": "Failed", "reason": "Evicted" });
     stand.server.put(failed);
@@ -234,7 +234,7 @@ fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
         problem.starts_with("kubernetes: pods stay as they were at 20"),
         "{problem:?}"
     );
-    // They are probed on: what becomes of them is seen.
+    // They are still probed: changes are seen.
     stand.containerd.exec(&id, &["rm", "/tmp/alive"])?;
     stand.wait("its failure to be seen", "stays", |one| !one.ready)?;
     stand.containerd.exec(&id, &["touch", "/tmp/alive"])?;
@@ -259,7 +259,7 @@ fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
         "at first, and again"
     );
 
-    // An agent that begins while the server is away has no pods, and forgets nothing of them.
+    // An agent that starts while the server is down has no pods, but forgets nothing about them.
     stand.server.stop();
     stand.node().kill_agent(nix::sys::signal::Signal::SIGTERM)?;
     stand.start_agent()?;
@@ -319,14 +319,14 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
     for name in ["static-n1", "copied"] {
         stand.run(name)?;
     }
-    // A static pod, which the API only mirrors: with a UID of its own, while the runtime has that of the annotation.
+    // A static pod, which the API only mirrors under its own UID, while the runtime has the UID in the annotation.
     let mut mirror = stand.object("static-n1", PASSES);
     mirror["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "uid-static-n1" });
     mirror["metadata"]["uid"] = "of-the-mirror".into();
     let mut of_static = stand.object("static-n1", PASSES);
     of_static["metadata"]["uid"] = Value::Null;
     let copied = stand.object("copied", PASSES);
-    // Two that only claim to mirror these pods, and come first by their names.
+    // Two that only claim to mirror these pods, and sort first by name.
     let claims = |name: &str, uid: &str| {
         let mut claims = stand.object(name, PASSES);
         claims["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": uid });
@@ -361,7 +361,7 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
         assert!(pod.source.ends_with(".json"), "the folder's wins: {pod:?}");
     }
     assert_eq!(stand.problems()?.len(), 1, "{:?}", stand.problems()?);
-    // Without the folder's, the API's is probed: the runtime knows the mirrored pod by the UID that the annotation has.
+    // Without the folder's pod, the API's is probed: the runtime knows the mirrored pod by the UID in the annotation.
     for name in ["static", "copied"] {
         fs::remove_file(stand.manifests().join(format!("{name}.json")))?;
     }
@@ -371,7 +371,7 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
             Ok(pod.filter(|pod| pod.source == "kubernetes" && pod.ready))
         })?;
     }
-    // The others are pods of their own, which no runtime has.
+    // The others are separate pods, which no runtime has.
     for name in ["a-claim", "b-claim"] {
         let claim = stand.pod(name)?.context(name)?;
         assert!(
@@ -420,7 +420,7 @@ fn a_failing_pod_of_kubernetes_is_not_restarted() -> anyhow::Result<()> {
             "Container failing failed liveness probe; not killed: its restart is left to the kubelet"
         )
     );
-    // A pod of the folder goes through all of it meanwhile.
+    // Meanwhile, a pod of the folder goes through all of it.
     stand.wait("another one to be started again", "own", |one| {
         one.restarts == 1 && one.id.as_deref() != Some(&*own)
     })?;
@@ -437,7 +437,7 @@ fn a_failing_pod_of_kubernetes_is_not_restarted() -> anyhow::Result<()> {
         (Some(&*ended.id), None)
     );
 
-    // Where the agent is told to, it restarts them.
+    // The agent restarts them if a flag says so.
     stand.node().kill_agent(nix::sys::signal::Signal::SIGTERM)?;
     stand.start_agent_with(&format!("{folder} --kubelet-pod-restarts true"))?;
     for (name, id) in [("failing", &failing), ("ended", &ended.id)] {
@@ -452,7 +452,7 @@ fn a_failing_pod_of_kubernetes_is_not_restarted() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn without_a_runtime_the_api_says_how_the_containers_do() -> anyhow::Result<()> {
     let stand = Stand::start()?;
-    // What uses the host's network has the node's address; the agent itself listens there.
+    // A pod on the host network has the node's address; the agent itself listens there.
     let object = |name: &str, phase: &str, state: Value| {
         let mut object = stand.object(name, PASSES);
         object["spec"]["hostNetwork"] = true.into();

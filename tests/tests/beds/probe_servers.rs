@@ -20,10 +20,10 @@ use tests::{PATIENCE, wait_for};
 
 const PORT: u16 = 8080;
 const TLS_PORT: u16 = 8443;
-/// For what never comes.
+/// Timeout for something that never comes.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// An nginx of the test's own.
+/// A private nginx for the test.
 struct Nginx {
     _server: Running,
     authority: Authority,
@@ -43,7 +43,7 @@ impl Nginx {
         fs::write(file("html/well"), "well")?;
         fs::write(file("nginx.conf"), configuration(&dir.path().display()))?;
         let mut server = Command::new("setpriv");
-        // It must not outlive the test that it serves.
+        // It must not outlive the test.
         server
             .args(["--pdeathsig", "KILL", "nginx", "-c"])
             .arg(file("nginx.conf"));
@@ -59,7 +59,7 @@ impl Nginx {
         Ok(nginx)
     }
 
-    /// Of the lines in its log, those on this path.
+    /// The lines in its log for this path.
     fn log(&self, path: &str) -> anyhow::Result<Vec<String>> {
         let log = fs::read_to_string(self._dir.path().join("access.log"))?;
         let asked = format!(" {path} ");
@@ -271,7 +271,7 @@ fn probes_leave_no_time_wait_and_no_complaint() -> anyhow::Result<()> {
         assert_eq!(outcome.result, RawResult::Success, "{outcome:?}");
     }
     left_after("TCP")?;
-    // It tells of connections that end with an error.
+    // It logs connections that end with an error.
     let errors = nginx.errors()?;
     let complaints: Vec<_> = errors
         .lines()
@@ -286,12 +286,12 @@ fn probes_leave_no_time_wait_and_no_complaint() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A network namespace that goes with its value.
+/// A network namespace that is removed on drop.
 struct Pod(Arc<NetNs>);
 
 impl Pod {
     fn new(name: &str) -> anyhow::Result<Self> {
-        // One that a killed test left.
+        // A leftover of a killed test.
         netns::remove(name)?;
         let pod = Self(Arc::new(NetNs::create(name)?));
         run(Command::new("ip").args(["-netns", name, "link", "set", "lo", "up"]))?.success()?;
@@ -324,7 +324,7 @@ fn probes_start_inside_a_network_namespace() -> anyhow::Result<()> {
     assert_eq!(ask(&target).result, RawResult::Failure);
     target.netns = Some(pod.0.clone());
     assert_eq!(ask(&target).result, RawResult::Success);
-    // Nobody reads there.
+    // Nothing reads there.
     let asked = probe(target, "/");
     let outcome = runtime.block_on(http::probe(&asked, Deadline::after(SHORT)));
     assert!(

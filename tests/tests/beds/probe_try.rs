@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tests::bed::agent_binary;
 use tests::process::Running;
 
-/// A container with a probe of each type that is true of any machine, but for the port.
+/// A container with a probe of each type that passes on any machine, except for the port.
 fn manifest(port: u16) -> String {
     format!(
         r#"apiVersion: v1
@@ -29,7 +29,7 @@ spec:
     )
 }
 
-/// Runs it with these words. The manifest comes by stdin.
+/// Runs the command with these arguments. The manifest goes to stdin.
 fn try_probes(text: &str, words: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new(agent_binary()?);
     command.args(["probe", "try", "-"]).args(words);
@@ -177,7 +177,7 @@ fn what_cannot_be_tried_is_told_by_pod_container_and_field() -> anyhow::Result<(
     assert!(told.contains("none.yaml"), "{told}");
     assert_eq!(output.status.code(), Some(1));
 
-    // Without an address or a process nothing is known of the container, which says nothing of it.
+    // Without an address or a process, nothing is known about the container, which says nothing about its health.
     fs::write(&missing, manifest(80))?;
     let output = Command::new(agent_binary()?)
         .args(["probe", "try", "-o", "json"])

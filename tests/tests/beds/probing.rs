@@ -1,5 +1,5 @@
-//! How much is probed, counted by the kernel: switches, the probe rate, results as they come, and what
-//! connections leave behind.
+//! How much is probed, counted by the kernel: switches, the probe rate, results as they come, and what connections
+//! leave behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -11,10 +11,10 @@ use tests::bed::Node;
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
 
-/// TCP states in `/proc/net/tcp`.
+/// TCP state in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 
-/// A counter of the node's kernel, by the words in `/proc/net/snmp`.
+/// A counter of the node's kernel, by its names in `/proc/net/snmp`.
 fn counter(node: &Node, protocol: &str, name: &str) -> anyhow::Result<u64> {
     let text = node.exec("cat /proc/net/snmp")?;
     let mut lines = text
@@ -95,7 +95,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         .with_context(|| status.probe_interval.clone())?;
     assert!((666.0..667.0).contains(&effective), "{effective} ms");
 
-    // What was sent until it was enough to tell a rate, and the time that this took.
+    // Number of probes sent, once there are enough to derive a rate, and the time that this took.
     let sent_meanwhile = || -> anyhow::Result<(u64, Duration)> {
         let ((echos, connections), start) = (probes(node)?, Instant::now());
         wait_for("probes to be sent", PATIENCE, || {
@@ -104,7 +104,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
             Ok((sent >= ENOUGH).then(|| (sent, start.elapsed())))
         })
     };
-    // A second's worth may be sent in advance.
+    // A burst of one second's worth is allowed.
     let most = |time: Duration| (time.as_secs_f64() + 1.0) * RATE as f64;
     let (sent, time) = sent_meanwhile()?;
     assert!(sent as f64 <= most(time), "{sent} probes in {time:?}");
@@ -123,7 +123,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
 #[test]
 #[ignore = "needs root"]
 fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
-    // Connections alone: they get through as soon as the fault is gone.
+    // TCP only: connections get through as soon as the fault is gone.
     let bed = Bed::builder()
         .nodes(3)
         .agent_args("--probe-interval 60s --probe-timeout 20s --probe icmp=off")
@@ -176,7 +176,7 @@ fn echo_requests_that_this_host_drops_itself_time_out() -> anyhow::Result<()> {
         .probing(500, 400)
         .start()?;
     let (node, other) = (bed.node(1), bed.node(2));
-    // Empty where the host of the other node answers.
+    // Empty if the host of the other node answers.
     let wait_icmp = |what: &str, is: fn(&str) -> bool| {
         wait_for(what, PATIENCE, || {
             let status = node.status()?;
@@ -188,7 +188,8 @@ fn echo_requests_that_this_host_drops_itself_time_out() -> anyhow::Result<()> {
         })
     };
     wait_icmp("an answer", str::is_empty)?;
-    // A queue without room. Raw sockets hide that (`raw_sendmsg` in net/ipv4/raw.c): nothing else is known of the packet.
+    // A queue without space. Raw sockets hide that (`raw_sendmsg` in net/ipv4/raw.c): nothing else is known about the
+    // packet.
     node.exec("tc qdisc add dev eth0 root pfifo limit 0")?;
     wait_icmp("the loss to be shown", |status| {
         status == "Connection timed out"
@@ -218,7 +219,7 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
             .count();
         assert_eq!(waiting, 0, "{}:\n{table}", node.name());
     }
-    // Of 200 connections, none but those of this moment: on a busy machine each lasts until its time is over.
+    // Of 200 connections, only the current ones remain: on a busy machine, each lasts until its timeout.
     wait_for("as many open files as before", PATIENCE, || {
         let now = node.open_files()?;
         ensure!(now <= open, "{now} open files, before it were {open}");
@@ -226,7 +227,7 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
     })
 }
 
-/// Lets the node drop all that comes in.
+/// Makes the node drop all incoming packets.
 fn drop_all(node: &Node) -> anyhow::Result<()> {
     let table = "table ip fault {\nchain in {\n\
                  type filter hook prerouting priority raw; iifname eth0 drop;\n}\n}\n";
@@ -234,7 +235,7 @@ fn drop_all(node: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends what [`drop_all`] began.
+/// Undoes [`drop_all`].
 fn drop_nothing(node: &Node) -> anyhow::Result<()> {
     run_with_input(
         node.command("nft").args(["-f", "-"]),

@@ -1,4 +1,4 @@
-//! The README shows what a run shows, and its figures are about those of a run.
+//! The README shows what a run prints, and its figures are close to those of a run.
 
 use tests::readme::{
     PROGRAM_LIMIT_MB, check_figures, check_samples, map_figures, samples, written_figure,

@@ -1,5 +1,5 @@
-//! What others break in a health endpoint is told and put right, and the log names the cause. `cargo xtask bench told`
-//! measures how soon.
+//! Damage to a health endpoint by others is reported and repaired, and the log names the cause.
+//! `cargo xtask bench told` measures how fast.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use tests::liveness::liveness;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Until a repair is done: 2 s are promised, and a busy machine gets ten times that.
+/// Time limit for a repair: 2 s are promised, and a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
 
-/// Two nodes, the first of which will be broken.
+/// Two nodes; tests break the first one.
 struct RepairBed {
     bed: Bed,
     endpoint: IpAddr,
@@ -46,8 +46,8 @@ impl RepairBed {
         self.bed.node(1)
     }
 
-    /// What must hold again: all pins, all programs on their devices, and answers of both kinds to
-    /// another node, of which the echo must come from the kernel.
+    /// Must hold again: all pins exist, all programs are attached, and both kinds of answer reach another node; the
+    /// echo must come from the kernel.
     fn is_healthy(&self) -> anyhow::Result<()> {
         ensure!(files(&self.node().pins())? == self.pins, "pins are missing");
         let attached = attachments(self.node())?;
@@ -69,7 +69,7 @@ impl RepairBed {
         Ok(())
     }
 
-    /// Breaks something, and expects it repaired, and a line in the log with `cause`.
+    /// Breaks something, and expects a repair and a line in the log with `cause`.
     fn breaks(
         &self,
         cause: &str,
@@ -79,7 +79,7 @@ impl RepairBed {
         let told = self.node().logged(&[cause])?.len();
         fault(self.node()).context("making the fault")?;
         wait_for(&format!("the repair of: {cause}"), REPAIR, || {
-            // Told first, for a fault that does not show in traffic at once.
+            // The log first: some faults do not show in traffic at once.
             ensure!(
                 self.node().logged(&[cause])?.len() > told,
                 "nothing in the log"
@@ -106,7 +106,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where programs are attached, as the listing of programs tells it.
+/// Where programs are attached, according to the listing of programs.
 fn attachments(node: &Node) -> anyhow::Result<Vec<String>> {
     let programs = node.listing("bpf prog list")?;
     let programs = programs.as_array().context("not a list")?;
@@ -237,7 +237,7 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
     })
 }
 
-/// What is told of the health endpoint: by the listing, by its health and by its log.
+/// What is reported about the health endpoint: by the listing, by its health and by its log.
 #[derive(Debug)]
 struct Told {
     endpoint: Endpoint,
@@ -258,13 +258,13 @@ impl Told {
         })
     }
 
-    /// How often the log tells that something was wrong.
+    /// How many failures the log reports.
     fn failures(&self) -> usize {
         let lines = self.log.iter();
         lines.filter(|line| line.status == Status::Failure).count()
     }
 
-    /// That all is well, and that what was wrong before is in the log.
+    /// Checks that all is well, and that the earlier fault is in the log.
     fn is_well_again(&self, words: &str) -> anyhow::Result<()> {
         let last = self.log.last().context("no log")?;
         let is_well = self.endpoint.state == "ready"
@@ -275,7 +275,7 @@ impl Told {
         Ok(())
     }
 
-    /// That it is broken, and the reason.
+    /// Checks that it is broken, for the given reason.
     fn is_broken(&self, words: &str) -> anyhow::Result<()> {
         let failure = self.log.iter().rfind(|line| line.status == Status::Failure);
         let is_broken = self.endpoint.state == "waiting-to-regenerate"
@@ -294,7 +294,7 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
     let node = broken.node();
     let namespace = format!("health-{}", node.name());
     Told::by(node)?.is_well_again("")?;
-    // Put right at once.
+    // Repaired at once.
     for (words, harm) in [
         (
             "lxc_health was gone",
@@ -322,7 +322,7 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
         })?;
         println!("{harm}: told after {:?}", begun.elapsed());
     }
-    // What others made is theirs, and in the way until they take it away.
+    // Devices that others created stay theirs, and block the repair until they remove them.
     let agent = node.agent_pid()?;
     kill(agent, Signal::SIGSTOP)?;
     let harmed = ip(
@@ -353,7 +353,7 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
     broken.is_healthy()
 }
 
-/// A link stays with its device when that gets another name. The name then says nothing about it.
+/// A link stays with its device when the device is renamed. The name then says nothing about it.
 #[test]
 #[ignore = "needs root"]
 fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
@@ -382,7 +382,7 @@ fn programs(node: &Node, device: &str) -> anyhow::Result<usize> {
     Ok(attached::programs(node, device)?.iter().map(Vec::len).sum())
 }
 
-/// Makes devices, by commands of `ip`.
+/// Runs `ip` commands that create devices.
 fn ip(node: &Node, commands: &[&str]) -> anyhow::Result<()> {
     commands
         .iter()
@@ -428,7 +428,7 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     let broken = RepairBed::start()?;
     let node = broken.node();
     let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
-    // The agent may be quicker to make its own again.
+    // The agent may be faster and recreate its own first.
     wait_for("the name to be taken", REPAIR, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), foreign)?.success()?;
         Ok(Some(()))
@@ -436,13 +436,13 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     wait_for("the repair to fail", REPAIR, || {
         Ok((!node.logged(&["is not this agent's"])?.is_empty()).then_some(()))
     })?;
-    // It may get them while the agent puts right what it saw before.
+    // It may get programs while the agent repairs what it saw before.
     wait_for("its programs to go", REPAIR, || {
         ensure!(programs(node, "lxc_health")? == 0, "{}", node.log()?);
         Ok(Some(()))
     })?;
     ip(node, &["link delete lxc_health"])?;
-    // Pauses have grown by now.
+    // The retry delay has grown by now.
     wait_for("the endpoint", PATIENCE, || broken.is_healthy().map(Some))
 }
 
@@ -478,7 +478,7 @@ fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<(
     ip(node, &["link delete lxc_health"])?;
     wait_for("the endpoint without an uplink", REPAIR, || {
         ensure!(
-            // Whichever end the agent misses first.
+            // Depends on which end the agent misses first.
             !node.logged(&["veth", "was gone"])?.is_empty(),
             "{}",
             node.log()?

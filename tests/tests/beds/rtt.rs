@@ -1,4 +1,4 @@
-//! Each probe of an agent is accounted for once, whatever becomes of it on the way.
+//! Each probe of an agent is accounted for exactly once, whatever happens to it on the way.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use tests::bed::{BPFFS, FABRIC};
 use tests::relay::{Handling, Relay, is_echo_request};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Where the source stands in an IPv4 packet behind its Ethernet header.
+/// Offset of the source address in an Ethernet frame with an IPv4 packet.
 const SOURCE: std::ops::Range<usize> = 26..30;
-/// Every so many echo requests of the node are lost.
+/// One in this many echo requests of the node is lost.
 const ONE_OF: u64 = 3;
 
 /// What the relay between two nodes saw of the first one's echo requests.
 #[derive(Default)]
 struct RelayTally {
     requests: AtomicU64,
-    /// Whether it loses some of them.
+    /// Whether it drops some of them.
     lossy: AtomicBool,
 }
 
-/// Two nodes whose agents probe each other by ICMP alone, joined by a relay that loses some of the
-/// first one's requests while `lossy` says so.
+/// Two nodes whose agents probe each other only by ICMP, joined by a relay that drops some of the first one's requests
+/// while `lossy` is set.
 fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<RelayTally>, Bed)> {
     let bed = Bed::builder()
         .nodes(2)
@@ -58,7 +58,7 @@ fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<RelayTally>, Bed)> {
     Ok((relay, seen, bed))
 }
 
-/// What a node's maps tell of a peer.
+/// What a node's maps say about a peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     samples: u64,
@@ -113,7 +113,7 @@ fn as_many_probes_are_lost_as_were_dropped() -> anyhow::Result<()> {
     })?;
     assert_eq!(lossy.lost, relay.dropped(), "{lossy:?}");
 
-    // Nothing is given up that was answered in the meantime, or a second time.
+    // No probe that was answered in the meantime is counted as lost, and none is counted twice.
     wait_for("more answers", PATIENCE, || {
         Ok((Counts::of(node, peer)?.samples >= lossy.samples + ANSWERED).then_some(()))
     })?;
@@ -131,7 +131,7 @@ fn samples_losses_and_probes_in_flight_are_all_that_were_sent() -> anyhow::Resul
     wait_for("enough requests", PATIENCE, || {
         Ok((requests() >= REQUESTS).then_some(()))
     })?;
-    // With probes under way.
+    // While probes are in flight.
     node.kill_agent(Signal::SIGKILL)?;
     let counts = wait_for("the sum", PATIENCE, || {
         let counts = Counts::of(node, peer)?;

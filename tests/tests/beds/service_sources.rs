@@ -1,5 +1,5 @@
-//! Services from an API server that fails to order, and from a real etcd: what is served follows them, and nothing is
-//! lost when they go away.
+//! Services from an API server that fails on demand, and from a real etcd: the services served follow them, and nothing
+//! is lost when they go away.
 
 use std::sync::Arc;
 
@@ -152,7 +152,7 @@ async fn services_of_the_api_are_followed_and_those_of_others_are_not_asked_for(
         }
     }
 
-    // What comes, changes, goes, and is given to another proxy or to this one.
+    // Objects that are added, changed, deleted, and handed over to another proxy or to this one.
     let server = &api.server;
     server.put(slice("web", &["10.1.0.1", "10.1.0.9"]));
     server.put(service("mesh", "10.96.0.2"));
@@ -222,7 +222,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
         until_shown(&mut api.sets, &well).await?;
     }
 
-    // Another store, in which there is nothing, and no history to go on from.
+    // Another store, which is empty, and has no history to continue from.
     api.server.stop();
     for object in web {
         api.server.put(object);
@@ -239,7 +239,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
     api.server.behave(Behaviour::Serve);
     until_shown(&mut api.sets, &well).await?;
 
-    // What changes while it is away is there when it is back, also if it no longer knows what has changed.
+    // Changes during an outage are there after it, even if the server no longer knows what has changed.
     api.server.stop();
     let told = until(&mut api.sets, "the outage", |set| !set.problems.is_empty()).await?;
     assert_eq!(shown(&told), well);
@@ -268,7 +268,7 @@ async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow
     .await?;
     assert!(!first.synced.services && !first.synced.slices);
 
-    // A cluster has a service of its own, so one that lists none is not believed at the start either.
+    // A cluster always has a service of its own, so an empty list is not believed at the start either.
     server.behave(Behaviour::Serve);
     let told = until(&mut sets, "the loss of its store to be told", |set| {
         let lost = |resource| format!("the API server lists no {resource}; its store may");
@@ -368,8 +368,8 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
         etcd.restart()?;
         until_shown(&mut sets, &web).await?;
 
-        // Written by another client while the agent is held up, and no longer in the history when it goes on: nothing of
-        // the agent runs while this thread does not wait.
+        // Written by another client while the agent is held up, and gone from the history when it continues: nothing of
+        // the agent runs until this thread awaits.
         etcd.kill()?;
         until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
         etcd.restart()?;
@@ -383,7 +383,7 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
             set.problems.is_empty() && set.services.len() == 2
         })
         .await?;
-        // What a new list does not have stays for a while: it may be that somebody writes it again.
+        // An object missing from a new list stays for a while: another client may write it again.
         assert!(set.slices.contains_key(&SliceName::new("shop", "web-1")));
         etcd.ctl(&format!("del {PREFIX}services/shop/new"))?
             .success()?;
@@ -419,7 +419,7 @@ fn an_etcd_that_comes_back_without_its_data_takes_no_service_away() -> anyhow::R
 #[ignore = "needs root"]
 fn what_changed_while_etcd_was_away_is_in_force_once_it_is_back() -> anyhow::Result<()> {
     with_etcd(async |mut etcd, _services, mut sets| {
-        // The last change that is known was in the first list, told by a watch, or a deletion.
+        // The last known change was in the first list, a put seen by a watch, or a deletion.
         let (old, new) = ("services/shop/old", "services/shop/new");
         for last_change in ["", "put", "delete"] {
             let text = service("new", "10.96.0.2").to_string();
@@ -474,8 +474,8 @@ fn an_etcd_that_lost_its_data_and_was_written_further_is_listed_again() -> anyho
             etcd.kill()?;
             until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
             etcd.forget()?;
-            // Nothing of the agent runs while this thread does not wait: it meets a store of the same number, whose
-            // revisions have gone on.
+            // Nothing of the agent runs until this thread awaits: it meets a store with the same ID, whose revisions
+            // have moved on.
             etcd.restart()?;
             etcd.put(
                 &format!("{PREFIX}services/shop/web"),

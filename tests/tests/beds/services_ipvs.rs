@@ -1,4 +1,4 @@
-//! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what goes gracefully.
+//! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what drains gracefully.
 
 mod agents;
 mod modes;
@@ -36,7 +36,7 @@ use place::{
     pod, refusal, udp,
 };
 
-/// Addresses of services by their number, in both families.
+/// Address of a service by its number, in either family.
 fn vip(service: u8, is_ipv6: bool) -> IpAddr {
     match is_ipv6 {
         false => [10, 96, 0, service].into(),
@@ -48,24 +48,24 @@ const WEB: u8 = 10;
 const HAIRPIN: u8 = 11;
 const EMPTY: u8 = 12;
 const BALANCED: u8 = 13;
-/// Keeps the source, and has an endpoint here.
+/// Preserves the source, and has an endpoint here.
 const LOCAL: u8 = 14;
-/// Keeps the source, and has endpoints elsewhere only.
+/// Preserves the source, and only has endpoints elsewhere.
 const DISTANT: u8 = 15;
 /// A client stays with its endpoint.
 const STICKY: u8 = 16;
-/// Somebody else has a virtual server at its IPv4 address.
+/// Someone else has a virtual server at its IPv4 address.
 const TAKEN: u8 = 17;
-/// Has an external address that is the node's, with the port of the NodePort of the next.
+/// Has an external address that belongs to the node, with the port of the next service's NodePort.
 const EXTERNAL: u8 = 18;
 /// Has no endpoints.
 const VACANT: u8 = 19;
 /// Clients send to it before it exists.
 const EARLY: u8 = 20;
-/// Address of the load balancer, and who may use it.
+/// Address of the load balancer; a source range limits who may use it.
 const BALANCER: u8 = 200;
 
-/// Manifests of a service of this number and its endpoints, the pods of these numbers on this node.
+/// Manifests of the service with this number and its endpoints, the pods with these numbers on this node.
 fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     manifest_on("here", service, name, more, pods)
 }
@@ -106,7 +106,7 @@ const PORT: &str = "ports: [{name: web, port: 80}]";
 
 /// Services from a folder of manifests, by IPVS.
 struct Bed {
-    // Before the runtime that they run on.
+    // Dropped before the runtime that they run on.
     services: Option<Services>,
     folder: Option<Folder>,
     runtime: Runtime,
@@ -181,7 +181,7 @@ impl Bed {
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        // Whole or not at all.
+        // Atomically.
         let part = self.manifests.path().join(format!(".{name}"));
         fs::write(&part, text)?;
         fs::rename(part, self.manifests.path().join(format!("{name}.yaml")))?;
@@ -195,7 +195,7 @@ impl Bed {
         failure.map(|failure| failure.error.clone())
     }
 
-    /// Waits until a listing is so.
+    /// Waits until the listing meets a condition.
     fn until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> anyhow::Result<String> {
         wait_for(what, PATIENCE, || {
             let listed = command("ipvsadm -Ln")?;
@@ -207,7 +207,7 @@ impl Bed {
     }
 }
 
-/// The line of a real server below that of a virtual one, if there is one: its weight and its active connections.
+/// The entry of a real server under a virtual one, if present: its weight and its active connections.
 fn real(listed: &str, server: SocketAddr, address: SocketAddr) -> Option<(u32, u32)> {
     let head = format!("TCP  {server} ");
     let below = listed.lines().skip_while(|line| !line.starts_with(&head));
@@ -330,7 +330,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the client of the family says agrees with the tool.
+/// The client of the netlink family agrees with the tool.
 fn kernel_answers() -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let info = client.info()?;
@@ -373,7 +373,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for pod in PODS {
         ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
     }
-    // From the node itself and from a pod, which is not masqueraded unless it reaches itself.
+    // From the node itself and from a pod, which is only masqueraded when it reaches itself.
     ask(None, web)?;
     let own: IpAddr = pod(2, is_ipv6).parse()?;
     for _ in 0..4 {
@@ -388,7 +388,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     ask_udp(&place.client, SocketAddr::new(vip(WEB, is_ipv6), 53))?;
     let local = ask(Some(&place.client), at(node, 30081)?)?;
     assert_eq!((local.server.as_str(), local.client), (PODS[0], client));
-    // Pods may use endpoints of other nodes, and have their own address there.
+    // Pods may use endpoints of other nodes, which see the pod's own address.
     let distant = ask(Some(&place.pods[0]), at(node, 30082)?)?;
     assert_eq!(distant.server, PODS[1]);
     let sticky = SocketAddr::new(vip(STICKY, is_ipv6), 80);
@@ -404,10 +404,10 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for from in [Some(&place.client), Some(&place.pods[0]), None] {
         assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
     }
-    // Endpoints on other nodes only: load balancers look for one of those.
+    // Endpoints on other nodes only: load balancers look for one of those nodes.
     let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
     assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
-    // What else listens on the node is not there at addresses of services.
+    // Other listeners on the node are not reachable at service addresses.
     let any: IpAddr = if is_ipv6 { "::" } else { "0.0.0.0" }.parse()?;
     let listener = TcpListener::bind(SocketAddr::new(any, 9999))?;
     let unused = SocketAddr::new(vip(WEB, is_ipv6), 9999);
@@ -417,14 +417,14 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     );
     Connection::open(Some(&place.client), at(NODE[usize::from(is_ipv6)], 9999)?)?;
     drop(listener);
-    // The client is not among those that may use the load balancer, and no address of the node is.
+    // Neither the client nor any address of the node is in the load balancer's source ranges.
     let balancer = SocketAddr::new(vip(BALANCER, is_ipv6), 80);
     assert_eq!(refusal(Some(&place.client), balancer)?, ErrorKind::TimedOut);
     assert_eq!(refusal(None, balancer)?, ErrorKind::TimedOut);
     Ok(())
 }
 
-/// What is in sets, as the tool lists them.
+/// The contents of the sets, as the tool lists them.
 fn sets() -> anyhow::Result<()> {
     for (set, entries) in [
         (
@@ -469,7 +469,7 @@ fn sets() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing leaves the node from an address of a service.
+/// Nothing leaves the node from a service address.
 fn sources() -> anyhow::Result<()> {
     let listed = command(&format!("ip -j address show dev {}", ipvs::DEVICE))?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;
@@ -485,7 +485,7 @@ fn sources() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What others remove is there again after the next sync, and is not taken for theirs.
+/// What others remove is restored by the next sync, and is not mistaken for theirs.
 fn put_back(bed: &Bed) -> anyhow::Result<()> {
     command("ipset flush")?;
     command(&format!("ip link delete {}", ipvs::DEVICE))?;
@@ -498,7 +498,7 @@ fn put_back(bed: &Bed) -> anyhow::Result<()> {
     wait_for("the sets to be as they were", PATIENCE, || sets().map(Some))
 }
 
-/// Where the device is gone, the rest is found and removed all the same.
+/// If the device is gone, the rest is found and removed all the same.
 fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
     bed.start()?;
@@ -513,7 +513,7 @@ fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort without endpoints refuses nothing at an address and port that another service has.
+/// A NodePort without endpoints refuses nothing at an address and port that belong to another service.
 fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let external = format!(
         "externalIPs: ['{}', '{}'], ports: [{{name: web, port: 30083}}]",
@@ -546,7 +546,8 @@ fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client of UDP that keeps sending from one port, from before there is the service on, gets answers once there is.
+/// A UDP client that keeps sending from one port, starting before the service exists, gets answers once the service
+/// does.
 fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let ports = "type: NodePort, ports: [{name: dns, port: 53, nodePort: 30084, protocol: UDP}]";
     let mut clients = Vec::new();
@@ -567,7 +568,7 @@ fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node gets an address, which serves NodePorts from the next change on.
+/// The node gets another address, which serves NodePorts from the next change on.
 fn other_address(bed: &Bed) -> anyhow::Result<()> {
     command("ip address add 192.168.77.9/24 dev client")?;
     bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
@@ -580,7 +581,7 @@ fn other_address(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each that the kernel has is taken by servers that are there, and gives out connections.
+/// Existing servers accept each scheduler that the kernel has, and it distributes connections.
 fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for (scheduler, name) in Scheduler::KNOWN {
@@ -623,7 +624,7 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     bed.start()
 }
 
-/// A pod goes away while clients use it, and the provider ends and starts again meanwhile.
+/// A pod goes away while clients use it, and meanwhile the provider stops and starts again.
 fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut staying = Vec::new();
     for is_ipv6 in families() {

@@ -1,5 +1,5 @@
-//! Round trips that take longer than they used to: told with the paths, since when, and whether the time
-//! goes to the network or to the peer's host; of nobody else, for as long as it lasts.
+//! Round trips that take longer than they used to: reported with the paths, the start time, and whether the network or
+//! the peer's host takes the time; reported for no other node, and for as long as it lasts.
 
 use std::time::Duration;
 
@@ -11,22 +11,21 @@ use nix::sys::signal::Signal;
 use tests::relay::{Handling, Relay};
 use tests::{Bed, Node, PATIENCE, slowness, wait_for};
 
-/// How long packets are held, as often as the machine is slower than others: far above all that a busy one
-/// adds to a round trip.
+/// How long packets are held, multiplied by the machine's slowness: far more than a busy machine adds to a round trip.
 const HOLD: Duration = Duration::from_millis(30);
-/// Time between two probes of a target, milliseconds, and the longest that an answer may take. On slow machines
-/// [`Builder::probing`](tests::bed::Builder::probing) makes it longer, and this test once more: where four agents
-/// are more than a processor can do, all of them are slow.
+/// Time between two probes of a target in milliseconds, and the longest that an answer may take. On slow machines,
+/// [`Builder::probing`](tests::bed::Builder::probing) makes it longer, and this test does so once more: if four agents
+/// are more than a CPU can handle, all of them are slow.
 const INTERVAL_MS: u32 = 300;
-/// Answers of each target that tell what is usual.
+/// Answers per target that establish what is usual.
 const USUAL: u64 = 30;
-/// Answers before a shift that may be taken for its first: one of ten is above what is usual.
+/// Answers before a shift that may be mistaken for its start: one in ten is above what is usual.
 const DOUBTFUL: u64 = 10;
-/// Answers of each target for which a verdict has to stand.
+/// Answers per target during which a verdict must stand.
 const LASTING: u64 = 30;
 
-/// Four nodes that probe each other often, with all addresses answering. Those that are to tell have measured
-/// nothing while the others started.
+/// Four nodes that probe each other often, with all addresses answering. The nodes whose reports are checked have
+/// measured nothing while the others started.
 fn bed() -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(4)
@@ -51,7 +50,7 @@ fn diagnosis(by: &Node, of: &Node) -> anyhow::Result<Option<Diagnosis>> {
     Ok(peer.context("the node is not in the report")?.diagnosis)
 }
 
-/// Waits until each target of `of` was answered so many times more.
+/// Waits until each target of `of` has been answered this many times more.
 fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     let samples = || -> anyhow::Result<Vec<u64>> {
         let rows = by.listing(&format!("bpf rtt list --peer {}", of.name()))?;
@@ -72,8 +71,7 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, diagnosis(by, of).ok().flatten().as_ref()))
 }
 
-/// Waits until few echoes of those before take as long as those that are to come: what is within what is usual is
-/// no shift.
+/// Waits until few earlier echoes take as long as the held ones will: times within the usual range are no shift.
 fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     let most = HOLD * slowness() / 2;
     let is_steady = |target: &TargetHistory| {
@@ -90,8 +88,8 @@ fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, None))
 }
 
-/// Has what a node's stack receives on its own addresses held by a relay, behind the programs on its
-/// uplink. What its endpoints receive stays as it was.
+/// Makes a relay hold what a node's stack receives on its own addresses, behind the programs on its uplink. What its
+/// endpoints receive is unchanged.
 fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     let uplink: serde_json::Value = serde_json::from_str(&node.exec("ip -json link show eth0")?)?;
     let mac = uplink[0]["address"].as_str().context("no MAC address")?;
@@ -101,7 +99,7 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     ] {
         node.exec(command)?;
     }
-    // The stack takes packets for its own that are addressed to the device they come by.
+    // The stack only accepts packets that are addressed to the device on which they arrive.
     node.exec(&format!("ip link set late3 address {}", mac))?;
     for device in ["late0", "late1", "late2", "late3"] {
         node.exec(&format!("ip link set {device} addrgenmode none"))?;
@@ -114,13 +112,13 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
         ["late1", "late2"],
         Handling::pass(),
     )?;
-    // Where the kernel has no TCX, the agent's own filters have it already.
+    // Where the kernel has no TCX, the agent's own filters already created it.
     if !node.exec("tc qdisc show dev eth0")?.contains("clsact") {
         node.exec("tc qdisc add dev eth0 clsact")?;
     }
     let ipv6 = node.ipv6().context("the bed has IPv6")?;
     let ipv4 = node.ipv4();
-    // Neighbour discovery stays with the device whose neighbours are asked for.
+    // Neighbour discovery stays with the device whose neighbours are resolved.
     for matches in [
         format!("ip u32 match ip dst {ipv4}"),
         format!("ipv6 u32 match ip6 dst {ipv6} match ip6 protocol 6 0xff"),
@@ -133,14 +131,14 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     Ok(relay)
 }
 
-/// The time that a diagnosis says the round trips to be slow since.
+/// The time since which round trips are slow, according to a diagnosis.
 fn since(told: &str) -> anyhow::Result<Timestamp> {
     let (_, rest) = told.split_once(", since ").context("since when?")?;
     let time = rest.split([';', ',']).next().unwrap_or(rest);
     Ok(time.parse()?)
 }
 
-/// Waits until `by` tells a latency shift of `of` with these words.
+/// Waits until `by` reports a latency shift of `of` with these words.
 fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
     let mut last = None;
     let told = wait_for(words, PATIENCE, || {
@@ -152,14 +150,14 @@ fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
     told.with_context(|| seen(by, of, last.as_ref()))
 }
 
-/// What a node tells of another, for the error of a test.
+/// What a node reports about another, for the error of a test.
 fn seen(by: &Node, of: &Node, told: Option<&Diagnosis>) -> String {
     let shown = by.cli(&format!("status --verbose --node {}", of.name()));
     let shown = shown.map(|ran| ran.stdout).unwrap_or_default();
     format!("{} of {}: {told:#?}\n{shown}", by.name(), of.name())
 }
 
-/// Waits until `by` tells nothing of `of`, or nothing but this, which is returned.
+/// Waits until `by` reports nothing about `of`, or only this, which is returned.
 fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<Diagnosis>> {
     let mut last = None;
     let quiet = wait_for("no diagnosis", PATIENCE, || {
@@ -173,18 +171,18 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
     Ok(last)
 }
 
-/// What others are to tell of a node whose packets are held.
+/// What other nodes must report about a node whose packets are held.
 struct ExpectedReport {
-    /// Where the time goes.
+    /// Where the time is spent.
     place: &'static str,
-    /// Addresses whose echoes are slow. What is told of HTTP depends on the machine: agents answer it, and a busy one
-    /// lets them wait at any address.
+    /// Addresses whose echoes are slow. HTTP reports depend on the machine: agents answer HTTP, and a busy agent delays
+    /// answers at any address.
     slow_addresses: usize,
-    /// What the node itself tells of others, if anything.
+    /// What the node itself reports about others, if anything.
     by_itself: &'static str,
 }
 
-/// Slows the second node down and lets it go again.
+/// Slows the second node down and then releases it.
 fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Result<()> {
     let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
     for by in [near, far] {
@@ -193,14 +191,14 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         wait_quiet(by, slow, None)?;
     }
 
-    // Told in whole seconds.
+    // Reported in whole seconds.
     let earliest = Timestamp::now() - Duration::from_secs(1);
     wait_answers(near, slow, DOUBTFUL)?;
     relay.set_hold(HOLD * slowness());
     for by in [near, far] {
         wait_told(by, slow, expected.place)?;
     }
-    // It stands as long as the fault does.
+    // It stands as long as the fault lasts.
     wait_answers(near, slow, LASTING)?;
     let told = wait_told(near, slow, expected.place)?;
     println!("{}\n  - {}", told.message, told.evidence.join("\n  - "));
@@ -211,7 +209,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         let since = since(told)?;
         ensure!((earliest..Timestamp::now()).contains(&since), "{told}");
     }
-    // A busy machine may let one answer by HTTP come too late.
+    // A busy machine may make one HTTP answer too late.
     let waited = wait_for("the node to be degraded", PATIENCE, || {
         let status = near.status()?;
         let node = status.nodes.iter().find(|n| n.name == slow.full_name());

@@ -1,5 +1,6 @@
-//! Packets that come from outside in the name of this node, of its endpoints, or of nobody: from the next hop, and from two
-//! hops away. What the host itself sends to groups, and what comes from an address that it has no more, gets through.
+//! Packets from outside with a source address of this node, of its endpoints, or of no host: from the next hop, and
+//! from two hops away. What the host itself sends to groups gets through, and so do packets from an address that it no
+//! longer has.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -22,7 +23,7 @@ use crate::services::counted;
 
 const UDP: u8 = 17;
 const PORT: u16 = 5001;
-/// Only the endpoint beside it may send to the one that is attacked.
+/// Only the endpoint beside it may send to the attacked one.
 const POLICY: &str = r#"[{"labels": ["name=spoofing"], "endpointSelector": {"matchLabels": {"app": "victim"}},
     "ingress": [{"fromEndpoints": [{"matchLabels": {"app": "friend"}}]}, {"fromEntities": ["host"]}]}]"#;
 
@@ -38,7 +39,7 @@ fn mac(namespace: &str, device: &str) -> anyhow::Result<[u8; 6]> {
     <[u8; 6]>::try_from(bytes?).map_err(|bytes| anyhow::anyhow!("{bytes:?} is not a MAC address"))
 }
 
-/// A datagram to the port, with this as its data.
+/// A datagram to the port, with this data.
 fn datagram(source: IpAddr, destination: IpAddr, data: &[u8]) -> (u16, Vec<u8>) {
     let len = (8 + data.len()) as u16;
     let header = [4000, PORT, len, 0].map(u16::to_be_bytes);
@@ -99,7 +100,7 @@ impl Server {
         Ok(Self(netns.run_in(open)??))
     }
 
-    /// Waits for the datagram with these data. Returns from whom others came before it.
+    /// Waits for the datagram with this data. Returns the sources of those that came before it.
     fn until(&self, data: &[u8]) -> anyhow::Result<Vec<SocketAddr>> {
         let mut others = Vec::new();
         let mut room = [0; 64];
@@ -164,7 +165,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
     let far = Place::new(FAR, (ROUTER, ROUTER_DEVICE))?;
     let own = node.addresses();
     let of = |text: &str| -> IpAddr { text.parse().expect(text) };
-    // Beside those, the directed broadcast, and the anycast address of routers.
+    // Also the directed broadcast, and the subnet-router anycast address.
     let routed = [own[0], own[1], of("172.30.0.255"), of("fd00:30::")];
     let routed: Vec<IpAddr> = routed.into_iter().chain(friend.addresses()).collect();
     let mapped: Vec<IpAddr> = [Ipv4Addr::LOCALHOST, node.ipv4(), Ipv4Addr::new(0, 0, 0, 1)]
@@ -205,7 +206,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
                         sent += 1;
                     }
                 }
-                // All that were sent were dropped by their source: routers have let none of them down.
+                // All were dropped because of their source: routers have dropped none of them.
                 wait_for("false sources to be dropped", PATIENCE, || {
                     let dropped = counted(node, Reason::InvalidSource)? - before;
                     ensure!(dropped <= sent, "{dropped} of {sent}");
@@ -222,7 +223,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
             }
         }
     }
-    // Who asks by the node's address from there is still who it says.
+    // A client there that reaches the node's address is still seen under its own.
     let [v4, v6] = [FAR4.into(), FAR6.into()].map(|ip: IpAddr| ip);
     for (source, target) in [(v4, own[0]), (v6, own[1])] {
         far.send(source, target, b"true")?;
@@ -232,7 +233,8 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
     Ok(())
 }
 
-/// Where a virtual address of a node goes elsewhere, its new owner is heard, with an agent and without.
+/// When a virtual address of a node moves elsewhere, packets from its new owner are accepted, with and without an
+/// agent.
 #[test]
 #[ignore = "needs root"]
 fn who_has_an_address_now_is_heard() -> anyhow::Result<()> {
@@ -291,7 +293,7 @@ fn who_has_an_address_now_is_heard() -> anyhow::Result<()> {
     are_heard(b"with the next one")
 }
 
-/// A host gets its own copy of what it sends to a group, by the uplink.
+/// A host gets its own copy of what it sends to a group, through the uplink.
 #[test]
 #[ignore = "needs root"]
 fn the_hosts_own_datagrams_to_groups_come_back_to_it() -> anyhow::Result<()> {

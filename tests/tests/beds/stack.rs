@@ -1,5 +1,5 @@
-//! What eBPF answers is what a Linux host answers: the same requests, once met by the programs and once
-//! by the namespace's own stack, get the same replies byte for byte.
+//! eBPF answers like a Linux host: the same requests, sent once to the programs and once to the namespace's own stack,
+//! get the same replies byte for byte.
 
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,13 +12,13 @@ use tests::attached;
 use tests::packet::{Ipv4, Ipv6, checksum, echo, echo4, payload};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Nothing that answers is slower than this.
+/// Any reply comes faster than this.
 const QUIET: Duration = Duration::from_millis(20);
 /// Large enough for the largest payload, 8972 bytes.
 const MTU: u32 = 9000;
-/// Of all requests here.
+/// Identifier of all requests here.
 const ID: u16 = 0x5eed;
-/// Of the request that marks the end of the replies to another one.
+/// Identifier of the request that marks the end of the replies to another one.
 const END_ID: u16 = 0xe0d;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -26,8 +26,7 @@ const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Two nodes that reach each other; only the first has an agent, so that the second one's network has
-/// no traffic but ours.
+/// Two nodes that reach each other; only the first has an agent, so the second one's network has no traffic but ours.
 struct Pair {
     bed: Bed,
     endpoint4: Ipv4Addr,
@@ -71,8 +70,8 @@ impl Pair {
         self.bed.node(1)
     }
 
-    /// Takes the programs away. What they did besides answering, which is to speak for the gateway, is
-    /// left to entries in the endpoint's neighbour table.
+    /// Removes the programs. Besides answering, they also spoke for the gateway; entries in the endpoint's neighbour
+    /// table replace that.
     fn bypass(&self) -> anyhow::Result<()> {
         let target = self.target();
         let endpoint = target.listing("endpoint list")?;
@@ -100,7 +99,7 @@ impl Pair {
             .sum())
     }
 
-    /// What the endpoint replies to each request, in a form that must be the same each time.
+    /// The endpoint's replies to each request, in a form that must be the same each time.
     fn replies(&self, requests: &[Request]) -> anyhow::Result<Vec<Vec<Vec<u8>>>> {
         let wire = self.bed.node(2).run_in(Wire::open)??;
         requests
@@ -135,8 +134,7 @@ impl Pair {
         Ok(replies)
     }
 
-    /// An IPv4 header from the prober to the endpoint. Its identification is not zero, or the kernel
-    /// would choose one.
+    /// An IPv4 header from the prober to the endpoint. Its identification is not zero, or the kernel would choose one.
     fn v4(&self) -> Ipv4 {
         Ipv4 {
             id: 0x1234,
@@ -351,7 +349,7 @@ impl Request {
     }
 }
 
-/// Sends packets with headers of our own, and sees every frame that comes.
+/// Sends packets with our own headers, and sees every incoming frame.
 struct Wire {
     ipv4: Socket,
     ipv6: Socket,
@@ -396,8 +394,8 @@ impl Wire {
         Ok(())
     }
 
-    /// All ICMP packets to `node`, but for requests, until the reply to the request that marks the end
-    /// has come and nothing follows it.
+    /// All ICMP packets to `node` except requests, until the reply to the end-marking request has come and nothing
+    /// follows it.
     fn replies_until_end(&self, node: &Node) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut replies = Vec::new();
         let mut ended = false;
@@ -452,8 +450,8 @@ fn reply_to(node: &Node, frame: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     (is_for_us && is_reply).then(|| (packet.to_vec(), message.to_vec()))
 }
 
-/// Blanks what two Linux hosts differ in: the identification with the checksum that covers it, which
-/// must be right, and the flow label.
+/// Blanks fields in which two Linux hosts differ: the identification and the checksum that covers it, which must be
+/// correct, and the flow label.
 fn blank(packet: &mut [u8]) -> anyhow::Result<()> {
     match packet[0] >> 4 {
         4 => {
@@ -487,7 +485,7 @@ fn the_programs_answer_as_the_stack_does() -> anyhow::Result<()> {
         "the programs answered {answered} only"
     );
     pair.bypass()?;
-    // Until then, the agents' own probes were answered too.
+    // Until then, the programs also answered the agents' own probes.
     let answered = pair.echoes_answered()?;
     let by_stack = pair.replies(&requests)?;
     assert_eq!(
@@ -508,7 +506,7 @@ fn the_programs_answer_as_the_stack_does() -> anyhow::Result<()> {
         })
         .collect();
     assert!(differing.is_empty(), "{}", differing.join("\n"));
-    // Not all may be silence.
+    // They cannot all be silence.
     assert!(
         by_stack
             .iter()

@@ -1,4 +1,4 @@
-//! `status` in all its forms: what it says and the code it ends with, healthy and not.
+//! `status` in all its forms: its output and exit code, healthy and not.
 
 use health_model::api::{PathStatus, Reachability};
 use nix::sys::signal::Signal;

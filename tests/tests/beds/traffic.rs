@@ -1,4 +1,4 @@
-//! Round trips of real TCP: the probes' own connections, and traffic that flows anyway.
+//! Round trips of real TCP: the probes' own connections, and other traffic.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ const CHUNK: usize = 256 * 1024;
 /// Round trips on one machine, however busy, take less.
 const PLAUSIBLE_NS: u64 = 1_000_000_000;
 
-/// What `bpf rtt list` says of an address by a protocol.
+/// The row of `bpf rtt list` for an address and a protocol.
 fn row(node: &Node, peer: IpAddr, protocol: &str) -> anyhow::Result<Option<Value>> {
     let Value::Array(rows) = node.listing("bpf rtt list")? else {
         anyhow::bail!("the rows are no list");
@@ -63,7 +63,7 @@ impl Drop for Traffic<'_> {
 fn send(mut to: TcpStream, stop: &AtomicBool) {
     let chunk = vec![0; CHUNK];
     while !stop.load(Ordering::Relaxed) && to.write_all(&chunk).is_ok() {
-        // Leaves the processors to the agents.
+        // Leaves CPU time to the agents.
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -132,7 +132,7 @@ fn http_probes_tell_the_round_trip_of_their_handshake() -> anyhow::Result<()> {
             assert!(0 < http.latency && http.latency <= connect && connect < total);
             let row = row(node, path.ip, "HTTP")?.context("an HTTP row")?;
             let (source, name) = if is_local {
-                // No uplink is crossed.
+                // The connection crosses no uplink.
                 (RttSource::Socket, "socket")
             } else {
                 (RttSource::Kernel, "kernel")
@@ -141,7 +141,7 @@ fn http_probes_tell_the_round_trip_of_their_handshake() -> anyhow::Result<()> {
             assert_eq!(row["source"], name, "{row}");
         }
     }
-    // Some other client of that port.
+    // Another client of that port.
     let before = samples(node, bed.node(2).ipv4().into(), "HTTP")?;
     for _ in 0..3 {
         assert_eq!(node.hello(bed.node(2).ipv4().into())?, 200);
@@ -163,7 +163,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
     let address = IpAddr::from(peer.ipv4());
-    // ICMP probes during so many HTTP probes.
+    // ICMP probes during this many HTTP probes.
     let icmp_of = |http: u64| -> anyhow::Result<u64> {
         let counts = || {
             anyhow::Ok((
@@ -184,7 +184,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
             Ok((samples(node, address, "TCP")? > 5).then_some(()))
         })?;
         let icmp = icmp_of(PROBES)?;
-        // A fifth of them, and those that a lost or late one on a busy machine asks for.
+        // A fifth of them, plus probes triggered by lost or late ones on a busy machine.
         assert!((1..=PROBES * 2 / 3).contains(&icmp), "{icmp} ICMP probes");
         Ok(())
     })?;

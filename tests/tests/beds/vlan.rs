@@ -1,5 +1,5 @@
-//! Probes whose VLAN tag stands beside the packet's bytes, where the kernel and devices that offload tags
-//! keep it: stamped, matched and seen to arrive like any other.
+//! Probes whose VLAN tag is kept outside the packet's bytes, where the kernel and devices with tag offload keep it:
+//! stamped, matched and counted as arrived like any other.
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -31,24 +31,24 @@ const MACS: ([u8; 6], [u8; 6]) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
 const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
 const SESSION: u32 = 0x0102_0304;
 const PROBE_ID: u16 = 0x4240;
-/// Ethernet types of tags (802.1Q, 802.1ad) and their VLANs, outermost first. The kernel takes the first
-/// one out of the bytes of all that it receives.
+/// Ethernet types of tags (802.1Q, 802.1ad) and their VLANs, outermost first. The kernel strips the first one from the
+/// bytes of every packet that it receives.
 const TAGS: [&[(u16, u16)]; 2] = [&[(0x8100, 5)], &[(0x88a8, 5), (0x8100, 7)]];
-/// The VLAN of the tag that is taken out.
+/// The VLAN of the stripped tag.
 const OUTER_VLAN: u32 = 5;
-/// A device of the node, and what is at its other end: all that comes by the former leaves by the uplink,
-/// with the tag where the kernel has put it.
+/// A device of the node, and its peer: everything that arrives on the first leaves through the uplink, with the tag
+/// where the kernel has put it.
 const FORWARDED: [&str; 2] = ["in0", "in1"];
 
-/// A node without an agent, with the programs on its uplink; nobody else is on its wire.
+/// A node without an agent, with the programs on its uplink; no one else is on its wire.
 struct Wire {
-    // Before the bed, which holds its devices.
+    // Dropped before the bed, which holds its devices.
     run: TestRun,
-    /// What is sent here leaves by the uplink.
+    /// Packets sent here leave through the uplink.
     outbound: Socket,
-    /// What is sent here comes by the uplink.
+    /// Packets sent here arrive through the uplink.
     far: Socket,
-    /// Gets what crosses the uplink in either direction with a tag beside its bytes.
+    /// Receives what crosses the uplink in either direction with a tag outside its bytes.
     beside: Socket,
     _bed: Bed,
 }
@@ -86,8 +86,8 @@ impl Wire {
         })
     }
 
-    /// Sends a frame by one of the sockets, its tags in the bytes, and waits until it has crossed the
-    /// uplink with the first tag beside them.
+    /// Sends a frame through one of the sockets, with its tags in the bytes, and waits until it has crossed the uplink
+    /// with the first tag outside them.
     fn cross(&self, by: &Socket, untagged: &[u8], tags: &[(u16, u16)]) -> anyhow::Result<()> {
         by.send(&tagged(untagged, tags))?;
         let inner = tagged(untagged, &tags[1..]);
@@ -99,8 +99,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits until so many packets were counted for a reason: a packet that comes is seen by the socket
-    /// before the program gets it.
+    /// Waits until this many packets were counted for a reason: the socket sees an incoming packet before the program
+    /// gets it.
     fn counted(&self, reason: Reason, packets: u64) -> anyhow::Result<()> {
         wait_for(&format!("{packets} of {reason:?}"), PATIENCE, || {
             let counted = self.run.counted(reason);
@@ -117,7 +117,7 @@ impl Wire {
     }
 }
 
-/// Leads all that comes by one device to the uplink.
+/// Redirects everything that arrives on one device to the uplink.
 fn forward(node: &Node) -> anyhow::Result<()> {
     let [device, other] = FORWARDED;
     for command in [
@@ -148,7 +148,7 @@ pub(crate) fn open(device: &str) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// A filter of a socket for packets with a tag of this VLAN beside their bytes
+/// A socket filter for packets with a tag of this VLAN outside their bytes
 /// (Documentation/networking/filter.rst).
 fn tagged_beside(vlan: u32) -> [SockFilter; 7] {
     const LOAD: u16 = 0x20;

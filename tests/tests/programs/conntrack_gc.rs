@@ -1,5 +1,5 @@
-//! Collection of conntrack and NAT entries: what has expired goes, with its translation; what is alive
-//! stays, however close it is to its end.
+//! Garbage collection of conntrack and NAT entries: expired entries are removed, with their translations; live entries
+//! stay, however close they are to expiring.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -33,14 +33,14 @@ const HEALTH6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0e];
 const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
 const ECHO_ID: u16 = 7;
-/// Lifetime of the flows of echoes, seconds: a flow expires as the last of them begins.
+/// Lifetime of echo flows in seconds: a flow expires at the start of the last of them.
 const LIFETIME_SECS: u32 = 2;
 
 /// A loaded datapath, its maps and their collector.
 struct Bed {
     ct4: HashMap<MapData, Tuple4, CtEntry>,
     ct6: HashMap<MapData, Tuple6, CtEntry>,
-    /// Of other protocols than TCP.
+    /// For protocols other than TCP.
     ct_any4: HashMap<MapData, Tuple4, CtEntry>,
     nat4: HashMap<MapData, Tuple4, NatEntry4>,
     nat6: HashMap<MapData, Tuple6, NatEntry6>,
@@ -77,7 +77,7 @@ impl Bed {
         self.tables.collect(family).expect("a collection")
     }
 
-    /// Enters the flow and both entries of its translation to `port`.
+    /// Inserts the flow and both entries of its translation to `port`.
     fn enter4(&mut self, flow: Tuple4, expires: u32, port: u16, created_ns: u64) {
         self.ct4.insert(flow, entry(expires), 0).expect("room");
         self.translate4(flow, port, created_ns);
@@ -156,7 +156,7 @@ fn flow6(n: u32) -> Tuple6 {
 fn what_has_expired_goes_with_both_entries_of_its_translation() {
     let mut bed = Bed::new();
     let (past, future) = (now() - 2, now() + 60);
-    // More than fit into one request, and not a multiple of those.
+    // More than fit into one request, and not a multiple of a request's size.
     for n in 0..300_u32 {
         let expires = if n.is_multiple_of(2) { past } else { future };
         bed.enter4(flow4(n), expires, 40_000 + n as u16, now_ns());
@@ -251,7 +251,7 @@ fn an_entry_that_is_alive_again_stays_with_its_translation() {
     assert_eq!(bed.run.run("ct_collect", short).code as u32, NOT_A_REQUEST);
 }
 
-/// What `ct_collect` is asked with, byte by byte.
+/// The request to `ct_collect`, byte by byte.
 fn request(ip_version: u32, keys: &[Tuple4]) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     for word in [COLLECT_FLOWS, ip_version, keys.len() as u32, 0, 0, 0] {
@@ -276,7 +276,7 @@ fn translations_without_a_flow_go_after_a_minute() {
     bed.translate4(flow4(0), 40_000, old);
     bed.translate4(flow4(1), 40_001, recent);
     bed.enter4(flow4(2), now() + 60, 40_002, old);
-    // A late reply was the flow's first packet since its entry went.
+    // A late reply was the flow's first packet after its entry was removed.
     let inward = flow4(3).reply();
     bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
     bed.translate4(flow4(3), 40_003, old);
@@ -300,7 +300,7 @@ fn a_way_back_that_now_belongs_to_another_flow_stays() {
     let mut other = flow4(0);
     other.saddr_be = ip(Ipv4Addr::new(10, 244, 1, 8));
     bed.enter4(flow4(0), now() - 2, 40_000, now_ns());
-    // The same port of the node, to the same server, is another's now.
+    // The same node port, to the same server, now belongs to another flow.
     bed.enter4(other, now() + 60, 40_000, now_ns());
     let collected = bed.collect(Family::Ipv4);
     assert_eq!(collected.translations.removed, 1);
@@ -317,7 +317,7 @@ fn a_way_back_that_now_belongs_to_another_flow_stays() {
 fn a_translation_stays_while_either_entry_of_its_flow_lives() {
     let mut bed = Bed::new();
     bed.enter4(flow4(0), now() - 2, 40_000, now_ns());
-    // Made by a late reply.
+    // Created by a late reply.
     let inward = flow4(0).reply();
     bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
     let collected = bed.collect(Family::Ipv4);
@@ -329,7 +329,7 @@ fn a_translation_stays_while_either_entry_of_its_flow_lives() {
 #[test]
 #[ignore = "needs root"]
 fn how_full_a_map_is_shows_without_reading_it_all() {
-    // What an estimate is off by depends on the size.
+    // The error of an estimate depends on the size.
     let mut bed = Bed::of(TestRun::load_alone());
     let fill = |bed: &Bed| -> Fill {
         let fills = bed.tables.fills().expect("the maps");
@@ -362,7 +362,7 @@ fn how_full_a_map_is_shows_without_reading_it_all() {
     fill_up(&mut bed, 1_000);
     assert_eq!(fill(&bed).entries, 1_000);
     assert_eq!(fill(&bed).capacity, u64::from(DEFAULT_ENTRIES));
-    // An estimate: these are six standard deviations.
+    // An estimate: these bounds are six standard deviations.
     fill_up(&mut bed, 30_000);
     let entries = fill(&bed).entries;
     assert!((24_000..=36_000).contains(&entries), "{entries}");
@@ -403,8 +403,8 @@ fn answer(program: &SchedClassifier, request: &[u8]) -> i32 {
     program.test_run(options).expect("a run").return_value as i32
 }
 
-/// Collects IPv4 entries all the time until `work` ends; returns what it returns, and how often was
-/// collected and how many entries that removed.
+/// Collects IPv4 entries continuously until `work` is done; returns its result, the number of collections, and the
+/// number of entries that they removed.
 fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u64, u64) {
     let stop = AtomicBool::new(false);
     let (runs, removed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -422,10 +422,10 @@ fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u
     (result, runs.into_inner(), removed.into_inner())
 }
 
-/// A flow of echoes, as the test saw it last.
+/// A flow of echoes, as the test last saw it.
 #[derive(Clone, Copy, Default)]
 struct Echoes {
-    /// When its last packet was on its way, nanoseconds of `CLOCK_MONOTONIC`.
+    /// When its last packet was in flight, nanoseconds of `CLOCK_MONOTONIC`.
     last_ns: u64,
     packets: u64,
 }
@@ -434,7 +434,7 @@ struct Echoes {
 #[ignore = "needs root"]
 fn flows_that_are_used_until_their_last_moment_are_never_removed() {
     const FLOWS: u32 = 2_000;
-    /// So long before a flow may expire at the earliest it has its next packet.
+    /// Each flow gets its next packet at least this long before it may expire.
     const MARGIN_NS: u64 = SECOND_NS / 50;
     let packets = if is_long() { 6 } else { 3 } * u64::from(FLOWS);
     let bed = Bed::new();
@@ -452,7 +452,7 @@ fn flows_that_are_used_until_their_last_moment_are_never_removed() {
                 }
                 assert_eq!(answer(&program, &requests[n as usize]), REDIRECT);
                 let entry = bed.ct_any4.get(&echo_flow(n), 0).expect("an entry");
-                // On a busy machine packets come too late, and then their flow is a new one.
+                // On a busy machine, packets come too late, and then their flow is a new one.
                 if now_ns() < echoes.last_ns + lifetime_ns {
                     in_time += 1;
                     wrong += u64::from(entry.rx_packets != echoes.packets + 1);
@@ -496,8 +496,8 @@ fn flows_that_come_back_after_they_expired_stay_from_then_on() {
         }
         missing
     });
-    // Some nanoseconds are between the program's look at an entry and its removal, and a virtual CPU may be
-    // taken off in them. Removing whatever a walk found expired loses a hundred times as many.
+    // Some nanoseconds pass between the program's check of an entry and its removal, and a virtual CPU may be
+    // descheduled in between. Removing everything that a walk found expired loses a hundred times as many.
     let allowed = FLOWS * ROUNDS / 2_000;
     assert!(
         missing <= allowed,
@@ -545,7 +545,7 @@ fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow:
     let node = bed.node(1);
     bed.wait_all_reachable(PATIENCE)?;
     let mut flows: HashMap<_, Tuple4, CtEntry> = pinned(&node.pins().join("HEALTH_CT4"));
-    // Nothing of it has expired.
+    // None of them has expired.
     for n in 0..ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(u32::MAX), 0)?;
     }
@@ -563,7 +563,7 @@ fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow:
         let told = node.cli("status")?.success()?.contains(line);
         Ok((!told && flows.get(&flow4(0), 0).is_err()).then_some(()))
     })?;
-    // Those of health checks by HTTP are there.
+    // Only those of HTTP health checks are there.
     assert!(flows.keys().count() < 100);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Direct server return: the option by which nodes tell each other for which frontend a packet was, byte by byte.
+//! Direct server return: the option by which a node tells another which frontend a packet was for, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
@@ -29,7 +29,7 @@ const CLIENT_PORT: u16 = 4000;
 const SEQUENCE: u32 = 0x0102_0304;
 const ETHERNET_LEN: usize = 14;
 
-/// An address as it is covered.
+/// An address in the form that the tag covers.
 fn covered(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -61,7 +61,7 @@ fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Ve
     ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
 }
 
-/// A packet between these, without options: of TCP, one that accepts a connection, of UDP, one without a checksum.
+/// A packet between these, without options: for TCP, one that accepts a connection; for UDP, one without a checksum.
 fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8> {
     let ports = (source.port(), destination.port());
     let content = match protocol {
@@ -76,7 +76,7 @@ fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8>
     packet([source.ip(), destination.ip()], &[], protocol, &content)
 }
 
-/// What a packet is about: the client, the frontend that it asked, the backend.
+/// The ends of a packet's flow: the client, the frontend that it asked, the backend.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     client: SocketAddr,
@@ -107,7 +107,7 @@ impl Ends {
         siphash(key, &bytes).to_le_bytes()
     }
 
-    /// The option, or the header of options.
+    /// The option, or the options header.
     fn option(&self, tag: [u8; 8], protocol: u8) -> Vec<u8> {
         let port = self.frontend.port().to_be_bytes();
         match self.frontend.ip() {
@@ -119,7 +119,7 @@ impl Ends {
         }
     }
 
-    /// A packet of the client to `to` with these options, if any.
+    /// A packet from the client to `to` with these options, if any.
     fn packet(&self, to: SocketAddr, options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
         packet([self.client.ip(), to.ip()], options, protocol, content)
     }
@@ -132,7 +132,7 @@ impl Ends {
         tcp.segment(self.client.ip(), to.ip())
     }
 
-    /// A whole packet of the protocol to `to`, without options: of TCP, one that opens a connection.
+    /// A whole packet of the protocol to `to`, without options: for TCP, one that opens a connection.
     fn content(&self, to: SocketAddr, protocol: u8) -> Vec<u8> {
         match protocol {
             TCP => self.segment(to, SYN),
@@ -140,7 +140,7 @@ impl Ends {
         }
     }
 
-    /// What another node sends here.
+    /// The packet that another node sends here.
     fn told(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
         let sequence = if protocol == TCP { SEQUENCE } else { 0 };
         let option = self.option(self.tag(key, protocol, sequence), protocol);
@@ -168,7 +168,7 @@ fn set_keys(stand: &mut Stand, keys: &[[u64; 2]]) {
     stand.run.datapath.set_direct(config).expect("the keys");
 }
 
-/// All flows of services: source, destination, whether of direction in, and where they lead.
+/// All service flows: source, destination, whether they are inbound, and where they lead.
 fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)> {
     let flows = stand.all_flows().into_iter().map(|(flow, to)| {
         let source = SocketAddr::new(flow.source, flow.source_port);
@@ -180,7 +180,7 @@ fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)
     flows
 }
 
-/// The packet without what a router changes: hardware addresses, and time to live with the checksum over it.
+/// The packet without what a router changes: hardware addresses, and the time to live with the checksum over it.
 fn essence(frame: &[u8]) -> Vec<u8> {
     let mut packet = frame[ETHERNET_LEN..].to_vec();
     if packet[0] >> 4 == 4 {
@@ -213,7 +213,7 @@ fn what_another_node_tells_is_taken_off_and_entered() {
                     protocol,
                     &ends.content(ends.backend, protocol),
                 );
-                // Sent again, it is the same.
+                // A retransmission has the same outcome.
                 for _ in 0..2 {
                     let outcome = stand.run.run("from_netdev", &ends.told(key, protocol));
                     assert_ne!(outcome.code, DROP, "{ends:?} {protocol}");
@@ -230,7 +230,7 @@ fn what_another_node_tells_is_taken_off_and_entered() {
         }
         expected.sort_unstable();
         assert_eq!(entered(&stand), expected);
-        // What the backends answer leaves in the name of the frontend.
+        // The backends' answers leave with the frontend's source address.
         for hosts in hosts() {
             let ends = Ends::of(&hosts, hosts.endpoint);
             for protocol in [TCP, UDP] {
@@ -279,10 +279,10 @@ fn nothing_is_entered_without_the_tag_of_a_node() {
             other(|ends| ends.client.set_port(CLIENT_PORT + 1)),
             other(|ends| ends.frontend.set_port(NODE_PORT + 1)),
             other(|ends| ends.backend.set_port(BACKEND_PORT + 1)),
-            // Of a connection that is open, nothing is told.
+            // Packets of an open connection never carry the option.
             with(right, &ends.segment(ends.backend, ACK)),
             with(right, &ends.segment(ends.backend, SYN | ACK)),
-            // In the name of this node.
+            // From one of this node's own addresses.
             own.told(KEYS[0], TCP),
         ];
         let before = stand.run.counted(Reason::DirectInvalid);
@@ -337,7 +337,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             DROP
         );
         let before = entered(&stand);
-        // It reaches the backend, whose policy lets it in.
+        // It reaches the backend, whose policy admits it.
         let reach = |flags| {
             let packet = segment(In, hosts.client, (CLIENT_PORT, BACKEND_PORT), flags);
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
@@ -346,14 +346,14 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
         let told = by_another.told(KEYS[0], TCP);
         assert_eq!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
         assert_eq!(entered(&stand), before);
-        // Once it is over, its ports are anybody's.
+        // Once it is over, its ports are free for any flow.
         reach(RST);
         assert_ne!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
         assert_ne!(entered(&stand), before);
     }
 }
 
-/// When the flows of services end, seconds of `CLOCK_MONOTONIC`.
+/// When service flows expire, seconds of `CLOCK_MONOTONIC`.
 fn ends_of_flows(stand: &Stand) -> Vec<u32> {
     let flows = stand.all_flows().into_iter();
     flows.map(|(_, flow)| flow.expires).collect()
@@ -384,7 +384,7 @@ fn datagrams_without_room_for_the_option_have_the_flow_last_on_the_backends_node
     }
 }
 
-/// Removes all flows of UDP through services.
+/// Removes all UDP flows through services.
 fn end_flows<T: Version>(stand: &Stand, name: &str) {
     let mut flows = stand.run.hash_map::<T, T::ServiceFlow>(name);
     let keys: Vec<T> = flows.keys().map(|key| key.expect("a key")).collect();
@@ -412,7 +412,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
         let named = between(ends.frontend, ends.client, UDP);
         let outcome = stand.run.run("to_netdev", &answer);
         assert_eq!(essence(&outcome.bytes), essence(&named), "{ends:?}");
-        // What its peer answers is a flow that the backend opened.
+        // Its peer's answer belongs to a flow that the backend opened.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
@@ -423,7 +423,8 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
     }
 }
 
-/// Enters a flow of the client to the backend itself by another port, as one that met a flow through a service.
+/// Inserts a flow of the client to the backend itself through another port, like one that collided with a flow through
+/// a service.
 fn enter_moved<T: Version>(stand: &Stand, ends: &Ends, other_port: u16) {
     let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
     let [client, to] = [ends.client, ends.backend].map(end);
@@ -459,7 +460,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         enter();
-        // While that flow is open, its segments could not be told from those of another one.
+        // While that flow is open, its segments could not be told apart from another one's.
         reach(OTHER_PORT, SYN);
         assert_eq!(told(), DROP, "{ends:?}");
         reach(OTHER_PORT, RST);
@@ -471,7 +472,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
     }
 }
 
-/// An IP version, and where its flows of TCP stand.
+/// An IP version, and the maps with its TCP flows.
 trait Version: Tuple<Translation: Default, ServiceFlow: Pod> + Pod {
     const FLOWS: [&str; 2];
     fn of(ends: [(Self::Address, u16); 2], direction: u8) -> Self;
@@ -500,7 +501,7 @@ macro_rules! version {
 version!(Tuple4, ["HEALTH_REVNAT4", "HEALTH_CT4"]);
 version!(Tuple6, ["HEALTH_REVNAT6", "HEALTH_CT6"]);
 
-/// Enters a connection to a backend elsewhere, which answers the client itself, as the first node does.
+/// Inserts a connection to a backend elsewhere that answers the client directly, as the first node does.
 fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
     let listed = stand.run.maps().services().expect("the maps").list();
     let listed = listed.expect("the frontends").into_iter();
@@ -528,7 +529,7 @@ fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
     }
 }
 
-/// What conntrack of the first node knows of such a connection after each segment, with how long it lasts; and the packet.
+/// The first node's conntrack entry of such a connection after each segment: its state, its lifetime, and the packet.
 fn follow<T: Version>(
     stand: &Stand,
     ends: &Ends,
@@ -552,7 +553,7 @@ fn follow<T: Version>(
     followed.collect()
 }
 
-/// Runs a test in a namespace that forwards packets to everywhere.
+/// Runs a test in a namespace that forwards packets to all destinations.
 fn with_ways(test: fn()) -> anyhow::Result<()> {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -589,11 +590,11 @@ fn tells_and_follows() {
     } = Timeouts::default();
     let steps = [
         (SYN, "SYN_SENT", tcp_syn),
-        // Sent again.
+        // A retransmission.
         (SYN, "SYN_SENT", tcp_syn),
         (ACK, "ESTABLISHED", tcp_established),
         (ACK, "ESTABLISHED", tcp_established),
-        // The backend may have reset it, or somebody else sent this.
+        // The backend may have reset it, or another host sent this.
         (SYN, "ESTABLISHED", tcp_close),
         (ACK, "ESTABLISHED", tcp_established),
         (FIN | ACK, "FIN_WAIT", tcp_syn),

@@ -1,4 +1,4 @@
-//! Fragments that come before the first one of their packet: how many are held, and whose.
+//! Fragments that arrive before the first one of their packet: how many are held, and whose.
 
 use std::net::IpAddr;
 
@@ -19,10 +19,11 @@ const PEERS: [&str; 2] = ["198.51.100.9", "2001:db8:9::9"];
 const SIZE: usize = 1400;
 /// How many fragments of one packet are held.
 const OF_PACKET: u32 = 64;
-/// Packets whose fragments would be more than any source may have held.
+/// Enough packets that their fragments exceed what any source may have held.
 const MANY: u16 = 500;
 
-/// With these flags. What is held stays when programs are given back: who holds any has programs of its own.
+/// Programs with these flags. Held fragments remain when programs are returned to the pool: a test that holds any loads
+/// its own programs.
 fn programs(mut run: TestRun, flags: u16) -> TestRun {
     let config = DatapathConfig {
         flags,
@@ -58,14 +59,15 @@ fn program(way: Way) -> &'static str {
     }
 }
 
-/// How many of as many fragments as one packet may have held are held: of copies of one, in one call, as quick as they get.
+/// Sends as many fragments as one packet may have held, as copies of one, in one call for speed; returns how many are
+/// held.
 fn held_of_packet(run: &TestRun, way: Way, frame: &[u8]) -> u64 {
     let before = run.counted(Reason::FragmentHeld);
     run.run_often(program(way), frame, OF_PACKET);
     run.counted(Reason::FragmentHeld) - before
 }
 
-/// Whether the fragment was held. Otherwise it is as if nothing were.
+/// Whether the fragment was held. If not, checks that the outcome is as without holding.
 fn is_held(run: &TestRun, way: Way, frame: &[u8]) -> bool {
     let before = run.counted(Reason::FragmentHeld);
     let code = run.run(program(way), frame).code;
@@ -94,12 +96,12 @@ fn fragments_wait_for_the_first_one_and_follow_it_at_once() {
         let frames = datagram(way, peer, 1, SIZE);
         assert!(is_held(&run, way, &frames[2]));
         assert!(is_held(&run, way, &frames[1]));
-        // It comes by its device again, together with those.
+        // It arrives on its device again, together with the held fragments.
         assert!(is_held(&run, way, &frames[0]));
         for frame in &frames {
             assert!(!is_held(&run, way, frame), "{way:?} {peer}");
         }
-        // Those of another packet wait for their own.
+        // Fragments of another packet wait for their own first one.
         assert!(is_held(&run, way, &datagram(way, peer, 2, SIZE)[1]));
     }
 }
@@ -127,7 +129,7 @@ fn fragments_with_a_vlan_tag_are_not_held() {
 #[test]
 #[ignore = "needs root"]
 fn fragments_of_jumbo_frames_are_not_held() {
-    // What a test run takes, and more than other devices do.
+    // The maximum of a test run, and more than other devices carry.
     const LARGE: usize = 2_400;
     let run = programs(TestRun::load(), EARLY_FRAGMENTS);
     for (way, peer) in ways() {
@@ -143,7 +145,7 @@ fn one_packet_and_one_source_have_so_many_held_and_others_have_room() {
         let frames = datagram(way, peer, 1, 640);
         let held = frames[1..].iter().filter(|frame| is_held(&run, way, frame));
         assert_eq!(held.count(), OF_PACKET as usize, "{way:?} {peer}");
-        // The time that a source's share is for may end meanwhile, and another begin.
+        // The period of a source's share may end meanwhile, and another may start.
         let is_refused = (2..MANY).any(|id| {
             let frame = &datagram(way, peer, id, SIZE)[1];
             held_of_packet(&run, way, frame) < OF_PACKET.into()

@@ -20,7 +20,7 @@ use crate::endpoint_packets::{
 const FAR4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
 
-/// A host far away.
+/// A remote host.
 fn far(is_v4: bool) -> IpAddr {
     if is_v4 { FAR4.into() } else { FAR6.into() }
 }
@@ -35,7 +35,7 @@ impl Endpoint {
         Self(bed)
     }
 
-    /// Has a packet pass the programs, unchanged.
+    /// Checks that a packet passes the programs unchanged.
     fn pass(&self, way: Way, packet: &[u8]) {
         let unchanged = Outcome {
             code: GO_ON,
@@ -138,7 +138,7 @@ fn a_connection_is_picked_up_in_its_midst_and_nothing_else_begins_one() {
     let (flow, entry) = bed.only_flow();
     assert!(flow.inbound && entry.flags & CT_SEEN_NON_SYN != 0);
     assert_eq!(TcpState::of(entry.state()).name(), "ESTABLISHED");
-    // Of the endpoint's answers it is one flow.
+    // For the endpoint's answers, it is one flow.
     bed.pass(Out, &segment(Out, FAR4.into(), (40_000, 80), ACK));
     let (_, entry) = bed.only_flow();
     assert_eq!((entry.rx_packets, entry.tx_packets), (1, 1));
@@ -198,7 +198,7 @@ fn padding_behind_a_short_packet_is_not_taken_for_its_ports() {
     }
 }
 
-/// An ICMP error about a packet, as the host far away or one on the way there sends it.
+/// An ICMP error about a packet, as the remote host or a router on the way sends it.
 fn error(is_v4: bool, about: &[u8]) -> Vec<u8> {
     let (protocol, kind) = if is_v4 { (1, 3) } else { (58, 1) };
     let mut message = vec![kind, 1, 0, 0, 0, 0, 0, 0];
@@ -214,13 +214,13 @@ fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
         let sent = packet(Out, far(is_v4), UDP, &with_ports(5353, 53));
         bed.pass(Out, &framed(Out, &sent));
         let before = bed.only_flow();
-        // As much of it as an error holds at least, and all of it.
+        // The minimum that an error quotes, and all of it.
         for held in [if is_v4 { 28 } else { 48 }, sent.len()] {
             bed.pass(In, &error(is_v4, &sent[..held]));
         }
         assert_eq!(bed.0.counted(Reason::CtRelated), 2);
         assert_eq!(bed.0.counted(Reason::CtInvalid), 0);
-        // About what was never sent, about too little, about nothing.
+        // About a packet that was never sent, with too short a quote, and with an empty quote.
         let other = packet(Out, far(is_v4), UDP, &with_ports(5354, 53));
         for about in [
             &other[..],
@@ -236,7 +236,7 @@ fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
     }
 }
 
-/// A part of a UDP packet to the endpoint.
+/// A fragment of a UDP packet to the endpoint.
 fn fragment(id: u16, offset_and_more: u16, content: &[u8]) -> Vec<u8> {
     let ip = Ipv4 {
         protocol: UDP,
@@ -253,7 +253,7 @@ fn fragments_belong_to_the_flow_of_their_first() {
     let bed = Endpoint::new();
     let first = fragment(7, MORE_FRAGMENTS, &with_ports(53, 5353));
     let later = fragment(7, 5, &payload(24));
-    // Nothing is known yet of a packet whose first fragment is late.
+    // Nothing is known yet about a packet whose first fragment is late.
     bed.pass(In, &later);
     assert_eq!(bed.flows(), []);
     assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
@@ -306,7 +306,7 @@ fn extension_headers_are_walked_over_and_fragments_found_behind_them() {
     assert_eq!((flow.source_port, flow.destination_port), (5353, 53));
     assert_eq!(entry.tx_packets, 2);
     assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
-    // More headers than are walked over, and one that runs past the end.
+    // More headers than are parsed, and one that runs past the end.
     let mut many = [60, 0, 1, 4, 0, 0, 0, 0].repeat(7);
     many.extend(with_ports(5353, 53));
     bed.pass(Out, &frame(Out, FAR6.into(), 60, &many));

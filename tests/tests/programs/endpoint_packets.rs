@@ -23,12 +23,12 @@ pub(crate) const SCTP: u8 = 132;
 
 pub(crate) const MORE_FRAGMENTS: u16 = 0x2000;
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The endpoint sends it.
     Out,
-    /// It is sent to the endpoint.
+    /// The endpoint receives it.
     In,
 }
 use Way::{In, Out};

@@ -2,7 +2,7 @@
 
 use tests::fuzz::{Runs, fuzz};
 
-/// A number like any other: what it finds, it finds each time.
+/// An arbitrary fixed seed: what it finds, it finds each time.
 const SEED: u64 = 1;
 const RUNS: u64 = 100_000;
 
@@ -15,7 +15,7 @@ fn no_packet_is_damaged_and_no_map_spoilt_by_whatever_packets_come() -> anyhow::
         count: RUNS,
     };
     let done = fuzz(runs, |_| ())?.unwrap_or_else(|finding| panic!("{finding}"));
-    // It would prove nothing if packets did not get far.
+    // The test would prove nothing if packets did not get far.
     assert!(done.runs > RUNS * 3 / 4, "{done}");
     assert!(done.dropped > RUNS / 100, "{done}");
     assert!(done.answered > RUNS / 200, "{done}");

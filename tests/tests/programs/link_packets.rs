@@ -1,4 +1,4 @@
-//! What passes an endpoint's policy because it concerns its link alone, and what only pretends to.
+//! Packets that pass an endpoint's policy because they concern only its link, and packets that merely pretend to.
 
 use std::iter;
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use crate::policy_packets::{
     APP, BOTH, Bed, GATEWAY6, address, everything, exactly, fresh, opening, set_endpoint,
 };
 
-/// Tags of both kinds (802.1Q, 802.1ad), with priority alone and with a VLAN.
+/// Tags of both kinds (802.1Q, 802.1ad), priority-only and with a VLAN.
 const TAGS: [(u16, u16); 4] = [(0x8100, 0), (0x8100, 7), (0x88a8, 0), (0x88a8, 7)];
 
 /// Every stack of up to three tags, outermost first.
@@ -53,15 +53,15 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
             }
         }
         for ethertype in [
-            // LLC: its length stands where the type would.
+            // LLC: its length is where the type would be.
             0, 38, 0x05dc, 0x05ff,
-            // X.25, Wake-on-LAN, AVTP, TRILL, DECnet, RARP, AppleTalk, IPX, Q-in-Q of old, PROFINET, flow control.
+            // X.25, Wake-on-LAN, AVTP, TRILL, DECnet, RARP, AppleTalk, IPX, old Q-in-Q, PROFINET, flow control.
             0x0805, 0x0842, 0x22f0, 0x22f3, 0x6003, 0x8035, 0x809b, 0x8137, 0x9100, 0x9200, 0x8892,
             0x8808,
             // LACP, MPLS, PPPoE, EAPOL, ATA, EtherCAT, LLDP, MACsec, PBB, PTP, NC-SI, PRP, CFM, FCoE, HSR.
             0x8809, 0x8847, 0x8848, 0x8863, 0x8864, 0x888e, 0x88a2, 0x88a4, 0x88cc, 0x88e5, 0x88e7,
             0x88f7, 0x88f8, 0x88fb, 0x8902, 0x8906, 0x892f,
-            // ERSPAN, batman-adv, those next to IP's, experiments, the last one.
+            // ERSPAN, batman-adv, neighbours of the IP types, experimental, the last one.
             0x22eb, 0x88be, 0x4305, 0x0801, 0x86dc, 0x86de, 0x88b5, 0xffff,
         ] {
             for packet in &packets {
@@ -72,7 +72,7 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
     }
 }
 
-/// A router alert for multicast listener discovery, and padding behind or before it (RFC 2711).
+/// A router alert for multicast listener discovery, with padding behind or before it (RFC 2711).
 const ALERTS: [[u8; 6]; 3] = [[5, 2, 0, 0, 1, 0], [5, 2, 0, 0, 0, 0], [1, 0, 5, 2, 0, 0]];
 const SOLICIT_ROUTERS: u8 = 133;
 const ADVERTISE_ROUTER: u8 = 134;
@@ -137,14 +137,14 @@ fn datagram(ends: (&str, &str), ports: (u16, u16)) -> Vec<u8> {
     framed(Out, &header.packet(&with_ports(ports.0, ports.1)))
 }
 
-/// The link-local address that follows from the endpoint's hardware address.
+/// The link-local address that derives from the endpoint's hardware address.
 fn own_link_local() -> String {
     let [a, b, c, d, e, f] = MAC;
     let a = a ^ 2;
     format!("fe80::{a:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}")
 }
 
-/// A report of multicast listeners, version 2: one group is joined.
+/// A version 2 multicast listener report: one group is joined.
 fn report() -> Vec<u8> {
     [
         &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0][..],
@@ -153,7 +153,7 @@ fn report() -> Vec<u8> {
     .concat()
 }
 
-/// What neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810) need of a host.
+/// What neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810) require of a host.
 #[test]
 #[ignore = "needs root"]
 fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
@@ -200,7 +200,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
             }
         }
         for (destination, kind, target) in [
-            // Whether a neighbour is still there, and the answer to such a question.
+            // Neighbour unreachability detection, and the answer to it.
             ("fe80::1", SOLICIT_NEIGHBOUR, "fe80::1"),
             ("fd00:30::1", SOLICIT_NEIGHBOUR, "fd00:30::1"),
             ("fe80::1", ADVERTISE_NEIGHBOUR, "fe80::9"),
@@ -217,7 +217,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
     }
 }
 
-/// Each would take a place among the host's neighbours, of which there are only so many.
+/// Each would use up an entry among the host's neighbours, which are limited.
 #[test]
 #[ignore = "needs root"]
 fn under_the_link_local_addresses_of_others_an_endpoint_says_nothing() {
@@ -297,7 +297,7 @@ fn an_endpoint_asks_for_addresses_by_dhcpv6_only_where_it_may() {
     }
 }
 
-/// Anything else would reach the host, and everybody who listens to a group, from an address that no policy knows.
+/// Anything else would reach the host, and all listeners of a group, from an address that no policy knows.
 #[test]
 #[ignore = "needs root"]
 fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
@@ -318,7 +318,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
     for source in own {
         for destination in groups.iter().chain(&unicast) {
             let ends = (source, *destination);
-            // Neither names nor addresses are looked for, nor is anybody asked by another protocol.
+            // Name and address lookups and other protocols are refused.
             for port in [53, 547, 5353, 5355] {
                 packets.push(datagram(ends, (fresh(), port)));
             }
@@ -374,7 +374,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
                 ALERTS[0],
                 about(132, 0, "ff02::fb"),
             ),
-            // Routers are asked by their group, neighbours by theirs, and nobody by another's.
+            // Routers are asked through their group, neighbours through theirs, and no one through another's.
             plain((source, "ff02::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
             plain((source, "fe80::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
             plain(
@@ -409,7 +409,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
             ),
         ]);
     }
-    // Without an address none is advertised, and no answer can come but to a group.
+    // Without an address, none is advertised, and no answer can come except to a group.
     packets.extend([
         plain(
             ("::", "ff02::1"),
@@ -433,7 +433,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
     }
 }
 
-/// The host is a neighbour; others are behind it, and to them such messages are messages like any other.
+/// The host is a neighbour; others are behind it, and for them such messages are like any others.
 #[test]
 #[ignore = "needs root"]
 fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
@@ -466,7 +466,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
         plain((own, far), 255, about(SOLICIT_NEIGHBOUR, 0, far)),
         plain((own, far), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
         plain((own, far), 255, about(SOLICIT_ROUTERS, 0, own)),
-        // Its address is not the host's, which would route to it.
+        // The gateway address is not the host's, which would route to it.
         plain((own, GATEWAY6), 255, about(SOLICIT_NEIGHBOUR, 0, GATEWAY6)),
         plain((own, GATEWAY6), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
         plain((own, "ff0e::1"), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
@@ -487,7 +487,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
         let verdict = bed.verdict(Out, packet);
         assert_eq!(verdict, Some(Reason::PolicyDenied), "{packet:x?}");
     }
-    // Who speaks as a router does not speak as an endpoint.
+    // A packet sent as a router is not sent as an endpoint.
     let everything = [(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)];
     bed.change(1, 2, &everything);
     for flags in [BOTH, 0] {
@@ -510,7 +510,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
     }
 }
 
-/// What was routed has a lower hop limit than a neighbour's messages.
+/// A routed packet has a lower hop limit than a neighbour's messages.
 #[test]
 #[ignore = "needs root"]
 fn only_neighbours_discover_an_endpoint_whatever_its_policy() {

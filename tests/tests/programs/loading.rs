@@ -9,12 +9,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use tests::testrun::TestRun;
 
-/// How many signals come: fewer than how often one program is loaded again.
+/// Number of signals: fewer than the retries of one program's load.
 const SIGNALS: usize = 60;
 
 extern "C" fn ignore(_: libc::c_int) {}
 
-/// The kernel gives up a load when its thread gets a signal.
+/// The kernel aborts a load when its thread gets a signal.
 #[test]
 fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
     let action = SigAction::new(
@@ -37,7 +37,7 @@ fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
                     return Err(Errno::from_raw(result));
                 }
                 sent += 1;
-                // Spreads them over the load; nothing waits for this.
+                // Spreads the signals over the load; nothing waits for this.
                 thread::sleep(Duration::from_millis(10));
             }
             Ok(sent)
@@ -46,7 +46,7 @@ fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
         loaded.store(true, Ordering::Release);
         sender.join()
     });
-    // SAFETY: it brings back what was there.
+    // SAFETY: it restores the former handler.
     unsafe { sigaction(Signal::SIGURG, &former) }?;
     let sent = sent.expect("the sender does not panic")?;
     ensure!(

@@ -22,7 +22,7 @@ use tests::packet::{
 use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun, forwarded};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
-/// The device of an endpoint; no test run is at it.
+/// The device of an endpoint; no test run uses it.
 const ENDPOINT_IFINDEX: u32 = 77;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
@@ -37,10 +37,10 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 const MORE_FRAGMENTS: u16 = 0x2000;
-/// The mark of what `to_service` sends to a backend elsewhere: `MARK_SERVED` of the programs.
+/// The mark that `to_service` sets on packets to a backend elsewhere: `MARK_SERVED` of the programs.
 const MARK_SERVED: u32 = 0x6865_2376;
 
-/// Who sends and receives, in one IP version.
+/// Senders and receivers of one IP version.
 #[derive(Clone, Copy, Debug)]
 struct Hosts {
     endpoint: IpAddr,
@@ -51,7 +51,7 @@ struct Hosts {
     native: IpAddr,
     excluded: IpAddr,
     peer: IpAddr,
-    /// On the way to `far`.
+    /// On the path to `far`.
     router: IpAddr,
 }
 
@@ -89,7 +89,7 @@ fn both() -> [Hosts; 2] {
     [v4(), v6()]
 }
 
-/// An address with a port, or an echo identifier on the side that asks and 0 on the other.
+/// An address with a port; for echoes, the requester has the identifier and the other side has 0.
 type End = (IpAddr, u16);
 
 fn settings() -> DatapathConfig {
@@ -155,7 +155,7 @@ impl Bed {
             .expect("an endpoint");
     }
 
-    /// Has no flow begin until then, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Lets no flow start until then, nanoseconds of `CLOCK_MONOTONIC`.
     fn hold_flows(&mut self, until_ns: u64) {
         let settings = DatapathConfig {
             layout_version: LAYOUT_VERSION,
@@ -169,7 +169,7 @@ impl Bed {
         self.0.hash_map(name)
     }
 
-    /// Has an endpoint's packet leave.
+    /// Sends an endpoint's packet through both programs.
     fn send(&self, packet: &[u8]) -> Outcome {
         assert_eq!(self.0.run("from_endpoint", packet), passed(packet));
         self.leave(packet)
@@ -183,7 +183,7 @@ impl Bed {
         self.0.run("from_netdev", packet)
     }
 
-    /// Has an endpoint open a flow; the port that it left with.
+    /// Opens a flow from an endpoint. Returns the port with which it left.
     fn open(&self, protocol: u8, from: End, to: End) -> u16 {
         let node = both()
             .into_iter()
@@ -196,7 +196,7 @@ impl Bed {
         port
     }
 
-    /// Opens a connection from a host behind the gateway. Returns the port that it left with.
+    /// Opens a connection from a host behind the gateway. Returns the port with which it left.
     fn establish(&self, from: End, to: End) -> u16 {
         let given = source_port(TCP, &self.leave(&of_flags(from, to, SYN)).bytes);
         let node = both().map(|hosts| hosts.node);
@@ -218,7 +218,7 @@ impl Bed {
         entries
     }
 
-    /// Has the time of all IPv4 flows be over.
+    /// Lets all IPv4 flows expire.
     fn expire_flows4(&self) {
         for name in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
             self.0
@@ -256,7 +256,7 @@ fn icmp(address: IpAddr) -> u8 {
     if address.is_ipv4() { ICMP } else { ICMPV6 }
 }
 
-/// What stands behind the IP header.
+/// The content behind the IP header.
 fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
     let with_ports = |rest: &[u8]| [&from.1.to_be_bytes(), &to.1.to_be_bytes(), rest].concat();
     match protocol {
@@ -334,7 +334,7 @@ fn packet(protocol: u8, from: End, to: End) -> Vec<u8> {
     framed(from.0.is_ipv4(), &around(from.0, to.0, protocol, &content))
 }
 
-/// A segment of TCP with these flags.
+/// A TCP segment with these flags.
 fn of_flags(from: End, to: End, flags: u8) -> Vec<u8> {
     framed(
         from.0.is_ipv4(),
@@ -342,7 +342,7 @@ fn of_flags(from: End, to: End, flags: u8) -> Vec<u8> {
     )
 }
 
-/// The source port, or the identifier of an echo request, that a packet left with.
+/// The source port, or the identifier of an echo request, with which a packet left.
 fn source_port(protocol: u8, packet: &[u8]) -> u16 {
     let l4_at = if packet[12..14] == IPV4.to_be_bytes() {
         34
@@ -371,7 +371,7 @@ fn flows_leave_with_the_nodes_address_and_their_replies_find_back() {
                 } else {
                     assert!(given >= 32_768, "{given} is of the range");
                 }
-                // Once more, and it is the same.
+                // A second time, with the same result.
                 assert_eq!(bed.open(protocol, from, to), given);
                 let back = packet(protocol, (hosts.far, far_port), (hosts.node, given));
                 let expected = packet(protocol, (hosts.far, far_port), from);
@@ -421,7 +421,7 @@ fn a_port_that_is_taken_is_given_to_no_other_flow_to_the_same_place() {
                 let expected = packet(protocol, to, (endpoint, 40_000));
                 assert_eq!(bed.arrive(&back), passed(&expected));
             }
-            // To another place it is free.
+            // For another destination, it is free.
             let elsewhere = (hosts.router, far_port);
             assert_eq!(
                 bed.open(protocol, (hosts.other_endpoint, 40_000), elsewhere),
@@ -445,7 +445,7 @@ fn ports_of_this_hosts_processes_are_never_handed_out() {
             let (from, to) = ((hosts.endpoint, used), (hosts.far, 443));
             let syn = packet(protocol, from, to);
             assert_eq!(bed.send(&syn), dropped(&syn));
-            // Echo identifiers are no ports.
+            // Echo identifiers are not ports.
             assert_eq!(bed.open(icmp(hosts.far), from, (hosts.far, 0)), used);
         }
         assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
@@ -476,7 +476,7 @@ fn destinations_of_the_cluster_see_who_sends() {
                 assert_eq!(bed.send(&sent), passed(&sent), "{protocol} to {to}");
             }
         }
-        // Neither does anybody else's source change.
+        // Other sources stay unchanged too.
         for from in [hosts.native, hosts.far] {
             let sent = packet(UDP, (from, 40_000), (hosts.router, 80));
             assert_eq!(bed.leave(&sent), passed(&sent));
@@ -497,7 +497,7 @@ fn an_endpoint_that_answers_keeps_its_address() {
         ] {
             let request = packet(protocol, (hosts.far, asks), (hosts.other_endpoint, answers));
             assert_eq!(bed.arrive(&request), passed(&request));
-            // Of the health endpoint the program answers echoes itself.
+            // Echoes to the health endpoint are answered by the program itself.
             let (from, to) = ((hosts.endpoint, answers), (hosts.far, asks));
             let request = packet(protocol, to, from);
             let _ = bed.0.run("to_endpoint", &request);
@@ -575,7 +575,7 @@ fn when_all_ports_are_in_use_new_flows_are_dropped_until_one_is_free() {
         let fifth = packet(TCP, (hosts.endpoint, 6000), to);
         assert_eq!(bed.send(&fifth), dropped(&fifth));
         assert_eq!(bed.nat(), entries);
-        // Others are not in their way, and those that have one keep it.
+        // They do not block flows of another protocol, and flows that have a port keep it.
         bed.open(UDP, (hosts.endpoint, 6000), to);
         bed.establish((hosts.routed, 5002), to);
         let freed = bed
@@ -589,7 +589,7 @@ fn when_all_ports_are_in_use_new_flows_are_dropped_until_one_is_free() {
     assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
 }
 
-/// Waits until the programs' clock has moved on.
+/// Waits until the programs' clock has advanced.
 fn await_tick() {
     let now = || clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("a clock");
     let before = now();
@@ -603,7 +603,7 @@ fn await_tick() {
 fn when_all_ports_are_taken_the_oldest_flow_that_nobody_answered_loses_its_own() {
     let bed = Bed::new("40000-40003");
     for hosts in both() {
-        // Of TCP an answer is no connection yet: whoever forges the source sends no acknowledgement.
+        // For TCP, a SYN-ACK alone does not make a connection: a sender with a forged source never acknowledges it.
         let tcp_answer: &[u8] = &[SYN | ACK];
         for (protocol, far_port, answers) in [(TCP, 443, tcp_answer), (UDP, 53, &[])] {
             let to = (hosts.far, far_port);
@@ -624,13 +624,13 @@ fn when_all_ports_are_taken_the_oldest_flow_that_nobody_answered_loses_its_own()
                 bed.arrive(&packet(UDP, to, (hosts.node, oldest)));
             }
             let others = [begin(5001), begin(5002), begin(5003)];
-            // The youngest of those that came last stay, too.
+            // The youngest of the latest flows stay, too.
             let given = (6000..6006).map(begin).collect::<Vec<_>>();
             assert_eq!(given, [others, others].concat());
             let back = packet(protocol, to, (hosts.node, oldest));
             let expected = packet(protocol, to, (hosts.routed, 5000));
             assert_eq!(bed.arrive(&back), passed(&expected));
-            // Who lost its port gets another with its next packet.
+            // A flow that lost its port gets another with its next packet.
             let again = begin(5001);
             assert!(others.contains(&again));
             let back = packet(protocol, to, (hosts.node, again));
@@ -666,7 +666,7 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
     });
     let again = packet(TCP, (hosts.endpoint, 5000), to);
     assert_eq!(bed.send(&again), dropped(&again));
-    // Without an entry of its flow, a translation is given up when it is old enough.
+    // A translation without a flow entry is given up when it is old enough.
     let mut flows: HashMap<MapData, Tuple4, CtEntry> = bed.map("HEALTH_CT4");
     flows
         .remove(
@@ -693,7 +693,7 @@ fn what_comes_after_the_time_of_its_flow_is_not_the_endpoints() {
     assert_eq!(bed.flow(from).tx_packets, 2);
     bed.expire_flows4();
     assert_eq!(bed.arrive(&back), passed(&back));
-    // The endpoint's next packet opens another flow, of which nothing was counted.
+    // The endpoint's next packet opens another flow, whose counters start from zero.
     assert_eq!(bed.open(UDP, from, to), port);
     assert_eq!(bed.flow(from).tx_packets, 1);
 }
@@ -744,7 +744,7 @@ fn errors_about_what_was_translated_find_who_sent_it() {
                 assert_eq!(bed.arrive(&arrived), passed(&expected), "{protocol} {held}");
             }
         }
-        // About what this host sent itself.
+        // About a packet that this host sent itself.
         let own = around(
             hosts.node,
             hosts.far,
@@ -772,18 +772,18 @@ fn errors_about_what_came_back_leave_as_if_this_node_had_got_it() {
             );
             let inside = around(to.0, from.0, protocol, &content(protocol, to, from));
             let expected = passed(&error(hosts.node, hosts.far, &outside));
-            // The endpoint's own, and this host's on its behalf.
+            // The endpoint's own error, and this host's on its behalf.
             for sender in [hosts.endpoint, hosts.node] {
                 let sent = error(sender, hosts.far, &inside);
                 assert_eq!(bed.leave(&sent), expected, "{protocol}");
             }
         }
-        // About what came for the endpoint's own address.
+        // About a packet to the endpoint's own address.
         let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
         let _ = bed.0.run("to_endpoint", &request);
         let sent = error(hosts.endpoint, hosts.far, &request[14..]);
         assert_eq!(bed.leave(&sent), passed(&sent));
-        // About what nobody knows of.
+        // About an unknown packet.
         let request = packet(UDP, (hosts.far, 50_001), (hosts.endpoint, 99));
         let sent = error(hosts.endpoint, hosts.far, &request[14..]);
         assert_eq!(bed.leave(&sent), dropped(&sent));
@@ -804,7 +804,7 @@ fn an_error_about_a_flow_whose_translation_is_lost_tells_no_address_of_an_endpoi
     }
 }
 
-/// Who may send to one host cannot have said something to others by calling it an error.
+/// Permission to send to one host must not let data reach others in the guise of an error.
 #[test]
 #[ignore = "needs root"]
 fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
@@ -831,13 +831,13 @@ fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
                             "{protocol} {sender} {target}"
                         );
                     }
-                    // The host's own are not masqueraded either.
+                    // The host's own errors are not masqueraded either.
                     let error = error(hosts.node, hosts.router, about);
                     assert_eq!(bed.leave(&error), passed(&error), "{protocol}");
                 }
             }
         }
-        // Without a translation: about what came for the endpoint's own address.
+        // Without a translation: about a packet to the endpoint's own address.
         let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
         let _ = bed.0.run("to_endpoint", &request);
         for (sender, target) in [
@@ -868,7 +868,7 @@ fn error(from: IpAddr, to: IpAddr, about: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A part of a UDP packet: that from `offset` on, in units of eight bytes.
+/// A fragment of a UDP packet: the part from `offset` on, in units of eight bytes.
 fn fragment(from: IpAddr, to: IpAddr, id: u16, offset: u16, more: bool, part: &[u8]) -> Vec<u8> {
     if from.is_ipv4() {
         let ip = Ipv4 {
@@ -899,10 +899,10 @@ fn fragments_are_translated_like_their_first() {
             ]
         };
         let [first, later] = parts(from, to, 7);
-        // Before the first one nobody knows what it belongs to.
+        // Before the first one, no one knows which flow it belongs to.
         assert_eq!(bed.leave(&later), dropped(&later));
         let outcome = bed.send(&first);
-        // IPv6 has a header for fragments, of eight bytes.
+        // IPv6 has a fragment header of eight bytes.
         let unfragmented = match hosts.far {
             IpAddr::V4(_) => outcome.bytes.clone(),
             IpAddr::V6(_) => [&outcome.bytes[..54], &outcome.bytes[62..]].concat(),
@@ -936,7 +936,7 @@ fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
         let entry = bed.flow(from);
         assert_eq!((entry.tx_packets, entry.rx_packets), (1, 1));
         assert!(entry.flags & CT_MASQUERADED != 0);
-        // What is opened from outside is answered as it was asked.
+        // A flow opened from outside is answered unchanged.
         let (asks, answers) = ((hosts.far, 50_000), (hosts.routed, 8080));
         let request = packet(UDP, asks, answers);
         assert_eq!(bed.arrive(&request), passed(&request));
@@ -945,7 +945,7 @@ fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
     }
 }
 
-/// What the endpoint sends back would be a reply before its policy was asked.
+/// Otherwise, what the endpoint sends back would count as a reply before its policy was checked.
 #[test]
 #[ignore = "needs root"]
 fn a_packet_to_an_endpoint_in_a_gateways_network_is_not_entered_on_its_arrival() {
@@ -971,7 +971,7 @@ fn what_an_uplink_enters_for_an_endpoint_names_the_endpoints_device() {
     }
 }
 
-/// Else what arrives would prolong a flow that the endpoint's policy refuses.
+/// Otherwise, arriving packets would prolong a flow that the endpoint's policy refuses.
 #[test]
 #[ignore = "needs root"]
 fn what_arrives_for_an_endpoint_is_entered_by_its_own_programs_alone() {
@@ -1001,12 +1001,12 @@ fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
             bed.flow((hosts.node, 40_000)).source_identity,
             identity::HOST
         );
-        // An endpoint gets another.
+        // An endpoint gets another port.
         assert_ne!(bed.open(TCP, (hosts.endpoint, 40_000), to), 40_000);
         let back = packet(TCP, to, (hosts.node, 40_000));
         assert_eq!(bed.arrive(&back), passed(&back));
         assert_eq!(bed.flow((hosts.node, 40_000)).rx_packets, 1);
-        // Where an endpoint was first, the host's is translated.
+        // If an endpoint was first, the host's flow is translated.
         assert_eq!(bed.open(TCP, (hosts.endpoint, 41_000), to), 41_000);
         let own = packet(TCP, (hosts.node, 41_000), to);
         let outcome = bed.leave(&own);
@@ -1016,7 +1016,7 @@ fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
         let back = packet(TCP, to, (hosts.node, port));
         let expected = packet(TCP, to, (hosts.node, 41_000));
         assert_eq!(bed.arrive(&back), passed(&expected));
-        // Ports that no translated flow gets need no entry.
+        // Ports outside the range for translated flows need no entry.
         let entries = bed.nat().len();
         let own = packet(TCP, (hosts.node, 999), to);
         assert_eq!(bed.leave(&own), passed(&own));
@@ -1047,7 +1047,7 @@ fn the_hosts_own_flow_to_a_backend_gets_another_port_where_a_services_client_has
                 let expected = packet(protocol, backend, asked_by);
                 assert_eq!(bed.arrive(&back), passed(&expected));
             }
-            // It keeps that port, and other flows of the host have nothing to do with it.
+            // It keeps that port, and the host's other flows are not affected.
             assert_eq!(bed.leave(&own), passed(&translated));
             let entries = bed.nat();
             for (port, to) in [(40_001, backend), (40_000, (hosts.native, 8081))] {

@@ -1,4 +1,4 @@
-//! Policy of workload endpoints: their programs on crafted packets, with tables written as the agent does.
+//! Policy of workload endpoints: their programs on crafted packets, with tables written like the agent's.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -36,14 +36,14 @@ use crate::endpoint_packets::{
 
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub(crate) const GATEWAY6: &str = "fd00:10:244:1::1";
-/// Whose policy the tables are.
+/// The identity that the tables belong to.
 const SUBJECT: u32 = 4242;
 pub(crate) const APP: u32 = 1000;
 const DATABASE: u32 = 1001;
 
 pub(crate) const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
 
-/// The rules that are about packets of this way.
+/// The rule direction for packets of this way.
 fn direction(way: Way) -> u8 {
     match way {
         In => POLICY_INGRESS,
@@ -83,7 +83,7 @@ impl Bed {
         }
     }
 
-    /// What becomes of a packet: the reason of its drop, if there is one.
+    /// The verdict on a packet: the reason of its drop, if it is dropped.
     pub(crate) fn verdict(&self, way: Way, packet: &[u8]) -> Option<Reason> {
         let before = self.drops();
         let outcome = self.run.run(way.program(), packet);
@@ -102,7 +102,7 @@ impl Bed {
         }
     }
 
-    /// Asserts that each of many packets is dropped for this reason, as [`verdict`](Self::verdict) of each would tell
+    /// Asserts that each of many packets is dropped for this reason, as [`verdict`](Self::verdict) of each would show
     /// at the price of reading all counters twice.
     pub(crate) fn assert_dropped(&self, way: Way, packets: &[Vec<u8>], reason: Reason) {
         let mut expected = self.drops();
@@ -135,7 +135,7 @@ impl Bed {
         drops.map(|reason| (reason, counted(reason))).collect()
     }
 
-    /// Changes over to a new table, and removes the former one.
+    /// Switches to a new table, and removes the former one.
     pub(crate) fn change(&mut self, former: u32, table: u32, rules: &[(PolicyMatch, u8)]) {
         self.tables
             .install(table, SUBJECT, rules.iter().copied())
@@ -150,7 +150,7 @@ pub(crate) fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
     set_addresses(datapath, &addresses, flags, policy);
 }
 
-/// An endpoint with these addresses.
+/// Sets up an endpoint with these addresses.
 fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr], flags: u32, policy: u32) {
     let info = EndpointInfo {
         ifindex: IFINDEX,
@@ -188,7 +188,7 @@ fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
     .collect()
 }
 
-/// An address behind an identity.
+/// An address with this identity.
 pub(crate) fn address(identity: u32, is_v4: bool) -> IpAddr {
     let (v4, v6) = match identity {
         APP => ("10.1.9.9", "2001:db8:1:9::9"),
@@ -200,7 +200,7 @@ pub(crate) fn address(identity: u32, is_v4: bool) -> IpAddr {
     if is_v4 { v4 } else { v6 }.parse().expect("an address")
 }
 
-/// A rule about a port, or a range of ports by its prefix.
+/// A rule for a port, or for a range of ports by its prefix.
 fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMatch {
     PolicyMatch {
         direction: direction(way),
@@ -211,7 +211,7 @@ fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMa
     }
 }
 
-/// A rule about one port.
+/// A rule for one port.
 pub(crate) fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> PolicyMatch {
     port(
         way,
@@ -222,12 +222,12 @@ pub(crate) fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> Pol
     )
 }
 
-/// A rule about all of a protocol.
+/// A rule for a whole protocol.
 pub(crate) fn protocol(way: Way, identity: u32, protocol: u8) -> PolicyMatch {
     port(way, identity, protocol, 0, 0)
 }
 
-/// A rule about everything.
+/// A rule for everything.
 pub(crate) fn everything(way: Way, identity: u32) -> PolicyMatch {
     PolicyMatch {
         direction: direction(way),
@@ -238,7 +238,7 @@ pub(crate) fn everything(way: Way, identity: u32) -> PolicyMatch {
     }
 }
 
-/// A port or identifier that no packet has had.
+/// A port or identifier that no packet has used yet.
 pub(crate) fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -265,7 +265,7 @@ fn between(source: IpAddr, destination: IpAddr, content: &[u8]) -> Vec<u8> {
     }
 }
 
-/// ICMP of the peer's IP version.
+/// An ICMP message of the peer's IP version.
 pub(crate) fn message(way: Way, peer: IpAddr, kind: u8, id: u16) -> Vec<u8> {
     match hosts(way, peer) {
         (IpAddr::V4(_), _) => frame(way, peer, ICMP, &echo4(kind, 0, id, 1, &payload(24))),
@@ -278,7 +278,7 @@ pub(crate) fn message(way: Way, peer: IpAddr, kind: u8, id: u16) -> Vec<u8> {
     }
 }
 
-/// The first packet of a flow to this port (of ICMP: a message of this type).
+/// The first packet of a flow to this port (for ICMP: a message of this type).
 pub(crate) fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<u8> {
     match protocol {
         TCP => segment(way, peer, (fresh(), number), SYN),
@@ -288,7 +288,7 @@ pub(crate) fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<
     }
 }
 
-/// What the rules say, told plainly: of the entries for the peer, or else of those for anybody, the longest prefix.
+/// The expected result by a plain search: the longest prefix among the entries for the peer, or else for any identity.
 fn expected(
     rules: &[(PolicyMatch, u8)],
     way: Way,
@@ -323,7 +323,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
     const DENIED: Option<Reason> = Some(Reason::PolicyDeniedByRule);
     let bed = Bed::new(&[
         (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
-        // 8080 to 8087, of which one is denied and one not allowed.
+        // 8080 to 8087; one of these is denied, and one not allowed.
         (port(In, APP, TCP, 8080, 13), VERDICT_ALLOW),
         (exactly(In, APP, TCP, 8083), VERDICT_DENY),
         (exactly(In, APP, TCP, 8084), VERDICT_NONE),
@@ -356,7 +356,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
         (In, APP, SCTP, 7, ALLOWED),
         (In, APP, SCTP, 8, NOT_ALLOWED),
         (In, APP, GRE, 0, NOT_ALLOWED),
-        // Nothing of its own: what holds for anybody.
+        // No entry of its own: the entry for any identity applies.
         (In, APP, TCP, 443, ALLOWED),
         (In, world, TCP, 443, ALLOWED),
         (In, world, TCP, 80, NOT_ALLOWED),
@@ -381,7 +381,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
             assert_eq!(bed.verdict(way, &packet), verdict, "{what}");
         }
     }
-    // Of ICMP the type is what elsewhere is the port.
+    // For ICMP, the type takes the place of the port.
     for (is_v4, request, other) in [(true, 8, 13), (false, 128, 139)] {
         let icmp = if is_v4 { ICMP } else { ICMPV6 };
         let of = |peer, kind| opening(In, address(peer, is_v4), icmp, kind);
@@ -429,7 +429,7 @@ fn random_tables_are_what_a_plain_reading_of_them_says() {
         for _ in 0..500 {
             let way = if random.bool() { In } else { Out };
             let peer = random.choice(peers).expect("one");
-            // Without ports, what goes one way would be the answer to what went the other.
+            // Without ports, a packet in one direction would be the answer to one in the other.
             let known = if way == In {
                 &protocols[..]
             } else {
@@ -470,7 +470,7 @@ fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
             let reply = segment(In, peer, (443, client), flags);
             assert_eq!(bed.verdict(In, &reply), None, "{flags}");
         }
-        // From another port, or to one, it is no reply; nor is a new connection from the same ports.
+        // From or to another port it is not a reply; nor is a new connection from the same ports.
         let denied = Some(Reason::PolicyDenied);
         assert_eq!(
             bed.verdict(In, &segment(In, peer, (444, client), ACK)),
@@ -505,7 +505,7 @@ fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
         let query = frame(In, address(APP, is_v4), UDP, &with_ports(client, 53));
         assert_eq!(bed.verdict(In, &query), None);
     }
-    // The other way round: what is sent to it may be answered though it may send nothing.
+    // The other way round: the endpoint may answer what it receives although it may send nothing itself.
     let mut bed = bed;
     bed.change(1, 2, &[(exactly(In, APP, UDP, 53), VERDICT_ALLOW)]);
     for is_v4 in [true, false] {
@@ -622,7 +622,7 @@ fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
     }
 }
 
-/// An error about a known flow is no way to say something to others than those whose flow it is.
+/// An error about a known flow must not carry data to anyone but the ends of that flow.
 #[test]
 #[ignore = "needs root"]
 fn errors_pass_between_the_ends_of_the_flow_that_they_are_about() {
@@ -648,7 +648,7 @@ fn errors_pass_between_the_ends_of_the_flow_that_they_are_about() {
         assert_eq!(bed.verdict(Out, &sent), None);
         assert_eq!(bed.verdict(In, &reply), None);
         let (sent, reply) = (&sent[14..], &reply[14..]);
-        // A flow between others: another endpoint of this node has it.
+        // A flow between others: it belongs to another endpoint of this node.
         let other: IpAddr = if is_v4 {
             "10.244.1.8"
         } else {
@@ -738,10 +738,10 @@ fn fragments_have_the_verdict_of_their_packet() {
         assert_eq!(bed.verdict(Out, &later), None);
         let (first, later) = of(is_v4, 2, 54);
         assert_eq!(bed.verdict(Out, &first), denied);
-        // Nothing is kept of it: it would take the places of others.
+        // Nothing about it is stored: that would take up the entries of others.
         assert_eq!(bed.verdict(Out, &later), unknown);
     }
-    // Of a flow that a change of policy ended, too.
+    // The same goes for a flow that a policy change ended.
     bed.change(1, 2, &[(exactly(Out, APP, UDP, 54), VERDICT_ALLOW)]);
     for is_v4 in [true, false] {
         let (_, later) = of(is_v4, 1, 53);
@@ -844,7 +844,7 @@ fn questions_about_neighbours_are_answered_whatever_the_policy() {
         assert_eq!(answer.bytes[6..12], expected, "{way:?}");
         assert_eq!(answer.bytes[22..28], expected, "{way:?}");
     }
-    // A solicitation of the host, and its check that the endpoint is still there.
+    // A solicitation from the host, and its check that the endpoint is still there.
     let IpAddr::V6(host) = address(identity::HOST, false) else {
         unreachable!("IPv6");
     };
@@ -895,7 +895,7 @@ fn counters_add_up_through_changes_and_restarts() {
     assert_eq!(bed.run.counted(Reason::PolicyDenied), 4);
     assert_eq!(bed.run.counted(Reason::PolicyDeniedByRule), 3);
 
-    // Another agent on the same maps. A counter that was given up begins at zero.
+    // Another agent on the same maps. A counter that was released starts at zero.
     bed.tables = bed.run.datapath.policy().expect("the tables");
     assert_eq!(bed.tables.tables().collect::<Vec<_>>(), [2]);
     assert_eq!(counted(&bed.tables, &allow), Some((7, 7 * length)));
@@ -903,7 +903,7 @@ fn counters_add_up_through_changes_and_restarts() {
     packets(&bed, 80, 1);
     assert_eq!(counted(&bed.tables, &allow), Some((8, 8 * length)));
     assert_eq!(counted(&bed.tables, &deny), Some((0, 0)));
-    // Another subject's entry is another one.
+    // Another subject's entry has a separate counter.
     bed.tables
         .install(4, SUBJECT + 1, [(allow, VERDICT_ALLOW)])
         .expect("room for a table");
@@ -914,7 +914,7 @@ fn counters_add_up_through_changes_and_restarts() {
 #[test]
 #[ignore = "needs root"]
 fn while_tables_are_swapped_each_packet_meets_the_whole_of_one() {
-    // Each table allows the packet, by an entry that the other one lacks: who looks into both finds none.
+    // Each table allows the packet by an entry that the other one lacks: a lookup that mixes both finds neither.
     let own = [
         (exactly(In, APP, UDP, 53), VERDICT_ALLOW),
         (everything(In, ANY_IDENTITY), VERDICT_DENY),
@@ -996,7 +996,7 @@ fn prefixes_change_without_the_others_being_missing() {
     let mut bed = Bed::new(&[]);
     let mut ipcache = bed.run.datapath.ipcache().expect("the ipcache");
     let mut wanted = prefixes();
-    // What IPv4 has by default is not what IPv6 has.
+    // The IPv4 default entry does not apply to IPv6.
     assert_eq!(ipcache.entries().count(), wanted.len() + 1);
     assert_eq!(ipcache.set_all(&wanted).expect("room"), 0);
     let net: IpNet = "10.1.2.0/24".parse().expect("a prefix");

@@ -21,15 +21,15 @@ use crate::endpoint_packets::{ACK, RST, SYN, TCP, UDP, segment};
 use crate::policy_packets::{BOTH, set_endpoint};
 use crate::service_packets::{Hosts, NODE_PORT, Stand, at_uplink, backend, hosts, node_port};
 
-/// Of the endpoint, by each IP version. Each has two entries.
+/// Connections of the endpoint per IP version. Each has two entries.
 const CONNECTIONS: u16 = 500;
-/// There is room for those, and not many more.
+/// Enough for those connections, and not many more.
 const FLOWS: u32 = 2_048;
-/// Packets of a flood, many times what there is room for.
+/// Packets of a flood, many times the capacity.
 const PACKETS: u32 = 8_000;
-/// Those of which nothing but a SYN is seen.
+/// Connections that never get beyond a SYN.
 const UNANSWERED: u16 = 50;
-/// From this port on, the endpoint opens connections. The last ones get no further than that.
+/// The endpoint's first port; its connections use the ports from here on. The last ones stay unanswered.
 const FIRST: u16 = 20_000;
 
 fn sizes(flows: u32) -> MapSizes {
@@ -43,7 +43,7 @@ fn sizes(flows: u32) -> MapSizes {
     }
 }
 
-/// Whoever pretends to send the packet with this number.
+/// The spoofed source of the packet with this number.
 fn pretended(number: u32, hosts: &Hosts) -> IpAddr {
     match hosts.node {
         IpAddr::V4(_) => Ipv4Addr::from_bits(0xc612_0000 + number).into(),
@@ -51,7 +51,7 @@ fn pretended(number: u32, hosts: &Hosts) -> IpAddr {
     }
 }
 
-/// Returns how many packets were dropped.
+/// Sends a flood. Returns how many packets were dropped.
 fn flood(stand: &Stand, hosts: &Hosts, protocol: u8) -> u32 {
     let mut dropped = 0;
     for number in 0..PACKETS {
@@ -63,7 +63,7 @@ fn flood(stand: &Stand, hosts: &Hosts, protocol: u8) -> u32 {
     dropped
 }
 
-/// Sends a SYN of the endpoint's to the service. Whether there was room for the connection.
+/// Sends a SYN from the endpoint to the service. Returns whether there was space for the connection.
 fn begin(stand: &Stand, hosts: &Hosts, port: u16) -> bool {
     let packet = segment(Out, hosts.node, (port, NODE_PORT), SYN);
     stand.run.run(Out.program(), &packet).bytes != packet
@@ -77,7 +77,7 @@ fn complete(stand: &Stand, hosts: &Hosts, port: u16) {
     assert_ne!(stand.run.run(Out.program(), &last).bytes, last);
 }
 
-/// What is left of the endpoint's connections: the ports of those that still know where their segments go.
+/// Ports of the endpoint's connections that still know where their segments go.
 fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     let to = SocketAddr::new(hosts.elsewhere, 8080);
     let of_endpoint = stand.all_flows().into_iter().filter(|(flow, value)| {
@@ -86,7 +86,7 @@ fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     of_endpoint.map(|(flow, _)| flow.source_port).collect()
 }
 
-/// The keys that stand in the ring.
+/// The keys in the ring.
 fn ring(stand: &Stand, hosts: &Hosts) -> anyhow::Result<BTreeSet<Flow>> {
     let ring = match hosts.node {
         IpAddr::V4(_) => layout::REVNAT4_RING,
@@ -148,7 +148,7 @@ fn what_conntrack_has_evicted_is_collected_from_a_full_map() -> anyhow::Result<(
         // One of them sends.
         let segment = segment(Out, hosts.node, (FIRST, NODE_PORT), ACK);
         assert_ne!(stand.run.run(Out.program(), &segment).bytes, segment);
-        // None is so young that its packet may be on its way to conntrack.
+        // None is so young that its packet may still be on its way to conntrack.
         let newest = stand
             .all_flows()
             .iter()
@@ -164,7 +164,7 @@ fn what_conntrack_has_evicted_is_collected_from_a_full_map() -> anyhow::Result<(
     Ok(())
 }
 
-/// Removes all entries of conntrack's map of this name.
+/// Removes all entries of the conntrack map with this name.
 fn evict_all(stand: &Stand, name: &str) -> anyhow::Result<()> {
     let map = MapData::from_pin(stand.run.location.pins().join(name))?;
     match name == layout::CT4.name {
@@ -194,14 +194,14 @@ fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
         for port in FIRST..FIRST + CONNECTIONS {
             assert!(begin(&stand, &hosts, port));
         }
-        // The handshakes of all but some are completed.
+        // All handshakes but some are completed.
         for port in FIRST..FIRST + CONNECTIONS - UNANSWERED {
             complete(&stand, &hosts, port);
         }
         assert_eq!(left(&stand, &hosts).len(), usize::from(CONNECTIONS));
         assert_eq!(flood(&stand, &hosts, UDP), 0);
         assert_eq!(left(&stand, &hosts).len(), usize::from(CONNECTIONS));
-        // Where the hand passes connections, it takes its time.
+        // While the clock hand passes connections, it is slow.
         let dropped = flood(&stand, &hosts, TCP);
         println!("{dropped} of {PACKETS} SYNs were dropped");
         assert!(dropped < PACKETS / 4, "{dropped}");
@@ -237,7 +237,7 @@ fn syns_that_policy_refuses_take_the_room_of_one_flow() -> anyhow::Result<()> {
         complete(&stand, &hosts, next);
         let before = left(&stand, &hosts).len();
 
-        // No rule of this table admits anybody.
+        // No rule of this table admits anyone.
         set_endpoint(&mut stand.run.datapath, BOTH, 77);
         let mut refused = 0;
         for number in 0..PACKETS {

@@ -1,4 +1,4 @@
-//! Packets of endpoints and of clients outside to services, with tables written as the agent does.
+//! Packets from endpoints and from clients outside to services, with tables written like the agent's.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -76,7 +76,7 @@ pub(crate) fn hosts() -> [Hosts; 2] {
     [of(ENDPOINT4.into(), v4), of(ENDPOINT6.into(), v6)]
 }
 
-/// No service here wants a table.
+/// No service here needs a table.
 struct NoTables;
 
 impl FillMaglev for NoTables {
@@ -124,7 +124,7 @@ impl Stand {
         });
     }
 
-    /// Has no flow begin until then, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Lets no flow start until then, nanoseconds of `CLOCK_MONOTONIC`.
     fn hold_flows(&mut self, until_ns: u64) {
         self.set_up(DatapathConfig {
             flows_held_until_ns: until_ns,
@@ -161,7 +161,7 @@ impl Stand {
         rows.into_iter().flatten().collect()
     }
 
-    /// Those of UDP and other protocols than TCP.
+    /// Flows of UDP and other protocols than TCP.
     fn flows(&self) -> Vec<(Flow, ServiceFlow)> {
         let mut flows = self.all_flows();
         flows.retain(|(flow, _)| flow.protocol != TCP);
@@ -186,7 +186,7 @@ pub(crate) fn frontend(ip: IpAddr, kind: u8, target: Target) -> FrontendSpec {
     }
 }
 
-/// A port of one backend, or none.
+/// A port with one backend, or none.
 pub(crate) fn node_port(protocol: u8, ip: IpAddr, of: Option<IpAddr>) -> PortSpec {
     let target = match of {
         Some(_) => Target::Cluster,
@@ -201,7 +201,7 @@ pub(crate) fn node_port(protocol: u8, ip: IpAddr, of: Option<IpAddr>) -> PortSpe
     }
 }
 
-/// A packet at an uplink, for the device of test runs. Of TCP, one that opens a connection.
+/// A packet at an uplink, for the device of test runs. For TCP, one that opens a connection.
 pub(crate) fn at_uplink(
     source: (IpAddr, u16),
     destination: (IpAddr, u16),
@@ -218,7 +218,7 @@ pub(crate) fn at_uplink(
     }
 }
 
-/// A segment of TCP with these flags.
+/// A TCP segment with these flags.
 pub(crate) fn segment_at_uplink(
     source: (IpAddr, u16),
     destination: (IpAddr, u16),
@@ -283,13 +283,13 @@ fn no_packet_to_the_loopback_is_for_a_node_port() {
     }
 }
 
-/// Ports of a flow: of the client, and of the service.
+/// Ports of a flow: the client's and the service's.
 type Ports = (u16, u16);
 
-/// What a client sends, or what its backend answers, by the program that sees it.
+/// Runs what a client sends, or what its backend answers, through the program that sees it.
 type Exchange = fn(&Stand, &Hosts, Ports, is_answer: bool);
 
-/// What it is called, and its backend.
+/// A case's name, its exchange, and its backend.
 type Case = (&'static str, Exchange, fn(&Hosts) -> IpAddr);
 
 fn of_endpoint(stand: &Stand, hosts: &Hosts, (client, port): Ports, is_answer: bool) {
@@ -416,7 +416,7 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
                 assert!(!is_sent_on(&stand, CLIENT_PORT + 1));
                 held += 1;
                 assert_eq!(stand.run.counted(Reason::FlowsHeld), held);
-                // Whoever held them is gone, and the time is over.
+                // The process that held them is gone, and the time is over.
                 stand.hold_flows(now_ns() - HOUR_NS / 3600);
                 assert!(is_sent_on(&stand, CLIENT_PORT + 1));
             }
@@ -424,7 +424,7 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
     }
 }
 
-/// Two addresses of the node's, with services of one backend.
+/// Ports at two of the node's addresses, with services of one backend.
 pub(crate) fn two_services(protocol: u8, hosts: &Hosts, backend: IpAddr) -> [PortSpec; 2] {
     [
         (hosts.cluster_ip, KIND_CLUSTER_IP),
@@ -475,7 +475,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
                 frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Local),
                 frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
             ],
-            // Of another list, to which the first flow cannot but go.
+            // From another list, the only one that the first flow can use.
             cluster: vec![backend(hosts.elsewhere)],
             local: vec![backend(hosts.endpoint)],
             affinity_secs: 10_800,
@@ -495,7 +495,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
         };
         assert_eq!(went_to(hosts.node), [1, 0]);
         assert_eq!(went_to(hosts.cluster_ip), [1, 1]);
-        // It stays with that one wherever it may.
+        // It stays with that backend wherever it may.
         assert_eq!(went_to(hosts.node), [1, 2]);
         assert_eq!(went_to(hosts.cluster_ip), [1, 3]);
     }
@@ -505,7 +505,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
 #[ignore = "needs root"]
 fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
     const A_SECOND: usize = 100;
-    // The programs count on each processor.
+    // The programs count per CPU.
     let mut one = CpuSet::new();
     one.set(0).expect("a processor");
     sched_setaffinity(Pid::from_raw(0), &one).expect("a processor of its own");
@@ -527,14 +527,14 @@ fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
         }
         let seconds = start.elapsed().as_secs() as usize + 2;
         assert!(told <= seconds * A_SECOND, "{told} in {seconds} s");
-        // The first second may have been spent by the other IP version, the next is not.
+        // The other IP version may have used up the first second, but not the next.
         let start = Instant::now();
         while stand.run.run("from_netdev", &packet).code != REDIRECT {
             assert!(start.elapsed() < Duration::from_secs(60));
         }
     }
     assert!(stand.run.counted(Reason::ServiceRejected) > 0);
-    // The endpoint is told of each of its own packets.
+    // The endpoint gets an error for each of its own packets.
     let [v4, _] = hosts();
     for _ in 0..2 * A_SECOND {
         let packet = frame(Out, v4.node, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
@@ -570,7 +570,8 @@ fn a_rejected_packet_is_counted_once() {
     }
 }
 
-/// Has the endpoint exchange segments with its backend elsewhere, through a service; the entry of the flow then.
+/// Exchanges segments between the endpoint and its backend elsewhere, through a service. Returns the flow's entry
+/// afterwards.
 fn exchange(stand: &Stand, hosts: &Hosts, client: u16, segments: &[(Way, u8)]) -> CtEntry {
     for &(way, flags) in segments {
         let packet = match way {
@@ -611,7 +612,7 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on_and_the_oth
                 ),
                 // It may have been sent before a RST that overtook it.
                 (&[(side, ACK)], "CLOSE", timeouts.tcp_close),
-                // That the other side goes on says nothing: it may not have got the RST yet.
+                // Traffic from the other side proves nothing: it may not have received the RST yet.
                 (&[answer], "CLOSE", timeouts.tcp_close),
                 (
                     &[(side, ACK), (side, RST), answer],
@@ -633,7 +634,7 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on_and_the_oth
     }
 }
 
-/// The first fragment of a datagram of the endpoint to a service, with this identification.
+/// The first fragment of a datagram from the endpoint to a service, with this identification.
 fn first_fragment(hosts: &Hosts, id: u16) -> Vec<u8> {
     let content = with_ports(CLIENT_PORT, NODE_PORT);
     match (hosts.endpoint, hosts.node) {
@@ -666,7 +667,7 @@ fn of_fragments_to_a_service_that_policy_refuses_nothing_is_kept() {
         rows4.expect("the ports").len() + rows6.expect("the ports").len()
     };
     for hosts in hosts() {
-        // Of a new flow, and, once the policy has changed, of a known one.
+        // For a new flow, and, after a policy change, for a known one.
         for is_known in [false, true] {
             if is_known {
                 set_endpoint(&mut stand.run.datapath, 0, 0);

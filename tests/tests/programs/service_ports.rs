@@ -1,5 +1,5 @@
-//! Flows of one client port to one backend, by several ways at once: each gets its own answers, by another port where the
-//! backend could not tell them apart.
+//! Flows of one client port to one backend, over several paths at once: each gets its own answers, through another port
+//! where the backend could not tell them apart.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::resume_unwind;
@@ -24,7 +24,7 @@ use crate::service_packets::{
     two_services,
 };
 
-/// To where a client sends: one of two services, or the backend itself.
+/// Where a client sends: to one of two services, or to the backend itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     ClusterIp,
@@ -53,7 +53,7 @@ struct Client {
     port: u16,
 }
 
-/// A frame as far as the ports of a datagram: behind them is its checksum.
+/// A frame up to the ports of a datagram: its checksum follows them.
 fn comparable(protocol: u8, frame: &[u8]) -> &[u8] {
     let ip_len = if frame[12..14] == IPV4.to_be_bytes() {
         20
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// A packet of the endpoint's, or to it.
+    /// A packet from or to the endpoint.
     fn at_endpoint(&self, way: Way, peer: (IpAddr, u16), port: u16, flags: u8) -> Vec<u8> {
         let ports = match way {
             Out => (port, peer.1),
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Sends a packet to the backend; the port that it comes by, or `None` if it does not come.
+    /// Sends a packet to the backend. Returns the port with which it arrives, or `None` if it does not arrive.
     fn send(&self, stand: &Stand, by: By, flags: u8) -> Option<u16> {
         let to = self.target(by);
         let (program, packet) = match self.from {
@@ -149,7 +149,7 @@ impl Client {
         Some(port)
     }
 
-    /// Lets the backend answer to a port that it saw: the client gets it from where it asked.
+    /// Lets the backend answer to a port that it saw: the client gets the answer from the address that it asked.
     fn check_answer(&self, stand: &Stand, by: By, seen: u16, flags: u8) {
         let (asked, backend) = (self.target(by), self.backend());
         let (outcome, expected) = match self.from {
@@ -176,7 +176,7 @@ impl Client {
         );
     }
 
-    /// Opens a flow, and has it answered; the port that the backend sees.
+    /// Opens a flow, including the answer. Returns the port that the backend sees.
     fn open(&self, stand: &Stand, by: By) -> u16 {
         let seen = self.send(stand, by, SYN);
         let seen = seen.unwrap_or_else(|| panic!("{self:?} by {by:?} does not reach its backend"));
@@ -192,7 +192,7 @@ impl Client {
     }
 }
 
-/// Clients of either kind with a port of their own, in each version and protocol.
+/// Clients of either kind with different ports, in each IP version and protocol.
 fn clients(mut each: impl FnMut(&mut Stand, Client)) {
     let mut stand = Stand::new();
     for hosts in hosts() {
@@ -361,7 +361,7 @@ fn a_port_is_its_clients_again_once_the_other_flow_is_over() {
         let second = client.open(stand, Nothing);
         assert!(first == client.port && second != client.port);
         assert_eq!(client.send(stand, ClusterIp, RST), Some(first));
-        // The one that goes on keeps the port that it has.
+        // The remaining flow keeps its port.
         client.go_on(stand, Nothing, second);
         assert_eq!(client.send(stand, Nothing, RST), Some(second));
         assert_eq!(client.open(stand, Nothing), client.port);
@@ -430,7 +430,7 @@ fn no_packet_in_a_peers_name_takes_the_answers_of_a_flow_that_the_backend_opened
     });
 }
 
-/// Evicts the entries of what clients send to a destination; those of the answers stay.
+/// Evicts the entries for what clients send to a destination; the entries for the answers stay.
 fn evict_requests(run: &TestRun, to: (IpAddr, u16)) {
     let mut evicted = 0;
     for name in ["HEALTH_REVNAT4", "HEALTH_REVNAT_ANY4"] {
@@ -473,7 +473,7 @@ fn datagrams_whose_flow_lost_one_of_its_entries_keep_their_port() {
         }
         let seen = WAYS.map(|by| client.open(stand, by));
         for (by, seen) in WAYS.into_iter().zip(seen) {
-            // Nothing is kept of the first one, which goes to the backend itself.
+            // The first one goes to the backend itself, so it has no entry.
             if by != Nothing || seen != client.port {
                 evict_requests(&stand.run, client.target(by));
             }
@@ -516,7 +516,7 @@ fn an_answer_to_datagrams_whose_entry_was_evicted_has_them_keep_port_and_backend
     });
 }
 
-/// Runs a test in a namespace whose own addresses are those of node and client.
+/// Runs a test in a namespace that has the addresses of node and client.
 fn in_namespace(test: fn()) -> anyhow::Result<()> {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -533,7 +533,7 @@ fn in_namespace(test: fn()) -> anyhow::Result<()> {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A socket of the server that is connected to the client; of TCP, with that of the client.
+/// A socket of the server that is connected to the client; for TCP, also the client's socket.
 fn connected(protocol: u8, server: SocketAddr, client: SocketAddr) -> anyhow::Result<Vec<Socket>> {
     let domain = Domain::for_address(server);
     if protocol == UDP {
@@ -577,7 +577,7 @@ fn the_socket_of_a_flow_itself_does_not_take_its_port() -> anyhow::Result<()> {
                 assert_eq!(send(client, ACK), client.1);
                 evict_requests(&stand.run, asked);
                 assert_eq!(send(client, ACK), client.1, "{hosts:?} {protocol}");
-                // Whose socket was there before the flow is somebody else's.
+                // If its socket existed before the flow, the port belongs to that socket.
                 if protocol == UDP {
                     let other = (hosts.client, 4001);
                     drop(own);

@@ -1,4 +1,4 @@
-//! Packets from sources that nobody outside has, and from or to IPv4 addresses in IPv6.
+//! Packets from sources that no host outside has, and packets from or to IPv4 addresses in IPv6.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, ICMPV6, TCP, UDP, frame, framed, with_ports};
 use crate::service_packets::{NODE_PORT, Stand, at_uplink, hosts, node_port};
 
-/// Addresses of the host beside those of the node: of other devices, broadcast and anycast addresses, and a prefix.
+/// Addresses of the host besides the node's: of other devices, broadcast and anycast addresses, and a prefix.
 const OF_HOST: [&str; 8] = [
     "172.30.0.1/32",
     "172.30.0.255/32",
@@ -23,7 +23,7 @@ const OF_HOST: [&str; 8] = [
     "2001:db8:7::/64",
     "::1/128",
 ];
-/// What nobody has at all.
+/// Addresses that no host has.
 const OF_NOBODY: [&str; 11] = [
     "127.0.0.1",
     "127.255.255.255",
@@ -62,7 +62,7 @@ fn stand() -> Stand {
     stand
 }
 
-/// Tells the programs these addresses of the host and their devices, and no others.
+/// Gives the programs exactly these addresses of the host, with their devices.
 fn has(stand: &Stand, own: &[(&str, u32)]) {
     let mut map = stand.run.datapath.own_addresses().expect("the map");
     let own = own.iter().map(|(text, device)| OwnAddress {
@@ -106,7 +106,7 @@ fn more_addresses_of_the_host_than_there_is_room_for_change_nothing() {
         matches!(result, Err(OwnError::Full { wanted: found }) if found == wanted),
         "{result:?}"
     );
-    // The host's own ones are protected as before.
+    // The host's own addresses are protected as before.
     for hosts in hosts() {
         let packet = at_uplink((hosts.node, 4000), (hosts.endpoint, 80), UDP);
         assert!(is_dropped(&stand, &packet), "{}", hosts.node);
@@ -190,7 +190,7 @@ fn everybody_may_be_asked_without_an_address() {
     }
 }
 
-/// A message of neighbour discovery about an address, with its hop limit.
+/// A neighbour discovery message about an address, with its hop limit.
 fn discovery(kind: u8, source: &str, to: &str, hop_limit: u8) -> Vec<u8> {
     let header = Ipv6 {
         hop_limit,
@@ -215,7 +215,7 @@ fn neighbours_may_tell_that_they_have_an_address_of_this_host_too() {
     for source in ["fe80::7", "fd00:30::1"] {
         for (kind, to, hop_limit, is_false) in [
             (ADVERTISEMENT, "ff02::1", 255, false),
-            // It was routed, is for one host, or tells nothing of the kind.
+            // It was routed, is unicast, or is another kind of message.
             (ADVERTISEMENT, "ff02::1", 254, true),
             (ADVERTISEMENT, "fd00:10:244:1::9", 255, true),
             (128, "ff02::1", 255, true),

@@ -1,4 +1,4 @@
-//! Round trips of TCP: the uplinks' programs on crafted segments.
+//! TCP round trips: the uplinks' programs on crafted segments.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -25,7 +25,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal address")
 }
 
-/// Two hosts of each IP version: this one and a peer.
+/// Two hosts per IP version: this one and a peer.
 fn pairs() -> [(IpAddr, IpAddr); 2] {
     [("172.30.0.1", "172.30.0.2"), ("fd00:30::1", "fd00:30::2")]
         .map(|(local, peer)| (ip(local), ip(peer)))
@@ -48,15 +48,15 @@ fn bed(flags: u16) -> TestRun {
     bed
 }
 
-/// One side of a connection of this host to a peer, and the other.
+/// Both sides of a connection between this host and a peer.
 struct Talk<'a> {
     bed: &'a TestRun,
     local: IpAddr,
     peer: IpAddr,
     ports: (u16, u16),
-    /// The next number that this host sends.
+    /// The next sequence number that this host sends.
     next: u32,
-    /// This host's clock in timestamps; none are used without.
+    /// This host's clock in timestamps; `None` means no timestamps.
     clock: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Talk<'a> {
         segment.frame(self.local, self.peer)
     }
 
-    /// A segment of the peer without data that acknowledges all up to `acknowledgement`.
+    /// A segment from the peer without data that acknowledges everything up to `acknowledgement`.
     fn answer(&self, flags: u8, acknowledgement: u32) -> Tcp {
         Tcp {
             source: self.ports.1,
@@ -118,7 +118,7 @@ impl<'a> Talk<'a> {
         self.leaves(&self.outgoing(ACK, self.next, 0));
     }
 
-    /// Sends as much new data as the peer must answer at once.
+    /// Sends enough new data that the peer must answer at once.
     fn send(&mut self) {
         let packet = self.outgoing(ACK, self.next, 2 * FULL);
         self.next = self.next.wrapping_add(2 * FULL);
@@ -134,7 +134,7 @@ impl<'a> Talk<'a> {
         self.row().map_or(0, |row| row.samples)
     }
 
-    /// Exchanges data until a round trip of it was counted: the pause between two must be over.
+    /// Exchanges data until one of its round trips is counted: the pause between two must be over.
     fn send_until_counted(&mut self) {
         let before = self.samples();
         let deadline = Instant::now() + PATIENCE;
@@ -145,7 +145,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Sends data until a segment of it is timed, which is left without an answer.
+    /// Sends data until a segment of it is timed, and leaves that segment unanswered.
     fn send_until_timed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_timed() {
@@ -197,7 +197,7 @@ fn a_handshake_makes_one_round_trip_whoever_opens() {
                 .expect("the first round trip makes the row");
             assert_eq!((row.samples, row.source), (before + 1, SOURCE_KERNEL));
             assert!(row.min_ns > 0 && row.last_ns < 1_000_000_000, "{row:?}");
-            // Once more does not count.
+            // A repetition does not count.
             opened_here.comes_segment(&opened_here.answer(SYN | ACK, opened_here.next));
             opened_here.comes_segment(&opened_here.answer(ACK, opened_here.next));
             assert_eq!(opened_here.samples(), before + 1);
@@ -269,7 +269,7 @@ fn what_is_sent_again_makes_no_round_trip() {
             "another connection between the same ports"
         );
         talk.send_until_timed();
-        // An older segment, in part: the acknowledgement waits for it.
+        // Part of an older segment is resent: the acknowledgement may have waited for it.
         talk.leaves(&talk.outgoing(ACK, talk.next - 2 * FULL, FULL));
         talk.comes_segment(&talk.answer(ACK, talk.next));
         assert_eq!(talk.samples(), 1);
@@ -307,11 +307,11 @@ fn answers_that_may_have_waited_make_no_round_trip() {
             let before = talk.samples();
             talk.send_until_timed();
             talk.comes_segment(&first(&talk));
-            // Only the first acknowledgement tells anything.
+            // Only the first acknowledgement is meaningful.
             talk.comes_segment(&talk.answer(ACK, talk.next));
             assert_eq!(talk.samples(), before);
         }
-        // A single small segment, whose answer the peer may hold back.
+        // A single small segment, whose answer the peer may delay.
         for _ in 0..3 {
             talk.leaves(&talk.outgoing(ACK, talk.next, 10));
             talk.next += 10;
@@ -339,7 +339,7 @@ fn segments_that_lie_pass_and_make_no_round_trip() {
             })
         };
         let mut lies = Vec::new();
-        // Every one that is cut off.
+        // Every truncated frame.
         for len in 14..frame(&good).len() {
             lies.push(frame(&good)[..len].to_vec());
         }
@@ -399,7 +399,7 @@ fn segments_that_lie_pass_and_make_no_round_trip() {
         }
         let before = talk.samples();
         for lie in &lies {
-            // Some are too short for the kernel to take.
+            // Some are too short for the kernel to accept.
             if let Some(outcome) = bed.try_run("from_netdev", lie) {
                 assert_eq!(outcome, untouched(lie));
             }
@@ -466,7 +466,7 @@ fn an_address_that_is_no_peer_any_more_gets_no_row() {
     assert_eq!(left, [pairs()[1].1]);
 }
 
-/// A probe's connection, and what the agent asks about it.
+/// A probe's connection, and the agent's lookup key for it.
 struct Probe<'a> {
     talk: Talk<'a>,
     key: RttKey,
@@ -496,7 +496,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Whether the kernel's round trip counts, which is shorter than what the agent says here.
+    /// Whether the kernel's round trip counts, which is shorter than the one that the agent claims here.
     fn is_timed_by_kernel(&self) -> bool {
         const MEASURED_NS: u64 = 60_000_000_000;
         let rtt = self.talk.bed.datapath.rtt().expect("the rows");
@@ -515,7 +515,7 @@ impl<'a> Probe<'a> {
 #[test]
 #[ignore = "needs root"]
 fn a_probes_own_handshake_is_its_round_trip() {
-    // Whether other traffic is followed or not.
+    // With and without tracking of other traffic.
     for flags in [0, PASSIVE_RTT] {
         let bed = bed(flags);
         for pair in pairs() {

@@ -1,5 +1,5 @@
-//! The programs stay within a part of what the kernel's verifier may look at, and do not grow unnoticed:
-//! docs/verifier.md has what it looked at when last somebody decided that this is well.
+//! The programs stay within a fraction of the kernel verifier's limit, and do not grow unnoticed: docs/verifier.md
+//! records how much it processed when these figures were last reviewed.
 
 use anyhow::{Context as _, ensure};
 use health_datapath::PROGRAMS;
@@ -8,10 +8,10 @@ use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
 
 const DOCS: &str = include_str!("../../../docs/verifier.md");
-/// By how much one may grow without the table being changed, percent.
+/// By how much a program may grow without a change to the table, percent.
 const GROWTH: u64 = 10;
 
-/// Major and minor number of the kernel.
+/// Major and minor version of the kernel.
 fn kernel() -> anyhow::Result<String> {
     let release = uname()?.release().to_string_lossy().into_owned();
     let mut numbers = release.split('.');
@@ -35,7 +35,7 @@ fn row(kernel: &str, program: &VerifiedProgram) -> String {
     )
 }
 
-/// How many instructions the table says that a kernel's verifier looks at in a program.
+/// The number of instructions that a kernel's verifier processes in a program, according to the table.
 fn documented_instructions(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
     let start = format!("| {kernel} | `{name}` |");
     let Some(row) = DOCS.lines().find(|line| line.starts_with(&start)) else {
@@ -69,7 +69,7 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
             "{name}: the verifier looks at {processed} instructions; it may at {limit}, and no more than 1/{BUDGET} \
              of that is left to a program"
         );
-        // Of other kernels than those that the table has, the budget is all that holds.
+        // For kernels that are not in the table, only the budget applies.
         if is_listed {
             let told = documented_instructions(&kernel, name)?.with_context(|| {
                 format!("docs/verifier.md does not have {name}; the table would be:\n{table}")

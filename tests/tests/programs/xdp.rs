@@ -29,7 +29,7 @@ const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 
-/// Sends a packet through, and holds what comes out against another.
+/// Sends a packet through the program, and compares the result with the expected one.
 fn goes_on(
     stand: &Stand,
     (device, packet): (usize, &Packet),
@@ -116,7 +116,7 @@ fn a_datagram_without_a_checksum_gets_none() -> anyhow::Result<()> {
     })
 }
 
-/// The program lets a packet pass as it is, and does nothing about its flow.
+/// Checks that the program passes a packet unchanged, and leaves its flow alone.
 fn is_left<T: Version>(known: &Known<'_, T>, device: usize, frame: &[u8]) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -130,7 +130,7 @@ where
     Ok(())
 }
 
-/// A way in which a packet of a known flow is none that XDP takes.
+/// A name, and a change that makes XDP leave a known flow's packet alone.
 type Left<T> = (
     &'static str,
     fn(&Known<'_, T>, &mut Packet) -> anyhow::Result<()>,
@@ -185,7 +185,7 @@ where
     ]
 }
 
-/// Has one side of a connection end it, as conntrack sees it: in a new entry, in which nothing is counted yet.
+/// Makes one side of a connection end it, from conntrack's view: in a new entry, in which nothing is counted yet.
 fn half_close<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -291,7 +291,7 @@ fn all_else_goes_on_to_the_stack_as_it_is() -> anyhow::Result<()> {
         let frame = known.request().frame();
         is_left(&known, 0, &tagged(&frame, &[(0x8100, 5)])).context("a tag")?;
         for len in [0, 13, 14, 33, 34, 53, frame.len() - 1] {
-            // The kernel takes no shorter packets for test runs.
+            // The kernel accepts no shorter packets for test runs.
             if let Some(frame) = frame.get(..len).filter(|frame| frame.len() >= 14) {
                 is_left(&known, 0, frame).with_context(|| format!("cut to {len} bytes"))?;
             }
@@ -364,7 +364,7 @@ fn the_settings_of_host_and_agent_decide() -> anyhow::Result<()> {
     })
 }
 
-/// What has the source of an address of this node by now is for the programs of tc, which drop it.
+/// A packet whose source is by now an address of this node is left to the tc programs, which drop it.
 #[test]
 #[ignore = "needs root"]
 fn packets_from_an_address_of_this_node_are_left() -> anyhow::Result<()> {

@@ -1,10 +1,10 @@
-//! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds
-//! its program whether or not there is an agent; the next agent knows it by its name, which has the agent's instance
-//! in it, and gives it its own program.
+//! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds its
+//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's instance,
+//! and swaps in its own program.
 //!
-//! A clsact qdisc that a device has already is used as it is, and stays. One that was made here goes with the last
-//! filter on it, or with a device that agents make. On other devices it is noted in a folder of the bpffs, which a
-//! reboot empties as it does the qdiscs.
+//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with its
+//! last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a reboot
+//! clears both the notes and the qdiscs.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,9 @@ use crate::layout_change::set_aside;
 use crate::pin_folder::make_folder;
 use crate::{DatapathError, layout};
 
-/// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours
-/// does not.
+/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does not.
 const FIRST_PRIORITY: u16 = 1;
-/// Not among those that the kernel gives out, or that others are used to write.
+/// Outside the handles that the kernel assigns or that others usually choose.
 const FIRST_HANDLE: u32 = 0x6861;
 
 /// The filters of one instance.
@@ -33,7 +32,7 @@ pub(crate) struct Clsact {
 }
 
 impl Clsact {
-    /// Those of the instance whose folder of pins this is.
+    /// The filters of the instance with this pin folder.
     pub(crate) fn of(pins: &Path) -> Self {
         let instance = pins.file_name().unwrap_or_default();
         Self {
@@ -42,7 +41,7 @@ impl Clsact {
         }
     }
 
-    /// Puts a program on its device, in place of a former one of its name.
+    /// Attaches a program to its device, replacing a former one of the same name.
     pub(super) fn attach(
         &self,
         hook: &Hook,
@@ -70,7 +69,7 @@ impl Clsact {
         self.keep_note(device)
     }
 
-    /// Whether the program of this number is there. A device that is gone has none; its owner says so.
+    /// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
     pub(super) fn has_program(&self, hook: &Hook, id: u32) -> bool {
         let filter = self.filter(hook).ok().flatten();
         filter.is_some_and(|filter| filter.program == Some(id))
@@ -84,7 +83,7 @@ impl Clsact {
         Ok(filters.into_iter().find(|filter| filter.is_named(&name)))
     }
 
-    /// Takes a program off its device, if both are there.
+    /// Detaches a program from its device, if both exist.
     pub(super) fn detach(&self, hook: &Hook) -> Result<(), DatapathError> {
         let Ok(device) = hook.device_number() else {
             return Ok(());
@@ -98,8 +97,7 @@ impl Clsact {
         remove().map(drop).map_err(hook.failed("detach"))
     }
 
-    /// Takes all programs of this instance off their devices but those of the hooks that are wanted. Returns what
-    /// was removed, in words.
+    /// Detaches all programs of this instance, except at the wanted hooks. Returns descriptions of what was removed.
     pub(crate) fn remove_others(&self, wanted: &[Hook]) -> Result<Vec<String>, DatapathError> {
         let wanted: Vec<(u32, Side, String)> = wanted
             .iter()
@@ -134,7 +132,7 @@ impl Clsact {
         Ok(removed)
     }
 
-    /// Numbers of the attached programs, and where each is: `eth0/egress`.
+    /// Ids of the attached programs, with their hooks: `eth0/egress`.
     pub(crate) fn attached(&self) -> io::Result<Vec<(u32, String)>> {
         let own = self.name("");
         let mut attached = Vec::new();
@@ -179,7 +177,7 @@ impl Clsact {
         Ok(removed)
     }
 
-    /// Removes a clsact qdisc that was made here and has no filters any more.
+    /// Removes a clsact qdisc that was created here and has no filters left.
     fn remove_qdisc(&self, socket: &mut Socket, device: u32) -> io::Result<()> {
         let note = self.note_of(&self.pins, device);
         if !note.exists() {
@@ -198,7 +196,7 @@ impl Clsact {
         }
     }
 
-    /// Removes the notes of devices that are no more.
+    /// Removes the notes of devices that no longer exist.
     fn forget_gone(&self) -> io::Result<()> {
         let notes = match fs::read_dir(self.pins.join(layout::QDISC_NOTES)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -214,12 +212,12 @@ impl Clsact {
         Ok(())
     }
 
-    /// Notes that a device's qdisc was made here.
+    /// Notes that a device's qdisc was created here.
     fn note(&self, device: u32) -> io::Result<()> {
         make_folder(&self.note_of(&self.pins, device)).map_err(io::Error::other)
     }
 
-    /// Keeps the note that an agent of another map layout made, whose folder is about to go.
+    /// Keeps the note of an agent of another map layout, whose folder is about to be removed.
     fn keep_note(&self, device: u32) -> io::Result<()> {
         if self.note_of(&set_aside(&self.pins), device).exists() {
             self.note(device)?;
@@ -237,7 +235,7 @@ impl Clsact {
     }
 }
 
-/// The first priority that filters of our kind alone have, and a handle that none of them has.
+/// The first priority with no filters of other kinds, and a handle that is free there.
 fn free_place(filters: &[Filter]) -> Place {
     let mut priority = FIRST_PRIORITY;
     while filters

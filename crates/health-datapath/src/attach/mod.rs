@@ -1,5 +1,4 @@
-//! Programs on their devices: attached by links of TCX and XDP or by filters of clsact, replaced in place, watched and
-//! put back.
+//! Programs on their devices: attached by TCX and XDP links or by clsact filters, replaced in place, watched and reattached.
 
 mod clsact;
 mod tcx;
@@ -30,7 +29,7 @@ pub(super) use clsact::Clsact;
 const FROM_ENDPOINT: &str = "from_endpoint";
 const TO_ENDPOINT: &str = "to_endpoint";
 
-/// How long flows are held at most after each step of replacing maps: if the agent is killed meanwhile, they go on by
+/// The longest hold on new flows after each step of replacing maps. If the agent is killed meanwhile, flows resume by
 /// themselves.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
@@ -57,8 +56,8 @@ impl fmt::Display for Attachment {
 pub struct Attachments {
     /// On uplinks and on the health endpoint's device, which are attached once.
     pub node: Attachment,
-    /// On devices of workloads, which come and go. The kernel waits for an RCU grace period for each TCX link, and
-    /// for none until a clsact qdisc has its first filters.
+    /// On workload devices, which come and go. The kernel waits for an RCU grace period per TCX link, but for none until a
+    /// clsact qdisc has its first filters.
     pub endpoints: Attachment,
 }
 
@@ -72,7 +71,7 @@ impl Attachments {
     }
 }
 
-/// Which way packets go that a program sees, from the device's point of view.
+/// The direction of the packets that a program sees, from the device's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Received by the device.
@@ -106,14 +105,14 @@ pub struct Hook {
     pub program: &'static str,
     /// The device's name.
     pub device: String,
-    /// The device's number, where an agent made it: another device of that name is not meant.
+    /// The device's number, if an agent created it: another device with the same name does not match.
     pub number: Option<u32>,
-    /// Where on it.
+    /// Packet direction.
     pub direction: Direction,
 }
 
 impl Hook {
-    /// Both programs of an endpoint's device, which an agent made and which has this number.
+    /// Both programs of an endpoint's device with this number, which an agent created.
     pub fn endpoint(device: &str, number: u32) -> [Self; 2] {
         Self::pair(device, Some(number), FROM_ENDPOINT, TO_ENDPOINT)
     }
@@ -138,7 +137,7 @@ impl Hook {
         }
     }
 
-    /// Whether all is served without the program, too: XDP only makes it faster.
+    /// Whether everything works without the program too: XDP only makes it faster.
     pub fn is_optional(&self) -> bool {
         self.program == layout::XDP_NETDEV
     }
@@ -159,7 +158,7 @@ impl Hook {
         })
     }
 
-    /// The number of the device that is meant; an error if it is gone, or if another one has its name.
+    /// The number of the hook's device; an error if the device is gone, or if another one has its name.
     fn device_number(&self) -> io::Result<u32> {
         let number = if_nametoindex(self.device.as_str())?;
         if self.number.is_some_and(|meant| meant != number) {
@@ -169,7 +168,7 @@ impl Hook {
         Ok(number)
     }
 
-    /// Whether agents make the device: what else they put there goes with it.
+    /// Whether agents create the device: anything else they attach to it goes with it.
     fn is_on_own_device(&self) -> bool {
         [FROM_ENDPOINT, TO_ENDPOINT].contains(&self.program)
     }
@@ -178,7 +177,7 @@ impl Hook {
         link_pin::name(self.program, &self.device)
     }
 
-    /// That the program could not be attached or replaced here.
+    /// Error: the program could not be attached or replaced here.
     fn program_error(&self, what: &'static str) -> impl FnOnce(ProgramError) -> DatapathError {
         let (program, on) = (self.program.to_owned(), format!(" on {}", self.device));
         move |source| DatapathError::Program {
@@ -189,7 +188,7 @@ impl Hook {
         }
     }
 
-    /// That the kernel refused something about a filter here.
+    /// Error: the kernel refused an operation on a filter here.
     fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> DatapathError {
         let hook = self.to_string();
         move |source| DatapathError::Filter { what, hook, source }
@@ -211,21 +210,21 @@ impl fmt::Display for Hook {
 /// What was wrong with a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookFault {
-    /// The program was not on the device.
+    /// The program was not attached to the device.
     Detached(Hook),
-    /// The program was there, its link's pin was not.
+    /// The program was attached, but its link's pin was missing.
     PinLost(Hook),
 }
 
 impl HookFault {
-    /// Which program it is about, and where.
+    /// The hook that has the fault.
     pub const fn hook(&self) -> &Hook {
         match self {
             Self::Detached(hook) | Self::PinLost(hook) => hook,
         }
     }
 
-    /// A short fixed word, to count by.
+    /// A short fixed word, for counters.
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::Detached(_) => "program-detached",
@@ -243,28 +242,28 @@ impl fmt::Display for HookFault {
     }
 }
 
-/// What holds a program that was attached.
+/// What holds an attached program.
 #[derive(Debug)]
 pub(super) enum ProgramHolder {
-    /// A link, kept open so that a removed pin alone detaches nothing.
+    /// A link, kept open so that removing its pin does not detach the program.
     Link(PinnedLink),
-    /// A filter, which stays by itself.
+    /// A filter, which needs no handle to persist.
     Filter,
 }
 
-/// How a program gets to its device.
+/// How a program is attached to its device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Means {
     Tc(Attachment),
     Xdp,
 }
 
-/// Where programs were attached.
+/// Where programs are attached.
 pub(super) type AttachedPrograms = HashMap<Hook, ProgramHolder>;
 
 impl Datapath {
-    /// Chooses what holds the programs, TCX links unless told. To be called before anything is attached; what a
-    /// former agent attached otherwise is taken away then.
+    /// Chooses what holds the programs; the default is TCX links. Must be called before anything is attached: attaching then
+    /// detaches what a former agent attached in another way.
     pub fn set_attachments(&mut self, attachments: Attachments) {
         self.attachments = attachments;
     }
@@ -277,11 +276,11 @@ impl Datapath {
         }
     }
 
-    /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
-    /// agent are replaced in place, without a packet in between that meets none.
+    /// Attaches this agent's programs to exactly these hooks of this instance. Replaces a former agent's programs in place,
+    /// so that no packet meets no program.
     ///
-    /// Where one hook fails, the others are served all the same, and [`Datapath::hook_faults`] names it. Where an
-    /// [optional](Hook::is_optional) one does, [`Datapath::refused`] says why, and it is no error.
+    /// If one hook fails, the others are still served, and [`Datapath::hook_faults`] names the one that failed. If an
+    /// [optional](Hook::is_optional) hook fails, [`Datapath::refused`] says why, and it is not an error.
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks = hooks.to_vec();
         self.make_folders()?;
@@ -289,8 +288,8 @@ impl Datapath {
         let loaded = loaded.and(self.load_xdp_for(hooks));
         let holds = self.holds_flows();
         let start = Instant::now();
-        // Most is copied before, so that flows are held as shortly as can be. Former programs know what is in the former maps
-        // alone, and new ones what is in the new.
+        // Copies most entries first, to hold flows as briefly as possible. Former programs know only the former maps, and
+        // new programs only the new ones.
         if let Some(resizing) = &self.resizing {
             resizing.carry_over()?;
         }
@@ -311,8 +310,8 @@ impl Datapath {
         self.remove_set_aside()
     }
 
-    /// Puts programs on these hooks, and has their maps know what those of former programs do. Programs of other hooks are
-    /// removed if all `loaded`.
+    /// Attaches programs to these hooks and copies what former programs know into the new maps. Detaches programs from other
+    /// hooks if everything was `loaded`.
     fn replace_programs(
         &mut self,
         hooks: &[Hook],
@@ -335,7 +334,7 @@ impl Datapath {
             }
         }
         self.attach_adopted();
-        // The rest serves without them; they are tried again as what is found missing.
+        // The rest works without them; the fault check retries them.
         if let Err(error) = self.sockets.attach(&self.pins) {
             warn!(%error, "host sockets cannot reach services");
         }
@@ -347,12 +346,12 @@ impl Datapath {
         }
     }
 
-    /// Whether flows that begin now would be lost with the former maps, or on programs that still have those.
+    /// Whether new flows would be lost with the former maps, or on programs that still use those.
     fn holds_flows(&self) -> bool {
         self.resizing.as_ref().is_some_and(PendingResize::has_flows)
     }
 
-    /// Holds flows, or goes on with that, if they would be lost.
+    /// Holds flows, or extends the hold, if they would be lost.
     fn hold_on(&mut self) -> Result<(), DatapathError> {
         match self.holds_flows() {
             true => self.hold_flows(LONGEST_HOLD),
@@ -360,7 +359,7 @@ impl Datapath {
         }
     }
 
-    /// Why optional programs were not attached by the last [`Datapath::attach`].
+    /// Why the last [`Datapath::attach`] could not attach optional programs.
     pub fn refused(&self) -> &[DatapathError] {
         &self.refused
     }
@@ -370,7 +369,7 @@ impl Datapath {
         &self.hooks
     }
 
-    /// What is wrong with the hooks of the last [`Datapath::attach`].
+    /// The faults at the hooks of the last [`Datapath::attach`].
     pub fn hook_faults(&self) -> Vec<HookFault> {
         self.hooks
             .iter()
@@ -378,9 +377,9 @@ impl Datapath {
             .collect()
     }
 
-    /// Puts right what [`Datapath::hook_faults`] found.
+    /// Repairs what [`Datapath::hook_faults`] found.
     pub fn repair_hook(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
-        // A link that cannot be pinned is closed, and its program with it off the device.
+        // Without a folder to pin it in, a link would be closed, which detaches its program.
         self.make_folders()?;
         match fault {
             HookFault::Detached(hook) => {
@@ -433,8 +432,8 @@ impl Datapath {
         self.attach_hook(hook, tcx::pins_of_program)
     }
 
-    /// As [`take_over_or_attach`](Self::take_over_or_attach), where a former agent's link is only looked for
-    /// under the hook's own name: of endpoints there may be very many.
+    /// Like [`take_over_or_attach`](Self::take_over_or_attach), but looks for a former agent's link only under the hook's
+    /// own name: there may be very many endpoints.
     pub(super) fn attach_to_own(&mut self, hook: &Hook) -> Result<(), DatapathError> {
         self.attach_hook(hook, |hook, folder| vec![folder.join(hook.pin_name())])
     }
@@ -461,7 +460,7 @@ impl Datapath {
                 let program = classifier(&mut self.programs, hook.program)?;
                 let link = tcx::attach(program, hook, former.collect())?;
                 let link = self.pin_link(hook, link)?;
-                // Only now: in between, a packet meets both, and at no time none.
+                // Only now: in between, a packet may meet both programs, but never none.
                 if self.may_have_filters {
                     self.clsact.detach(hook)?;
                 }
@@ -480,7 +479,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Pins a link under its hook's name, in place of what stands there.
+    /// Pins a link under its hook's name, replacing an existing pin.
     fn pin_link(&self, hook: &Hook, link: FdLink) -> Result<PinnedLink, DatapathError> {
         self.pin_object(hook, |path| {
             link.pin(path).map_err(|source| DatapathError::Pin {
@@ -503,7 +502,7 @@ impl Datapath {
         Ok(pinned)
     }
 
-    /// Takes this instance's programs off all hooks that are no longer wanted.
+    /// Detaches this instance's programs from all hooks that are no longer wanted.
     fn remove_others(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
         let wanted: HashSet<Hook> = wanted
             .iter()
@@ -524,7 +523,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Removes pinned links of other hooks, which detaches their programs.
+    /// Removes the link pins of other hooks, which detaches their programs.
     fn remove_other_links(&self, wanted: &[Hook]) -> Result<(), DatapathError> {
         let folder = self.pins.join(LINK_PINS);
         let of_sockets = SOCKET_PROGRAMS.map(|(name, _)| name.to_owned());
@@ -543,7 +542,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Takes a program off its device.
+    /// Detaches a program from its device.
     pub(super) fn detach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
         match self.means_at(hook) {
             Means::Tc(Attachment::Tcx) | Means::Xdp => {

@@ -1,5 +1,5 @@
-//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent ends; the
-//! next agent opens the pin and gives the link its own program.
+//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the next
+//! agent opens the pin and swaps its own program into the link.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tracing::debug;
 use super::Hook;
 use crate::{DatapathError, link_pin, sys};
 
-/// Puts a program on its device: by the link that a former one of its name has there, if one is among these
+/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among these
 /// pins.
 pub(super) fn attach(
     program: &mut SchedClassifier,
@@ -36,22 +36,22 @@ pub(super) fn attach(
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
-    // The kernel was given a name. Where another device has it by now, the link goes, and the program with it. The
-    // other device may even have the same number; the watch checks again.
+    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the program.
+    // The other device may even have the same number; the fault check looks again.
     is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
 }
 
-/// Whether the program of this number is there. A device that is gone has none; its owner says so.
+/// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
 pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
     hook.device_number().is_ok()
         && SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
             .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
 }
 
-/// All pins in the folder of links of the hook's program. A pin's name says nothing of the device: a link stays
-/// with its device when that gets another name, and another device may have the old one by now.
+/// All pins in the link folder for the hook's program. A pin's name does not identify the device: a link stays with its
+/// device when that is renamed, and another device may have the old name by now.
 pub(super) fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
     let of_program = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());

@@ -1,6 +1,5 @@
-//! Attachment by links of XDP. A link is pinned, and taken over by the next agent, as those of TCX are. It never takes
-//! the place of a program that somebody else attached: the kernel refuses that for links (net/core/dev.c,
-//! `dev_xdp_attach`).
+//! Attachment by XDP links. As with TCX, a link is pinned, and the next agent takes it over. It never replaces a foreign
+//! program: the kernel refuses that for links (net/core/dev.c, `dev_xdp_attach`).
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -16,11 +15,11 @@ use super::{Hook, tcx};
 use crate::sys::LinkTarget;
 use crate::{DatapathError, sys};
 
-/// A link that is not pinned under its hook's name.
+/// A link that is not yet pinned under its hook's name.
 pub(super) struct XdpLink(OwnedFd);
 
 impl XdpLink {
-    /// Pins it.
+    /// Pins the link.
     pub(super) fn pin(self, path: &Path) -> Result<PinnedLink, DatapathError> {
         sys::pin(self.0.as_fd(), path).map_err(|source| DatapathError::File {
             what: "pin a link at",
@@ -35,7 +34,7 @@ impl XdpLink {
     }
 }
 
-/// Puts a program on its device: by the link that a former one has there, if one is among these pins and of this mode.
+/// Attaches a program to its device. Reuses a former link on that device, if one is among these pins and has this mode.
 pub(super) fn attach(
     program: BorrowedFd<'_>,
     hook: &Hook,
@@ -50,7 +49,7 @@ pub(super) fn attach(
         if is_of_mode && sys::update_link(former.as_fd(), program).is_ok() {
             return Ok(XdpLink(former));
         }
-        // A device has programs of one mode alone. Meanwhile the programs of tc serve all packets.
+        // A device has programs of only one mode. Meanwhile the tc programs serve all packets.
         sys::detach_link(former.as_fd()).map_err(hook.failed("detach the former program of"))?;
     }
     let flags = match mode {
@@ -67,7 +66,7 @@ pub(super) fn attach(
     }
 }
 
-/// Why a device takes no program.
+/// Why a device rejects a program.
 fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
     let device = hook.device.clone();
     match error.raw_os_error() {
@@ -75,7 +74,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
             driver: ethtool::driver(&device).unwrap_or_else(|_| "unknown".to_owned()),
             device,
         },
-        // As veth says it (drivers/net/veth.c, `veth_xdp_set`).
+        // How veth reports it (drivers/net/veth.c, `veth_xdp_set`).
         Some(libc::ERANGE) => DatapathError::MtuTooLargeForXdp { device },
         Some(libc::EBUSY | libc::EEXIST) => {
             let there = xdp::device(number).unwrap_or_default();
@@ -89,7 +88,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
     }
 }
 
-/// A program in words.
+/// A program's label for messages.
 fn program_label(id: u32) -> String {
     let mut programs = loaded_programs().filter_map(Result::ok);
     let info = programs.find(|info| info.id() == id);
@@ -99,7 +98,7 @@ fn program_label(id: u32) -> String {
     }
 }
 
-/// Whether the program of this number is there, in this mode. A device that is gone has none; its owner says so.
+/// Whether the program with this id is attached, in this mode. A device that is gone has none; its owner reports that.
 pub(super) fn has_program(hook: &Hook, mode: Mode, id: u32) -> bool {
     let device = hook.device_number().and_then(xdp::device);
     device.is_ok_and(|device| device.programs.contains(&(mode, id)))

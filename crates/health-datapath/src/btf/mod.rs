@@ -1,6 +1,6 @@
-//! Values of maps as the BPF type format describes them (`Documentation/bpf/btf.rst` of the kernel).
+//! Map values as described by the BPF type format (`Documentation/bpf/btf.rst` of the kernel).
 //!
-//! aya parses BTF for itself, and shows its types to nobody.
+//! aya parses BTF for its own use and does not expose its types.
 
 mod parse;
 mod value;
@@ -8,18 +8,18 @@ mod value;
 use parse::MAGIC;
 pub use value::Value;
 
-/// Types within types beyond this are not followed. The kernel allows 32 (`MAX_RESOLVE_DEPTH`), and refuses
-/// those that contain themselves.
+/// Types nested more deeply than this are not followed. The kernel allows 32 (`MAX_RESOLVE_DEPTH`), and refuses types that
+/// contain themselves.
 const MAX_DEPTH: u32 = 64;
 const POINTER_SIZE: usize = 8;
 
-/// Why BTF is not understood.
+/// Why BTF cannot be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
-    /// It ends in the midst of something.
+    /// It ends too early.
     #[error("BTF ends within its {0}")]
     Truncated(&'static str),
-    /// It begins with something else, or is of a machine of the other byte order.
+    /// It starts with another number, or comes from a machine of the other byte order.
     #[error("BTF begins with {0:#06x}, not {MAGIC:#06x}")]
     Magic(u16),
     /// Newer than this program.
@@ -30,7 +30,7 @@ pub enum BtfError {
 /// The types of one BTF object.
 #[derive(Debug)]
 pub struct Btf {
-    /// By their ids, less one.
+    /// By id minus one.
     types: Vec<Type>,
 }
 
@@ -50,7 +50,7 @@ enum Type {
         element: u32,
         count: usize,
     },
-    /// Structs, unions and sections of variables.
+    /// Structs, unions and data sections.
     Fields {
         size: usize,
         fields: Vec<Field>,
@@ -60,29 +60,29 @@ enum Type {
         is_signed: bool,
         names: Vec<(u64, String)>,
     },
-    /// Another name, or other qualifiers, of this one.
+    /// Another name or other qualifiers for this type.
     Alias(u32),
-    /// One of a section.
+    /// A variable in a data section.
     Variable {
         name: String,
         kind: u32,
     },
-    /// Nothing that a map could hold.
+    /// Types that a map cannot hold.
     Other,
 }
 
 #[derive(Debug)]
 struct Field {
-    /// Empty for a struct or union whose fields are its parent's.
+    /// Empty for a struct or union whose fields belong to its parent.
     name: String,
     kind: u32,
     offset_bits: usize,
-    /// Of a bit field.
+    /// Width of a bit field.
     bits: Option<u32>,
 }
 
 impl Btf {
-    /// What `bytes` are, if they are of the type with this id.
+    /// Interprets `bytes` as the type with this id.
     pub fn value(&self, id: u32, bytes: &[u8]) -> Value {
         self.value_within(id, bytes, MAX_DEPTH)
     }
@@ -91,7 +91,7 @@ impl Btf {
         self.types.get(id.checked_sub(1)? as usize)
     }
 
-    /// Bytes; 0 where it has none.
+    /// Size in bytes; 0 if it has none.
     fn size_within(&self, id: u32, depth: u32) -> usize {
         let Some(depth) = depth.checked_sub(1) else {
             return 0;
@@ -146,7 +146,7 @@ impl Btf {
                 Some(Value::Fields(all))
             }
             Type::Alias(id) => Some(self.value_within(*id, bytes, depth)),
-            // As the one field that it is of its section.
+            // Shown as a field of its section.
             Type::Variable { name, kind } => {
                 let value = self.value_within(*kind, bytes, depth);
                 Some(Value::Fields(vec![(name.clone(), value)]))
@@ -164,7 +164,7 @@ impl Btf {
         {
             return Value::Text(text);
         }
-        // Elements without a size are none, however many.
+        // Elements without a size yield an empty list, whatever their count.
         let elements = bytes.chunks_exact(size.max(1)).take(count);
         Value::List(
             elements
@@ -207,7 +207,7 @@ impl Btf {
         }
     }
 
-    /// Bits are counted from the lowest on, as little-endian machines do, which are those that we run on.
+    /// Counts bits from the lowest up, as little-endian machines do; we only run on those.
     fn bit_field(&self, field: &Field, bits: u32, bytes: &[u8]) -> Value {
         let shift = field.offset_bits % 8;
         let len = (shift + bits as usize).div_ceil(8).min(bytes.len()).min(16);
@@ -233,7 +233,7 @@ impl Btf {
     }
 }
 
-/// Up to 16 bytes as a number, in the byte order of this machine.
+/// Up to 16 bytes as a number, in this machine's byte order.
 fn number(bytes: &[u8]) -> u128 {
     let mut all = [0; 16];
     for (to, byte) in all.iter_mut().zip(bytes) {
@@ -242,7 +242,7 @@ fn number(bytes: &[u8]) -> u128 {
     u128::from_le_bytes(all)
 }
 
-/// A number of so many bits in two's complement.
+/// A two's complement number with this many bits.
 fn signed(number: u128, bits: u32) -> i128 {
     let unused = 128 - bits.clamp(1, 128);
     (number << unused).cast_signed() >> unused
@@ -254,7 +254,7 @@ fn enumerated(number: u128, bits: u32, is_signed: bool, names: &[(u64, String)])
     } else {
         number.cast_signed()
     };
-    // Names of 32 bits are extended to 64 as the enum's are.
+    // The values of 32-bit enums are extended to 64 bits with the enum's signedness.
     let name = names.iter().find(|(value, _)| {
         let value = if is_signed {
             i128::from(value.cast_signed())
@@ -269,7 +269,7 @@ fn enumerated(number: u128, bits: u32, is_signed: bool, names: &[(u64, String)])
     }
 }
 
-/// A string that ends with the bytes or with zeros alone, of characters that can be shown.
+/// A string that fills the bytes or is followed only by zeros, with printable characters only.
 fn text(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let (text, rest) = bytes.split_at(end.unwrap_or(bytes.len()));

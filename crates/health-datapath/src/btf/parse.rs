@@ -1,4 +1,4 @@
-//! Reading types from the bytes that the kernel hands out.
+//! Parses types from the bytes that the kernel returns.
 
 pub(super) use aya_obj::generated::{
     BTF_KIND_ARRAY as KIND_ARRAY, BTF_KIND_CONST as KIND_CONST, BTF_KIND_DATASEC as KIND_DATASEC,
@@ -18,7 +18,7 @@ pub(super) const INT_SIGNED: u32 = 1;
 pub(super) const INT_BOOL: u32 = 4;
 
 impl Btf {
-    /// Reads what the kernel hands out.
+    /// Parses BTF as the kernel returns it.
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
         let mut header = Reader { data, of: "header" };
         let magic = u16::from_ne_bytes(header.take()?);
@@ -139,7 +139,7 @@ impl Type {
                 for _ in 0..count {
                     let [variable, offset, _size] = from.words()?;
                     fields.push(Field {
-                        // The variable has it.
+                        // The variable has the name.
                         name: String::new(),
                         kind: variable,
                         offset_bits: 8 * offset as usize,
@@ -165,7 +165,7 @@ impl Type {
     }
 }
 
-/// What is left to be read.
+/// The unread rest.
 struct Reader<'a> {
     data: &'a [u8],
     of: &'static str,
@@ -194,11 +194,11 @@ impl Reader<'_> {
     }
 }
 
-/// The names of all types, each with a zero after it.
+/// The names of all types, each terminated by a zero.
 struct Strings<'a>(&'a [u8]);
 
 impl Strings<'_> {
-    /// Empty where there is none.
+    /// The name at an offset; empty if there is none.
     fn get(&self, offset: u32) -> String {
         let text = self.0.get(offset as usize..).unwrap_or_default();
         let text = text.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! BTF as compilers write it, and as it could be damaged.
+//! BTF as compilers write it, and damaged BTF.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ impl Writer {
         self.add("", KIND_ARRAY << 24, 0, &[element, index, count])
     }
 
-    /// Fields by name, type and offset in bits, above it the bits of a bit field.
+    /// Fields by name, type and offset in bits; the bits above hold a bit field's width.
     pub(in super::super) fn record(
         &mut self,
         kind: u32,

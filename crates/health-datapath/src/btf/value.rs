@@ -1,16 +1,16 @@
-//! A value of some type, readable: on one line, and as what JSON has for it.
+//! A value of any type in readable form: on one line, or as JSON.
 
 use std::fmt;
 
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-/// A value, readable.
+/// A value in readable form.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// An unsigned integer.
     Unsigned(u128),
-    /// A signed integer, or an enum without a name.
+    /// A signed integer, or an enum value without a name.
     Signed(i128),
     /// A boolean.
     Bool(bool),
@@ -18,13 +18,13 @@ pub enum Value {
     Float(f64),
     /// An address.
     Pointer(u128),
-    /// The name of an enum's value, or characters.
+    /// The name of an enum value, or characters.
     Text(String),
     /// The elements of an array.
     List(Vec<Value>),
-    /// The fields of a struct, all readings of a union, or the variables of a section.
+    /// The fields of a struct, all interpretations of a union, or the variables of a section.
     Fields(Vec<(String, Value)>),
-    /// What has no type, or one that says nothing of it; shown in hexadecimal.
+    /// A value without a usable type, shown in hexadecimal.
     Bytes(Vec<u8>),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Value {
 impl Serialize for Value {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
-            // JSON's readers take no longer numbers.
+            // JSON parsers do not accept larger numbers.
             Self::Unsigned(number) => match u64::try_from(*number) {
                 Ok(number) => to.serialize_u64(number),
                 Err(_) => to.collect_str(number),

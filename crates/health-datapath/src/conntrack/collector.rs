@@ -1,4 +1,4 @@
-//! The task that collects when it is due, and at once when a map is nearly full.
+//! The task that collects on schedule, and at once when a map is nearly full.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,15 +13,15 @@ use tracing::{debug, error, info, warn};
 
 use super::{Cause, Counts, Family, Fill, Pace, Schedule, Tables};
 
-/// Time between two looks at how full the maps are.
+/// Time between two checks of how full the maps are.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The counts of all collections so far. Its clones share them.
+/// The counts of all collections so far. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct SharedCounts(Arc<Mutex<Counts>>);
 
 impl SharedCounts {
-    /// The counts as they are now.
+    /// The current counts.
     pub fn counts(&self) -> Counts {
         self.lock().clone()
     }
@@ -41,7 +41,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Starts to collect.
+    /// Starts collecting.
     pub fn start(tables: impl Tables, pace: Pace) -> Self {
         let counts = SharedCounts::default();
         let (pressed, receiver) = watch::channel(Vec::new());
@@ -64,17 +64,17 @@ impl Collector {
         }
     }
 
-    /// How it does: it looks every 2 s, and a collection that failed stands until the next one.
+    /// Its activity: it checks every 2 s, and a failed collection is reported until the next one.
     pub fn activity(&self) -> Activity {
         self.activity.clone()
     }
 
-    /// What is known of collections, now and later.
+    /// The counts of collections, shared and kept up to date.
     pub fn shared_counts(&self) -> SharedCounts {
         self.counts.clone()
     }
 
-    /// The maps that are nearly full, now and whenever that changes.
+    /// The nearly full maps, with updates.
     pub fn pressed(&self) -> watch::Receiver<Vec<FullMap>> {
         self.pressed.clone()
     }
@@ -96,12 +96,12 @@ struct Work<T> {
     failures: Failures,
 }
 
-/// What was wrong last: it is logged once.
+/// The last failures, so that each is logged once.
 #[derive(Default)]
 struct Failures {
     /// In the last collection.
     collection: Option<String>,
-    /// In the last look.
+    /// In the last check.
     look: Option<String>,
 }
 
@@ -175,7 +175,7 @@ impl<T: Tables> Work<T> {
         self.look().await;
     }
 
-    /// Looks how full the maps are.
+    /// Checks how full the maps are.
     async fn look(&mut self) {
         self.reporter.begin();
         let tables = self.tables.clone();
@@ -195,7 +195,7 @@ impl<T: Tables> Work<T> {
         );
         let Failures { collection, look } = &self.failures;
         let problem = collection.as_ref().or(look.as_ref());
-        // It is tried again soon, and a new agent could do no more.
+        // It is retried soon, and a new agent could not do better.
         self.reporter.end(problem.map(Problem::warning), Some(LOOK));
     }
 
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use crate::conntrack::{CollectionOutcome, Pass, TableError};
 
-    /// Maps of which each collection removes half of IPv4, and that hold `entries` of 100. Of IPv6, nothing expires.
+    /// Maps that hold `entries` of 100 and lose half of the IPv4 entries in each collection. IPv6 entries never expire.
     #[derive(Clone, Default)]
     struct Half(Arc<Mutex<State>>);
 
@@ -311,7 +311,7 @@ mod tests {
         let start = Instant::now();
         let collector = Collector::start(tables.clone(), adaptive());
         tokio::time::sleep(Duration::from_secs(560)).await;
-        // Half went each time: 300 s, 150, 75, 38 (rounded).
+        // Each collection removed half: 300 s, 150, 75, 38 (rounded).
         assert_eq!(tables.collections_since(start), [300, 450, 525]);
         let counts = collector.shared_counts().counts();
         assert_eq!(counts.interval, Duration::from_secs(38));
@@ -337,7 +337,7 @@ mod tests {
             .expect("soon")
             .expect("a collector");
         assert_eq!(pressed.borrow_and_update()[0].entries, 81);
-        // While it stays full: not all the time.
+        // While it stays full, collections are still limited.
         tokio::time::sleep(Duration::from_secs(21)).await;
         assert_eq!(tables.collections_since(start), [22, 32, 42]);
         assert_eq!(
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(counts.of(Family::Ipv4).failed, 2);
         assert_eq!(counts.of(Family::Ipv4).completed, [0, 0]);
         assert_eq!(counts.fills.len(), 1);
-        // Looks that go well do not hide it; the next collection does away with it.
+        // Checks that succeed do not hide it; the next collection clears it.
         let problem = || collector.activity().last().problem;
         let told = problem().expect("a problem");
         assert_eq!(told.severity, Severity::Warning);

@@ -1,4 +1,4 @@
-//! What collections came to, for metrics.
+//! Results of collections, for metrics.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{CollectionOutcome, Family, Fill};
 /// Upper bounds of the durations of collections, seconds.
 pub const DURATION_BOUNDS: [f64; 9] = [0.001, 0.004, 0.016, 0.064, 0.25, 0.5, 1.0, 2.0, 8.0];
 
-/// Why a collection was begun.
+/// Why a collection was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// It was due.
@@ -29,22 +29,21 @@ impl Cause {
 /// Collections of one IP version since the agent started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FamilyCounts {
-    /// Those that came to their end, by cause: due, and under pressure.
+    /// Completed collections, by cause: due, and under pressure.
     pub completed: [u64; 2],
-    /// Those that failed.
+    /// Failed collections.
     pub failed: u64,
-    /// How long those took that came to their end, by [`DURATION_BOUNDS`], not cumulated; the last count is
-    /// of longer ones.
+    /// Durations of completed collections, by [`DURATION_BOUNDS`], not cumulative; the last count is for longer ones.
     pub durations: [u64; DURATION_BOUNDS.len() + 1],
     /// Sum of these durations.
     pub duration: Duration,
     /// What the last one did.
     pub last: CollectionOutcome,
-    /// Conntrack entries removed by all of them.
+    /// Conntrack entries removed by all collections.
     pub flows_removed: u64,
-    /// Conntrack entries that were in use again when they were to be removed.
+    /// Conntrack entries that were in use again when they should have been removed.
     pub flows_refreshed: u64,
-    /// NAT entries removed by all of them.
+    /// NAT entries removed by all collections.
     pub translations_removed: u64,
 }
 
@@ -62,23 +61,23 @@ impl FamilyCounts {
     }
 }
 
-/// Collections since the agent started, and how full the maps are.
+/// Collections since the agent started, and the fill levels of the maps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     families: [FamilyCounts; 2],
-    /// The time between two collections as it is now.
+    /// The current time between two collections.
     pub interval: Duration,
-    /// How full each map was when last looked at.
+    /// How full each map was at the last check.
     pub fills: Vec<Fill>,
 }
 
 impl Counts {
-    /// Those of one IP version.
+    /// The counts of one IP version.
     pub fn of(&self, family: Family) -> &FamilyCounts {
         &self.families[family as usize]
     }
 
-    /// Takes note of a collection that came to its end, and took so long.
+    /// Records a completed collection and its duration.
     pub fn note(
         &mut self,
         family: Family,
@@ -89,7 +88,7 @@ impl Counts {
         self.families[family as usize].note(cause, collected, took);
     }
 
-    /// Takes note of one that failed.
+    /// Records a failed collection.
     pub fn note_failure(&mut self, family: Family) {
         self.families[family as usize].failed += 1;
     }

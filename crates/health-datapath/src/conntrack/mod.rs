@@ -1,4 +1,4 @@
-//! Collection of conntrack and NAT entries: when it happens, and what is reported about it.
+//! Garbage collection of conntrack and NAT entries: its schedule and its statistics.
 
 mod collector;
 mod counts;
@@ -12,12 +12,12 @@ pub use self::collector::{Collector, SharedCounts};
 pub use self::counts::{Cause, Counts, DURATION_BOUNDS, FamilyCounts};
 pub use self::schedule::{Pace, SHORTEST, Schedule};
 
-/// An IP version: each has conntrack and NAT maps of its own.
+/// An IP version: each has its own conntrack and NAT maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// `HEALTH_CT4`, `HEALTH_NAT4` and those for other protocols than TCP.
+    /// `HEALTH_CT4`, `HEALTH_NAT4` and their counterparts for protocols other than TCP.
     Ipv4,
-    /// `HEALTH_CT6`, `HEALTH_NAT6` and those for other protocols than TCP.
+    /// `HEALTH_CT6`, `HEALTH_NAT6` and their counterparts for protocols other than TCP.
     Ipv6,
 }
 
@@ -39,14 +39,14 @@ impl Family {
 pub struct Pass {
     /// Entries removed.
     pub removed: u64,
-    /// Entries that were over when they were found, and in use again when they were to be removed.
+    /// Entries that had expired when they were found, but were in use again when they should have been removed.
     pub refreshed: u64,
-    /// Entries that are left. Those that came or were evicted meanwhile make it inexact.
+    /// Entries that are left. Not exact: entries may be added or evicted meanwhile.
     pub alive: u64,
 }
 
 impl Pass {
-    /// Both together.
+    /// The sum of both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             removed: self.removed + other.removed,
@@ -55,7 +55,7 @@ impl Pass {
         }
     }
 
-    /// The part of all entries that was removed.
+    /// The fraction of all entries that was removed.
     fn removed_part(&self) -> f64 {
         let all = self.removed + self.alive;
         if all == 0 {
@@ -71,7 +71,7 @@ impl Pass {
 pub struct CollectionOutcome {
     /// The conntrack maps.
     pub flows: Pass,
-    /// The NAT maps, entries that went with their flow and those that had none.
+    /// The NAT maps: entries removed with their flow, and entries without a flow.
     pub translations: Pass,
 }
 
@@ -80,19 +80,19 @@ pub struct CollectionOutcome {
 pub struct Fill {
     /// Its name.
     pub map: &'static str,
-    /// Entries in it, about.
+    /// Number of entries, approximately.
     pub entries: u64,
-    /// Entries that it has room for.
+    /// Maximum number of entries.
     pub capacity: u64,
 }
 
 impl Fill {
-    /// The part of its room that is taken.
+    /// The fraction of its capacity that is used.
     pub fn ratio(&self) -> f64 {
         self.entries as f64 / self.capacity.max(1) as f64
     }
 
-    /// As reports show a map that is nearly full.
+    /// The form in which reports show a nearly full map.
     pub(crate) fn full_map(&self) -> FullMap {
         FullMap {
             map: self.map.to_owned(),
@@ -113,7 +113,7 @@ impl Fill {
 pub struct TableError {
     /// What was attempted.
     pub what: &'static str,
-    /// On which map.
+    /// The map.
     pub map: &'static str,
     /// The kernel's answer.
     pub source: io::Error,
@@ -121,9 +121,9 @@ pub struct TableError {
 
 /// The conntrack and NAT maps.
 pub trait Tables: Send + Sync + 'static {
-    /// Removes what has expired. Takes up to a second for a million entries.
+    /// Removes expired entries. Takes up to a second for a million entries.
     fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError>;
-    /// How full each map is, by a look at a part of it.
+    /// How full each map is, estimated from a sample.
     fn fills(&self) -> Result<Vec<Fill>, TableError>;
 }
 

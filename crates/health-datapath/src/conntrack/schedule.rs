@@ -1,27 +1,27 @@
-//! When entries are collected next: sooner where much has expired, later where little has. Pure arithmetic;
-//! times are durations since any fixed moment.
+//! Schedules the next collection: sooner if much has expired, later if little has. Pure arithmetic; times are durations
+//! since any fixed moment.
 
 use std::time::Duration;
 
 /// Time to the first collection.
 const FIRST: Duration = Duration::from_secs(5 * 60);
-/// Shortest time between two collections, whatever calls for them.
+/// Shortest time between two collections, whatever triggers them.
 pub const SHORTEST: Duration = Duration::from_secs(10);
-/// With a larger part of the entries removed, the next collection comes sooner.
+/// If a larger part of the entries is removed, the next collection comes sooner.
 const MUCH: f64 = 0.25;
-/// The part of them that brings it forward most.
+/// The removed part beyond which the interval shrinks no further.
 const MOST: f64 = 0.9;
-/// With a smaller part of the entries removed, the next collection comes later.
+/// If a smaller part of the entries is removed, the next collection comes later.
 const LITTLE: f64 = 0.05;
-/// How much later.
+/// The factor by which the interval then grows.
 const GROWTH: f64 = 1.5;
 
 /// How the time between two collections is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// By how much each one removes, up to this.
+    /// Adapts to how much each collection removes, up to this limit.
     Adaptive {
-        /// Longest time between two.
+        /// Longest time between two collections.
         longest: Duration,
     },
     /// Always the same.
@@ -38,7 +38,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The first collection is due after five minutes, or after the fixed time, from `now` on.
+    /// The first collection is due five minutes after `now`, or after the fixed time.
     pub fn new(pace: Pace, now: Duration) -> Self {
         let interval = match pace {
             Pace::Adaptive { longest } => FIRST.min(longest),
@@ -52,23 +52,23 @@ impl Schedule {
         }
     }
 
-    /// When the next one is due.
+    /// When the next collection is due.
     pub fn due(&self) -> Duration {
         self.due
     }
 
-    /// The time between two as it is now.
+    /// The current time between two collections.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Whether a map that is nearly full may call for a collection at `now`: the last one has to be a while
-    /// ago, since what it left there was alive.
+    /// Whether a nearly full map may trigger a collection at `now`: the last one must be a while ago, because what it left
+    /// was alive.
     pub fn may_hurry(&self, now: Duration) -> bool {
         self.last.is_none_or(|last| now >= last + SHORTEST)
     }
 
-    /// Takes note of a collection that ended at `now` and removed this part of the entries.
+    /// Records a collection that ended at `now` and removed this part of the entries.
     pub fn collected(&mut self, now: Duration, removed: f64) {
         if let Pace::Adaptive { longest } = self.pace {
             self.interval = adapted(self.interval, removed).clamp(SHORTEST.min(longest), longest);
@@ -76,8 +76,7 @@ impl Schedule {
         self.ended(now);
     }
 
-    /// Takes note of a collection that failed at `now`: it tells nothing of how many expire, and the next one follows
-    /// soon.
+    /// Records a collection that failed at `now`: it does not show how many entries expire, and the next one follows soon.
     pub fn failed(&mut self, now: Duration) {
         self.last = Some(now);
         self.due = now + self.interval.min(SHORTEST);
@@ -134,7 +133,7 @@ mod tests {
     #[test]
     fn much_that_expired_brings_the_next_collection_forward() {
         assert_eq!(intervals(&[0.26, 0.5, 0.9]), [222, 111, 11]);
-        // Not more than by nine tenths, and never below ten seconds.
+        // By at most nine tenths, and never below ten seconds.
         assert_eq!(intervals(&[1.0, 1.0]), [30, 10]);
     }
 

@@ -1,4 +1,4 @@
-//! Conntrack and NAT entries of both IP versions, readable.
+//! Conntrack and NAT entries of both IP versions, in readable form.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use health_common::tuple::Tuple;
 use super::map::decode;
 use crate::layout::{self, MapLayout};
 
-/// A conntrack or NAT tuple, readable. Ports and ICMP identifiers in host byte order.
+/// A conntrack or NAT tuple in readable form. Ports and ICMP identifiers are in host byte order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     /// IP protocol number.
@@ -27,7 +27,7 @@ pub struct Flow {
     pub destination_port: u16,
 }
 
-/// A translation, readable.
+/// A translation in readable form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// Address after translation.
@@ -40,9 +40,9 @@ pub struct Translation {
     pub host_local: bool,
 }
 
-/// The tuples of one IP version, and the maps that have them as keys.
+/// The tuples of one IP version, and the maps that use them as keys.
 pub(super) trait Version: Tuple<Translation: Pod> + Pod {
-    /// Of TCP, and of other protocols.
+    /// For TCP, and for other protocols.
     const CT: [MapLayout; 2];
     const NAT: [MapLayout; 2];
 
@@ -62,7 +62,7 @@ impl Version for Tuple6 {
     const CT: [MapLayout; 2] = [layout::CT6, layout::CT_ANY6];
     const NAT: [MapLayout; 2] = [layout::NAT6, layout::NAT_ANY6];
 
-    /// Not by way of [`health_common::addr::Addr`]: an IPv4 address in an IPv6 tuple stays what it is.
+    /// Does not use [`health_common::addr::Addr`]: an IPv4 address in an IPv6 tuple stays unchanged.
     fn ip(words_be: [u32; 4]) -> IpAddr {
         let words = words_be.map(|word| u128::from(u32::from_be(word)));
         let bits = words.into_iter().fold(0, |bits, word| bits << 32 | word);
@@ -97,7 +97,7 @@ impl Translation {
     }
 }
 
-/// The key of the other entry of a translation, of which one entry is this.
+/// The key of the translation's other entry, given one entry.
 pub(super) fn other_key<T: Version>(tuple: T, entry: &T::Translation) -> T {
     if tuple.direction() == TUPLE_IN {
         tuple.flow(entry)

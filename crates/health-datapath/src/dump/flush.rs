@@ -1,4 +1,4 @@
-//! Deleting conntrack and NAT entries.
+//! Deletes conntrack and NAT entries.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub struct FlushedMap {
 }
 
 impl Pinned {
-    /// Deletes the conntrack entries that `is_wanted` picks, and with each the translation of its flow.
+    /// Deletes the conntrack entries that `is_wanted` selects, each with the translation of its flow.
     pub fn flush_conntrack(
         &self,
         is_wanted: impl Fn(&Flow, &CtEntry) -> bool,
@@ -31,7 +31,7 @@ impl Pinned {
         Ok(flushed)
     }
 
-    /// Deletes the NAT entries that `is_wanted` picks, and with each the other entry of its translation.
+    /// Deletes the NAT entries that `is_wanted` selects, each with the other entry of its translation.
     pub fn flush_nat(
         &self,
         is_wanted: impl Fn(&Flow, &Translation) -> bool,
@@ -85,7 +85,7 @@ impl Pinned {
     }
 }
 
-/// A map of which entries are deleted, and their number.
+/// A map from which entries are deleted, and their number.
 struct Flush {
     map: OpenMap,
     deleted: u64,

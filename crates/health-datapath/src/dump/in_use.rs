@@ -1,4 +1,4 @@
-//! Which of several maps programs use: a change of sizes that was cut short leaves former maps beside the new ones.
+//! Finds which of several maps the programs use: an interrupted size change leaves former maps beside the new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,7 +15,7 @@ use crate::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
 use crate::resize::formers;
 
 impl Pinned {
-    /// Where programs are attached, by their ids.
+    /// The hooks where programs are attached, by program id.
     pub(super) fn attachments(&self) -> Result<BTreeMap<u32, Vec<String>>, DumpError> {
         let mut attached: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (name, pin) in files(&self.dir.join(LINK_PINS))? {
@@ -43,8 +43,8 @@ impl Pinned {
         Ok(attached)
     }
 
-    /// The pin of the map that programs use. That is the one of the layout's name, except after a change of sizes that
-    /// was cut short before they went over to it.
+    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that was
+    /// interrupted before the programs switched to the new map.
     pub(super) fn pin_of(&self, map: &MapLayout) -> Result<PathBuf, DumpError> {
         let pin = self.dir.join(map.name);
         let formers = formers(&self.dir, map);
@@ -52,7 +52,7 @@ impl Pinned {
             return Ok(pin);
         }
         let used = self.used_maps()?;
-        // The latest first: where programs were replaced in part, it has the entries of the others, too.
+        // The latest first: if only some programs were replaced, it has the others' entries too.
         for candidate in std::iter::once(&pin).chain(formers.iter().rev()) {
             if candidate.exists() && used.contains(&OpenMap::open(candidate)?.info().id) {
                 return Ok(candidate.clone());
@@ -61,7 +61,7 @@ impl Pinned {
         Ok(pin)
     }
 
-    /// Names of pinned maps that no program uses, of those that have a former or are one.
+    /// Names of pinned maps that no program uses, among former maps and maps that have a former one.
     pub(super) fn unused_maps(&self) -> Result<BTreeSet<String>, DumpError> {
         let mut unused = BTreeSet::new();
         let mut used = None;
@@ -84,8 +84,8 @@ impl Pinned {
         Ok(unused)
     }
 
-    /// Ids of the maps that programs use: those that are attached, and those that these go on with. Where none is
-    /// attached, those that are pinned.
+    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the pinned
+    /// programs count.
     fn used_maps(&self) -> Result<BTreeSet<u32>, DumpError> {
         let mut programs: BTreeSet<u32> = self.attachments()?.into_keys().collect();
         for calls in [&layout::CALLS, &layout::IP_CALLS] {
@@ -109,7 +109,7 @@ impl Pinned {
             source: io::Error::other(error),
         };
         let mut maps = BTreeSet::new();
-        // Others' programs may go while they are listed.
+        // Others' programs may disappear while they are listed.
         for program in loaded_programs().filter_map(Result::ok) {
             if programs.contains(&program.id()) {
                 maps.extend(program.map_ids().map_err(failed)?.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! Single entries of maps, found as the programs find them.
+//! Single entries of maps, looked up as the programs do.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::services::{Connection, Tuples};
 use crate::table::Table;
 use crate::trie::Trie;
 
-/// A packet that policy judges.
+/// A packet to check against policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyQuery {
     /// Number of the table.
@@ -38,14 +38,14 @@ pub struct PolicyQuery {
 }
 
 impl Pinned {
-    /// The endpoint of this node that has an address.
+    /// The local endpoint with this address.
     pub fn endpoint(&self, ip: IpAddr) -> Result<Option<EndpointInfo>, DumpError> {
         let endpoints = Table::<Addr, EndpointInfo>::new(self.map_data(&layout::ENDPOINTS)?);
         let found = endpoints.get(&ip.into());
         found.map_err(self.reading(&layout::ENDPOINTS))
     }
 
-    /// The identity that packets of an address are judged by.
+    /// The identity that applies to packets of this address.
     pub fn identity_of(&self, ip: IpAddr) -> Result<u32, DumpError> {
         let ipcache = Trie::<Addr, _>::new(self.map_data(&layout::IPCACHE)?);
         let found = ipcache.get(ipcache::prefix(IpNet::from(ip)));
@@ -54,7 +54,7 @@ impl Pinned {
         Ok(found.map_or(identity::WORLD, |entry| entry.identity))
     }
 
-    /// What policy says of a packet; `None` where nothing is said of it.
+    /// The policy entry that matches a packet; `None` if none does.
     pub fn policy_entry(&self, query: PolicyQuery) -> Result<Option<PolicyEntry>, DumpError> {
         let entries = Trie::<PolicyKey, PolicyEntry>::new(self.map_data(&layout::POLICY)?);
         let find = |identity| {
@@ -75,8 +75,8 @@ impl Pinned {
         }
     }
 
-    /// The conntrack entry of a flow: of [`TUPLE_OUT`](health_common::ct::TUPLE_OUT) if somebody here opened it or it is
-    /// masqueraded here, of [`TUPLE_IN`](health_common::ct::TUPLE_IN) if it came from outside.
+    /// The conntrack entry of a flow: with [`TUPLE_OUT`](health_common::ct::TUPLE_OUT) if it was opened locally or is
+    /// masqueraded here, with [`TUPLE_IN`](health_common::ct::TUPLE_IN) if it came from outside.
     pub fn conntrack_entry(
         &self,
         flow: &Connection,
@@ -98,7 +98,7 @@ impl Pinned {
         }
     }
 
-    /// Whom one of the host's sockets sends to or hears from, instead of whom the key names.
+    /// The actual peer of one of the host's sockets, in place of the peer in the key.
     pub fn socket_entry(&self, key: &SocketKey) -> Result<Option<SocketFlow>, DumpError> {
         let sockets = Table::<SocketKey, SocketFlow>::new(self.map_data(&layout::SOCKETS)?);
         sockets.get(key).map_err(self.reading(&layout::SOCKETS))
@@ -109,7 +109,7 @@ impl Pinned {
         self.dir.join(PROGRAM_PINS).join(name).exists()
     }
 
-    /// A descriptor of its own for one of our maps.
+    /// A separate descriptor for one of our maps.
     pub(super) fn map_data(&self, layout: &MapLayout) -> Result<MapData, DumpError> {
         let open = self.open_as(layout)?;
         let copy = || -> io::Result<MapData> {

@@ -1,4 +1,4 @@
-//! One pinned map of whatever layout, and its entries as they are read.
+//! One pinned map of any layout, and its entries as they are read.
 
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -61,8 +61,8 @@ impl MapKind {
         "insn_array",
     ];
 
-    /// Kinds whose entries cannot be listed: streams, sets that do not tell their members, and storage that
-    /// is looked up by the object that it belongs to.
+    /// Kinds whose entries cannot be listed: streams, sets that do not reveal their members, and storage that is looked up
+    /// by its owning object.
     const WITHOUT_LISTING: [&str; 13] = [
         "perf_event_array",
         "cgroup_array",
@@ -87,12 +87,12 @@ impl MapKind {
             .unwrap_or("unknown")
     }
 
-    /// Whether each CPU has a value of its own.
+    /// Whether each CPU has its own value.
     pub fn is_per_cpu(self) -> bool {
         Self::PER_CPU.contains(&self)
     }
 
-    /// Whether all entries are there from the beginning.
+    /// Whether all entries exist from the start.
     pub(super) fn is_array(self) -> bool {
         self == Self::ARRAY || self.name() == "percpu_array"
     }
@@ -112,11 +112,11 @@ pub struct OpenMap {
 }
 
 impl OpenMap {
-    /// Opens a pin. Fails when it is not one of a map.
+    /// Opens a pin. Fails if it is not a map's pin.
     pub fn open(pin: &Path) -> Result<Self, DumpError> {
         let (map, info) = sys::open_map(pin)
             .map_err(|source| match source.raw_os_error() {
-                // What the kernel answers for files outside of a bpffs, and folders.
+                // The kernel's errors for folders, and for files outside a bpffs.
                 Some(libc::EACCES | libc::EINVAL) if pin.exists() => {
                     DumpError::NotAMap(pin.to_owned())
                 }
@@ -134,7 +134,7 @@ impl OpenMap {
         })
     }
 
-    /// Opens a map that is not pinned, by its kernel id. Its name stands for its pin.
+    /// Opens an unpinned map by its kernel id. The map's name stands in for its pin.
     pub fn open_id(id: u32) -> Result<Self, DumpError> {
         let failed = |source| DumpError::Kernel {
             what: "open",
@@ -152,7 +152,7 @@ impl OpenMap {
         })
     }
 
-    /// Opens a pin of one of our own maps. Fails when another version made it.
+    /// Opens a pin of one of our own maps. Fails if another version created it.
     pub(super) fn open_as(pin: &Path, layout: &MapLayout) -> Result<Self, DumpError> {
         let map = Self::open(pin)?;
         if (map.info.key_size, map.info.value_size) != (layout.key_size, layout.value_size) {
@@ -179,7 +179,7 @@ impl OpenMap {
         self.map.as_fd()
     }
 
-    /// The types of its entries; `None` where whoever made it told none.
+    /// The types of its entries; `None` if its creator did not declare them.
     pub fn types(&self) -> Result<Option<EntryTypes>, DumpError> {
         let info = &self.info;
         if info.btf == 0 || info.btf_value_type == 0 {
@@ -199,7 +199,7 @@ impl OpenMap {
         }))
     }
 
-    /// What the kernel charges for it, bytes; 0 where it does not say.
+    /// The memory that the kernel charges for it, bytes; 0 if unknown.
     pub(super) fn memory_bytes(&self) -> u64 {
         fs::read_to_string(format!("/proc/self/fdinfo/{}", self.map.as_raw_fd()))
             .ok()
@@ -210,7 +210,7 @@ impl OpenMap {
             .unwrap_or_default()
     }
 
-    /// Its entries, as `decode` reads them from their keys and values.
+    /// Its entries, decoded from keys and values by `decode`.
     pub fn rows<T>(self, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
         let walk = Walk::new(self.entry_size()?);
         Ok(Rows {
@@ -246,7 +246,7 @@ impl OpenMap {
     }
 }
 
-/// The kernel copies each CPU's value in steps of eight bytes.
+/// The kernel pads each CPU's value to a multiple of eight bytes.
 fn per_cpu_stride(value_size: usize) -> usize {
     value_size.next_multiple_of(8)
 }
@@ -263,16 +263,16 @@ pub struct EntryTypes {
 }
 
 impl EntryTypes {
-    /// A key, readable.
+    /// A key in readable form.
     pub fn key(&self, bytes: &[u8]) -> Value {
         match sys::read::<u32>(bytes) {
-            // The maps of a program's variables have no type of key.
+            // The maps of a program's variables have no key type.
             Some(index) if self.is_array && self.key == 0 => Value::Unsigned(index.into()),
             _ => self.btf.value(self.key, bytes),
         }
     }
 
-    /// A value, readable; for per-CPU maps a list of all CPUs'.
+    /// A value in readable form; for per-CPU maps, a list with each CPU's value.
     pub fn value(&self, bytes: &[u8]) -> Value {
         let Some(size) = self.per_cpu else {
             return self.btf.value(self.value, bytes);
@@ -286,13 +286,13 @@ impl EntryTypes {
     }
 }
 
-/// Reads an entry from key and value; `None` for what is not to be shown.
+/// Decodes an entry from key and value; `None` if it must not be shown.
 pub type Decode<T> = fn(&[u8], &[u8]) -> Option<T>;
 
-/// The entries of one map, which are read batch by batch: whoever reads them holds no more than that.
+/// The entries of one map, read in batches: a reader holds no more than one batch.
 ///
-/// Each entry that lives through the reading is read once, for whatever happens to others;
-/// `docs/maps.md` says what else may be seen.
+/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what else may
+/// be seen.
 #[derive(Debug)]
 pub struct Rows<T> {
     map: OpenMap,
@@ -301,13 +301,13 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, with a
-    /// batch each.
+    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its own
+    /// batch.
     pub fn next<'a>(
         &'a self,
         batch: &'a mut Batch,
     ) -> Result<Option<impl Iterator<Item = T> + 'a>, DumpError> {
-        // A walk is only changed when the kernel has answered.
+        // A walk only changes after the kernel has answered.
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         let is_more = walk
             .read(self.map.fd(), batch)
@@ -345,7 +345,7 @@ impl<T> Rows<T> {
     }
 }
 
-/// Key and value of the layouts that `K` and `V` are.
+/// Decodes key and value as the types `K` and `V`.
 pub(super) fn decode<K: Pod, V: Pod>(key: &[u8], value: &[u8]) -> Option<(K, V)> {
     Some((sys::read(key)?, sys::read(value)?))
 }
@@ -409,7 +409,7 @@ mod tests {
         }
         let entries = 10_000_u32;
         for kind in [HASH, ARRAY, LPM_TRIE] {
-            // Keys of tries begin with the length of their prefix.
+            // Keys of tries start with the prefix length.
             let key = |number: u32| match kind {
                 LPM_TRIE => [32_u32.to_ne_bytes(), number.to_be_bytes()].concat(),
                 _ => number.to_ne_bytes().to_vec(),

@@ -1,4 +1,4 @@
-//! Reading the pinned maps and programs, with or without an agent.
+//! Reads the pinned maps and programs, with or without an agent.
 
 mod flow;
 mod flush;
@@ -53,7 +53,7 @@ pub(crate) use services::client_port;
 pub use services::{ServiceClient, ServiceFlow};
 pub use xdp::KnownWay;
 
-/// Why a dump could not be made.
+/// Why a dump failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
     /// Nothing is pinned for this instance.
@@ -61,27 +61,27 @@ pub enum DumpError {
         "no maps are pinned at {0}: is an agent of this instance running, and --bpf-root right?"
     )]
     NothingPinned(PathBuf),
-    /// There is no such map.
+    /// The map does not exist.
     #[error("no map {name} at {dir}; there are: {known}")]
     NoSuchMap {
         /// What was asked for.
         name: String,
-        /// Where it was looked for.
+        /// Where it was searched.
         dir: PathBuf,
-        /// The maps that are there, comma-separated.
+        /// The existing maps, comma-separated.
         known: String,
     },
-    /// The map was made by another version of the agent.
+    /// Another version of the agent created the map.
     #[error(
         "{0} has another layout than this version's; use the command line of the agent that made it"
     )]
     OtherLayout(PathBuf),
-    /// Something else is pinned there, or nothing at all.
+    /// Something else is pinned there, or nothing.
     #[error(
         "{0} is not a pinned map; give the name of one of the agent's maps, or a path in a bpffs"
     )]
     NotAMap(PathBuf),
-    /// The kind of map has no entries that could be listed.
+    /// The entries of maps of this kind cannot be listed.
     #[error("{path} cannot be dumped: the entries of maps of kind {kind} cannot be listed")]
     NothingToList {
         /// Where it is pinned.
@@ -89,12 +89,12 @@ pub enum DumpError {
         /// Its kind, as bpftool names it.
         kind: &'static str,
     },
-    /// The types of its entries are not understood.
+    /// The types of its entries cannot be interpreted.
     #[error("cannot determine the types of {path}: {source}")]
     Types {
         /// Where it is pinned.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: BtfError,
     },
     /// The kernel refused.
@@ -102,7 +102,7 @@ pub enum DumpError {
     Kernel {
         /// What was attempted.
         what: &'static str,
-        /// On which pin.
+        /// The pin.
         path: PathBuf,
         /// The kernel's answer.
         source: std::io::Error,
@@ -123,7 +123,7 @@ pub struct MetricRow {
 }
 
 impl MetricRow {
-    /// Sums up what all CPUs counted; `None` for nothing.
+    /// Sums a counter over all CPUs; `None` if it is zero.
     fn sum(key: &[u8], values: &[u8]) -> Option<Self> {
         let (index, Counter { packets, bytes }) = sum(key, values)?;
         Some(Self {
@@ -138,15 +138,15 @@ impl MetricRow {
 /// An entry of `HEALTH_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyRow {
-    /// The table that it is in.
+    /// The entry's table.
     pub table: u32,
-    /// What it is about.
+    /// What it matches.
     pub what: PolicyMatch,
-    /// Verdict, counter, and whose policy it is.
+    /// Verdict, counter, and the owner of the policy.
     pub entry: PolicyEntry,
 }
 
-/// Sums up what all CPUs counted; `None` for nothing.
+/// Sums a counter over all CPUs; `None` if it is zero.
 fn sum(key: &[u8], values: &[u8]) -> Option<(u32, Counter)> {
     let mut total = Counter::default();
     for counter in values
@@ -185,7 +185,7 @@ impl Pinned {
         }
     }
 
-    /// Conntrack entries: of TCP by IPv4 and by IPv6, then those of other protocols.
+    /// Conntrack entries: for TCP over IPv4 and over IPv6, then for other protocols.
     pub fn conntrack_rows(&self) -> Result<[Rows<(Flow, CtEntry)>; 4], DumpError> {
         Ok([
             self.rows(&layout::CT4, flow::conntrack::<Tuple4>)?,
@@ -222,18 +222,17 @@ impl Pinned {
         Ok(rows)
     }
 
-    /// Round-trip times, row by row: with many peers they are too large to hold all at once.
+    /// Round-trip times, row by row: with many peers there are too many to hold at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
         self.rtt_rows()?.each(each)
     }
 
-    /// Round-trip times, for several threads.
+    /// Round-trip times, for reading by several threads.
     pub fn rtt_rows(&self) -> Result<RttRows, DumpError> {
         RttRows::new(self.open_as(&layout::RTT)?)
     }
 
-    /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
-    /// have one.
+    /// Resets rows of round-trip times, each atomically. Returns how many of these keys have a row.
     pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
         let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
         let account = kernel_rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
@@ -265,17 +264,17 @@ impl Pinned {
         self.inflight_rows()?.collect()
     }
 
-    /// Ports of IPv4 packets in fragments.
+    /// Ports of fragmented IPv4 packets.
     pub fn fragments4_rows(&self) -> Result<Rows<(FragmentKey4, FragmentPorts)>, DumpError> {
         self.rows(&layout::FRAGMENTS4, decode)
     }
 
-    /// Ports of IPv6 packets in fragments.
+    /// Ports of fragmented IPv6 packets.
     pub fn fragments6_rows(&self) -> Result<Rows<(FragmentKey6, FragmentPorts)>, DumpError> {
         self.rows(&layout::FRAGMENTS6, decode)
     }
 
-    /// What arrived of other agents' probes.
+    /// Arrivals of other agents' probes.
     pub fn arrivals_rows(&self) -> Result<Rows<(Prober, Arrivals)>, DumpError> {
         self.rows(&layout::ARRIVALS, decode)
     }
@@ -300,7 +299,7 @@ impl Pinned {
         self.rows(&layout::MONITOR, decode)?.collect()
     }
 
-    /// Ids of the programs that others go on with, by index: those of `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
+    /// Ids of the programs that others tail-call, by index in `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
     pub fn calls(&self, map: &layout::MapLayout) -> Result<Vec<(u32, u32)>, DumpError> {
         self.rows(map, decode)?.collect()
     }
@@ -310,7 +309,7 @@ impl Pinned {
         self.rows(&layout::MASQUERADE, decode)?.collect()
     }
 
-    /// The keys of direct return, by index.
+    /// The keys of direct server return, by index.
     pub fn direct(&self) -> Result<Vec<(u32, DirectConfig)>, DumpError> {
         self.rows(&layout::DIRECT, decode)?.collect()
     }
@@ -324,7 +323,7 @@ impl Pinned {
         rows.collect()
     }
 
-    /// The host's own addresses, and of link-local ones the numbers of their devices.
+    /// The host's own addresses; for link-local addresses, also the device numbers.
     pub fn own_rows(&self) -> Result<Rows<(IpNet, Option<u32>)>, DumpError> {
         self.rows(&layout::OWN, |key, value| {
             let (prefix, _) = trie::entry::<OwnPrefix, u32>(key, value)?;
@@ -332,7 +331,7 @@ impl Pinned {
         })
     }
 
-    /// Numbers of devices of endpoints, and the endpoints' ids.
+    /// Device numbers of endpoints, with the endpoints' ids.
     pub fn device_rows(&self) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(&layout::DEVICES, decode)
     }
@@ -349,12 +348,12 @@ impl Pinned {
         })
     }
 
-    /// Counters of verdicts that are not zero, by index.
+    /// Nonzero verdict counters, by index.
     pub fn policy_counter_rows(&self) -> Result<Rows<(u32, Counter)>, DumpError> {
         self.rows(&layout::POLICY_COUNTERS, sum)
     }
 
-    /// Counters of verdicts that are not zero, all at once.
+    /// Nonzero verdict counters, all at once.
     pub fn policy_counters(&self) -> Result<HashMap<u32, Counter>, DumpError> {
         let mut counters = HashMap::new();
         self.policy_counter_rows()?.each(|(index, counter)| {
@@ -371,12 +370,12 @@ impl Pinned {
         })
     }
 
-    /// Packet counters that are not zero.
+    /// Nonzero packet counters.
     pub fn metrics(&self) -> Result<Vec<MetricRow>, DumpError> {
         self.rows(&layout::METRICS, MetricRow::sum)?.collect()
     }
 
-    /// One of the maps, by name: the one that programs use, where there are several.
+    /// A map by name; if several exist, the one that programs use.
     pub fn map(&self, name: &str) -> Result<OpenMap, DumpError> {
         let pin = match layout::MAPS.iter().find(|map| map.name == name) {
             Some(map) => self.pin_of(map)?,
@@ -396,7 +395,7 @@ impl Pinned {
         OpenMap::open(&pin)
     }
 
-    /// Every entry of a map as bytes; for per-CPU maps the values of all CPUs one after the other.
+    /// Every entry of a map as bytes; for per-CPU maps, the values of all CPUs in sequence.
     pub fn raw(&self, name: &str) -> Result<RawEntries, DumpError> {
         self.map(name)?.rows(raw)?.collect()
     }
@@ -419,12 +418,12 @@ fn all<T>(maps: &[Rows<T>]) -> Result<Vec<T>, DumpError> {
     Ok(all)
 }
 
-/// Key and value as they are.
+/// Key and value unchanged.
 pub fn raw(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key.to_vec(), value.to_vec()))
 }
 
-/// The files in a folder of the bpffs, by name; none when there is no folder.
+/// The files in a folder of the bpffs, by name; empty if the folder does not exist.
 fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, DumpError> {
     let failed = |source| DumpError::Kernel {
         what: "read",

@@ -1,4 +1,4 @@
-//! What is pinned: maps and programs.
+//! The pinned maps and programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ pub struct MapInfo {
     pub value_size: u32,
     /// Capacity.
     pub max_entries: u32,
-    /// Entries in it; `None` for arrays, which are always full, and where they cannot be counted.
+    /// Number of entries; `None` for arrays, which are always full, and for maps whose entries cannot be counted.
     pub entries: Option<u64>,
     /// Memory the kernel charges for it, bytes.
     pub memory_bytes: u64,
     /// Where it is pinned.
     pub pin: PathBuf,
-    /// Whether programs use it. False for a map of another size that programs did not get to, or have left.
+    /// Whether programs use it. False for a map of another size that programs do not use yet or no longer use.
     pub is_in_use: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct ProgInfo {
     pub id: u32,
     /// Tag: the kernel's hash of its instructions, hexadecimal.
     pub tag: String,
-    /// `device/ingress`, `device/egress` or `device/xdp`, for each attachment; `cgroup` at the root of the control groups.
+    /// `device/ingress`, `device/egress` or `device/xdp`, for each attachment; `cgroup` at the root cgroup.
     pub attached: Vec<String>,
     /// Machine code, bytes.
     pub jited_bytes: u32,

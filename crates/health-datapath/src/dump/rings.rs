@@ -1,4 +1,4 @@
-//! The rings of the keys of tables, readable.
+//! The rings of table keys, in readable form.
 
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::ring::Hand;
@@ -9,8 +9,7 @@ use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, CT4_RING, CT6_RING, NAT4_RING, NAT6_RING, REVNAT4_RING, REVNAT6_RING};
 
 impl Pinned {
-    /// The places of a ring with the keys that stand there, which are of protocol 0 where none was written yet. `None` if no
-    /// ring has this name.
+    /// The slots of a ring with their keys; the protocol is 0 if a slot was never written. `None` if no ring has this name.
     pub fn ring_rows(&self, name: &str) -> Result<Option<Rows<(u32, Flow)>>, DumpError> {
         let fours = [CT4_RING, NAT4_RING, REVNAT4_RING];
         let sixes = [CT6_RING, NAT6_RING, REVNAT6_RING];
@@ -23,7 +22,7 @@ impl Pinned {
         self.rows(ring, noted::<Tuple6>).map(Some)
     }
 
-    /// Where the rings are written next, by the numbers of [`health_common::ring`].
+    /// Where each ring is written next, by the ring numbers of [`health_common::ring`].
     pub fn hand_rows(&self) -> Result<Rows<(u32, Hand)>, DumpError> {
         self.rows(&layout::HANDS, decode)
     }

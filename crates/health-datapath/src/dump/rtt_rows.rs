@@ -1,4 +1,4 @@
-//! Rows of round-trip times, each as of one moment though programs write them all the time.
+//! RTT rows, each a consistent snapshot although programs write them all the time.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::kernel_rtt::row_of_one_moment;
 use crate::sys;
 use crate::walk::Walk;
 
-/// The rows of `HEALTH_RTT`, read batch by batch, and each batch twice: see [`RttRow`].
+/// The rows of `HEALTH_RTT`, read in batches, and each batch twice: see [`RttRow`].
 #[derive(Debug)]
 pub struct RttRows {
     map: OpenMap,
@@ -23,7 +23,7 @@ impl RttRows {
         Ok(Self { map, walk })
     }
 
-    /// Calls `each` with every row. Several threads may do so: each row is handed to one of them.
+    /// Calls `each` with every row. Several threads may call this: each row goes to one of them.
     pub fn each(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
         let (mut batch, mut again) = (Batch::default(), Batch::default());
         while self.read(&mut batch)? {
@@ -47,13 +47,13 @@ impl RttRows {
     }
 
     fn read(&self, batch: &mut Batch) -> Result<bool, DumpError> {
-        // A walk is only changed when the kernel has answered.
+        // A walk only changes after the kernel has answered.
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         walk.read(self.map.fd(), batch)
             .map_err(|source| self.map.cannot("read", source))
     }
 
-    /// One row, which others were writing or which is gone.
+    /// Rereads one row that was being written or is gone.
     fn row(&self, key: &RttKey) -> Result<Option<RttRow>, DumpError> {
         let copy = || {
             let mut value = [0; size_of::<RttRow>()];

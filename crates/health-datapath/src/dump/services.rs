@@ -1,4 +1,4 @@
-//! The maps of services, and rows of their flows and clients.
+//! The service maps, and rows of their flows and clients.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,27 +21,27 @@ use crate::services::{ServiceMaps, read_source_range};
 /// One direction of a flow through a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceFlow {
-    /// The new destination for a tuple of direction out, a backend; the new source for one of direction in, the frontend.
+    /// The new destination for an outbound tuple, a backend; the new source for an inbound tuple, the frontend.
     pub to: SocketAddr,
     /// Index of the backend in `HEALTH_BACKENDS`.
     pub backend: u32,
     /// Number of the service's port.
     pub service: u32,
-    /// When the flow is over unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
     /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Where the backend sees the client by another port than its own: that port for a tuple of direction out, the client's own
-    /// for one of direction in.
+    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's own
+    /// port for an inbound one.
     pub client_port: Option<u16>,
 }
 
-/// [`ServiceFlow::client_port`] of the parts of an entry.
+/// Computes [`ServiceFlow::client_port`] from the parts of an entry.
 pub(crate) fn client_port<A>(parts: &ServiceFlowParts<A>) -> Option<u16> {
     (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be))
 }
 
-/// A client that stays with its backend.
+/// A client with affinity to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceClient {
     /// Its address.
@@ -55,12 +55,12 @@ pub struct ServiceClient {
 }
 
 impl Pinned {
-    /// The maps of services.
+    /// The service maps.
     pub fn services(&self) -> Result<ServiceMaps, DumpError> {
         ServiceMaps::open(|layout| self.map_data(layout))
     }
 
-    /// Flows through services: of TCP by IPv4 and by IPv6, then those of other protocols.
+    /// Flows through services: TCP over IPv4 and over IPv6, then other protocols.
     pub fn service_flow_rows(&self) -> Result<[Rows<(Flow, ServiceFlow)>; 4], DumpError> {
         Ok([
             self.rows(&layout::REVNAT4, flow::<Tuple4>)?,
@@ -70,31 +70,31 @@ impl Pinned {
         ])
     }
 
-    /// Frontends of services by IPv4.
+    /// IPv4 service frontends.
     pub fn frontend4_rows(&self) -> Result<Rows<(FrontendKey4, Frontend)>, DumpError> {
         self.rows(&layout::SVC4, decode)
     }
 
-    /// Frontends of services by IPv6.
+    /// IPv6 service frontends.
     pub fn frontend6_rows(&self) -> Result<Rows<(FrontendKey6, Frontend)>, DumpError> {
         self.rows(&layout::SVC6, decode)
     }
 
-    /// Backends by index, without the places where none is.
+    /// Backends by index, without empty slots.
     pub fn backend_rows(&self) -> Result<Rows<(u32, Backend)>, DumpError> {
         self.rows(&layout::BACKENDS, |key, value| {
             decode(key, value).filter(|(_, backend): &(u32, Backend)| backend.service != 0)
         })
     }
 
-    /// The places of `HEALTH_SLOTS` or `HEALTH_MAGLEV`, without those that are 0.
+    /// The slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`, except those that are 0.
     pub fn place_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(map, |key, value| {
             decode(key, value).filter(|(_, place): &(u32, u32)| *place != 0)
         })
     }
 
-    /// Who may use a service: the number of its port, and sources.
+    /// Allowed clients: a service port's number, and the source range.
     pub fn source_range_rows(&self) -> Result<Rows<(u32, IpNet)>, DumpError> {
         self.rows(&layout::SOURCE_RANGES, |key, value| {
             let (key, _): (Key<SourceRange>, u32) = decode(key, value)?;
@@ -102,12 +102,12 @@ impl Pinned {
         })
     }
 
-    /// What the host's own sockets were sent to.
+    /// Where the host's own sockets were redirected.
     pub fn socket_rows(&self) -> Result<Rows<(SocketKey, SocketFlow)>, DumpError> {
         self.rows(&layout::SOCKETS, decode)
     }
 
-    /// Clients that stay with their backends.
+    /// Clients with affinity to a backend.
     pub fn service_client_rows(&self) -> Result<Rows<ServiceClient>, DumpError> {
         self.rows(&layout::AFFINITY, |key, value| {
             let (key, affinity): (AffinityKey, Affinity) = decode(key, value)?;

@@ -1,4 +1,4 @@
-//! The maps of XDP, readable.
+//! The XDP maps, in readable form.
 
 use std::net::SocketAddr;
 
@@ -11,26 +11,26 @@ use super::map::decode;
 use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout;
 
-/// How packets of a flow are sent on.
+/// How packets of a flow are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownWay {
-    /// The source that they get.
+    /// Their new source.
     pub source: SocketAddr,
-    /// The destination that they get.
+    /// Their new destination.
     pub destination: SocketAddr,
-    /// Hardware addresses of receiver and sender that they get.
+    /// Their new hardware addresses: receiver, then sender.
     pub macs: [[u8; 6]; 2],
-    /// The device that they come by.
+    /// The device that they arrive on.
     pub from: u32,
-    /// The device that they leave by.
+    /// The device that they leave through.
     pub to: u32,
-    /// The longest of them, bytes from the IP header on.
+    /// Maximum packet length, bytes from the IP header on.
     pub mtu: u16,
     /// When it was looked up: nanoseconds of `CLOCK_MONOTONIC`.
     pub made_ns: u64,
-    /// Until when it serves: ticks of the kernel.
+    /// When it expires: kernel ticks.
     pub until_ticks: u64,
-    /// What conntrack has not been told of yet.
+    /// What has not been reported to conntrack yet.
     pub pending: Pending,
 }
 
@@ -40,7 +40,7 @@ impl Pinned {
         self.rows(&layout::XDP_DEVICES, decode)
     }
 
-    /// How packets are sent on by XDP, by the tuple that they come with: of IPv4, and of IPv6.
+    /// How XDP forwards packets, by the tuple that they arrive with: for IPv4, and for IPv6.
     pub fn xdp_flow_rows(&self) -> Result<[Rows<(Flow, KnownWay)>; 2], DumpError> {
         Ok([
             self.rows(&layout::XDP_FLOWS4, way::<Tuple4>)?,
@@ -48,7 +48,7 @@ impl Pinned {
         ])
     }
 
-    /// How long that serves.
+    /// How long those entries stay valid.
     pub fn xdp_time_rows(&self) -> Result<Rows<(u32, XdpTimes)>, DumpError> {
         self.rows(&layout::XDP_TIMES, decode)
     }

@@ -1,4 +1,4 @@
-//! Which events a reader wants: exactly, for itself, and widened to what the programs can tell apart.
+//! Which events a reader wants: the exact filter for the reader, and a wider one that the programs can apply.
 
 use health_common::addr::Addr;
 use health_common::events::{
@@ -27,7 +27,7 @@ pub(super) fn has(filter: &EventFilter, event: &Event) -> bool {
         })
 }
 
-/// What the programs have to write for such a filter: they know one value of each field, or any.
+/// What the programs must write for such a filter: for each field they know one value, or any.
 pub(super) fn widened(filter: &EventFilter) -> MonitorFilter {
     fn only<T: Copy>(values: &[T]) -> Option<T> {
         match values {
@@ -52,7 +52,7 @@ pub(super) fn widened(filter: &EventFilter) -> MonitorFilter {
     }
 }
 
-/// The filter that passes whatever one of these does; nothing without any.
+/// The filter that passes whatever any of these passes; without any, it passes nothing.
 pub(super) fn union(filters: impl IntoIterator<Item = MonitorFilter>) -> MonitorFilter {
     fn same<T: Default + PartialEq>(a: T, b: T) -> T {
         if a == b { a } else { T::default() }
@@ -81,7 +81,7 @@ const fn bit(of: EventType) -> u32 {
 
 fn prefix(network: &Network) -> Prefix {
     let len = match network.0 {
-        // As mapped into IPv6.
+        // As an IPv4-mapped IPv6 prefix.
         IpNet::V4(v4) => v4.prefix_len() + 96,
         IpNet::V6(v6) => v6.prefix_len(),
     };
@@ -188,7 +188,7 @@ mod tests {
             filter in filter(),
             event in event(),
         ) {
-            // Zero is how the programs write "any".
+            // The programs use zero for "any".
             let mut filter = filter;
             filter.protocols.retain(|protocol| protocol.0 != 0);
             filter.protocols.truncate(1);

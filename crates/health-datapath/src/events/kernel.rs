@@ -16,17 +16,16 @@ use crate::aya_io::map_io;
 use crate::events::{Ring, Switch};
 use crate::sys;
 
-/// Events that are taken before somebody else has a turn.
+/// Maximum events per batch, before other tasks get a turn.
 const BATCH: usize = 1_024;
 
-/// How long the ring stays mapped without events. Less than the pause between two looks at what was lost, which end
-/// a wait.
+/// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a wait.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// Where the programs write events.
+/// The ring buffer that the programs write events to.
 pub struct KernelRing {
     map: AsyncFd<OwnedFd>,
-    /// `None` while nothing comes: mapped, the ring counts twice in the agent's memory.
+    /// `None` while idle: a mapped ring counts twice in the agent's memory.
     ring: Option<RingBuf<MapData>>,
     counters: PerCpuArray<MapData, Counter>,
 }
@@ -76,7 +75,7 @@ impl Ring for KernelRing {
             let Some(record) = ring.next() else {
                 return false;
             };
-            // Another version's record would be of another length.
+            // A record of another version would have another length.
             if let Some(event) = sys::read(&record) {
                 each(&event);
             }
@@ -97,13 +96,12 @@ impl Ring for KernelRing {
 
 async fn readable(map: &AsyncFd<OwnedFd>) -> io::Result<()> {
     map.readable().await.map(|mut ready| {
-        // The kernel tells again of what comes while the ring is empty, and only then: it is emptied after
-        // each time.
+        // The kernel notifies only about events that arrive while the ring is empty, so every wakeup must drain it.
         ready.clear_ready();
     })
 }
 
-/// Which events the programs write.
+/// Selects which events the programs write.
 pub struct KernelSwitch(Mutex<Array<MapData, MonitorFilter>>);
 
 impl KernelSwitch {

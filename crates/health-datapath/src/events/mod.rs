@@ -1,5 +1,5 @@
-//! What the programs tell as it happens, handed on to those who monitor: each reader gets what it wants, and
-//! the programs write only what somebody wants.
+//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only what
+//! some reader wants.
 
 mod filter;
 mod kernel;
@@ -18,45 +18,45 @@ use tracing::warn;
 pub use kernel::{KernelRing, KernelSwitch};
 pub use relay::{Ring, relay};
 
-/// Readers at a time.
+/// Maximum number of readers at a time.
 pub const READERS: usize = 16;
-/// Lines that wait for one reader: some 2 MB, and a second of a thousand events.
+/// Lines queued per reader: about 2 MB, or one second at a thousand events per second.
 const LINES: usize = 1_024;
 
-/// Sets which events the programs write.
+/// Selects which events the programs write.
 pub trait Switch: Send + Sync + 'static {
-    /// From now on they write those that this filter passes.
+    /// From now on, the programs write the events that this filter passes.
     fn set(&self, filter: &MonitorFilter) -> io::Result<()>;
 }
 
-/// Why there is nothing to read.
+/// Why a subscription failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SubscribeError {
-    /// No place.
+    /// All reader slots are taken.
     #[error("{READERS} monitors are running already; stop one of them")]
     TooMany,
-    /// No agent.
+    /// The agent is stopping.
     #[error("the agent is stopping; try again once it is back")]
     Closed,
-    /// The programs cannot be told.
+    /// The programs' filter cannot be set.
     #[error("cannot set what the programs report: {0}")]
     Switch(io::Error),
 }
 
-/// What was counted since the agent started.
+/// Totals since the agent started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Who reads now.
+    /// Current number of readers.
     pub readers: usize,
     /// Events that the programs wrote and the agent read.
     pub read: u64,
-    /// Events that the programs could not write, since the ring buffer was full.
+    /// Events that the programs could not write because the ring buffer was full.
     pub lost_in_ring: u64,
-    /// Events that a reader was too slow for, each counted for each such reader.
+    /// Events that a reader was too slow for, counted once per such reader.
     pub lost_by_readers: u64,
 }
 
-/// Those who monitor.
+/// The registry of monitors.
 pub struct Hub {
     switch: Box<dyn Switch>,
     state: Mutex<State>,
@@ -73,14 +73,14 @@ struct State {
 struct Reader {
     filter: EventFilter,
     lines: mpsc::Sender<MonitorLine>,
-    /// Lost and not told yet, by cause.
+    /// Lost but not reported yet, by cause.
     untold: [u64; 2],
 }
 
 const CAUSES: [LossCause; 2] = [LossCause::RingFull, LossCause::SlowReader];
 
 impl Reader {
-    /// Tells what was lost, as far as there is room.
+    /// Reports losses, as far as the queue has space.
     fn tell_losses(&mut self) {
         for (events, cause) in self.untold.iter_mut().zip(CAUSES) {
             let line = MonitorLine::Lost {
@@ -93,7 +93,7 @@ impl Reader {
         }
     }
 
-    /// Hands a line over, unless one is lost: nothing overtakes the news of that.
+    /// Sends a line, unless losses are still unreported: nothing overtakes a loss report.
     fn tell(&mut self, line: MonitorLine) -> bool {
         self.tell_losses();
         let is_told = self.untold == [0; 2] && self.lines.try_send(line).is_ok();
@@ -105,7 +105,7 @@ impl Reader {
 }
 
 impl Hub {
-    /// Without readers. The programs are told to write nothing, whatever a former agent told them.
+    /// Creates a hub without readers. Makes the programs write nothing, whatever a former agent had set.
     pub fn new(switch: impl Switch) -> io::Result<Self> {
         switch.set(&MonitorFilter::default())?;
         Ok(Self {
@@ -114,7 +114,7 @@ impl Hub {
         })
     }
 
-    /// A new reader, until it is dropped. The programs write what it wants when this returns.
+    /// Adds a reader, which stays until it is dropped. When this returns, the programs write what it wants.
     pub fn subscribe(
         self: &Arc<Self>,
         filter: EventFilter,
@@ -146,18 +146,18 @@ impl Hub {
         })
     }
 
-    /// Ends all readers, and keeps new ones out.
+    /// Disconnects all readers, and rejects new ones.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
         for (_, mut reader) in std::mem::take(&mut state.readers) {
-            // Without room the reader is cut off, which says the same.
+            // If its queue is full, the reader is cut off, which means the same.
             reader.tell(MonitorLine::End);
         }
         self.switch_to(&MonitorFilter::default());
     }
 
-    /// What was counted.
+    /// The current totals.
     pub fn counts(&self) -> Counts {
         let state = self.lock();
         Counts {
@@ -166,7 +166,7 @@ impl Hub {
         }
     }
 
-    /// Hands an event to those who want it, as `show` makes a line of it.
+    /// Sends an event to the readers that want it; `show` renders it as a line.
     fn deliver(&self, event: &Event, show: impl FnOnce(&Event) -> Option<MonitorLine>) {
         let mut state = self.lock();
         let State {
@@ -188,8 +188,7 @@ impl Hub {
         }
     }
 
-    /// Tells all readers of events that the ring buffer had no room for, and of those that they were too slow
-    /// for themselves.
+    /// Reports to all readers how many events the ring buffer lost, and how many each reader was too slow for.
     fn tell_losses(&self, lost_in_ring: u64) {
         let mut state = self.lock();
         state.counts.lost_in_ring += lost_in_ring;
@@ -207,7 +206,7 @@ impl Hub {
         }
     }
 
-    /// As long as this fails, the programs write more than anybody wants.
+    /// While this fails, the programs write more than any reader wants.
     fn switch_to(&self, filter: &MonitorFilter) {
         if let Err(error) = self.switch.set(filter) {
             warn!(%error, "cannot tell the programs which events to write");
@@ -219,7 +218,7 @@ impl Hub {
     }
 }
 
-/// What the programs have to write.
+/// What the programs must write.
 fn wanted(state: &State) -> MonitorFilter {
     filter::union(
         state
@@ -237,7 +236,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for lines, and takes up to `most` of them; none after the last.
+    /// Waits for lines and returns up to `most` of them; empty after the last.
     pub async fn next(&mut self, most: usize) -> Vec<MonitorLine> {
         let mut lines = Vec::new();
         self.lines.recv_many(&mut lines, most).await;
@@ -259,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// Remembers what the programs were told last.
+    /// Remembers the last filter that was set.
     #[derive(Clone, Default)]
     struct RecordingSwitch(Arc<Mutex<Option<MonitorFilter>>>);
 

@@ -1,4 +1,4 @@
-//! Takes events from the programs' ring buffer as they come, and hands them to the hub.
+//! Reads events from the programs' ring buffer as they arrive, and passes them to the hub.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,20 +15,20 @@ use tracing::warn;
 
 use super::{Hub, show};
 
-/// Time between two looks at what was lost. Names of devices are as old at most.
+/// Time between two loss checks. Cached device names are at most this old.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The programs' side.
 pub trait Ring: Send + 'static {
     /// Waits until there are events.
     fn ready(&mut self) -> impl Future<Output = io::Result<()>> + Send;
-    /// Calls `each` with some of those there are. `false` when none are left.
+    /// Calls `each` with some of the pending events. Returns `false` when none are left.
     fn take(&mut self, each: impl FnMut(&Event)) -> bool;
-    /// How many events the programs could not write since the ring was made.
+    /// How many events the programs could not write since the ring was created.
     fn lost(&self) -> io::Result<u64>;
 }
 
-/// Hands events on until the ring fails or the task is stopped, and reports each turn.
+/// Relays events until the ring fails or the task is stopped, and reports each turn.
 pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
     let mut losses = Losses::new(&ring);
     let mut devices = DeviceNames::new();
@@ -52,7 +52,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
                 continue;
             }
         }
-        // What cannot be read here is told by the next tick.
+        // If reading fails here, the next tick reports it.
         let begun = Instant::now();
         while hand_on(&mut ring, &hub, &mut devices) && begun.elapsed() < PERIOD {
             let _ = losses.tell(&ring, &hub);
@@ -62,7 +62,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
     }
 }
 
-/// Hands some events on. `false` when none are left.
+/// Relays some events. Returns `false` when none are left.
 fn hand_on(ring: &mut impl Ring, hub: &Hub, devices: &mut DeviceNames) -> bool {
     let (now, now_ns) = (Timestamp::now(), clock::now_ns());
     ring.take(|event| {
@@ -74,7 +74,7 @@ fn hand_on(ring: &mut impl Ring, hub: &Hub, devices: &mut DeviceNames) -> bool {
     })
 }
 
-/// What was lost by the last look.
+/// The loss count at the last check.
 struct Losses(u64);
 
 impl Losses {
@@ -82,7 +82,7 @@ impl Losses {
         Self(ring.lost().unwrap_or(0))
     }
 
-    /// Tells what was lost since. What cannot be read now is told later.
+    /// Reports losses since the last check. If the count cannot be read now, a later call reports them.
     fn tell(&mut self, ring: &impl Ring, hub: &Hub) -> io::Result<()> {
         let now = ring.lost()?;
         hub.tell_losses(now.saturating_sub(self.0));
@@ -91,7 +91,7 @@ impl Losses {
     }
 }
 
-/// Names of devices by their numbers.
+/// Device names by number.
 type DeviceNames = HashMap<u32, Option<String>>;
 
 fn device(known: &mut DeviceNames, ifindex: u32) -> Option<String> {
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// How a relay does after some seconds.
+    /// The relay's activity after some seconds.
     async fn of(ring: Silent) -> Activity {
         let (reporter, activity) = activity::channel();
         let hub = Arc::new(Hub::new(NoSwitch).unwrap());

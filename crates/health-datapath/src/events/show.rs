@@ -1,4 +1,4 @@
-//! Records of the programs as readers see them.
+//! Converts the programs' records to the form that readers see.
 
 use health_common::ct::TUPLE_IN;
 use health_common::events::{
@@ -11,8 +11,8 @@ use health_model::events::{
 use health_model::flow::IpProtocol;
 use jiff::Timestamp;
 
-/// The line that tells of an event which happened at `time`, at the device of this name. `None` for kinds that
-/// this version does not know.
+/// The line for an event that happened at `time` on the device of this name. `None` for kinds that this version does not
+/// know.
 pub(super) fn line(event: &Event, time: Timestamp, device: Option<String>) -> Option<MonitorLine> {
     let place = Place {
         endpoint: (event.endpoint != 0).then_some(event.endpoint),

@@ -1,4 +1,4 @@
-//! The attempts, one a feature.
+//! The attempts, one per feature.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,13 +21,13 @@ use crate::kernel;
 use crate::sys::{self, CreateAttr, LinkTarget};
 
 const TC_ACT_UNSPEC: i32 = -1;
-/// Younger than the generated bindings.
+/// Newer than the generated bindings.
 const BPF_F_IPV6: i32 = 1 << 7;
-/// The loopback of a fresh namespace.
+/// The loopback device of a fresh namespace.
 const LOOPBACK: u32 = 1;
-/// A packet with room for the headers of IPv6.
+/// A packet with space for IPv6 headers.
 const PACKET: [u8; 128] = [0; 128];
-/// Bytes that the verifier may fill with what it has to say.
+/// Size of the verifier's log, bytes.
 const LOG_ROOM: usize = 4_096;
 
 const NO_PROGRAMS: &str = "the programs cannot be loaded";
@@ -156,8 +156,8 @@ fn load_pass() -> io::Result<OwnedFd> {
     load(&[mov(R0, TC_ACT_UNSPEC), exit()])
 }
 
-/// Whether programs for tc may call a helper. Without arguments the verifier refuses most calls; but of a helper
-/// that is not there, it says so.
+/// Whether tc programs may call a helper. Without arguments, the verifier refuses most calls anyway; but it names a missing
+/// helper as such.
 fn has_helper(helper: bpf_func_id) -> bool {
     let mut log = vec![0; LOG_ROOM];
     if sys::load_classifier(&[call(helper), exit()], &mut log).is_ok() {
@@ -169,7 +169,7 @@ fn has_helper(helper: bpf_func_id) -> bool {
 }
 
 fn map(kind: bpf_map_type, key_size: u32, value_size: u32, flags: u32) -> io::Result<OwnedFd> {
-    // The size of a ring buffer is whole pages.
+    // The size of a ring buffer is a whole number of pages.
     let max_entries = if kind == BPF_MAP_TYPE_RINGBUF {
         1 << 16
     } else {
@@ -194,7 +194,7 @@ fn trie_takes_batches() -> io::Result<()> {
     sys::delete_batch(trie.as_fd(), &key, 1).map_err(|(_, error)| error)
 }
 
-/// Hands in the types of one number.
+/// Loads the types of a single integer.
 fn loads_btf() -> bool {
     const MAGIC: u16 = 0xeb9f;
     const VERSION_AND_FLAGS: [u8; 2] = [1, 0];
@@ -212,7 +212,7 @@ fn loads_btf() -> bool {
     sys::load_btf(&btf).is_ok()
 }
 
-/// Whether `bpf_l4_csum_replace` takes `BPF_F_IPV6`. It answers 0, or with an error number.
+/// Whether `bpf_l4_csum_replace` accepts `BPF_F_IPV6`. It returns 0 or an error number.
 fn has_checksum_flag() -> io::Result<bool> {
     const CHECK_AT: i32 = 64;
     let program = load(&[
@@ -226,7 +226,7 @@ fn has_checksum_flag() -> io::Result<bool> {
     Ok(sys::run_classifier(program.as_fd(), &PACKET)? == 0)
 }
 
-/// What can be done with devices.
+/// What works with devices.
 #[derive(Default)]
 struct Devices {
     veth: bool,
@@ -234,7 +234,7 @@ struct Devices {
     clsact: bool,
 }
 
-/// Tries what takes a device in a namespace that goes with the thread.
+/// Tries whatever needs a device, in a namespace that disappears with the thread.
 fn in_namespace_of_its_own() -> Devices {
     let attempt = || {
         unshare(CloneFlags::CLONE_NEWNET)?;

@@ -1,7 +1,7 @@
-//! What the kernel can do of what the agent uses, found out by trying each thing and not by the kernel's version.
+//! Finds which kernel features the agent can use, by trying each one instead of checking the kernel's version.
 //!
-//! The attempts leave nothing behind: programs and maps go as they are closed, and what takes a device is tried
-//! in a network namespace of its own.
+//! The attempts leave nothing behind: programs and maps disappear when they are closed, and whatever needs a device is tried
+//! in a separate network namespace.
 
 mod attempts;
 
@@ -9,15 +9,15 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// Whether the agent can do without a feature.
+/// Whether the agent can work without a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Need {
     /// The agent does not start without it.
     Required,
-    /// Of TCX and clsact, one is.
+    /// Either TCX or clsact is required.
     OneOfTwo,
-    /// The agent does without it.
+    /// The agent works without it.
     Optional,
 }
 
@@ -27,9 +27,9 @@ pub enum Need {
 pub struct Feature {
     /// A short fixed name.
     pub name: &'static str,
-    /// Whether it is there.
+    /// Whether the kernel has it.
     pub available: bool,
-    /// Whether it must be.
+    /// Whether the agent needs it.
     pub need: Need,
     /// What is lost without it.
     pub without: &'static str,
@@ -39,9 +39,9 @@ pub struct Feature {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Report {
-    /// What the kernel calls itself.
+    /// The kernel's own release name.
     pub kernel: String,
-    /// All that is tried, in a fixed order.
+    /// Every feature that is tried, in a fixed order.
     pub features: Vec<Feature>,
 }
 
@@ -72,7 +72,7 @@ impl Report {
         missing.map(|feature| feature.name).collect()
     }
 
-    /// The names of missing features without which the agent cannot do its work.
+    /// The names of missing features that the agent cannot work without.
     pub fn missing_required(&self) -> Vec<&'static str> {
         let has_attachment = self.has(TCX) || self.has(CLSACT);
         let is_needed = |need| match need {
@@ -86,7 +86,7 @@ impl Report {
     }
 }
 
-/// What the running kernel calls itself.
+/// The running kernel's release name.
 pub(super) fn release() -> String {
     nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! Copying what is in a map to one of another size.
+//! Copies the contents of a map to one of another size.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,7 +12,7 @@ use crate::layout::MapLayout;
 use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
 
-/// How many entries a map must have room for.
+/// The capacity that a map needs for these entries.
 pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     let mut needed = 0;
     match sized.contents {
@@ -31,8 +31,7 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies living entries that `to` does not have, as far as there is room: those of `first` before others. Returns how many are
-/// alive.
+/// Copies live entries that `to` lacks, as far as they fit: entries of `first` before others. Returns how many are alive.
 pub(super) fn copy_entries(
     sized: &SizedMap,
     from: &OwnedFd,
@@ -74,13 +73,13 @@ fn copy_those(
     Ok(alive)
 }
 
-/// Whether a map took no entry since it is full (kernel/bpf/hashtab.c, `alloc_htab_elem`; kernel/bpf/lpm_trie.c,
+/// Whether a map rejected an entry because it is full (kernel/bpf/hashtab.c, `alloc_htab_elem`; kernel/bpf/lpm_trie.c,
 /// `trie_update_elem`).
 fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
 }
 
-/// Copies places of an array that are empty in `to`, which has all of them.
+/// Copies array slots that are empty in `to`, which is large enough for all.
 pub(super) fn copy_places(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let mut there = vec![0; map.value_size as usize];
     for_each(map, from, |key, value| {

@@ -1,4 +1,4 @@
-//! Maps of services that are nearly full get more room with the next start.
+//! Enlarges nearly full service maps at the next start.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ use crate::layout::{BACKENDS, MapLayout, SOURCE_RANGES, SVC4, SVC6};
 use crate::loader::file_error;
 use crate::services::ServiceMapSizes;
 
-/// How many times the room that was asked for a map may get.
+/// A map may become at most this many times its configured size.
 const MOST: u32 = 8;
 
-/// Sizes by which the entries that are pinned use at most three quarters of each map, as far as the maps may grow.
+/// Sizes at which the pinned entries use at most three quarters of each map, as far as the maps may grow.
 pub(super) fn with_room(
     pins: &Path,
     sizes: ServiceMapSizes,
 ) -> Result<ServiceMapSizes, DatapathError> {
     let grown = |map, size| grown(pins, map, size);
     let frontends = grown(SVC4, sizes.frontends)?.max(grown(SVC6, sizes.frontends)?);
-    // Entries of flows name no backend beyond.
+    // Flow entries cannot refer to backends beyond this limit.
     let backends = grown(BACKENDS, sizes.backends)?.min(NUMBER_MASK);
     Ok(ServiceMapSizes {
         frontends,
         backends,
-        // Places of former pools are not cleared: how many are used shows by the backends.
+        // Slots of former pools are not cleared, so the backends indicate how many are used.
         slots: sizes
             .slots
             .saturating_mul(backends.div_ceil(sizes.backends.max(1))),
@@ -60,7 +60,7 @@ fn grown(pins: &Path, map: MapLayout, size: u32) -> Result<u32, DatapathError> {
     Ok(grown)
 }
 
-/// The size, doubled until so many entries use at most three quarters of it.
+/// Doubles the size until `used` entries take at most three quarters of it.
 fn with_room_for(used: u32, size: u32) -> u32 {
     let mut grown = size;
     while used > grown / 4 * 3 && grown < size.saturating_mul(MOST) {

@@ -1,12 +1,11 @@
-//! Maps that are to have another size than they had: the new ones take the place of the former, whose entries are carried
-//! over while packets go on.
+//! Maps that change size: new maps replace the former ones, whose entries are carried over while packets keep flowing.
 //!
-//! The pin of a former map is set aside, so that the loader makes a new one. All entries are copied first; those that
-//! programs wrote since, right before the programs are replaced and right after. Between these two, programs begin no flow
-//! whose packets would be lost on those that do not know it: see
-//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that ends before that puts the pins back. One
-//! that is killed leaves both, and the next one copies what is missing. As nobody can tell whether programs use the former
-//! map or the new one by then, both are former maps if the next start wants a third size.
+//! The former map's pin is set aside, so that the loader creates a new map. All entries are copied first; entries that
+//! programs write after that are copied right before the programs are replaced and right after. Between these two copies,
+//! programs start no flow whose packets would be lost on programs that do not know it: see
+//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A start
+//! that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether programs use
+//! the former map or the new one, both are former maps if the next start wants a third size.
 
 mod copy;
 mod growth;
@@ -37,19 +36,19 @@ pub use sizes::MapSizes;
 
 const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 
-/// Maps on their way to another size.
+/// Maps that are changing size.
 #[derive(Debug)]
 pub(super) struct PendingResize {
     pins: PathBuf,
     maps: Vec<SizedMap>,
-    /// Those that only this start has set aside, as long as no program uses the new ones.
+    /// Maps that only this start has set aside, while no program uses the new ones.
     set_aside: Vec<MapLayout>,
-    /// The sizes that maps have or get.
+    /// The current or future sizes of the maps.
     sizes: Vec<(MapLayout, u32)>,
 }
 
 impl PendingResize {
-    /// Sets pinned maps of other sizes aside. Maps of services that are nearly full get more room than that.
+    /// Sets pinned maps of other sizes aside. Service maps that are nearly full get more space than requested.
     pub(super) fn prepare(pins: &Path, sizes: MapSizes) -> Result<Self, DatapathError> {
         let services = sizes.services;
         let services = services.map(|services| growth::with_room(pins, services));
@@ -70,24 +69,24 @@ impl PendingResize {
         Ok(resizing)
     }
 
-    /// Has maps that are not pinned any more, or not yet, made in their sizes.
+    /// Makes the loader create missing maps in their sizes.
     pub(super) fn apply(&self, loader: &mut EbpfLoader<'_>) {
         for (map, size) in &self.sizes {
             loader.map_max_entries(map.name, *size);
         }
     }
 
-    /// Whether there are such maps.
+    /// Whether any map changes size.
     pub(super) fn is_needed(&self) -> bool {
         !self.maps.is_empty()
     }
 
-    /// Whether flows that begin meanwhile would be lost on programs that have the other maps.
+    /// Whether flows that start meanwhile would be lost on programs that use the other maps.
     pub(super) fn has_flows(&self) -> bool {
         self.maps.iter().any(|map| map.contents.is_of_programs())
     }
 
-    /// Sets a map aside if it is to have another size. Returns the size that it has or gets.
+    /// Sets a map aside if its size must change. Returns its current or future size.
     fn prepare_map(&mut self, sized: SizedMap) -> Result<u32, DatapathError> {
         let SizedMap {
             map,
@@ -102,7 +101,7 @@ impl PendingResize {
         {
             rename(&last, &pin)?;
         }
-        // A change that was cut short: whatever programs use, what was there then is not only in the former map.
+        // After an interrupted change, whichever map the programs use: copies entries that only the former map has.
         self.copy(&sized, &mut BTreeMap::new())?;
         let Some((fd, info)) = open(&pin)? else {
             return Ok(size);
@@ -150,19 +149,20 @@ impl PendingResize {
         Ok(size)
     }
 
-    /// Copies what the new maps do not have.
+    /// Copies what the new maps lack.
     pub(super) fn carry_over(&self) -> Result<(), DatapathError> {
         self.copy_all(|_| true).map(drop)
     }
 
-    /// Copies what programs wrote since then. To be called right before they are replaced.
+    /// Copies what programs wrote since then. Must be called right before they are replaced.
     pub(super) fn catch_up(&mut self) -> Result<(), DatapathError> {
         self.copy_all(Contents::is_of_programs)?;
         self.set_aside.clear();
         Ok(())
     }
 
-    /// Copies what programs wrote up to now, and forgets the former maps, when no program uses them any more.
+    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them any
+    /// more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         let copied = self.copy_all(Contents::is_of_programs)?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
@@ -176,7 +176,7 @@ impl PendingResize {
                 );
             }
             self.note_keys(&sized)?;
-            // The first one last: a map's formers are found by their numbers.
+            // The first one last: a map's formers are found by number.
             for former in formers(&self.pins, &sized.map).iter().rev() {
                 remove_tree(former)?;
             }
@@ -184,7 +184,7 @@ impl PendingResize {
         Ok(())
     }
 
-    /// Copies entries to those maps on their way that have such contents. Returns what [`Self::copy`] returns of each, 0 for
+    /// Copies entries to the changing maps whose contents match. Returns the result of [`Self::copy`] for each, 0 for
     /// others.
     fn copy_all(&self, is_meant: fn(Contents) -> bool) -> Result<Vec<u64>, DatapathError> {
         let mut known = BTreeMap::new();
@@ -198,7 +198,7 @@ impl PendingResize {
         copied.collect()
     }
 
-    /// Copies entries of former maps that are of use and that the new one does not have. Returns how many the fullest one has.
+    /// Copies useful entries of former maps that the new one lacks. Returns the entry count of the fullest former map.
     fn copy(
         &self,
         sized: &SizedMap,
@@ -229,8 +229,7 @@ impl PendingResize {
         Ok(most)
     }
 
-    /// The open connections that a table of conntrack knows, in whichever of its maps. `known`: those that were read before, by
-    /// the table's name.
+    /// The open connections in a conntrack table, over all its maps. `known`: tables that were already read, by name.
     fn open_flows<'a>(
         &self,
         conntrack: &MapLayout,
@@ -251,7 +250,7 @@ impl PendingResize {
         Ok(vacant.insert(flows))
     }
 
-    /// Notes the keys of a table that is new in its ring.
+    /// Writes the keys of a new table to its ring.
     fn note_keys(&self, sized: &SizedMap) -> Result<(), DatapathError> {
         let open = |layout: &MapLayout| {
             MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
@@ -280,14 +279,14 @@ impl Drop for PendingResize {
     }
 }
 
-/// The pins of the maps that a map takes the place of, the oldest one first.
+/// The pins of the maps that a map replaces, oldest first.
 pub(super) fn formers(pins: &Path, map: &MapLayout) -> Vec<PathBuf> {
     let pins = (0..).map(|number| former(pins, map, number));
     pins.take_while(|pin| pin.exists()).collect()
 }
 
-/// The pin of a map that another takes the place of, after so many others: one that was set aside before a change that was cut
-/// short, and that programs may use.
+/// The pin of a replaced map, after `number` earlier ones, which were set aside before interrupted changes and which
+/// programs may still use.
 fn former(pins: &Path, map: &MapLayout, number: usize) -> PathBuf {
     match number {
         0 => pins.join(format!("{}_former", map.name)),
@@ -295,7 +294,7 @@ fn former(pins: &Path, map: &MapLayout, number: usize) -> PathBuf {
     }
 }
 
-/// A pinned map; `None` where none is pinned.
+/// Opens a pinned map; `None` if nothing is pinned there.
 pub(super) fn open(pin: &Path) -> Result<Option<(OwnedFd, sys::MapInfo)>, DatapathError> {
     match sys::open_map(pin) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

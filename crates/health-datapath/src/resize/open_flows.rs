@@ -1,5 +1,5 @@
-//! Flows that come first where a smaller table of TCP has no room for all: connections that both sides use, before those that
-//! were begun and never answered.
+//! Flows that take precedence if a smaller TCP table cannot hold all: connections that both sides use, before those that
+//! were started and never answered.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,12 +14,12 @@ use super::copy::for_each;
 use crate::layout::{CT4, CT6, MapLayout, NAT4, NAT6, REVNAT4, REVNAT6};
 use crate::sys;
 
-/// The keys of open connections in a table of conntrack.
+/// The keys of open connections in a conntrack table.
 #[derive(Default)]
 pub(super) struct OpenFlows(HashSet<Box<[u8]>>);
 
 impl OpenFlows {
-    /// The table of conntrack that knows which of a table's flows are open; `None` for a map of other things.
+    /// The conntrack table that knows which of a table's flows are open; `None` for other maps.
     pub(super) fn known_by(map: &MapLayout) -> Option<MapLayout> {
         match *map {
             CT4 | NAT4 | REVNAT4 => Some(CT4),
@@ -28,7 +28,7 @@ impl OpenFlows {
         }
     }
 
-    /// Adds those in a map of such a table.
+    /// Adds the open connections in a map of such a table.
     pub(super) fn read(&mut self, conntrack: &MapLayout, map: &OwnedFd) -> io::Result<()> {
         let now = clock::coarse_now_secs();
         for_each(conntrack, map, |key, value| {
@@ -39,7 +39,7 @@ impl OpenFlows {
         })
     }
 
-    /// Whether an entry of a table is of one of these.
+    /// Whether a table's entry belongs to one of these connections.
     pub(super) fn has(&self, map: &MapLayout, key: &[u8], value: &[u8]) -> bool {
         let is_open = match *map {
             CT4 | CT6 => Some(self.0.contains(key)),
@@ -68,12 +68,12 @@ impl OpenFlows {
     {
         let (key, entry) = (sys::read::<T>(key)?, sys::read(value)?);
         let sent = key.sent(&entry);
-        // Where the backend sees the client, a flow from outside is one of direction in.
+        // If the backend sees the client itself, a flow from outside has direction in.
         let from_outside = sent.with_direction(TUPLE_IN);
         Some(self.has_flow(sent) || self.has_flow(from_outside))
     }
 
-    /// Either side may be the one whose packet conntrack saw first.
+    /// Conntrack may have seen either side's packet first.
     fn has_flow<T: Tuple + Pod>(&self, flow: T) -> bool {
         let ways = [flow, flow.reply()];
         ways.iter().any(|way| self.0.contains(sys::bytes_of(way)))

@@ -1,4 +1,4 @@
-//! Which maps have sizes that can be set, and what becomes of what is in them.
+//! Which maps have configurable sizes, and what happens to their contents.
 
 use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
 use health_common::service::xdp::XDP_FLOWS;
@@ -9,21 +9,21 @@ use crate::layout::{
 };
 use crate::services::ServiceMapSizes;
 
-/// Most entries of the maps whose size can be set, each IP version's.
+/// Maximum entries of the maps with configurable size, per IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Of `HEALTH_CT4` and `HEALTH_CT6`.
+    /// Size of `HEALTH_CT4` and `HEALTH_CT6`.
     pub conntrack: u32,
-    /// Of `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6`.
+    /// Size of `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6`.
     pub conntrack_any: u32,
-    /// Of `HEALTH_NAT4` and `HEALTH_NAT6`.
+    /// Size of `HEALTH_NAT4` and `HEALTH_NAT6`.
     pub nat: u32,
-    /// Of `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`.
+    /// Size of `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`.
     pub nat_any: u32,
-    /// Of the maps of services. `None` where there are none: the maps are as small as they can be, and what was in them
-    /// is forgotten.
+    /// Sizes of the service maps. `None` if services are off: the maps are as small as possible, and their contents are
+    /// dropped.
     pub services: Option<ServiceMapSizes>,
-    /// Of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`. What was in them is found out anew.
+    /// Size of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`. Their contents are rebuilt.
     pub xdp_flows: u32,
 }
 
@@ -83,30 +83,30 @@ impl MapSizes {
     }
 }
 
-/// A map and the size that it is to have.
+/// A map and its wanted size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SizedMap {
     pub(super) map: MapLayout,
     pub(super) size: u32,
     pub(super) contents: Contents,
-    /// Where its keys stand. A table that has such a ring is a hash map, and was none in earlier versions.
+    /// The ring of its keys. A table with such a ring is a hash map, and was not one in earlier versions.
     pub(super) ring: Option<MapLayout>,
 }
 
-/// What is in a map, and becomes of it in one of another size.
+/// The contents of a map, and what happens to them when it changes size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
-    /// Flows of conntrack: those that have not expired are copied, as many as there is room for.
+    /// Conntrack flows: unexpired ones are copied, as many as fit.
     Conntrack,
-    /// What else programs write: all is copied, as far as there is room.
+    /// Other entries of programs: all are copied, as far as they fit.
     Programs,
-    /// What the agent writes, by key: all is copied. A map in which it would find no room keeps its size.
+    /// Entries of the agent, by key: all are copied. A map keeps its size if they would not fit.
     Agent,
-    /// The same in the places of an array, which others name: each is copied to the same place.
+    /// Entries of the agent in array slots, which others refer to: each is copied to the same slot.
     Places,
-    /// What programs find out again.
+    /// Entries that programs rebuild.
     Cache,
-    /// Nothing that is wanted.
+    /// Nothing worth keeping.
     Unwanted,
 }
 

@@ -1,4 +1,4 @@
-//! Changes of ports: planned one by one, written together.
+//! Port changes: planned one by one, written together.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -22,23 +22,22 @@ pub struct Written {
     pub backends: usize,
     /// Backends that were removed.
     pub backends_removed: usize,
-    /// Places of `HEALTH_SLOTS` and `HEALTH_MAGLEV` that were written.
+    /// Slots of `HEALTH_SLOTS` and `HEALTH_MAGLEV` that were written.
     pub places: usize,
     /// Source ranges that were written or removed.
     pub source_ranges: usize,
 }
 
-/// A change of ports. If it is dropped, the maps stay as they are, and the tables must be
-/// [read](ServiceTables::read) again.
+/// A change of ports. If it is dropped, the maps stay unchanged, and the tables must be [read](ServiceTables::read) again.
 #[derive(Debug)]
 pub struct Change<'a> {
     pub(super) tables: &'a mut ServiceTables,
     pub(super) now_ns: u64,
-    /// How many frontends of each family, and how many source ranges, were in the maps before.
+    /// Number of frontends per family, and number of source ranges, in the maps before the change.
     pub(super) before: ([u32; 2], u32),
     /// Ports that were set or kept, or whose change failed.
     pub(super) seen: HashSet<u32>,
-    /// Ports that were set without the Maglev tables that they should have.
+    /// Ports that were set without the Maglev tables that they should have, with the reason.
     without_maglev: HashMap<u32, ServicesError>,
     pub(super) backends: Vec<(u32, Backend)>,
     pub(super) slots: Vec<(u32, u32)>,
@@ -46,7 +45,7 @@ pub struct Change<'a> {
     pub(super) source_ranges: Vec<Prefix<SourceRange>>,
     pub(super) source_ranges_gone: Vec<Prefix<SourceRange>>,
     pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
-    /// Those of them that are not in the maps yet.
+    /// Frontends among them that are not in the maps yet.
     pub(super) frontends_new: BTreeSet<FrontendKey>,
     pub(super) frontends_gone: BTreeSet<FrontendKey>,
     pub(super) backends_gone: Vec<u32>,
@@ -78,9 +77,9 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one, else the one that a former
-    /// agent gave it, or a new one. After an error the port keeps what it had. One that finds no room for a Maglev table has its
-    /// backends chosen at random: [`Change::without_maglev`].
+    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one; otherwise the number from a
+    /// former agent, or a new one. After an error the port keeps its former entries. If no Maglev table fits, the port
+    /// chooses backends at random: [`Change::without_maglev`].
     pub fn set(
         &mut self,
         known: Option<u32>,
@@ -119,7 +118,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Why a port was last set without the Maglev tables that it should have; `None` if it has all that it should.
+    /// Why a port was last set without the Maglev tables that it should have; `None` if it has them.
     pub fn without_maglev(&mut self, number: u32) -> Option<ServicesError> {
         self.without_maglev.remove(&number)
     }
@@ -158,7 +157,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The number of a port: the known one, the one of a former agent, or a new one.
+    /// The number of a port: the known one, a former agent's, or a new one.
     fn number(&mut self, known: Option<u32>, spec: &PortSpec) -> Result<u32, ServicesError> {
         if let Some(known) = known {
             return Ok(known);
@@ -223,7 +222,7 @@ impl<'a> Change<'a> {
         let known = tables.frontends.insert(key, frontend);
         if known.is_none() {
             tables.frontend_counts[family(&key)] += 1;
-            // Otherwise another port has just given it up.
+            // Otherwise another port has just given up the key.
             if !self.frontends_gone.remove(&key) {
                 self.frontends_new.insert(key);
             }
@@ -249,7 +248,7 @@ impl<'a> Change<'a> {
 }
 
 impl ServiceTables {
-    /// Whether a port has a frontend at this key.
+    /// Whether a port owns the frontend at this key.
     pub(super) fn owns(&self, number: u32, key: &FrontendKey) -> bool {
         let frontend = self.frontends.get(key);
         frontend.is_some_and(|frontend| frontend.service == number)

@@ -1,4 +1,4 @@
-//! The free places of the arrays, and those that will be free soon.
+//! The free slots of the arrays, and those that will be free soon.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,15 +9,15 @@ use super::ranges::Ranges;
 use crate::layout;
 use crate::sys;
 
-/// How long a place stays unused after it was given back, while there are others: entries of flows may still refer to it. They
-/// also have the backend's address and the number of its port, so they do not take another backend there for theirs; but
-/// flows that end would be counted off the other backend's.
+/// How long a released slot stays unused while others are free: flow entries may still refer to it. They also have the
+/// backend's address and its port's number, so they never mistake another backend in that slot for theirs; but flows that
+/// end would decrement the other backend's count.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// So many places, or rows of them, are worth a wait for programs.
+/// This many slots or ranges justify waiting for programs.
 const MUCH: usize = 1024;
 
-/// Which array.
+/// One of the arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Store {
     Backends,
@@ -35,7 +35,7 @@ impl Store {
     }
 }
 
-/// A range of places in an array.
+/// A range of slots in an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Extent {
     pub(super) store: Store,
@@ -53,11 +53,11 @@ impl Extent {
     }
 }
 
-/// Which places of the arrays are taken.
+/// Which slots of the arrays are taken.
 #[derive(Debug)]
 pub(super) struct Arrays {
     ranges: [Ranges; 3],
-    /// Places that are no longer used, with the time from which they are free: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Slots that are no longer used, with the time from which they are free: nanoseconds of `CLOCK_MONOTONIC`.
     retired: VecDeque<(u64, Extent)>,
 }
 
@@ -71,25 +71,25 @@ impl Default for Arrays {
 }
 
 impl Arrays {
-    /// Marks all places as free but the first backend. Retired places stay so.
+    /// Marks all slots as free except the first backend. Retired slots stay retired.
     pub(super) fn clear(&mut self, [backends, slots, maglev]: [u32; 3]) {
         self.ranges = [backends, slots, maglev].map(Ranges::new);
         self.ranges[Store::Backends as usize].take(0, 1);
     }
 
-    /// Takes the retired places, except those that turned out to be in use.
+    /// Takes the retired slots, except those that turned out to be in use.
     pub(super) fn take_retired(&mut self) {
         let ranges = &mut self.ranges;
         self.retired
             .retain(|(_, extent)| ranges[extent.store as usize].take(extent.at, extent.len));
     }
 
-    /// Takes these places, if all are free.
+    /// Takes these slots, if all are free.
     pub(super) fn take(&mut self, extent: Extent) -> bool {
         self.ranges[extent.store as usize].take(extent.at, extent.len)
     }
 
-    /// Takes adjacent places.
+    /// Takes adjacent slots.
     pub(super) fn allocate(
         &mut self,
         store: Store,
@@ -109,12 +109,12 @@ impl Arrays {
             .ok_or_else(|| self.full(store, len))
     }
 
-    /// How many places an array has.
+    /// Number of slots in an array.
     pub(super) fn size(&self, store: Store) -> u32 {
         self.ranges[store as usize].size()
     }
 
-    /// The error that `wanted` more places do not fit.
+    /// The error that `wanted` more slots do not fit.
     pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
         let ranges = &self.ranges[store as usize];
         ServicesError::Full {
@@ -126,20 +126,20 @@ impl Arrays {
         }
     }
 
-    /// Frees places that no program could ever find.
+    /// Frees slots that no program could ever find.
     pub(super) fn release(&mut self, extent: Extent) {
         self.ranges[extent.store as usize].release(extent.at, extent.len);
     }
 
-    /// Gives back places; they are free after [`GRACE`].
+    /// Retires slots; they are free after [`GRACE`].
     pub(super) fn retire(&mut self, extents: impl IntoIterator<Item = Extent>, now_ns: u64) {
         let free_at = now_ns.saturating_add(GRACE.as_nanos() as u64);
         let extents = extents.into_iter();
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
-    /// As [`Arrays::reclaim`], once there is much of it: the wait is as long for one place as for all, longer than a change
-    /// takes, and who needs places does not wait for this.
+    /// Like [`Arrays::reclaim`], once enough slots are due: the wait takes as long for one slot as for all, and longer than
+    /// a change, and an allocation that needs slots does not depend on it.
     pub(super) fn tidy(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let is_due = |(at, _): &(u64, Extent)| *at <= now_ns;
         match self.retired.get(MUCH) {
@@ -148,7 +148,7 @@ impl Arrays {
         }
     }
 
-    /// Frees what was given back a while ago, once no program that runs can have read of it.
+    /// Frees slots that are past their grace period, once no running program can still have read from them.
     fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
         if due == 0 {
@@ -163,8 +163,8 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// As [`Arrays::reclaim`], for all retired places of an array, whatever their time: no program that begins from now on
-    /// finds them.
+    /// Like [`Arrays::reclaim`], for all retired slots of an array, even within their grace period: no program that starts
+    /// from now on finds them.
     fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
         if !self.retired.iter().any(|(_, extent)| extent.store == store) {
             return Ok(());

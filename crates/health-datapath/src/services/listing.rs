@@ -1,4 +1,4 @@
-//! Lists the contents of the maps of services.
+//! Lists the contents of the service maps.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ pub struct ListedFrontend {
 }
 
 impl ListedFrontend {
-    /// The backends of flows from there.
+    /// The backends for flows from that origin.
     pub fn pool(&self, origin: Origin) -> &[ListedBackend] {
         origin.pick(&self.inside, &self.outside)
     }
@@ -56,16 +56,17 @@ impl ListedBackend {
     }
 }
 
-/// What pools refer to, read within a short time.
+/// The slots and backends that pools refer to, read within a short time.
 struct Arrays {
     places: Snapshot,
     backends: BTreeMap<u32, Backend>,
 }
 
 impl ServiceMaps {
-    /// All frontends in order, each with its backends. What changes during the listing is shown as it was at some moment.
+    /// All frontends in order, each with its backends. Anything that changes during the listing is shown as it was at some
+    /// moment.
     pub fn list(&self) -> Result<Vec<ListedFrontend>, ServicesError> {
-        // First the frontends: pools and backends stay for seconds after no frontend refers to them any more.
+        // Reads frontends first: pools and backends stay for seconds after the last frontend has dropped them.
         let mut frontends = BTreeMap::new();
         self.for_each_frontend(|key, frontend| {
             frontends.insert(key, frontend);
@@ -109,7 +110,7 @@ impl ServiceMaps {
         Ok(ranges)
     }
 
-    /// One address and protocol of each port, by number: its ClusterIP, if it has one.
+    /// One address and protocol per port, by number: its ClusterIP, if it has one.
     pub fn addresses(&self) -> Result<HashMap<u32, (SocketAddr, u8)>, ServicesError> {
         let mut first: HashMap<u32, (u8, FrontendKey)> = HashMap::new();
         self.for_each_frontend(|key, frontend| {
@@ -123,7 +124,7 @@ impl ServiceMaps {
             .collect())
     }
 
-    /// The frontend at an address, with where it leads.
+    /// The frontend at an address, with its backends.
     pub fn find(
         &self,
         address: SocketAddr,
@@ -136,7 +137,7 @@ impl ServiceMaps {
             places: Snapshot::read(self, extents(&entry))?,
             backends: BTreeMap::new(),
         };
-        // Most places of a Maglev table name a backend that others name, too.
+        // Most slots of a Maglev table repeat a backend.
         let pools = [entry.inside, entry.outside];
         let indexes = pools.iter().flat_map(|pool| arrays.indexes(&entry, *pool));
         let indexes: BTreeSet<u32> = indexes.copied().collect();
@@ -155,25 +156,25 @@ impl ServiceMaps {
     }
 }
 
-/// Where the pools of a frontend are.
+/// The ranges that hold a frontend's pools.
 fn extents(frontend: &Frontend) -> impl Iterator<Item = Extent> {
     let pools = [frontend.inside, frontend.outside];
     let ranges = pools.map(|pool| Range::of_frontend(frontend, pool));
     ranges.into_iter().flatten().map(|range| range.extent)
 }
 
-/// Whether the pools of a frontend have weights.
+/// Whether a frontend's pools have weights.
 fn is_weighted(frontend: &Frontend) -> bool {
     frontend.flags & FRONTEND_WEIGHTED != 0
 }
 
-/// Whether the pools of a frontend are Maglev tables.
+/// Whether a frontend's pools are Maglev tables.
 fn has_table(frontend: &Frontend) -> bool {
     frontend.algorithm == ALGORITHM_MAGLEV
 }
 
 impl Arrays {
-    /// The backends' indexes at the places of a pool.
+    /// The backend indexes in a pool's slots.
     fn indexes(&self, frontend: &Frontend, pool: Pool) -> &[u32] {
         let values = match has_table(frontend) {
             true => self.places.get(Store::Maglev, pool.at, pool.len),
@@ -182,14 +183,14 @@ impl Arrays {
         values.unwrap_or_default()
     }
 
-    /// A part of a pool, of as many values as it has backends: all are behind a counter.
+    /// One part of a pool, with one value per backend. All parts follow the counter.
     fn behind_counter(&self, pool: Pool, part: u32) -> Option<&[u32]> {
         let at = pool.len.checked_mul(part)?.checked_add(1)?;
         self.places
             .get(Store::Slots, pool.at.checked_add(at)?, pool.len)
     }
 
-    /// The backends of a pool in the order of its slots; those of a Maglev table by index.
+    /// The backends of a pool in slot order; for a Maglev table, by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
         let indexes = self.indexes(frontend, pool);
         let even = 1.0 / f64::from(pool.len);
@@ -205,7 +206,7 @@ impl Arrays {
         }
         let mut shares = vec![even; indexes.len()];
         if is_weighted(frontend) {
-            // Behind the indexes, thresholds and then aliases.
+            // The indexes are followed by thresholds, then aliases.
             let behind = |part| self.behind_counter(pool, part).unwrap_or_default();
             shares.fill(0.0);
             for (index, (threshold, alias)) in behind(1).iter().zip(behind(2)).enumerate() {

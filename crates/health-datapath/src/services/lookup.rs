@@ -1,4 +1,4 @@
-//! Single entries of the maps of services, found as the programs find them.
+//! Single entries of the service maps, looked up as the programs do.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,30 +16,30 @@ use super::{ServiceMaps, ServicesError};
 use crate::dump::{ServiceFlow, client_port};
 use crate::layout;
 
-/// The ends of a flow as its first packet has them.
+/// The endpoints of a flow, as in its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// IP protocol number.
     pub protocol: u8,
-    /// Who opens it.
+    /// The side that opens it.
     pub source: SocketAddr,
-    /// To whom.
+    /// The side that it is opened to.
     pub destination: SocketAddr,
 }
 
-/// A tuple of either version.
+/// A tuple of either IP version.
 pub(crate) enum Tuples {
     V4(Tuple4),
     V6(Tuple6),
 }
 
 impl Connection {
-    /// Whether it is a connection of TCP.
+    /// Whether it is a TCP connection.
     pub fn is_tcp(&self) -> bool {
         self.protocol == IP_PROTOCOL_TCP
     }
 
-    /// Its tuple as maps hold it, of [`TUPLE_OUT`] or [`TUPLE_IN`]; none if its ends are of two versions.
+    /// Its tuple as in the maps, for [`TUPLE_OUT`] or [`TUPLE_IN`]; `None` if its addresses differ in IP version.
     pub(crate) fn tuples(&self, direction: u8) -> Option<Tuples> {
         let ports = (self.source.port().to_be(), self.destination.port().to_be());
         match (self.source.ip(), self.destination.ip()) {
@@ -75,32 +75,32 @@ impl ServiceMaps {
         }
     }
 
-    /// The backend of an index, if there is one.
+    /// The backend at an index, if it exists.
     pub fn backend(&self, index: u32) -> Result<Option<Backend>, ServicesError> {
         let found = reading(layout::BACKENDS.name, self.backends.get(&index))?;
         Ok(found.filter(|backend| backend.service != 0))
     }
 
-    /// Where a client stays, among the backends of the port with this number.
+    /// The backend that a client sticks to, for the port with this number.
     pub fn client(&self, client: IpAddr, service: u32) -> Result<Option<Affinity>, ServicesError> {
         let client = client.into();
         let found = self.affinity.get(&AffinityKey { client, service });
         reading(layout::AFFINITY.name, found)
     }
 
-    /// Whether a client is in the ranges of the port with this number.
+    /// Whether a client is in the source ranges of the port with this number.
     pub fn is_in_range(&self, client: IpAddr, service: u32) -> Result<bool, ServicesError> {
         let key = source_range(service, IpNet::from(client));
         let found = reading(layout::SOURCE_RANGES.name, self.source_ranges.get(key))?;
         Ok(found.is_some())
     }
 
-    /// Where the packets of a flow that was sent to a service go.
+    /// Where the packets of a flow to a service are sent.
     pub fn flow(&self, flow: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(flow, TUPLE_OUT)
     }
 
-    /// From where packets with these ends, which a backend sends, seem to come.
+    /// The source address that a backend's packets with these addresses appear to have.
     pub fn answer(&self, packet: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(packet, TUPLE_IN)
     }
@@ -132,8 +132,7 @@ impl ServiceMaps {
         }
     }
 
-    /// The index of the backend that a Maglev table has for a flow, as a frontend with affinity (`is_by_client`) or
-    /// without it finds it.
+    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or without.
     pub fn by_maglev(
         &self,
         pool: Pool,

@@ -1,4 +1,4 @@
-//! The maps of services.
+//! The service maps.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,7 +24,7 @@ use crate::sys;
 use crate::table::Table;
 use crate::trie::Trie;
 
-/// Opened maps of services.
+/// The opened service maps.
 #[derive(Debug)]
 pub struct ServiceMaps {
     pub(super) frontends4: Table<FrontendKey4, Frontend>,
@@ -40,7 +40,7 @@ pub struct ServiceMaps {
     pub(super) xdp_times: Table<u32, XdpTimes>,
 }
 
-/// A flow, or what answers it.
+/// A flow in one direction.
 pub(super) struct Flow {
     /// Direction of its tuple.
     pub(super) direction: u8,
@@ -69,26 +69,26 @@ fn for_each_flow_in<T: Tuple<ServiceFlow: Pod> + Pod>(
     Ok(())
 }
 
-/// Maximum numbers of entries of the maps of services.
+/// Maximum number of entries of each service map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceMapSizes {
-    /// Of `HEALTH_SVC4` and `HEALTH_SVC6` each.
+    /// Size of `HEALTH_SVC4` and `HEALTH_SVC6`, each.
     pub frontends: u32,
-    /// Of `HEALTH_BACKENDS`, of which the first is not used.
+    /// Size of `HEALTH_BACKENDS`, whose first entry is unused.
     pub backends: u32,
-    /// Of `HEALTH_SLOTS`.
+    /// Size of `HEALTH_SLOTS`.
     pub slots: u32,
-    /// Of `HEALTH_MAGLEV`.
+    /// Size of `HEALTH_MAGLEV`.
     pub maglev: u32,
-    /// Of `HEALTH_SOURCE_RANGES`.
+    /// Size of `HEALTH_SOURCE_RANGES`.
     pub source_ranges: u32,
-    /// Of `HEALTH_AFFINITY`.
+    /// Size of `HEALTH_AFFINITY`.
     pub affinity: u32,
-    /// Of `HEALTH_REVNAT4` and `HEALTH_REVNAT6` each.
+    /// Size of `HEALTH_REVNAT4` and `HEALTH_REVNAT6`, each.
     pub flows: u32,
-    /// Of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6` each.
+    /// Size of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`, each.
     pub flows_any: u32,
-    /// Of `HEALTH_SOCKETS`.
+    /// Size of `HEALTH_SOCKETS`.
     pub sockets: u32,
 }
 
@@ -109,7 +109,7 @@ impl Default for ServiceMapSizes {
 }
 
 impl ServiceMapSizes {
-    /// Where no service is served.
+    /// Sizes if services are off.
     pub(crate) const NONE: Self = Self {
         frontends: 1,
         backends: 1,
@@ -143,7 +143,7 @@ impl ServiceMapSizes {
 }
 
 impl ServiceMaps {
-    /// Opens the maps that are pinned in an instance's folder.
+    /// Opens the maps pinned in an instance's folder.
     pub fn from_pins(pins: &Path) -> Result<Self, ServicesError> {
         Self::open(|layout| {
             let map = MapData::from_pin(pins.join(layout.name));
@@ -159,7 +159,7 @@ impl ServiceMaps {
         })
     }
 
-    /// Duplicates the descriptors of the maps.
+    /// Duplicates the maps' descriptors.
     pub fn try_clone(&self) -> Result<Self, ServicesError> {
         let clone = |name, map: io::Result<MapData>| {
             map.map_err(|source| ServicesError::kernel("open", name, source))
@@ -215,7 +215,7 @@ impl ServiceMaps {
         Ok(has_any)
     }
 
-    /// Calls `each` with every flow through a service, both ways.
+    /// Calls `each` with every flow through a service, in both directions.
     pub(super) fn for_each_flow(&self, mut each: impl FnMut(Flow)) -> Result<(), ServicesError> {
         let layouts4 = [&layout::REVNAT4, &layout::REVNAT_ANY4];
         let layouts6 = [&layout::REVNAT6, &layout::REVNAT_ANY6];
@@ -238,7 +238,7 @@ impl ServiceMaps {
         sixes.map_err(|source| ServicesError::kernel("read", layout::SVC6.name, source))
     }
 
-    /// The numbers of ports that any entry refers to.
+    /// The port numbers that any entry refers to.
     pub(super) fn named_numbers(&self) -> io::Result<HashSet<u32>> {
         let mut named = self.numbers_of_flows()?;
         self.frontends4
@@ -252,7 +252,7 @@ impl ServiceMaps {
         Ok(named)
     }
 
-    /// The numbers of ports that flows, sockets and clients refer to.
+    /// The port numbers that flows, sockets and clients refer to.
     pub(super) fn numbers_of_flows(&self) -> io::Result<HashSet<u32>> {
         let mut named = HashSet::new();
         self.affinity
@@ -290,7 +290,7 @@ fn create(layout: &MapLayout, sizes: ServiceMapSizes) -> io::Result<MapData> {
         layout::SOCKETS => (LRU_HASH, sizes.sockets),
         _ => (LRU_HASH, sizes.flows_any),
     };
-    // Programs make entries of flows.
+    // Programs create flow entries.
     let is_of_flows = matches!(*layout, layout::REVNAT4 | layout::REVNAT6);
     let is_sparse = matches!(kind, HASH | LPM_TRIE) && !is_of_flows;
     let map = sys::create_map(sys::CreateAttr {

@@ -1,11 +1,11 @@
-//! The maps of services: frontends, and the backends behind them.
+//! The service maps: frontends, and the backends behind them.
 //!
-//! [`ServiceTables`] gives each port of a service a number, which identifies its frontends, backends and source ranges. A
-//! port is changed as a whole: first its backends are written, then a pool in places that no program reads, then each
-//! frontend atomically. Old entries are freed last, and reused only when no program can still hold what it read there.
+//! [`ServiceTables`] gives each service port a number, which identifies its frontends, backends and source ranges. A port
+//! changes as a whole: first its backends are written, then a pool in slots that no program reads, then each frontend
+//! atomically. Old entries are freed last, and reused only when no program can still use what it read there.
 //!
 //! The tables take over what a former agent left: a port with a known address keeps its number, and backends keep the
-//! indexes by which flows refer to them.
+//! indexes that flows refer to.
 
 mod alias;
 mod change;
@@ -55,25 +55,25 @@ use pool::Range;
 use shares::Shares;
 use snapshot::Snapshot;
 
-/// The desired entries of a service's port, in one family.
+/// The desired entries of a service port, for one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSpec {
-    /// Whose port it is: owners have shares of the tables.
+    /// Owner of the port: owners have shares of the tables.
     pub owner: Arc<str>,
     /// IP protocol number.
     pub protocol: u8,
-    /// Its frontends. If two have the same address, the first counts.
+    /// Its frontends. If two have the same address, the first one wins.
     pub frontends: Vec<FrontendSpec>,
     /// The backends of [`Target::Cluster`], each once.
     pub cluster: Vec<BackendSpec>,
     /// The backends of [`Target::Local`], each once.
     pub local: Vec<BackendSpec>,
-    /// Backends that get no new flows. Those that are in the maps stay there, so that their flows go on.
+    /// Backends that get no new flows. Those already in the maps stay, so that their flows continue.
     pub lingering: Vec<SocketAddr>,
     /// The networks that may use frontends with
     /// [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED).
     pub source_ranges: Vec<IpNet>,
-    /// How long a client stays with its backend after it last opened a flow, seconds; 0 for no affinity.
+    /// How long a client sticks to its backend after it last opened a flow, seconds; 0 for no affinity.
     pub affinity_secs: u32,
     /// [`ALGORITHM_RANDOM`](health_common::service::ALGORITHM_RANDOM) or another.
     pub algorithm: u8,
@@ -99,9 +99,9 @@ pub struct FrontendSpec {
 /// Where new flows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To a backend of [`PortSpec::cluster`]; if that is empty, as [`Target::Reject`].
+    /// To a backend of [`PortSpec::cluster`]; if that is empty, like [`Target::Reject`].
     Cluster,
-    /// To a backend of [`PortSpec::local`]; if that is empty, as [`Target::Reject`].
+    /// To a backend of [`PortSpec::local`]; if that is empty, like [`Target::Reject`].
     Local,
     /// They are dropped silently.
     Drop,
@@ -114,14 +114,14 @@ pub enum Target {
 pub struct BackendSpec {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of new flows, relative to the others of the list. At least 1.
+    /// Its share of new flows, relative to the others in the list. At least 1.
     pub weight: u16,
 }
 
-/// Errors of the tables of services.
+/// Errors of the service tables.
 #[derive(Debug, thiserror::Error)]
 pub enum ServicesError {
-    /// A map has no room. The port keeps what it had.
+    /// A map is full. The port keeps its former entries.
     #[error(
         "{map} has no room for {wanted} more entries: {used} of {size} are taken, {longest} are free in a row"
     )]
@@ -130,14 +130,14 @@ pub enum ServicesError {
         map: &'static str,
         /// How many more entries are needed.
         wanted: u32,
-        /// How many entries are in use, or wait until no program can use them any more.
+        /// How many entries are in use, or waiting until no program can use them any more.
         used: u32,
         /// The maximum number of entries.
         size: u32,
         /// The length of the longest free range.
         longest: u32,
     },
-    /// The owner of a port has its share of a map, and what is free is kept for others. The port keeps what it had.
+    /// The port's owner has used up its share of a map, and the rest is kept for others. The port keeps its former entries.
     #[error(
         "{map} has no room for {wanted} more entries of {owner}, which has {used} of {size}: the last {free} are kept for others"
     )]
@@ -164,14 +164,14 @@ pub enum ServicesError {
         map: &'static str,
         /// ` (WHICH ENTRY)`, or empty.
         of: String,
-        /// The error of the kernel.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
 impl ServicesError {
-    /// The map that has no room for what was wanted; `None` if that is not the reason.
+    /// The map that was too full; `None` if the error has another reason.
     pub fn full_map(&self) -> Option<&'static str> {
         match self {
             Self::Full { map, .. } | Self::Share { map, .. } => Some(map),
@@ -189,7 +189,7 @@ impl ServicesError {
     }
 }
 
-/// The tables of services. They have one owner, who remembers what it wrote.
+/// The service tables. They have one owner, because they remember what was written.
 #[derive(Debug)]
 pub struct ServiceTables {
     maps: ServiceMaps,
@@ -205,7 +205,7 @@ pub struct ServiceTables {
     ports: HashMap<u32, Port>,
     /// Numbers of ports that were set.
     claimed: HashSet<u32>,
-    /// What their owners have.
+    /// What each owner has.
     shares: Shares,
     arrays: Arrays,
     /// Indexes of duplicate backends.
@@ -244,7 +244,7 @@ struct Known {
 }
 
 impl ServiceTables {
-    /// Opens the tables and reads what a former agent left. No other process may write the maps any more.
+    /// Opens the tables and reads what a former agent left. No other process may write to the maps from now on.
     pub fn open(maps: ServiceMaps) -> Result<Self, ServicesError> {
         let mut tables = Self {
             maps,
@@ -262,7 +262,7 @@ impl ServiceTables {
             is_current: false,
         };
         tables.read()?;
-        // Those of entries that no port is known by.
+        // Numbers of entries that no longer have a port.
         let named = tables.maps.numbers_of_flows();
         let named = named
             .map_err(|source| ServicesError::kernel("read", "the maps of services", source))?;
@@ -271,20 +271,20 @@ impl ServiceTables {
         Ok(tables)
     }
 
-    /// Whether the tables agree with the maps, provided that only the owner writes them. False after an error of
-    /// [`Change::commit`] until the next [`ServiceTables::read`].
+    /// Whether the tables agree with the maps, provided that only the owner writes to them. False after [`Change::commit`]
+    /// failed, until the next [`ServiceTables::read`].
     pub fn is_current(&self) -> bool {
         self.is_current
     }
 
-    /// Begins a change of ports.
+    /// Starts a change of ports.
     ///
     /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
     pub fn change(&mut self, now_ns: u64) -> Change<'_> {
         Change::new(self, now_ns)
     }
 
-    /// Takes all ports away, whoever gave them. Flows that are known stay, and those of TCP go on until they end.
+    /// Removes all ports, whatever their origin. Known flows stay; TCP flows continue until they end.
     ///
     /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
     pub fn remove_all(&mut self, now_ns: u64) -> Result<Written, ServicesError> {
@@ -296,7 +296,7 @@ impl ServiceTables {
         change.commit()
     }
 
-    /// Where a port is reached, and was before it was last changed.
+    /// The addresses of a port, including those from before its last change.
     pub fn addresses(&self, number: u32) -> impl Iterator<Item = SocketAddr> {
         let port = self.ports.get(&number).into_iter();
         port.flat_map(|port| port.frontends.iter().map(FrontendKey::address))

@@ -1,4 +1,4 @@
-//! The numbers that identify ports of services in the maps.
+//! The numbers that identify service ports in the maps.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,7 +10,7 @@ use health_common::service::NUMBER_MASK;
 #[derive(Debug)]
 pub(super) struct Numbers {
     last: u32,
-    /// The numbers that entries referred to when the numbers last started again from 1.
+    /// The numbers that entries referred to when the numbers last wrapped around to 1.
     named: HashSet<u32>,
 }
 
@@ -23,8 +23,7 @@ impl Numbers {
         }
     }
 
-    /// A number that is not in use. `named` returns the numbers that entries refer to; it is called when the numbers
-    /// start again from 1.
+    /// An unused number. `named` returns the numbers that entries refer to; it is called when the numbers wrap around to 1.
     pub(super) fn allocate(
         &mut self,
         is_taken: impl Fn(u32) -> bool,

@@ -1,4 +1,4 @@
-//! What is to be in the maps for one port, and where.
+//! Plans what the maps must hold for one port, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,16 +27,16 @@ pub(super) struct Plan {
     pub(super) slots: Vec<(u32, u32)>,
     pub(super) maglev: Vec<(u32, u32)>,
     pub(super) retired: Vec<Extent>,
-    /// Whether the port had one pool and will have one.
+    /// Whether the port had exactly one pool and keeps exactly one.
     has_one_pool: bool,
-    /// Pools whose places are to be filled.
+    /// Pools whose slots must be filled.
     pub(super) fills: Vec<(Extent, Contents)>,
-    /// Their first places, where those are counters.
+    /// Counter values for their first slots, where those are counters.
     pub(super) counters: Vec<(u32, u32)>,
 }
 
 impl Plan {
-    /// Finds out what is to be written to the places of pools.
+    /// Computes what to write to the slots of pools.
     fn fill(&mut self, maglev: &mut dyn FillMaglev) {
         self.slots.append(&mut self.counters);
         for (extent, contents) in std::mem::take(&mut self.fills) {
@@ -156,7 +156,7 @@ impl Change<'_> {
         Ok(plan)
     }
 
-    /// The frontends of a port, sorted by key. Fails if there is no room for them.
+    /// The frontends of a port, sorted by key. Fails if they do not fit.
     fn keys<'s>(
         &self,
         former: &Port,
@@ -195,7 +195,7 @@ impl Change<'_> {
         Ok(keys)
     }
 
-    /// The source ranges of a port, sorted. Fails if there is no room for them.
+    /// The source ranges of a port, sorted. Fails if they do not fit.
     fn source_ranges(
         &self,
         number: u32,
@@ -264,7 +264,7 @@ impl Change<'_> {
         Ok(extent.at)
     }
 
-    /// The entries of backends that must be written. A backend whose flag alone changes keeps its count of flows.
+    /// The backend entries that must be written. A backend of which only the flag changes keeps its flow count.
     fn entries(
         &self,
         number: u32,
@@ -295,7 +295,7 @@ impl Change<'_> {
         Ok(entries)
     }
 
-    /// An error if a port's owner would have more than its share.
+    /// Fails if the port's owner would exceed its share.
     fn admit(
         &self,
         number: u32,
@@ -326,9 +326,9 @@ impl Change<'_> {
         shares.admit(number, &spec.owner, (&was, &is), &sizes, maglev_size)
     }
 
-    /// A pool with these contents: one that the port has already, or a new one. Where there is no room for another, the only
-    /// one that the port has gets the new contents in its own places if it is of the same length: each place leads to a backend
-    /// of the port before and after.
+    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only pool
+    /// gets the new contents in place, provided that its length is the same: each slot leads to a backend of the port before
+    /// and after.
     fn pool(
         &mut self,
         contents: Option<Contents>,
@@ -373,8 +373,8 @@ impl Change<'_> {
         Ok(pool)
     }
 
-    /// The round-robin counter of a port's former pool. The new pool continues it: counters that start at 0 again and again
-    /// would favour the first backend.
+    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0 would
+    /// favour the first backend.
     fn counter(&self, former: &Port, spec: &PortSpec) -> Result<u32, ServicesError> {
         let mut ranges = former.ranges.iter();
         let range = ranges.find(|range| range.extent.store == Store::Slots);

@@ -10,10 +10,10 @@ use super::snapshot::Snapshot;
 
 /// Fills Maglev tables of one size.
 pub trait FillMaglev {
-    /// How many places a table has.
+    /// Number of slots in a table.
     fn size(&self) -> u32;
 
-    /// Writes the index of a backend to each place. There is at least one backend, and the length of `table` is the size.
+    /// Writes a backend's index to each slot. There is at least one backend, and `table` has the table's size.
     fn fill(&mut self, backends: &[MaglevBackend], table: &mut [u32]);
 }
 
@@ -24,7 +24,7 @@ pub struct MaglevBackend {
     pub index: u32,
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of the places, relative to the others.
+    /// Its share of the slots, relative to the others.
     pub weight: u16,
 }
 
@@ -32,7 +32,7 @@ pub struct MaglevBackend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) store: Store,
-    /// Whether there are thresholds and aliases.
+    /// Whether it has thresholds and aliases.
     pub(super) is_weighted: bool,
     /// Never empty. If all weights are equal, they are 1.
     pub(super) members: Vec<MaglevBackend>,
@@ -46,9 +46,9 @@ pub(super) struct Range {
     pub(super) extent: Extent,
     /// [`Pool::len`].
     pub(super) len: u32,
-    /// Whether there are thresholds and aliases.
+    /// Whether it has thresholds and aliases.
     is_weighted: bool,
-    /// The index and weight of each member; none if the pool was only found through a frontend.
+    /// The index and weight of each member; `None` if the pool was only found through a frontend.
     contents: Option<Box<[(u32, u16)]>>,
 }
 
@@ -75,12 +75,12 @@ impl Contents {
         }
     }
 
-    /// How many places it takes.
+    /// Number of slots that it takes.
     pub(super) fn size(&self) -> u32 {
         size(self.store, self.len, self.is_weighted).unwrap_or(u32::MAX)
     }
 
-    /// The contents of its places, without the counter in front.
+    /// The contents of its slots, without the leading counter.
     pub(super) fn places(&self, maglev: &mut dyn FillMaglev) -> Vec<u32> {
         if self.store == Store::Maglev {
             let mut table = vec![0; self.len as usize];
@@ -97,7 +97,7 @@ impl Contents {
         places
     }
 
-    /// The pool at this place.
+    /// The pool at this range.
     pub(super) fn into_range(self, extent: Extent) -> Range {
         let contents = self.short();
         Range {
@@ -117,7 +117,7 @@ impl Contents {
 }
 
 impl Range {
-    /// The pool that a frontend refers to; none if it is empty.
+    /// The pool that a frontend refers to; `None` if it is empty.
     pub(super) fn of_frontend(frontend: &Frontend, pool: Pool) -> Option<Self> {
         let (store, is_weighted) = match frontend.algorithm {
             ALGORITHM_MAGLEV => (Store::Maglev, false),
@@ -155,8 +155,8 @@ impl Range {
         }
     }
 
-    /// Whether other contents can be written to its places while programs read them: each place is read by itself. Not with
-    /// weights, which go with their neighbours.
+    /// Whether other contents can overwrite its slots while programs read them: each slot is read on its own. Not possible
+    /// with weights, which belong to neighbouring slots.
     pub(super) fn can_become(&self, contents: &Contents) -> bool {
         let is_plain = !self.is_weighted && !contents.is_weighted;
         is_plain && (self.extent.store, self.len) == (contents.store, contents.len)
@@ -170,7 +170,7 @@ impl Range {
         }
     }
 
-    /// The form that a frontend has of it.
+    /// The form in which a frontend stores it.
     pub(super) fn pool(&self) -> Pool {
         Pool {
             at: self.extent.at,
@@ -178,7 +178,7 @@ impl Range {
         }
     }
 
-    /// What was read at its places, without the counter in front.
+    /// What was read from its slots, without the leading counter.
     fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
         let Extent { store, at, len } = self.extent;
         let counter = u32::from(store != Store::Maglev);
@@ -194,7 +194,7 @@ pub(super) fn are_equal(members: &[MaglevBackend]) -> bool {
         .is_none_or(|first| weights.all(|weight| weight == first))
 }
 
-/// How many places a pool takes; none if the number overflows.
+/// Number of slots that a pool takes; `None` on overflow.
 fn size(store: Store, len: u32, is_weighted: bool) -> Option<u32> {
     match store {
         Store::Maglev => Some(len),

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The free places of an array, as ranges. Allocation takes the smallest range that is large enough; adjacent free ranges
-/// are merged.
+/// The free slots of an array, as ranges. Allocation takes the smallest range that is large enough; adjacent free ranges are
+/// merged.
 #[derive(Clone, Debug)]
 pub(super) struct Ranges {
-    /// The lengths of the free ranges, by their start. No two are adjacent.
+    /// The lengths of the free ranges, by start. No two are adjacent.
     free: BTreeMap<u32, u32>,
     /// The same ranges, as length and start.
     by_len: BTreeSet<(u32, u32)>,
@@ -15,7 +15,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// An array of this size, with all places free.
+    /// An array of this size, with all slots free.
     pub(super) fn new(size: u32) -> Self {
         let mut ranges = Self {
             free: BTreeMap::new(),
@@ -31,7 +31,7 @@ impl Ranges {
         self.size
     }
 
-    /// How many places are taken.
+    /// Number of taken slots.
     pub(super) fn taken(&self) -> u32 {
         self.size - self.free_places
     }
@@ -41,13 +41,13 @@ impl Ranges {
         self.by_len.last().map_or(0, |(len, _)| *len)
     }
 
-    /// Takes `len` adjacent places, at least one, and returns the first; none if there is no such range.
+    /// Takes `len` adjacent slots, at least one, and returns the first; `None` if no such range is free.
     pub(super) fn allocate(&mut self, len: u32) -> Option<u32> {
         let &(_, at) = self.by_len.range((len, 0)..).next()?;
         self.take(at, len).then_some(at)
     }
 
-    /// Takes these places, if all of them are free.
+    /// Takes these slots, if all of them are free.
     pub(super) fn take(&mut self, at: u32, len: u32) -> bool {
         let Some((&start, &free)) = self.free.range(..=at).next_back() else {
             return false;
@@ -64,7 +64,7 @@ impl Ranges {
         true
     }
 
-    /// Gives back places that were taken.
+    /// Releases slots that were taken.
     pub(super) fn release(&mut self, at: u32, len: u32) {
         let (mut start, mut end) = (at, at + len);
         if let Some((&before, &before_len)) = self.free.range(..at).next_back()
@@ -118,7 +118,7 @@ mod tests {
         ]
     }
 
-    /// Lengths of the longest runs of free places.
+    /// Lengths of the longest runs of free slots.
     fn runs(taken: &[bool]) -> Vec<u32> {
         let runs = taken.split(|is_taken| *is_taken);
         runs.map(|run| run.len() as u32).collect()

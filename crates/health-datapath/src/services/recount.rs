@@ -1,5 +1,5 @@
-//! Counts the flows of backends anew. The programs count a flow that is opened, and one that conntrack forgets, but not one
-//! that a full map evicts.
+//! Recounts the flows of backends. The programs count flows when they open and when conntrack forgets them, but not when a
+//! full map evicts them.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,12 @@ use super::lookup::reading;
 use super::{ServiceMaps, ServiceTables, ServicesError};
 use crate::layout;
 
-/// How many flows a backend has, by its index and the number of its port.
+/// Number of flows per backend, by its index and its port's number.
 type Counts = HashMap<(u32, u32), u32>;
 
 impl ServiceTables {
-    /// Sets the counts of flows right if a frontend goes by them. Returns how many were wrong: some are while flows come and
-    /// go, by as many as these.
+    /// Corrects flow counts if any frontend uses them. Returns how many were wrong: while flows come and go, some are off by
+    /// the flows in transit.
     pub fn recount(&self) -> Result<usize, ServicesError> {
         let mut frontends = self.frontends.values();
         if !frontends.any(|frontend| frontend.algorithm == ALGORITHM_LEAST_CONNECTION) {
@@ -33,7 +33,7 @@ impl ServiceTables {
             }
             let now = reading(layout::BACKENDS.name, maps.backends.get(&index))?;
             if let Some(now) = now.filter(|now| now.service == before.service) {
-                // What was counted in the meantime counts.
+                // Keeps what was counted in the meantime.
                 let flows = now.flows.saturating_add(count);
                 let flows = flows.saturating_sub(before.flows);
                 right.push((index, Backend { flows, ..now }));
@@ -48,7 +48,7 @@ impl ServiceTables {
 }
 
 impl ServiceMaps {
-    /// The flows that are known by what their backends answer, and the host's connected sockets.
+    /// Counts flows by their reply entries, and the host's connected sockets.
     fn flow_counts(&self) -> Result<Counts, ServicesError> {
         let mut counts = Counts::new();
         let mut count = |backend: u32, service: u32| {

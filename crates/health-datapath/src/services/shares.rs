@@ -1,8 +1,8 @@
-//! Shares of the tables that the ports of all owners have in common.
+//! Shares of the tables that the ports of all owners use together.
 //!
-//! A port may grow while at least an eighth of what its owner would then have stays free. So an owner that is alone can use
-//! eight ninths of a table, two that want as much as they can get use eight seventeenths each, and whoever comes later always
-//! finds room. A 64th of each table is left to ports that replace what they have: these never wait for room of others. A port
+//! A port may grow while at least an eighth of its owner's resulting total stays free. So a lone owner can use eight ninths
+//! of a table, two owners that want the maximum can use eight seventeenths each, and latecomers always find space. A 64th of
+//! each table is reserved for ports that replace their entries: they never wait for other ports to release space. A port
 //! that does not grow is never refused, whatever others have.
 //!
 //! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
@@ -14,12 +14,13 @@ use super::free::Store;
 use super::{Port, ServicesError, family};
 use crate::layout;
 
-/// How many times as much as is free an owner may have: of a table of 9/8 of some room, one that is alone can use all of that.
+/// How many times the free space an owner may use: a table 9/8 times as large as needed lets a lone owner use all that it
+/// needs.
 pub const SHARE: u32 = 8;
-/// The part of a table that is left to replacements is one of so many.
+/// The reserve for replacements is one part in this many of a table.
 const SPARE: u32 = 64;
 
-/// A table that all ports have in common.
+/// A table that all ports share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Common {
     Frontends4,
@@ -52,12 +53,12 @@ impl Common {
     }
 }
 
-/// Numbers of entries, one for each table that all ports have in common.
+/// Numbers of entries, one for each shared table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entries([u32; Common::ALL.len()]);
 
 impl Entries {
-    /// What a port has.
+    /// What a port uses.
     pub(super) fn of_port(port: &Port) -> Self {
         let mut entries = Self::default();
         for key in &port.frontends {
@@ -97,18 +98,18 @@ impl Entries {
     }
 }
 
-/// What each owner has of the tables.
+/// What each owner uses of the tables.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     owners: HashMap<Arc<str>, Entries>,
     /// The owners of ports that were set, by number.
     of_port: HashMap<u32, Arc<str>>,
-    /// What all ports have, also those that nobody has set since the start.
+    /// What all ports use, including those that have not been set since the start.
     total: Entries,
 }
 
 impl Shares {
-    /// Counts from the start again. Ports keep their owners.
+    /// Recounts from scratch. Ports keep their owners.
     pub(super) fn count<'a>(&mut self, ports: impl IntoIterator<Item = (&'a u32, &'a Port)>) {
         self.owners.clear();
         self.total = Entries::default();
@@ -121,7 +122,7 @@ impl Shares {
         }
     }
 
-    /// Notes that a port of this number is an owner's, and has these entries instead of those.
+    /// Records that a port belongs to an owner and now has the entries `is` instead of `was`.
     pub(super) fn set(&mut self, number: u32, owner: &str, was: &Entries, is: &Entries) {
         self.remove(number, was);
         let known = self
@@ -134,7 +135,7 @@ impl Shares {
         self.of_port.insert(number, owner);
     }
 
-    /// Notes that a port is gone.
+    /// Records that a port is gone.
     pub(super) fn remove(&mut self, number: u32, was: &Entries) {
         self.total.remove(was);
         let Some(owner) = self.of_port.remove(&number) else {
@@ -148,8 +149,9 @@ impl Shares {
         }
     }
 
-    /// An error if an owner would have more than its share once its port has these entries instead of those. Where there is no
-    /// room at all, whoever allocates finds out. `sizes`: of the tables; `maglev_size`: places of a Maglev table.
+    /// Fails if the owner would exceed its share once its port has the entries `is` instead of `was`. If the table is
+    /// completely full, this returns no error: the allocation fails. `sizes`: table sizes; `maglev_size`: slots of a Maglev
+    /// table.
     pub(super) fn admit(
         &self,
         number: u32,
@@ -180,7 +182,7 @@ impl Shares {
             } else {
                 has
             };
-            // Of Maglev tables none is ever used in part.
+            // Maglev tables are never partly used.
             let unit = if table == Common::Maglev {
                 maglev_size.max(1)
             } else {

@@ -1,4 +1,4 @@
-//! What is at the places of pools. Their arrays have room for millions, which are not all read for a few.
+//! The contents of pools' slots. The arrays have capacity for millions, so only the needed parts are read.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,10 +8,10 @@ use super::{ServiceMaps, ServicesError};
 use crate::layout;
 use crate::table::Table;
 
-/// Places that nobody asked for are read if so few are between others: one call for all takes less time than two.
+/// Up to this many unneeded slots between needed ones are read too: one call for all is faster than two.
 const GAP: u32 = 256;
 
-/// The values at some places of the arrays, when they were read.
+/// The values in some slots of the arrays, as read.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     slots: Places,
@@ -19,7 +19,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads these extents. Those that reach beyond the end of their array are not there.
+    /// Reads these extents. Extents that reach beyond the end of their array are left out.
     pub(super) fn read(
         maps: &ServiceMaps,
         extents: impl Iterator<Item = Extent>,
@@ -33,7 +33,7 @@ impl Snapshot {
         })
     }
 
-    /// So many values from an index of an array on; `None` if they were not all read.
+    /// `len` values from an index of an array; `None` if not all of them were read.
     pub(super) fn get(&self, store: Store, at: u32, len: u32) -> Option<&[u32]> {
         match store {
             Store::Maglev => self.maglev.get(at, len),
@@ -42,7 +42,7 @@ impl Snapshot {
     }
 }
 
-/// Values by the index of the first one of a row.
+/// Values by the index of the first slot of a run.
 #[derive(Debug, Default)]
 struct Places(BTreeMap<u32, Vec<u32>>);
 

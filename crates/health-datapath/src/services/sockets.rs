@@ -10,7 +10,7 @@ use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6};
 use super::keys::{FrontendKey, socket_addr};
 use crate::table::Table;
 
-/// What such sockets are connected to, to be read.
+/// The maps that show what such sockets are connected to.
 #[derive(Debug)]
 pub struct SocketTable {
     pub(crate) sockets: Table<SocketKey, SocketFlow>,
@@ -19,18 +19,18 @@ pub struct SocketTable {
     pub(crate) frontends6: Table<FrontendKey6, Frontend>,
 }
 
-/// A connected UDP socket whose datagrams nobody serves.
+/// A connected UDP socket whose datagrams no backend serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StuckSocket {
-    /// The kernel's number of it (`SO_COOKIE`).
+    /// The kernel's id for it (`SO_COOKIE`).
     pub cookie: u64,
     /// The backend that it was connected to.
     pub backend: SocketAddr,
 }
 
 impl SocketTable {
-    /// The connected UDP sockets whose backend does not serve any more, or whose frontend is gone. The sockets may be
-    /// connected elsewhere by now.
+    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be connected
+    /// elsewhere by now.
     pub fn stuck(&self) -> io::Result<Vec<StuckSocket>> {
         let mut connected = Vec::new();
         self.sockets.for_each(|key, flow| {
@@ -58,7 +58,8 @@ impl SocketTable {
         }))
     }
 
-    /// Whether the frontend that a socket was connected to still belongs to the service. `true` also if it is not known.
+    /// Whether the frontend that a socket was connected to still belongs to the service. Also `true` if the frontend is
+    /// unknown.
     fn has_frontend(&self, key: &SocketKey, flow: &SocketFlow) -> io::Result<bool> {
         let answers = key.answers(flow.addr, flow.port_be);
         let Some(named) = self.sockets.get(&answers)? else {

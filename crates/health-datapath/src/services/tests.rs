@@ -25,7 +25,7 @@ const SIZES: ServiceMapSizes = ServiceMapSizes {
 const TCP: u8 = 6;
 const SECOND: u64 = 1_000_000_000;
 
-/// Whose turn it is gets the next place.
+/// Fills slots round-robin.
 struct InTurn;
 
 impl FillMaglev for InTurn {
@@ -84,7 +84,7 @@ fn spec(ip: &str, weights: &[u16]) -> PortSpec {
     }
 }
 
-/// Has one port as it is to be, at this second.
+/// Sets one port to this spec, at this second.
 fn set(
     tables: &mut ServiceTables,
     known: Option<u32>,
@@ -97,7 +97,7 @@ fn set(
     Ok((number?, written))
 }
 
-/// The last byte of each backend's address that a frontend leads to, with its share.
+/// The last byte of the address of each backend behind a frontend, with its share.
 fn led(tables: &ServiceTables, ip: &str) -> Vec<(u8, f64)> {
     let listed = tables.maps().list().unwrap();
     let frontend = listed.iter().find(|frontend| frontend.address == at(ip));
@@ -176,7 +176,7 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     let mut less = spec("10.96.0.1", &[1]);
     less.lingering = vec![at("10.1.0.2"), at("10.1.0.9")];
     let mut before = tables.maps().backends().unwrap();
-    // Two flows went to each.
+    // Each has two flows.
     before.values_mut().for_each(|backend| backend.flows = 2);
     let entries: Vec<_> = before
         .iter()
@@ -229,11 +229,11 @@ fn what_was_freed_is_used_again_after_ten_seconds_or_for_lack_of_others() {
         return;
     }
     let mut tables = tables();
-    // Seven backends are all that there are.
+    // There are seven backends in total.
     let (number, _) = set(&mut tables, None, &spec("10.96.0.1", &[1; 5]), 0).unwrap();
     let five = indexes(&tables, number);
     set(&mut tables, Some(number), &spec("10.96.0.1", &[1; 2]), 100).unwrap();
-    // Two are free, and three were.
+    // Two slots are free now, three have been retired.
     let (other, _) = set(&mut tables, None, &spec("10.96.0.2", &[1; 2]), 101).unwrap();
     let two = indexes(&tables, other);
     assert!(
@@ -358,8 +358,8 @@ fn a_round_goes_on_where_it_was_when_backends_change() {
     assert_eq!(tables.maps.slots.get(&pool(&tables)).unwrap(), Some(41));
 }
 
-/// Three flows of the first backend, of which the map has lost one; a socket of the second, which has three too many; and
-/// flows of what is no backend any more.
+/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too many;
+/// and flows of a backend that no longer exists.
 #[test]
 fn flows_are_counted_anew_where_their_count_decides() {
     if !is_root() {
@@ -434,7 +434,7 @@ fn flows_are_counted_anew_where_their_count_decides() {
     }
 }
 
-/// There are three.
+/// The map holds three Maglev tables.
 #[test]
 fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_room() {
     if !is_root() {
@@ -470,7 +470,7 @@ fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_roo
     assert_eq!(algorithm(&tables, "10.96.0.4"), ALGORITHM_RANDOM);
     assert_eq!(led(&tables, "10.96.0.4").len(), 2);
 
-    // A restart changes nothing of it.
+    // A restart does not change that.
     let mut tables = again(&tables);
     let mut change = tables.change(SECOND);
     for last in 1..=4 {
@@ -485,7 +485,7 @@ fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_roo
     change.remove_others();
     assert_eq!(change.commit().unwrap(), Written::default());
 
-    // Other backends need no other table.
+    // Other backends do not need another table.
     let (_, written) = set(&mut tables, Some(numbers[0]), &maglev("10.96.0.1", 3), 2).unwrap();
     assert_eq!((written.frontends, written.places), (0, 7));
     assert_eq!(led(&tables, "10.96.0.1").len(), 3);
@@ -510,7 +510,7 @@ const LARGER: ServiceMapSizes = ServiceMapSizes {
     ..SIZES
 };
 
-/// Ports of an owner, each with so many backends, until one is refused. Returns their numbers.
+/// Sets ports of an owner, with this many backends each, until one is refused. Returns their numbers and the error.
 fn take_all(
     tables: &mut ServiceTables,
     owner: &str,
@@ -545,14 +545,15 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     let (number, _) = set(&mut tables, None, &small, 0).unwrap();
 
     let (greedy, error) = take_all(&mut tables, "greedy", 100, 10);
-    // There are 1,024: the first is not used, and one is the other's. 910 would be more than eight times what is left.
+    // There are 1,024: the first is unused, and one belongs to the other owner. 910 would be more than eight times the
+    // remainder.
     assert_eq!(greedy.len(), 90);
     assert_eq!(
         error,
         "HEALTH_BACKENDS has no room for 10 more entries of greedy, which has 900 of 1023: the last 122 are kept for \
          others"
     );
-    // The neighbour has its only backend replaced, again and again within the ten seconds for which places are kept.
+    // The neighbour replaces its only backend again and again, within the ten seconds of the grace period.
     for last in 1..=200 {
         small.cluster[0].address = at(&format!("10.1.1.{last}"));
         let (kept, written) = set(&mut tables, Some(number), &small, 1).unwrap();
@@ -563,7 +564,7 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     let (second, error) = take_all(&mut tables, "second", 101, 10);
     assert!(error.contains("of second, which has"), "{error}");
     assert!(second.len() >= 5, "{}", second.len());
-    // Who may have no more may replace what it has, and have less.
+    // An owner that may not grow may still replace its entries, and reduce them.
     let ip = "10.100.0.0";
     let mut own = PortSpec {
         owner: "greedy".into(),
@@ -578,7 +579,7 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     set(&mut tables, Some(greedy[0]), &own, 2).unwrap();
     assert_eq!(led(&tables, ip)[0].0, 101);
 
-    // After a restart, which finds them as they are, and with it in another order.
+    // After a restart, the entries are found unchanged, in another order too.
     let mut tables = again(&tables);
     let mut change = tables.change(3 * SECOND);
     change.set(None, &own, &mut InTurn).unwrap();

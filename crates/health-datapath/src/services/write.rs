@@ -1,4 +1,4 @@
-//! Writes a change into the maps.
+//! Writes a change to the maps.
 
 use health_common::service::{Backend, Frontend};
 
@@ -11,7 +11,7 @@ use crate::xdp::xdp_times;
 const ALLOWED: u32 = 1;
 
 impl Change<'_> {
-    /// Writes the change. After an error a part of it is written, and the tables must be [read](ServiceTables::read) again.
+    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read) again.
     pub fn commit(mut self) -> Result<Written, ServicesError> {
         let retired = std::mem::take(&mut self.retired);
         // After an error some of these stay in use: reading finds out which.
@@ -90,7 +90,7 @@ impl Change<'_> {
             self.before.0[*family] as usize + new[*family]
                 > self.tables.sizes.frontends[*family] as usize
         });
-        // As with source ranges.
+        // Frontends follow the same rule as source ranges.
         for family in is_tight {
             self.delete_frontends(family)?;
         }
@@ -125,7 +125,7 @@ impl Change<'_> {
     }
 }
 
-/// Writes frontends; one that the kernel refuses does not keep it from the others. Returns the first error.
+/// Writes frontends. If the kernel refuses one, the others are still written. Returns the first error.
 fn write_all<K: aya::Pod + Into<FrontendKey>>(
     map: &Table<K, Frontend>,
     entries: &[(K, Frontend)],

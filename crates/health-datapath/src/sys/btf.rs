@@ -1,4 +1,4 @@
-//! Descriptions of types (BTF).
+//! Type descriptions (BTF).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,7 +19,7 @@ struct BtfInfo {
     of_kernel: u32,
 }
 
-/// `union bpf_attr` for handing in BTF.
+/// `union bpf_attr` for loading BTF.
 #[repr(C)]
 #[derive(Default)]
 struct BtfAttr {
@@ -31,7 +31,7 @@ struct BtfAttr {
     pad: u32,
 }
 
-/// Hands types (BTF) to the kernel.
+/// Loads types (BTF) into the kernel.
 pub(crate) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
     let mut attr = BtfAttr {
         data: data.as_ptr() as u64,
@@ -41,7 +41,7 @@ pub(crate) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
     bpf_open(BPF_BTF_LOAD, &mut attr)
 }
 
-/// The BTF object of this id, as the kernel was given it.
+/// The BTF object with this id, as it was loaded.
 pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
     let mut attr = IdAttr {
         id,

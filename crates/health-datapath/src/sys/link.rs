@@ -1,4 +1,4 @@
-//! Links of programs to devices and control groups.
+//! Links that attach programs to devices and cgroups.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use aya_obj::generated::bpf_link_type::{
 
 use super::{bpf, bpf_open, object_info, open_pin};
 
-/// The beginning of `struct bpf_link_info` of a link to a device. That of XDP ends behind the device.
+/// The start of `struct bpf_link_info` for a link to a device. For XDP it ends after the device.
 #[repr(C)]
 #[derive(Default)]
 struct DeviceLinkInfo {
@@ -24,7 +24,7 @@ struct DeviceLinkInfo {
     attach_type: u32,
 }
 
-/// The beginning of `struct bpf_link_info` of a link to a control group.
+/// The start of `struct bpf_link_info` for a link to a cgroup.
 #[repr(C)]
 #[derive(Default)]
 struct CgroupLinkInfo {
@@ -37,13 +37,13 @@ struct CgroupLinkInfo {
     pad2: u32,
 }
 
-/// `union bpf_attr` for making a link: at the end of those that a device or a control group has, or, of XDP, where all
-/// behind the flags is 0.
+/// `union bpf_attr` for creating a link. Its end matches links to devices and cgroups; for XDP, everything after the flags
+/// is 0.
 #[repr(C)]
 #[derive(Default)]
 struct LinkAttr {
     program: u32,
-    /// Number of the device, or descriptor of the control group.
+    /// Number of the device, or descriptor of the cgroup.
     target: u32,
     attach_type: u32,
     flags: u32,
@@ -52,20 +52,20 @@ struct LinkAttr {
     expected_revision: u64,
 }
 
-/// Where a link puts a program.
+/// Where a link attaches a program.
 pub(crate) enum LinkTarget<'a> {
-    /// A device, by its number: behind the programs that are there.
+    /// A device, by number: after the programs that are already there.
     Tcx { device: u32, hook: bpf_attach_type },
-    /// A device that has no XDP program, with flags such as `XDP_FLAGS_DRV_MODE`.
+    /// A device without an XDP program, with flags such as `XDP_FLAGS_DRV_MODE`.
     Xdp { device: u32, flags: u32 },
-    /// A control group: behind the programs that are there.
+    /// A cgroup: after the programs that are already there.
     Cgroup {
         group: BorrowedFd<'a>,
         hook: bpf_attach_type,
     },
 }
 
-/// Puts a program somewhere. The link goes with its last descriptor or pin.
+/// Attaches a program. The link disappears with its last descriptor or pin.
 pub(crate) fn create_link(program: BorrowedFd<'_>, target: &LinkTarget<'_>) -> io::Result<OwnedFd> {
     let (target, attach_type, flags) = match *target {
         LinkTarget::Tcx { device, hook } => (device, hook, 0),
@@ -82,14 +82,14 @@ pub(crate) fn create_link(program: BorrowedFd<'_>, target: &LinkTarget<'_>) -> i
     bpf_open(BPF_LINK_CREATE, &mut attr)
 }
 
-/// Takes a link off its device at once, whoever holds it.
+/// Detaches a link from its device at once, no matter which process holds it.
 pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = link.as_raw_fd() as u32;
     bpf(BPF_LINK_DETACH, &mut attr)
 }
 
-/// Number of the device that the link pinned at `path`, of TCX or XDP, is on; `None` for other objects, and where
-/// the device is gone.
+/// Number of the device that the TCX or XDP link pinned at `path` is on; `None` for other objects, and if the device is
+/// gone.
 pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     let link = open_pin(path)?;
     let mut info = DeviceLinkInfo::default();
@@ -98,7 +98,7 @@ pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     Ok((kinds.contains(&info.kind) && info.ifindex != 0).then_some(info.ifindex))
 }
 
-/// `union bpf_attr` for giving a link another program.
+/// `union bpf_attr` for replacing a link's program.
 #[repr(C)]
 #[derive(Default)]
 struct UpdateAttr {
@@ -108,17 +108,17 @@ struct UpdateAttr {
     old_program: u32,
 }
 
-/// A link to a control group.
+/// A link to a cgroup.
 pub(crate) struct CgroupLink {
-    /// Number of its program.
+    /// Id of its program.
     pub(crate) program: u32,
-    /// Where it is, as `enum bpf_attach_type` has it.
+    /// Its hook, as in `enum bpf_attach_type`.
     pub(crate) hook: u32,
-    /// Whether its program runs there: not after somebody detached it.
+    /// Whether its program runs there: `false` once the link has been detached.
     pub(crate) is_attached: bool,
 }
 
-/// What is known of a link to a control group; an error for other objects.
+/// Details of a link to a cgroup; an error for other objects.
 pub(crate) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     let mut info = CgroupLinkInfo::default();
     object_info(link, &mut info)?;
@@ -132,7 +132,7 @@ pub(crate) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     })
 }
 
-/// Gives a link another program at once.
+/// Replaces a link's program atomically.
 pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = UpdateAttr {
         link: link.as_raw_fd() as u32,

@@ -13,7 +13,7 @@ use aya_obj::generated::bpf_cmd::{
 
 use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
 
-/// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
+/// The target of a map's link in `/proc/self/fd`, which no other BPF object has.
 const MAP_LINK: &str = "anon_inode:bpf-map";
 
 /// `union bpf_attr` for single elements.
@@ -41,7 +41,7 @@ struct BatchAttr {
     flags: u64,
 }
 
-/// The beginning of `struct bpf_map_info`.
+/// The start of `struct bpf_map_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MapInfo {
@@ -50,7 +50,7 @@ pub(crate) struct MapInfo {
     pub(crate) id: u32,
     /// Bytes.
     pub(crate) key_size: u32,
-    /// Bytes; in per-CPU maps of one CPU's value.
+    /// Bytes; in per-CPU maps, the size of one CPU's value.
     pub(crate) value_size: u32,
     pub(crate) max_entries: u32,
     flags: u32,
@@ -59,16 +59,16 @@ pub(crate) struct MapInfo {
     vmlinux_value_type: u32,
     netns_device: u64,
     netns_inode: u64,
-    /// Of the BTF object that describes its types; 0 for none.
+    /// Id of the BTF object that describes its types; 0 if none.
     pub(crate) btf: u32,
-    /// Type of its keys there; 0 for none.
+    /// Type of its keys there; 0 if none.
     pub(crate) btf_key_type: u32,
-    /// Type of its values there; 0 for none.
+    /// Type of its values there; 0 if none.
     pub(crate) btf_value_type: u32,
     vmlinux_btf: u32,
 }
 
-/// `union bpf_attr` for making a map.
+/// `union bpf_attr` for creating a map.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CreateAttr {
@@ -87,12 +87,12 @@ pub(crate) struct CreateAttr {
     pub(crate) btf_value_type: u32,
 }
 
-/// Makes a map.
+/// Creates a map.
 pub(crate) fn create_map(mut attr: CreateAttr) -> io::Result<OwnedFd> {
     bpf_open(BPF_MAP_CREATE, &mut attr)
 }
 
-/// Opens the map pinned at `path`; `None` when that is the pin of something else.
+/// Opens the map pinned at `path`; `None` if something else is pinned there.
 pub(crate) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
     let map = open_pin(path)?;
     let link = fs::read_link(format!("/proc/self/fd/{}", map.as_raw_fd()))?;
@@ -103,7 +103,7 @@ pub(crate) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
     Ok(Some((map, info)))
 }
 
-/// Opens the map of this id.
+/// Opens the map with this id.
 pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     let mut attr = IdAttr {
         id,
@@ -112,17 +112,17 @@ pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_open(BPF_MAP_GET_FD_BY_ID, &mut attr)
 }
 
-/// What the kernel says of a map.
+/// The kernel's description of a map.
 pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     let mut info = MapInfo::default();
     object_info(map, &mut info)?;
     Ok(info)
 }
 
-/// Asks a map for many entries at once: those after `cursor`, the first ones without. Returns how many
-/// have been copied to `keys` and `values`, and whether these were the last. `next` is the next call's cursor.
+/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied to
+/// `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
 ///
-/// Cursors are opaque and as long as a key, 4 bytes at least. `ENOSPC`: not even the next bucket of a hash fits.
+/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map fits.
 pub(crate) fn lookup_batch(
     map: BorrowedFd<'_>,
     cursor: Option<&[u8]>,
@@ -145,14 +145,14 @@ pub(crate) fn lookup_batch(
     };
     match error.raw_os_error() {
         Some(libc::ENOENT) => Ok((attr.count, true)),
-        // The next bucket's lock was not to be had: the batch ends before it.
+        // The next bucket's lock could not be taken: the batch ends before it.
         Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) => Ok((attr.count, false)),
         _ => Err(error),
     }
 }
 
-/// Writes many entries, one after the other: keys and values as they lie in memory. On an error, the number of
-/// those that were written comes with it.
+/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that were
+/// written.
 pub(crate) fn update_batch(
     map: BorrowedFd<'_>,
     keys: &[u8],
@@ -163,8 +163,7 @@ pub(crate) fn update_batch(
     change_batch(BPF_MAP_UPDATE_BATCH, map, keys, values, count)
 }
 
-/// Deletes many entries, one after the other. On an error, such as `ENOENT`, the number of those that were deleted
-/// comes with it.
+/// Deletes many entries in sequence. An error, such as `ENOENT`, comes with the number of entries that were deleted.
 pub(crate) fn delete_batch(
     map: BorrowedFd<'_>,
     keys: &[u8],
@@ -190,12 +189,12 @@ fn change_batch(
     let Err(error) = bpf(command, &mut attr) else {
         return Ok(());
     };
-    // Where it refuses the call as a whole, the kernel leaves the count as it was.
+    // If the kernel refuses the whole call, it leaves the count unchanged.
     let done = if attr.count == count { 0 } else { attr.count };
     Err((done, error))
 }
 
-/// Waits until no program runs any more that may hold what was read from a map before (`synchronize_rcu`).
+/// Waits until no running program can still hold what it read from a map before (`synchronize_rcu`).
 pub(crate) fn wait_for_programs() -> io::Result<()> {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     // SAFETY: takes no pointers.
@@ -206,7 +205,7 @@ pub(crate) fn wait_for_programs() -> io::Result<()> {
     Ok(())
 }
 
-/// Copies the key after `key`, or the first one without, to `next`. `false` when there is none.
+/// Copies the key after `key`, or the first key if that is `None`, to `next`. Returns `false` if there is none.
 pub(crate) fn next_key(
     map: BorrowedFd<'_>,
     key: Option<&[u8]>,
@@ -216,7 +215,7 @@ pub(crate) fn next_key(
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
 }
 
-/// Copies the value of `key` to `value`. `false` when there is no such key.
+/// Copies the value of `key` to `value`. Returns `false` if the key does not exist.
 pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
     element(
         BPF_MAP_LOOKUP_ELEM,
@@ -226,18 +225,18 @@ pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::R
     )
 }
 
-/// Deletes `key`. `false` when there is no such key.
+/// Deletes `key`. Returns `false` if the key does not exist.
 pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
     element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
 }
 
-/// Writes an entry, in place of one of the same key.
+/// Writes an entry, replacing one with the same key.
 pub(crate) fn set(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
     let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
     element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
 }
 
-/// Adds an entry. `false` when there is one of this key, which stays as it is.
+/// Adds an entry. Returns `false` if the key exists; that entry stays unchanged.
 pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
     let mut attr = ElementAttr {
         map_fd: map.as_raw_fd() as u32,
@@ -253,7 +252,7 @@ pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<b
     }
 }
 
-/// `false` when the kernel finds no such element.
+/// Returns `false` if the kernel finds no such element.
 fn element(
     command: bpf_cmd,
     map: BorrowedFd<'_>,
@@ -273,7 +272,7 @@ fn element(
     }
 }
 
-/// Writes the one value of an array and has nobody change it any more.
+/// Writes the single value of an array and makes the map read-only for user space.
 pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
     let key = 0_u32;
     let key = std::ptr::from_ref(&key) as u64;

@@ -1,5 +1,5 @@
-//! The bpf(2) calls that aya does not offer: reading maps of any layout, what is known of their types,
-//! programs as the verifier sees them, and the devices of links.
+//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, programs as the verifier sees them,
+//! and the devices of links.
 
 mod btf;
 mod link;
@@ -36,7 +36,7 @@ struct IdAttr {
     open_flags: u32,
 }
 
-/// `union bpf_attr` for opening a pin, or for making one.
+/// `union bpf_attr` for opening or creating a pin.
 #[repr(C)]
 #[derive(Default)]
 struct PinAttr {
@@ -45,7 +45,7 @@ struct PinAttr {
     flags: u32,
 }
 
-/// `union bpf_attr` for asking about an object.
+/// `union bpf_attr` for querying an object.
 #[repr(C)]
 #[derive(Default)]
 struct InfoAttr {
@@ -76,14 +76,14 @@ fn bpf_fd<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
     }
 }
 
-/// For commands that answer with a descriptor.
+/// Runs a command that returns a descriptor.
 fn bpf_open<A>(command: bpf_cmd, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = bpf_fd(command, attr)?;
     // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Opens the object that is pinned at `path`.
+/// Opens the object pinned at `path`.
 pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
@@ -113,7 +113,7 @@ fn object_info<I>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)
 }
 
-/// The first bytes of `bytes` as a map type; `None` when there are too few.
+/// Reads a map type from the start of `bytes`; `None` if there are too few.
 pub(crate) fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
     // SAFETY: enough bytes are there, and every pattern of them is a valid `Pod`.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })

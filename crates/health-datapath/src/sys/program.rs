@@ -1,4 +1,4 @@
-//! Programs, and what the verifier says of them.
+//! Programs, and the verifier's output about them.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,16 +11,16 @@ use aya_obj::generated::bpf_prog_type::{
 
 use super::{bpf, bpf_open, object_info};
 
-/// Has the verifier say which ways it went.
+/// Makes the verifier log the paths that it explored.
 const BPF_LOG_WAYS: u32 = 1;
-/// Room for that; what is more, the kernel leaves out at the beginning from Linux 6.4 on.
+/// Size of that log; from Linux 6.4 on, the kernel truncates a longer log at its start.
 const WAYS_LEN: usize = 1 << 24;
-/// Has the verifier say what it did, and no more.
+/// Makes the verifier log only its statistics.
 const BPF_LOG_STATS: u32 = 4;
-/// More than it says then: three lines, and a number for each function.
+/// More than those need: three lines, and a number per function.
 const STATS_LEN: usize = 16 << 10;
 
-/// The beginning of `struct bpf_prog_info`.
+/// The start of `struct bpf_prog_info`.
 #[repr(C)]
 #[derive(Default)]
 struct ProgramInfo {
@@ -50,7 +50,7 @@ struct RunAttr {
 #[derive(Default)]
 struct ProgramAttr {
     kind: u32,
-    /// How many.
+    /// Number of instructions.
     instructions: u32,
     insns: u64,
     license: u64,
@@ -72,12 +72,12 @@ struct ProgramAttr {
     pad: u32,
 }
 
-/// Loads a program for the hooks of tc. What the verifier has to say to a program that it refuses goes to `log`.
+/// Loads a tc program. If the verifier refuses it, its output goes to `log`.
 pub(crate) fn load_classifier(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
     load(BPF_PROG_TYPE_SCHED_CLS, instructions, log)
 }
 
-/// Loads a program for raw tracepoints, and runs it once in this process, without a context; what it returned.
+/// Loads a raw tracepoint program and runs it once in this process, without a context. Returns the program's result.
 pub(crate) fn run_raw_tracepoint(instructions: &[u64]) -> io::Result<u32> {
     let program = load(BPF_PROG_TYPE_RAW_TRACEPOINT, instructions, &mut [])?;
     let mut attr = RunAttr {
@@ -106,7 +106,7 @@ fn load(kind: bpf_prog_type, instructions: &[u64], log: &mut [u8]) -> io::Result
     bpf_open(BPF_PROG_LOAD, &mut attr)
 }
 
-/// Runs a program on a packet; what it returned.
+/// Runs a program on a packet. Returns the program's result.
 pub(crate) fn run_classifier(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
     let mut attr = RunAttr {
         program: program.as_raw_fd() as u32,
@@ -119,49 +119,49 @@ pub(crate) fn run_classifier(program: BorrowedFd<'_>, packet: &[u8]) -> io::Resu
     Ok(attr.result)
 }
 
-/// Number of a program.
+/// Id of a program.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     object_info(program, &mut info)?;
     Ok(info.id)
 }
 
-/// Bytes of machine code that a program was compiled to; 0 where it is interpreted.
+/// Size of a program's machine code, bytes; 0 if it is interpreted.
 pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     object_info(program, &mut info)?;
     Ok(info.jited_len)
 }
 
-/// A program to be verified.
+/// A program for the verifier.
 pub(crate) struct Unverified<'a> {
-    /// Its kind, and the hook that it is for where the kind has several.
+    /// Its kind, and its hook if the kind has several.
     pub(crate) kind: bpf_prog_type,
     pub(crate) hook: u32,
-    /// `struct bpf_insn` each.
+    /// A sequence of `struct bpf_insn`.
     pub(crate) instructions: Vec<u8>,
     pub(crate) license: &'a CStr,
     /// Types of its functions.
     pub(crate) types: Option<BorrowedFd<'a>>,
-    /// Records about functions and lines, and the length of one.
+    /// Records about functions and lines, each with the length of one record.
     pub(crate) func_info: (&'a [u8], usize),
     pub(crate) line_info: (&'a [u8], usize),
 }
 
-/// Loads a program, and tells what the verifier says of it (`BPF_LOG_STATS`).
+/// Loads a program and returns the verifier's statistics (`BPF_LOG_STATS`).
 pub(crate) fn verify_program(program: &Unverified<'_>) -> io::Result<(OwnedFd, String)> {
     let mut log = vec![0_u8; STATS_LEN];
     let program = load_with_log(program, BPF_LOG_STATS, &mut log)?;
     Ok((program, text_of(&log)))
 }
 
-/// What the verifier says last of a program that it refuses; nothing of one that it takes.
+/// The verifier's last message about a program that it refuses; empty if it accepts the program.
 pub(crate) fn refusal(program: &Unverified<'_>) -> String {
     let mut log = vec![0_u8; WAYS_LEN];
     if load_with_log(program, BPF_LOG_WAYS, &mut log).is_ok() {
         return String::new();
     }
-    // Behind it, what it counted.
+    // The statistics come last.
     let said = text_of(&log);
     let mut lines = said
         .lines()

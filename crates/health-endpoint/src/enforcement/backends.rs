@@ -1,5 +1,4 @@
-//! What policy is kept in force with: the programs and their maps, and the identities of the cluster. Tests bring their
-//! own.
+//! The backends of policy enforcement: the programs and their maps, and the cluster's identities. Tests use their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,19 +16,19 @@ use tokio::sync::watch;
 
 use super::lock;
 
-/// The programs, as far as they serve workloads.
+/// The programs, to the extent that they serve workloads.
 pub(super) trait Programs: Send + Sync {
-    /// Serves an endpoint, or changes what holds for it. After a failure all is as before.
+    /// Serves an endpoint, or changes its policy. After a failure, everything is unchanged.
     fn set(&self, workload: Workload) -> Result<(), DatapathError>;
 
-    /// Has an endpoint name another table, and else nothing: that needs nothing of its device. One that is not served
-    /// is no failure.
+    /// Makes an endpoint use another table, and changes nothing else; its device is not needed. It is not a failure if
+    /// the endpoint is not served.
     fn set_policy(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
-    /// Drops all traffic of an endpoint, by a table without entries. One that is not served is no failure.
+    /// Drops all traffic of an endpoint, by a table without entries. It is not a failure if the endpoint is not served.
     fn shut_off(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
-    /// Takes an endpoint away. One that is not served is no failure.
+    /// Removes an endpoint. It is not a failure if the endpoint is not served.
     fn remove(&self, id: u16) -> Result<(), DatapathError>;
 }
 
@@ -51,9 +50,9 @@ impl Programs for Mutex<Datapath> {
     }
 }
 
-/// Where tables are written.
+/// The storage of tables.
 pub(super) trait Tables: Send {
-    /// Writes a table, as a whole or not at all.
+    /// Writes a table, completely or not at all.
     fn install(
         &mut self,
         table: u32,
@@ -64,10 +63,10 @@ pub(super) trait Tables: Send {
     /// Removes tables.
     fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError>;
 
-    /// Numbers of the tables that are there.
+    /// Numbers of the existing tables.
     fn numbers(&self) -> BTreeSet<u32>;
 
-    /// Whether a table of so many entries has room once these are removed.
+    /// Whether a table with this many entries fits once these tables are removed.
     fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool;
 }
 
@@ -94,15 +93,15 @@ impl Tables for PolicyTables {
     }
 }
 
-/// The identity of each prefix, as the programs read it.
+/// The identity of each prefix, as read by the programs.
 pub(super) trait Prefixes: Send {
-    /// What is written.
+    /// The written entries.
     fn entries(&self) -> Box<dyn Iterator<Item = (IpNet, IpcacheEntry)> + '_>;
 
-    /// Writes one.
+    /// Writes one entry.
     fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError>;
 
-    /// Makes these the only ones.
+    /// Replaces all entries by these.
     fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError>;
 }
 
@@ -129,19 +128,19 @@ pub(super) trait Cluster: Send + Sync {
     /// The prefixes that have an identity.
     fn prefixes(&self) -> BTreeMap<IpNet, Identity>;
 
-    /// Gives an identity to each of these prefixes, and to no others.
+    /// Gives an identity to exactly these prefixes.
     fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity>;
 
-    /// Tells other nodes whose an address of this node is.
+    /// Announces to other nodes the identity of an address of this node.
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr);
 
     fn withdraw(&self, ip: IpAddr);
 
-    /// Drops what an agent before this one acquired and announced, and this one did not.
+    /// Drops what the previous agent acquired and announced, and this one did not.
     fn forget_earlier(&self);
 }
 
-/// Those that an allocator knows.
+/// The cluster as an allocator knows it.
 pub(super) struct AllocatorCluster {
     allocator: Arc<IdentityAllocator>,
     cidrs: CidrIdentities,

@@ -10,13 +10,13 @@ use health_policy::{PolicyError, PolicyName};
 /// Why policy could not be changed or taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum EnforceError {
-    /// A document is no policy.
+    /// The document is not a policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// There is none of this name.
+    /// No policy has this name.
     #[error("no policy {0}; `health-agent policy get` lists the existing ones")]
     NoPolicy(PolicyName),
-    /// More networks than there is room for beside the addresses of endpoints and nodes.
+    /// More networks than fit beside the addresses of endpoints and nodes.
     #[error(
         "all policies together would name {count} networks: {max} at most; nothing was imported"
     )]
@@ -26,7 +26,7 @@ pub enum EnforceError {
         /// The limit.
         max: usize,
     },
-    /// What was kept cannot be read. Enforcing nothing instead would let everything pass.
+    /// The saved policies cannot be read. Enforcing nothing instead would let everything pass.
     #[error("cannot read the policies in {}: {source}; fix the file, or delete it to start without policy", path.display())]
     Damaged {
         /// The file.
@@ -34,21 +34,21 @@ pub enum EnforceError {
         /// What is wrong with it.
         source: io::Error,
     },
-    /// A change could not be kept, and was not made.
+    /// A change could not be saved, and was not made.
     #[error("cannot save the policies in {}: {source}; nothing was changed", path.display())]
     Save {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A table of verdicts.
+    /// An error of a table of verdicts.
     #[error(transparent)]
     Table(#[from] health_datapath::policy::PolicyError),
-    /// The maps.
+    /// An error of the maps.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// The map of identities by address.
+    /// An error of the map of identities by address.
     #[error(transparent)]
     Ipcache(#[from] IpcacheError),
 }

@@ -1,4 +1,4 @@
-//! Carrying changes on: of rules, of identities, of addresses.
+//! Propagates changes of rules, identities and addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -27,21 +27,22 @@ use super::{Enforcer, Room, lock, uninformed};
 use crate::manager::Manager;
 use crate::regenerate::RegenerationError;
 
-/// How long the rest waits for endpoints to follow a change; they may fail to.
+/// How long to wait for endpoints to reach a change; they may fail to.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// For how long endpoints that are built or removed are gathered: what they need at once was done with them, and
-/// the rest is looked through as a whole.
+/// How long to collect endpoints that are built or removed. What they need at once was done with them, and the rest is
+/// checked as a whole.
 const GATHER: Duration = Duration::from_millis(50);
-/// How soon a change that failed is tried again.
+/// How soon a failed change is retried.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the log of an endpoint says for whose former and new policy there is no room at the same time.
+/// Log message of an endpoint whose old and new policy do not fit at the same time.
 const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy \
                       beside the new one";
 
-/// Tells what leads to this host.
+/// Reports which prefixes lead to this host.
 pub trait HostRoutes: Send + Sync {
-    /// Its addresses, the broadcast and anycast addresses of their networks, and what else the local table has.
+    /// Returns its addresses, the broadcast and anycast addresses of their networks, and everything else in the local
+    /// routing table.
     fn to_this_host(
         &self,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>>;
@@ -58,28 +59,28 @@ impl HostRoutes for Handle {
     }
 }
 
-/// What is around the endpoints.
+/// Everything around the endpoints.
 pub struct Surroundings {
     /// This node's full name, `cluster/node`.
     pub own: String,
     /// Addresses of this node.
     pub host: Vec<IpAddr>,
-    /// Tells what addresses this host has beside those.
+    /// Reports which other addresses this host has.
     pub routes: Box<dyn HostRoutes>,
-    /// What leads to this host beside those, when it was last read; `None` before it was.
+    /// Other prefixes that lead to this host, as last read; `None` before the first read.
     pub host_prefixes: Option<Vec<IpNet>>,
-    /// Addresses of services that are not translated before policy judges.
+    /// Addresses of services that are not translated before policy is applied.
     pub services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
     /// Addresses of this node's health endpoint.
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
     pub nodes: watch::Receiver<Arc<NodeSet>>,
-    /// Whether all sources of addresses have been heard since the start, this node's endpoints too.
+    /// Whether all sources of addresses have been heard since the start, including this node's endpoints.
     pub has_heard: bool,
 }
 
 impl Surroundings {
-    /// Reads what leads to this host.
+    /// Reads which prefixes lead to this host.
     async fn read_host(&mut self) -> Result<(), Problem> {
         match self.routes.to_this_host().await {
             Ok(prefixes) => {
@@ -95,7 +96,7 @@ impl Surroundings {
 }
 
 impl Enforcer {
-    /// Follows all that policy depends on, until the agent ends, and reports each turn.
+    /// Follows everything that policy depends on until the agent stops, and reports each turn.
     pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
         let mut identities = self.0.identities.clone();
@@ -128,12 +129,12 @@ impl Enforcer {
         }
     }
 
-    /// Brings endpoints and maps to what holds now. Fails with the worst of what could not be done; returns what only
-    /// others can put right.
+    /// Brings endpoints and maps up to date. Fails with the worst of the problems; returns a problem that only others
+    /// can fix.
     ///
-    /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
-    /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet. As long as
-    /// endpoints do not follow, prefixes stay as they are, and all other addresses change.
+    /// An address gets the identity of a prefix only once the tables know that identity, and keeps it until they no
+    /// longer need it. Otherwise packets would briefly be judged by an identity that the rules do not mean yet. As long
+    /// as endpoints lag behind, prefixes stay unchanged, and all other addresses change.
     async fn carry_on(
         &self,
         manager: &Manager,
@@ -142,7 +143,7 @@ impl Enforcer {
     ) -> Result<Option<Problem>, Problem> {
         let host_read = around.read_host().await;
         if around.host_prefixes.is_none() {
-            // Without it, addresses of this host would be of the world.
+            // Without it, this host's addresses would count as world.
             return host_read.map(|()| None);
         }
         let repository = self.repository();
@@ -167,7 +168,7 @@ impl Enforcer {
             });
         }
         if stale.is_none() && !self.is_informed() {
-            // Endpoints are built from here on, and judge by this map at once.
+            // From here on endpoints are built, and are judged by this map at once.
             if self.0.is_blank {
                 let announced = self.0.cluster.addresses().borrow().clone();
                 let cidrs = of_prefixes(&cidrs, &wanted);
@@ -180,13 +181,13 @@ impl Enforcer {
         let behind = self.bring_endpoints(manager).await;
         let lag = lag_of(&behind);
         self.tell_lag(lag.clone());
-        // One that could not be built for another reason keeps nobody's prefixes.
+        // An endpoint whose build failed for another reason does not hold back prefixes.
         let generation = self.generation();
         let tables_follow = self.subjects().name_their_tables(&generation);
 
         let cidrs = match tables_follow {
             true => of_prefixes(&cidrs, &wanted),
-            // Tables that are still named know no others.
+            // Tables that are still in use know no other prefixes.
             false => self.in_ipcache(&cidrs),
         };
         let written = self
@@ -202,7 +203,7 @@ impl Enforcer {
             to_be_tried_again("tables of policy that are not needed any more stay", &error)
         });
         let is_in_force = tables_follow && host_read.is_ok() && written.is_ok() && swept.is_ok();
-        // Each build of one that was taken over is told.
+        // Each build of a taken-over endpoint wakes this task again.
         if is_in_force && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
         }
@@ -210,7 +211,7 @@ impl Enforcer {
         written?;
         swept.map(drop)?;
         match lag {
-            // They are tried again when somebody deletes them again.
+            // They are retried when someone deletes them again.
             Some(lag) if behind.are_all_leaving() => Ok(Some(Problem::warning(in_words(&lag)))),
             Some(lag) => Err(Problem::warning(in_words(&lag))),
             None if tables_follow => Ok(None),
@@ -218,13 +219,13 @@ impl Enforcer {
         }
     }
 
-    /// Has endpoints built that do not name what they are to name, and makes room for them. Returns those for which
-    /// that failed, or that are not built after [`PATIENCE`].
+    /// Builds the endpoints that do not use their current tables, and makes space for them. Returns those that failed,
+    /// or were not built within [`PATIENCE`].
     async fn bring_endpoints(&self, manager: &Manager) -> Behind {
         let generation = self.generation();
         let mut closed = BTreeSet::new();
         loop {
-            // What is not built by then, is asked for again in the next turn.
+            // Endpoints that are not built by then are requested again in the next turn.
             let _ = timeout(PATIENCE, self.wait_built(manager, &generation)).await;
             let made = self.make_room_aside(closed).await;
             let room = match made {
@@ -255,7 +256,7 @@ impl Enforcer {
         self.behind(manager, &generation)
     }
 
-    /// The endpoints that do not follow a generation.
+    /// The endpoints that lag behind a generation.
     fn behind(&self, manager: &Manager, generation: &Generation) -> Behind {
         let leaving = manager.leaving();
         let mut subjects = self.subjects();
@@ -263,7 +264,7 @@ impl Enforcer {
         subjects.behind(generation)
     }
 
-    /// Waits until each endpoint names what it is to name, or could not be built.
+    /// Waits until each endpoint uses its current table, or could not be built.
     async fn wait_built(&self, manager: &Manager, generation: &Generation) {
         let mut asked = BTreeSet::new();
         loop {
@@ -292,7 +293,7 @@ impl Enforcer {
         .await
     }
 
-    /// Tells who does not follow, where that is news.
+    /// Reports which endpoints lag behind, if that changed.
     fn tell_lag(&self, lag: Option<PolicyLag>) {
         self.0.lag.send_if_modified(|known| {
             if *known == lag {
@@ -312,7 +313,7 @@ impl Enforcer {
         });
     }
 
-    /// Those of the prefixes that addresses have the identity of now.
+    /// The given prefixes whose identity is in the ipcache now.
     fn in_ipcache(&self, cidrs: &BTreeMap<IpNet, Identity>) -> BTreeMap<IpNet, Identity> {
         let map = lock(&self.0.ipcache);
         let known = map.entries();
@@ -322,15 +323,15 @@ impl Enforcer {
             .collect()
     }
 
-    /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before
-    /// this one wrote stands.
+    /// Writes what is known to the ipcache. Until all sources have been heard since the start, the entries of the
+    /// previous agent stand.
     pub(super) fn write_ipcache(
         &self,
         around: &mut Surroundings,
         announced: &Addresses,
         cidrs: &BTreeMap<IpNet, Identity>,
     ) -> Result<(), IpcacheError> {
-        // Held from here on, so that nothing is told in between that is missing here.
+        // Locked from here on, so that no concurrent update is lost.
         let mut map = lock(&self.0.ipcache);
         let (endpoints, has_former) = {
             let subjects = self.subjects();
@@ -339,7 +340,7 @@ impl Enforcer {
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
         let services = around.services.borrow_and_update().clone();
-        // The store may have been read, and the endpoints built, since this turn began.
+        // The store may have been read, and the endpoints built, since this turn started.
         let is_latest = || *announced == **self.0.cluster.addresses().borrow();
         around.has_heard = around.has_heard
             || self.is_informed()
@@ -372,7 +373,7 @@ impl Enforcer {
         map.set_all(&entries)
     }
 
-    /// Waits until all of these are known by their labels.
+    /// Waits until the labels of all these identities are known.
     async fn wait_for_identities(&self, wanted: BTreeSet<Identity>) {
         let mut identities = self.0.identities.clone();
         let known = identities.wait_for(|known| {
@@ -380,18 +381,19 @@ impl Enforcer {
                 .iter()
                 .all(|identity| known.labels.contains_key(identity))
         });
-        // They are told within 100 ms; what is missing then comes with the next change.
+        // They arrive within 100 ms; any that are missing come with the next change.
         let _ = timeout(PATIENCE, known).await;
     }
 }
 
-/// Logs what could not be done in this turn: without it, policy is not in force. A new agent could do no more.
+/// Logs what could not be done in this turn: until it is, policy is not fully enforced. A restarted agent could do no
+/// more.
 fn to_be_tried_again(what: &str, error: &dyn std::error::Error) -> Problem {
     warn!(%error, "{what}; it will be retried");
     Problem::warning(format!("{what}: {error}"))
 }
 
-/// Who does not follow, if anybody.
+/// Describes which endpoints lag behind, if any.
 fn lag_of(behind: &Behind) -> Option<PolicyLag> {
     let endpoints = behind.failed.len() + behind.pending.len();
     let reason = behind.failed.values().next();
@@ -408,7 +410,7 @@ fn in_words(PolicyLag { endpoints, reason }: &PolicyLag) -> String {
     format!("not in force for {endpoints} endpoint{plural}: {reason}")
 }
 
-/// The identities of these prefixes.
+/// The identities of the wanted prefixes.
 fn of_prefixes(
     cidrs: &BTreeMap<IpNet, Identity>,
     wanted: &BTreeSet<IpNet>,

@@ -1,8 +1,8 @@
-//! Policy in force: rules and identities become tables of verdicts that the endpoints of this node name, and
-//! the ipcache says whose each address is.
+//! Policy enforcement: compiles rules and identities to tables of verdicts that this node's endpoints use, and keeps in
+//! the ipcache which identity each address has.
 //!
-//! [`Enforcer::import`] and its like change the rules; [`Enforcer::follow`] carries every change on to the
-//! endpoints that it touches, which the [`Manager`] regenerates by way of this module.
+//! [`Enforcer::import`] and similar methods change the rules. [`Enforcer::follow`] propagates every change to the
+//! affected endpoints, which the [`Manager`] regenerates through this module.
 
 mod backends;
 mod error;
@@ -49,10 +49,10 @@ use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
 use self::subjects::{BuildFailure, Generation, Subject, Subjects};
 
-/// How long the building of a new endpoint waits for the identities of the cluster where the store can be used.
+/// How long building a new endpoint waits for the cluster's identities, if the store can be used.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Keeps policy in force. Clones share it.
+/// Enforces policy. Clones share the state.
 #[derive(Clone)]
 pub struct Enforcer(Arc<Shared>);
 
@@ -66,63 +66,63 @@ struct Shared {
     cluster: Box<dyn Cluster>,
     identities: watch::Receiver<Arc<Identities>>,
     subjects: Mutex<Subjects>,
-    /// Shared by those who build one endpoint; exclusive for whoever changes the tables of several.
+    /// Shared by builds of single endpoints; exclusive for changes to the tables of several endpoints.
     changing: RwLock<()>,
-    /// The latest.
+    /// The latest generation.
     generation: Mutex<Generation>,
     ipcache: Mutex<Box<dyn Prefixes>>,
-    /// Whether the ipcache did not hold at the start what an agent before this one knew.
+    /// Whether, at the start, the ipcache lacked what the previous agent knew.
     is_blank: bool,
     programs: Arc<dyn Programs>,
-    /// The node's own addresses, which others are told endpoints by.
+    /// The node's own addresses, under which its endpoints are announced to other nodes.
     node_addresses: Vec<IpAddr>,
-    /// Told when an endpoint was built or removed.
+    /// Notified when an endpoint was built or removed.
     built: Notify,
-    /// Revision of the repository that endpoints and maps have been brought to.
+    /// Repository revision that endpoints and maps have reached.
     followed: watch::Sender<u64>,
     lag: watch::Sender<Option<PolicyLag>>,
-    /// Why endpoints of the agent before this one keep what they have: until the identities of the cluster have been
-    /// known since the start, tables without them would drop what those before let pass.
+    /// Why endpoints of the previous agent keep their policy: until the cluster's identities have been known once since
+    /// the start, new tables would lack them and drop what the previous tables let pass.
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
-/// Which endpoints to build again, after room was made.
+/// Which endpoints to build again, after space was freed.
 enum Room {
-    /// For some of these perhaps.
+    /// For some of these, possibly.
     Swept(BTreeSet<u16>),
-    /// For these, for which nothing passes until they are built.
+    /// These endpoints, for which nothing passes until they are built.
     Closed(BTreeSet<u16>),
 }
 
-/// What an enforcer is made of.
+/// The parts of an enforcer.
 pub struct Parts {
-    /// What is set beside the rules.
+    /// Settings besides the rules.
     pub settings: PolicySettings,
-    /// Whether endpoints may ask for addresses by DHCPv6.
+    /// Whether endpoints may request addresses by DHCPv6.
     pub allow_dhcpv6: bool,
-    /// Gives identities, and knows those of the cluster.
+    /// Allocates identities, and knows the cluster's.
     pub allocator: Arc<IdentityAllocator>,
     /// The programs and their maps.
     pub datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
-    /// Told of endpoints that do not follow.
+    /// Reports endpoints that lag behind.
     pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
-/// What an enforcer works with, and what it finds there.
+/// The backends of an enforcer, and what it finds in them.
 struct Backends {
     cluster: Box<dyn Cluster>,
     programs: Arc<dyn Programs>,
     tables: Box<dyn Tables>,
     ipcache: Box<dyn Prefixes>,
-    /// The endpoints that are served.
+    /// The endpoints that are already being served.
     former: Vec<Workload>,
-    /// Whether programs of another layout of maps serve some of them.
+    /// Whether programs with another map layout serve some of them.
     is_changing_layout: bool,
 }
 
-/// What is set.
+/// The enforcer's settings.
 struct Options {
     settings: PolicySettings,
     allow_dhcpv6: bool,
@@ -130,8 +130,8 @@ struct Options {
     lag: watch::Sender<Option<PolicyLag>>,
 }
 
-/// Most networks that all policies name together: half of the room that the map of identities has, so that the addresses
-/// of endpoints and nodes always find some.
+/// Maximum networks that all policies name together: half the capacity of the map of identities, so that the addresses
+/// of endpoints and nodes always fit.
 const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
 
 fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
@@ -142,7 +142,7 @@ fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
 }
 
 impl Enforcer {
-    /// Takes over the rules that an agent before this one kept in `state_dir`, and the tables that it left.
+    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
     pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
         let Parts {
             settings,
@@ -229,20 +229,20 @@ impl Enforcer {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The rules as they are now.
+    /// The current rules.
     pub fn repository(&self) -> Arc<Repository> {
         lock(&self.0.repository).clone()
     }
 
-    /// When policy is enforced, and what is set beside.
+    /// The settings of policy.
     pub fn settings(&self) -> PolicySettings {
         self.0.settings
     }
 
-    /// Imports the policies of a text in YAML or JSON, all or none, and keeps them across restarts. Returns what was
-    /// done, and the new revision; [`Self::in_force`] waits until endpoints follow it.
+    /// Imports the policies of a text in YAML or JSON, all or none, and saves them. Returns what was done, and the new
+    /// revision; [`Self::in_force`] waits until endpoints have reached it.
     pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
-        // Reading megabytes holds nobody else up.
+        // Parsing megabytes must not block other callers.
         let Documents { policies, skipped } = parse(text)?;
         self.change(|repository| {
             let outcome = repository.insert(policies);
@@ -251,7 +251,7 @@ impl Enforcer {
         })
     }
 
-    /// Deletes policies by name. One that is not there is an error, and nothing is deleted.
+    /// Deletes a policy by name. If it does not exist, this is an error and nothing is deleted.
     pub fn delete(&self, name: &PolicyName) -> Result<u64, EnforceError> {
         let deleted = self.change(|repository| match repository.delete(name) {
             true => Ok(()),
@@ -260,7 +260,7 @@ impl Enforcer {
         deleted.map(|((), revision)| revision)
     }
 
-    /// Deletes the policies that have a rule with all of these labels; with none, all policies.
+    /// Deletes the policies that have a rule with all of these labels; without labels, all policies.
     pub fn delete_labelled(
         &self,
         labels: &[Label],
@@ -268,29 +268,29 @@ impl Enforcer {
         self.change(|repository| Ok(repository.delete_labelled(labels)))
     }
 
-    /// Waits until endpoints follow a revision, for up to `patience`. Returns whether they do.
+    /// Waits up to `patience` until endpoints have reached a revision. Returns whether they have.
     pub async fn in_force(&self, revision: u64, patience: Duration) -> bool {
         let mut followed = self.0.followed.subscribe();
         let reached = followed.wait_for(|followed| *followed >= revision);
         tokio::time::timeout(patience, reached).await.is_ok()
     }
 
-    /// The endpoints that do not follow what was decided last, if there are any.
+    /// The endpoints that lag behind the latest policy, if any.
     pub fn lag(&self) -> Option<PolicyLag> {
         self.0.lag.borrow().clone()
     }
 
-    /// Why a packet passes or does not.
+    /// Explains why a packet passes or not.
     pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
         self.repository().trace(request, self.0.settings)
     }
 
-    /// All identities that are known.
+    /// All known identities.
     pub fn identities(&self) -> Arc<Identities> {
         self.0.identities.borrow().clone()
     }
 
-    /// The identity that packets of an address are judged by.
+    /// The identity by which policy judges packets of an address.
     pub fn identity_of(&self, ip: IpAddr) -> Identity {
         let entries = lock(&self.0.ipcache);
         let covering = entries.entries().filter(|(prefix, _)| prefix.contains(&ip));
@@ -298,7 +298,7 @@ impl Enforcer {
         longest.map_or(Identity::WORLD, |(_, entry)| Identity(entry.identity))
     }
 
-    /// Makes a change that is kept before it counts.
+    /// Makes a change, and saves it before it takes effect.
     fn change<T>(
         &self,
         change: impl FnOnce(&mut Repository) -> Result<T, EnforceError>,
@@ -315,7 +315,7 @@ impl Enforcer {
         Ok((result, revision))
     }
 
-    /// What verdicts follow from now.
+    /// Captures everything that verdicts currently depend on.
     fn generation(&self) -> Generation {
         let mut latest = lock(&self.0.generation);
         let now = Generation {
@@ -334,7 +334,7 @@ impl Enforcer {
         lock(&self.0.subjects)
     }
 
-    /// Builds an endpoint. May take its time.
+    /// Builds an endpoint. May block.
     fn build(&self, endpoint: &Regeneration) -> Result<RealizedPolicy, RegenerationError> {
         let generation = self.generation();
         let built = self.build_by(endpoint, &generation);
@@ -363,16 +363,16 @@ impl Enforcer {
                 .plan(endpoint.id, endpoint.subject(), &labels, generation)?;
         self.0.programs.set(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
-        // Packets that it sends at once are judged by who it is.
+        // The endpoint may send packets at once, which are judged by its identity.
         self.tell_ipcache(endpoint)?;
         self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
         self.announce(endpoint);
         Ok(realized)
     }
 
-    /// Removes tables that nobody names any more. Where all are named, nothing passes from now on for the endpoints of
-    /// one identity, one that was not `closed` so before: their tables make room for those that they are to have.
-    /// Returns which endpoints may have room now.
+    /// Removes unused tables. If all are used, blocks everything for the endpoints of one identity that was not
+    /// `closed` so before: their tables then make space for the new ones. Returns which endpoints may have enough space
+    /// now.
     fn make_room(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
         let changing = self.0.changing.write();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
@@ -393,11 +393,11 @@ impl Enforcer {
         Ok(Room::Closed(ids))
     }
 
-    /// Has an endpoint name a table by which nothing passes, in both directions.
+    /// Makes an endpoint use a table that lets nothing pass, in both directions.
     fn name_empty_table(&self, id: u16) -> Result<Option<RealizedPolicy>, EnforceError> {
         let changing = self.0.changing.read();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
-        // Held until it is named, so that nobody sweeps it.
+        // Locked until the endpoint uses the table, so that it is not swept.
         let mut subjects = self.subjects();
         let Some(table) = subjects.empty_table(id)? else {
             return Ok(None);
@@ -411,7 +411,7 @@ impl Enforcer {
         }))
     }
 
-    /// An endpoint as the programs are told of it.
+    /// An endpoint in the form that the programs take.
     fn workload(&self, endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         Workload {
@@ -451,7 +451,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Tells the other nodes whose the addresses of an endpoint are.
+    /// Announces the identity of an endpoint's addresses to the other nodes.
     fn announce(&self, endpoint: &Regeneration) {
         for ip in &endpoint.addresses {
             let of_family = |node: &&IpAddr| node.is_ipv4() == ip.is_ipv4();
@@ -468,12 +468,12 @@ impl Enforcer {
         }
     }
 
-    /// Whether the identities of the cluster have been known since the start.
+    /// Whether the cluster's identities have been known once since the start.
     fn is_informed(&self) -> bool {
         self.0.held_back.borrow().is_none()
     }
 
-    /// Does something where it may take its time.
+    /// Runs work where it may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegenerationError> + Send + 'static,
@@ -493,7 +493,7 @@ impl Regenerator for Enforcer {
         Box::pin(async {
             let mut held_back = self.0.held_back.subscribe();
             let mut identities = self.0.identities.clone();
-            // What is missing then comes with the next change.
+            // Identities that are still missing arrive with the next change.
             tokio::select! {
                 _ = held_back.wait_for(Option::is_none) => {}
                 _ = identities.wait_for(|known| known.stale.is_some()) => {}
@@ -517,7 +517,7 @@ impl Regenerator for Enforcer {
     {
         Box::pin(self.blocking(move |enforcer| {
             let named = enforcer.name_empty_table(id);
-            // That it cannot be deleted is to be told.
+            // The failed deletion must be reported.
             enforcer.0.built.notify_one();
             named.map_err(|error| RegenerationError(error.to_string()))
         }))
@@ -538,7 +538,7 @@ fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
     ))
 }
 
-/// Tells whose the addresses of taken over endpoints are, so that those built first know those built later.
+/// Writes the identities of taken-over endpoints' addresses, so that endpoints built earlier know those built later.
 fn tell_of_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
     for workload in former {
         let entry = IpcacheEntry {
@@ -561,8 +561,8 @@ impl Regeneration {
     }
 }
 
-/// The labels that policy selects an endpoint by. Until it has an identity of its own those are the label of
-/// the reserved one, whatever it is called.
+/// The labels by which policy selects an endpoint. Until it has an identity of its own, these are the label of the
+/// reserved identity, whatever the endpoint's labels are.
 fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
     identity.reserved_labels().unwrap_or_else(|| labels.clone())
 }

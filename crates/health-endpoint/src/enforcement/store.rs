@@ -1,4 +1,4 @@
-//! The rules across restarts: a file in the state folder.
+//! Keeps the rules across restarts, in a file in the state folder.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -24,7 +24,7 @@ impl Store {
         }
     }
 
-    /// What was kept; without a file, no rules.
+    /// Reads the saved rules; without a file, there are none.
     pub(super) fn load(&self) -> Result<Repository, EnforceError> {
         let read = match fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),

@@ -1,4 +1,5 @@
-//! The tables of this node's endpoints. Endpoints of one identity share one: what holds for them is the same.
+//! The tables of this node's endpoints. Endpoints with the same identity share one, because the same policy applies to
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,10 +15,10 @@ use tracing::debug;
 use super::backends::Tables;
 use crate::regenerate::RealizedPolicy;
 
-/// All that verdicts follow from.
+/// Everything that verdicts depend on.
 #[derive(Clone)]
 pub(super) struct Generation {
-    /// Counts up.
+    /// Increases.
     pub(super) number: u64,
     pub(super) repository: Arc<Repository>,
     pub(super) settings: PolicySettings,
@@ -33,7 +34,7 @@ impl Generation {
     fn compile(&self, subject: Subject, labels: &LabelSet) -> CompiledPolicy {
         let mut settings = self.settings;
         if subject.fails_closed && settings.mode == PolicyMode::Default {
-            // No rule may have selected it yet that its labels would be selected by.
+            // Possibly no rule selects it now, although a rule would select its own labels.
             settings.mode = PolicyMode::Always;
         }
         let resolved = self.repository.resolve(labels, settings);
@@ -41,11 +42,11 @@ impl Generation {
     }
 }
 
-/// Whom a table is for: all endpoints of one share it.
+/// The owner of a table: all endpoints of one subject share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     pub(super) identity: Identity,
-    /// Whether policy is enforced for it although no rule selects it: the identity of its labels is not known.
+    /// Whether policy is enforced although no rule selects it, because the identity of its labels is not known.
     pub(super) fails_closed: bool,
 }
 
@@ -58,31 +59,31 @@ impl From<Identity> for Subject {
     }
 }
 
-/// What holds for an identity.
+/// The policy in force for an identity.
 struct InForce {
     labels: LabelSet,
-    /// `None` while nothing passes, so that there is room for what is next.
+    /// `None` while nothing passes, to make space for the next policy.
     policy: Option<Arc<CompiledPolicy>>,
-    /// By what it was compiled last.
+    /// The generation by which it was last compiled.
     generation: Generation,
     realized: RealizedPolicy,
-    /// What it is by a later generation, until an endpoint is built by that.
+    /// The policy by a later generation, until an endpoint is built by that.
     next: Option<(Generation, Arc<CompiledPolicy>)>,
 }
 
 impl InForce {
-    /// Whether it is what follows from a generation, or from a later one.
+    /// Whether the policy is that of a generation, or of a later one.
     fn is_of(&self, generation: &Generation) -> bool {
         self.generation.is_same(generation) || self.generation.number > generation.number
     }
 
-    /// What is known already of the policy of these labels by a generation.
+    /// The policy of these labels by a generation, if it is already prepared.
     fn prepared(&self, labels: &LabelSet, generation: &Generation) -> Option<Arc<CompiledPolicy>> {
         let (of, policy) = self.next.as_ref()?;
         (self.labels == *labels && of.is_same(generation)).then(|| policy.clone())
     }
 
-    /// Looks whether something else follows from a generation.
+    /// Prepares the policy of a generation, if it differs.
     fn look_ahead(&mut self, subject: Subject, generation: &Generation) {
         let is_known = self.is_of(generation)
             || self
@@ -101,60 +102,60 @@ impl InForce {
     }
 }
 
-/// Why an endpoint names what it named, though it was to name something else.
+/// Why an endpoint still uses its old table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BuildFailure {
     /// Number of the generation by which it was built.
     pub(super) generation: u64,
-    /// Whether its table had no room.
+    /// Whether there was no space for its table.
     pub(super) lacks_room: bool,
-    /// Why it failed, in words.
+    /// The reason, in words.
     pub(super) reason: String,
 }
 
-/// The endpoints that do not name yet what they are to name.
+/// The endpoints that do not use their current tables yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Behind {
-    /// Those to build, or that are being built.
+    /// Endpoints that must be built or are being built.
     pub(super) pending: BTreeSet<u16>,
-    /// Those whose build failed, and why; it will be retried. Also those that cannot be deleted.
+    /// Endpoints whose build failed, with the reason; it will be retried. Also endpoints that cannot be deleted.
     pub(super) failed: BTreeMap<u16, String>,
-    /// Those that are being deleted. Nobody builds them or waits for them.
+    /// Endpoints that are being deleted. They are not built or waited for.
     pub(super) leaving: BTreeSet<u16>,
 }
 
 impl Behind {
-    /// Whether there is nobody to build: those that are left cannot be deleted.
+    /// Whether no endpoint is left to build: the remaining ones cannot be deleted.
     pub(super) fn are_all_leaving(&self) -> bool {
         self.pending.is_empty() && self.failed.keys().all(|id| self.leaving.contains(id))
     }
 }
 
-/// What an endpoint names.
+/// The table that an endpoint uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedByEndpoint {
-    /// Not known of one that was taken over and not built since.
+    /// `None` for an endpoint that was taken over and not built since.
     subject: Option<Subject>,
     table: u32,
     addresses: Vec<IpAddr>,
 }
 
-/// The tables, and who names which.
+/// The tables, and which endpoints use them.
 pub(super) struct Subjects {
     tables: Box<dyn Tables>,
     last: u32,
     in_force: BTreeMap<Subject, InForce>,
     named: BTreeMap<u16, NamedByEndpoint>,
-    /// What endpoints that are being built will name.
+    /// The tables that endpoints being built will use.
     planned: BTreeMap<u16, (Subject, u32)>,
     /// Endpoints whose last build failed.
     failures: BTreeMap<u16, BuildFailure>,
-    /// Endpoints that are being deleted, and why that failed where it did.
+    /// Endpoints that are being deleted, with the reason if the deletion failed.
     leaving: BTreeMap<u16, Option<String>>,
 }
 
 impl Subjects {
-    /// `named` are the tables that endpoints name by now.
+    /// `named` are the tables that endpoints currently use.
     pub(super) fn new(
         tables: Box<dyn Tables>,
         named: impl IntoIterator<Item = (u16, u32)>,
@@ -168,8 +169,8 @@ impl Subjects {
             (id, one)
         });
         Self {
-            // Conntrack entries name the table that allowed them. A random start makes it unlikely that a number of
-            // an earlier agent is used again.
+            // Conntrack entries contain the table that allowed them. A random start makes it unlikely that a number of
+            // an earlier agent is reused.
             last: rand::random(),
             tables,
             in_force: BTreeMap::new(),
@@ -180,13 +181,14 @@ impl Subjects {
         }
     }
 
-    /// These are being deleted now, and no others.
+    /// Sets which endpoints are being deleted now.
     pub(super) fn note_leaving(&mut self, leaving: BTreeMap<u16, Option<String>>) {
         self.leaving = leaving;
     }
 
-    /// What an endpoint of this subject and these labels is to name. Its table is written, if it needs another than
-    /// there is. To be [settled](Self::settle), or [told to have failed](Self::fail), as also a failure here.
+    /// Plans the table that an endpoint of this subject with these labels will use. Writes the table if it differs from
+    /// the existing one. The caller must then [settle](Self::settle) the plan, or mark it as [failed](Self::fail), also
+    /// after a failure here.
     pub(super) fn plan(
         &mut self,
         id: u16,
@@ -204,7 +206,7 @@ impl Subjects {
         Ok(realized)
     }
 
-    /// Makes what holds for a subject what follows from a generation.
+    /// Brings the policy of a subject to a generation.
     fn renew(
         &mut self,
         subject: Subject,
@@ -282,7 +284,7 @@ impl Subjects {
             .unwrap_or(after)
     }
 
-    /// An endpoint names what was planned. Returns the addresses that it had.
+    /// Notes that an endpoint uses the planned table. Returns its former addresses.
     pub(super) fn settle(&mut self, id: u16, addresses: &[IpAddr]) -> Vec<IpAddr> {
         self.failures.remove(&id);
         let Some((subject, table)) = self.planned.remove(&id) else {
@@ -297,13 +299,13 @@ impl Subjects {
         former.map(|former| former.addresses).unwrap_or_default()
     }
 
-    /// An endpoint goes on naming what it named.
+    /// Notes that an endpoint keeps its old table.
     pub(super) fn fail(&mut self, id: u16, failure: BuildFailure) {
         self.planned.remove(&id);
         self.failures.insert(id, failure);
     }
 
-    /// An endpoint is no more. Returns the addresses that it had.
+    /// Notes that an endpoint no longer exists. Returns its former addresses.
     pub(super) fn forget(&mut self, id: u16) -> Vec<IpAddr> {
         self.planned.remove(&id);
         self.failures.remove(&id);
@@ -311,8 +313,8 @@ impl Subjects {
         former.map(|former| former.addresses).unwrap_or_default()
     }
 
-    /// The endpoints that do not name what follows from a generation, whatever became of what was asked for. One that
-    /// was taken over and not built since is not among them.
+    /// The endpoints that do not use the tables of a generation, whatever came of earlier builds. An endpoint that was
+    /// taken over and not built since is not included.
     pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
         let behind = self.behind_tables(generation);
         let staying = behind
@@ -338,14 +340,14 @@ impl Subjects {
         }
     }
 
-    /// Whether all endpoints name the tables that follow from a generation, also those that could not be built since.
-    /// Those that are being deleted do not count.
+    /// Whether all endpoints use the tables of a generation, even if they could not be built since. Endpoints that are
+    /// being deleted do not count.
     pub(super) fn name_their_tables(&mut self, generation: &Generation) -> bool {
         let behind = self.behind_tables(generation);
         behind.iter().all(|id| self.leaving.contains_key(id))
     }
 
-    /// The endpoints that name, or are about to name, others than those tables.
+    /// The endpoints that use, or are about to use, other tables than these.
     fn behind_tables(&mut self, generation: &Generation) -> BTreeSet<u16> {
         for (subject, known) in &mut self.in_force {
             known.look_ahead(*subject, generation);
@@ -364,7 +366,7 @@ impl Subjects {
             .collect()
     }
 
-    /// Endpoints whose tables had no room when they were built.
+    /// Endpoints whose tables did not fit when they were built.
     pub(super) fn cramped(&self) -> BTreeSet<u16> {
         let failures = self.failures.iter();
         let cramped =
@@ -372,12 +374,12 @@ impl Subjects {
         cramped.map(|(id, _)| *id).collect()
     }
 
-    /// Has these count as not built yet.
+    /// Marks these endpoints as not built yet.
     pub(super) fn retry(&mut self, ids: &BTreeSet<u16>) {
         self.failures.retain(|id, _| !ids.contains(id));
     }
 
-    /// A subject whose next table has room only without those that its endpoints name.
+    /// A subject whose next table fits only without the tables that its endpoints use.
     pub(super) fn to_close(&self) -> Option<Subject> {
         let cramped = self.cramped();
         let fits = |(subject, known): &(&Subject, &InForce)| {
@@ -394,8 +396,9 @@ impl Subjects {
         fit.map(|(subject, _)| *subject)
     }
 
-    /// Lets nothing pass by the policy of a subject, so that the tables that its endpoints name make room. Returns the
-    /// table that they are to name until they are built, and who names another; each is to be [moved](Self::moved).
+    /// Lets nothing pass for a subject, so that the tables of its endpoints make space. Returns the table that they
+    /// must use until they are built, and the endpoints that use another one; each of these must be
+    /// [moved](Self::moved).
     pub(super) fn close(&mut self, subject: Subject) -> Result<(u32, BTreeSet<u16>), PolicyError> {
         let Some(known) = self.in_force.get(&subject) else {
             return Ok((0, BTreeSet::new()));
@@ -412,8 +415,8 @@ impl Subjects {
         Ok((closed, others.map(|(id, _)| id).collect()))
     }
 
-    /// Writes a table by which nothing passes, for an endpoint alone, which is to be [moved](Self::moved) to it. `None` if
-    /// the endpoint names no table.
+    /// Writes a table that lets nothing pass, for a single endpoint, which must then be [moved](Self::moved) to it.
+    /// `None` if the endpoint uses no table.
     pub(super) fn empty_table(&mut self, id: u16) -> Result<Option<u32>, PolicyError> {
         let Some(named) = self.named.get(&id) else {
             return Ok(None);
@@ -430,27 +433,27 @@ impl Subjects {
         Ok(table)
     }
 
-    /// An endpoint names this table.
+    /// Notes that an endpoint uses this table.
     pub(super) fn moved(&mut self, id: u16, table: u32) {
         if let Some(named) = self.named.get_mut(&id) {
             named.table = table;
         }
     }
 
-    /// The endpoints of a subject, and what they name.
+    /// The endpoints of a subject, with the tables that they use.
     fn of_subject(&self, subject: Subject) -> impl Iterator<Item = (u16, u32)> + Clone {
         let named = self.named.iter();
         let named = named.filter(move |(_, named)| named.subject == Some(subject));
         named.map(|(id, named)| (*id, named.table))
     }
 
-    /// Whether an endpoint was taken over from the agent before this one, and is still to be built.
+    /// Whether any endpoint was taken over from the previous agent and has yet to be built.
     pub(super) fn has_former(&self) -> bool {
         let mut named = self.named.iter();
         named.any(|(id, named)| named.subject.is_none() && !self.leaving.contains_key(id))
     }
 
-    /// Whose each address of an endpoint is.
+    /// The identity of each endpoint address.
     pub(super) fn addresses(&self) -> BTreeMap<IpAddr, Identity> {
         let known = self.named.values();
         known
@@ -459,8 +462,8 @@ impl Subjects {
             .collect()
     }
 
-    /// Removes the tables that nobody names any more, and forgets the identities that no endpoint has. Returns whether
-    /// there were such tables.
+    /// Removes the tables that are no longer used, and forgets the identities that no endpoint has. Returns whether any
+    /// table was removed.
     pub(super) fn sweep(&mut self) -> Result<bool, PolicyError> {
         let planned = self.planned.values().map(|(subject, _)| *subject);
         let subjects: BTreeSet<Subject> = self

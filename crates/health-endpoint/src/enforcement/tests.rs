@@ -1,4 +1,4 @@
-//! The manager and the enforcer together, on a kernel, a store and devices of the test's making.
+//! The manager and the enforcer together, with a fake kernel, store and devices.
 
 pub(super) mod fakes;
 mod model;
@@ -28,7 +28,7 @@ struct Site {
     dir: TempDir,
 }
 
-/// An agent, as far as endpoints are concerned.
+/// The parts of an agent that deal with endpoints.
 #[derive(Clone)]
 struct Agent {
     manager: Manager,
@@ -100,7 +100,7 @@ impl Site {
         Enforcer::with_backends(self.dir.path(), backends, options).unwrap()
     }
 
-    /// The programs serve those that live as before, and nobody else.
+    /// The programs continue to serve the live endpoints, and no others.
     fn adopt(&self, living: &[SavedEndpoint]) {
         let mut kernel = self.kernel.now();
         let former = std::mem::take(&mut kernel.served);
@@ -141,7 +141,7 @@ fn surroundings() -> Surroundings {
     }
 }
 
-/// How many sequences a model is tried on: in a long test, so many that what is rare is found.
+/// Number of sequences to try a model on. A long test tries enough to find rare failures.
 fn cases(usual: u32) -> u32 {
     match std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1") {
         true => 100_000,
@@ -154,7 +154,7 @@ fn labels(text: &str) -> LabelSet {
     LabelSet::new(labels.map(|label| label.parse().unwrap())).unwrap()
 }
 
-/// Of the namespace `/nN`.
+/// A new endpoint in the namespace `/nN`.
 fn new(n: u16, text: &str) -> NewEndpoint {
     NewEndpoint {
         netns: format!("/n{n}").into(),
@@ -164,7 +164,7 @@ fn new(n: u16, text: &str) -> NewEndpoint {
     }
 }
 
-/// A policy: endpoints with the label `subject` may be reached by those with `peer`, at as many ports, from `port` on.
+/// A policy: endpoints with the label `peer` may reach endpoints with `subject` at `ports` ports, starting at `port`.
 fn policy(name: &str, subject: &str, peer: &str, port: u16, ports: u16) -> String {
     let key_value = |label: &str| {
         let (key, value) = label.split_once('=').unwrap();
@@ -180,7 +180,7 @@ fn policy(name: &str, subject: &str, peer: &str, port: u16, ports: u16) -> Strin
     )
 }
 
-/// For as long as whatever is waited for takes.
+/// Long enough for anything that a test waits for.
 const LONG: Duration = Duration::from_secs(120);
 
 impl Agent {
@@ -206,9 +206,9 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
     assert!(agent.import(&policy("p", "app=a", "app=p", 1000, 20)).await);
     let first = site.kernel.table_of(one).unwrap();
     assert!(first.len() >= 20);
-    // There is room for no second table beside the first.
+    // A second table does not fit beside the first.
     site.kernel.now().filled = filled_but(first.len() + 5);
-    // The first of the two has no programs any more, and gets none.
+    // The first of the two endpoints no longer has programs, and gets none.
     site.kernel.now().attached.remove(&one.min(two));
     site.kernel.now().refuses_programs = true;
     let text = policy("p", "app=a", "app=p", 3000, 20);
@@ -217,7 +217,7 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
     let sibling = site.kernel.table_of(one.max(two)).unwrap();
     assert_eq!(sibling.len(), first.len());
     assert_ne!(sibling, first);
-    // No policy that does not hold any more lets anything pass.
+    // No outdated policy lets anything pass.
     assert_eq!(site.kernel.table_of(one.min(two)).unwrap().len(), 0);
     let lag = agent.enforcer.lag().unwrap();
     assert_eq!(lag.endpoints, 1);
@@ -318,7 +318,7 @@ async fn one_whose_labels_have_no_identity_passes_what_init_is_allowed_and_nothi
         let flags = site.kernel.now().served[&id].info.flags & both;
         (flags, site.kernel.table_of(id))
     };
-    // No rule selects anybody, and still nothing passes.
+    // No rule selects any endpoint, and still nothing passes.
     assert_eq!(found(closed), (both, Some(Entries::new())));
     assert_eq!(found(without_labels), (0, None));
 

@@ -1,4 +1,4 @@
-//! Removing the health endpoint and all that belongs to it.
+//! Removes the health endpoint and everything that belongs to it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::pair::{self, ALIAS_PREFIX};
 use super::state::StateFile;
 use super::{DEVICE, HealthError};
 
-/// Something that was removed or given back.
+/// Something that was removed or restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovedResource {
     /// The veth pair.
@@ -22,7 +22,7 @@ pub enum RemovedResource {
     Netns(PathBuf),
     /// A route.
     Route(Route),
-    /// A kernel setting has its old value again.
+    /// A kernel setting, which has its old value again.
     Setting(Setting),
     /// The state file.
     StateFile(PathBuf),
@@ -45,7 +45,7 @@ impl fmt::Display for RemovedResource {
     }
 }
 
-/// What [`cleanup()`] did.
+/// Result of [`cleanup()`].
 #[derive(Debug, Default)]
 pub struct Cleanup {
     /// What it removed.
@@ -60,14 +60,14 @@ impl Cleanup {
     }
 }
 
-/// Removes an instance's health endpoint, all routes of our protocol, and the state file, and gives
-/// the kernel's settings back their old values. What is not there is no failure. A `lxc_health` or
-/// a namespace of someone else is left alone; if another agent made it, the routes are its own and stay too.
+/// Removes an instance's health endpoint, all routes of our protocol, and the state file, and restores the kernel's
+/// settings. It is not a failure if something does not exist. A foreign `lxc_health` or namespace is left alone. If
+/// another agent created the device, the routes belong to that agent and stay too.
 pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     let mut report = Cleanup::default();
     let file = StateFile::in_dir(state_dir);
     let saved = file.load();
-    // Told by what is in it, so before anything is removed.
+    // This is recognized by the namespace's contents, so it comes before any removal.
     let foreign = report.record(pair::netns_is_foreign(instance, saved.as_ref()).await);
     if let Some(host) = report.record(netlink::open()) {
         remove_from_host(&host, instance, &mut report).await;
@@ -81,7 +81,7 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     if report.record(file.remove()) == Some(true) {
         report.removed.push(RemovedResource::StateFile(file.path()));
     }
-    // Of a node without a health endpoint.
+    // Originals of a node without a health endpoint.
     let file = OriginalsFile::in_dir(state_dir);
     give_back(&file.load(), &mut report);
     if report.record(file.remove()) == Some(true) {

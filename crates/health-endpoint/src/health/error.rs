@@ -1,4 +1,4 @@
-//! What can go wrong with the health endpoint.
+//! Errors of the health endpoint.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,22 +10,22 @@ use health_net::netns::NetNsError;
 
 use super::{DEVICE, Fault};
 
-/// Why the health endpoint is not as it shall be.
+/// Why the health endpoint is not in its intended state.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
     /// All ids are in use.
     #[error("no free endpoint id for the health endpoint; delete an endpoint")]
     NoIds,
-    /// The device's name is someone else's.
+    /// The device's name is used by someone else.
     #[error(
         "device {DEVICE} exists and is not this agent's (alias {alias:?}): stop the agent that made \
          it and run its cleanup, or delete it with `ip link delete {DEVICE}`"
     )]
     ForeignDevice {
-        /// What marks the device instead of our mark; empty if nothing does.
+        /// The alias that the device has instead of our mark; empty if it has none.
         alias: String,
     },
-    /// The namespace's name is someone else's.
+    /// The namespace's name is used by someone else.
     #[error(
         "network namespace {} exists and is not this agent's: delete it with `ip netns delete`, or \
          give the agent another --instance",
@@ -35,49 +35,49 @@ pub enum HealthError {
     /// A device of the settings does not exist.
     #[error("there is no device {0}: name one that `ip link` shows")]
     NoSuchDevice(String),
-    /// A node address of the registry is not this host's.
+    /// A node address in the registry is not on this host.
     #[error("node address {0} is on no device of this host: correct it in the node registry")]
     ForeignNodeAddress(IpAddr),
     /// A node address cannot be used as a source.
     #[error("node address {0} did not pass duplicate address detection: another host may have it")]
     TentativeNodeAddress(IpAddr),
-    /// There is nothing to allocate from.
+    /// There is no prefix to allocate from.
     #[error("this node has no pod CIDR: give it one in the node registry")]
     NoPodCidr,
-    /// IPv6 is wanted and cannot be had.
+    /// IPv6 is wanted but not available.
     #[error("this kernel has no IPv6: remove the IPv6 pod CIDR from the node registry")]
     NoIpv6,
-    /// IPv6 does not work on such a device.
+    /// The MTU is too small for IPv6.
     #[error("MTU {0} is too small for IPv6, which needs 1280: raise it or use IPv4 only")]
     MtuTooSmall(u32),
-    /// An address of the pod CIDRs cannot be had.
+    /// No address of the pod CIDRs could be allocated.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// A network namespace.
+    /// An error of a network namespace.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
-    /// A device, an address, a route or a setting.
+    /// An error of a device, an address, a route or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The state file.
+    /// An error of the state file.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Something undoes what the agent does.
+    /// Something keeps undoing the agent's changes.
     #[error("cannot keep the health endpoint in order, something else changes it: {0}")]
     Unrepaired(Fault),
-    /// A listener inside the namespace.
+    /// An error of a listener inside the namespace.
     #[error("cannot listen on {address} in the health endpoint: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// The error of the kernel.
         source: io::Error,
     },
 }

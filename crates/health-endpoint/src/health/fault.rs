@@ -1,4 +1,4 @@
-//! What can be wrong with a health endpoint that once was in order.
+//! Faults of a health endpoint that was once in order.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use health_net::sysctl::Setting;
 
 use super::{DEVICE, INNER_DEVICE};
 
-/// One end of the veth pair, and the namespace that it is in.
+/// One end of the veth pair, with its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The host's.
@@ -29,14 +29,14 @@ impl End {
     }
 }
 
-/// Something that is not as it shall be.
+/// A difference from the intended state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The host's end of the veth pair does not exist.
     VethGone,
-    /// A device of that name exists, and is another one.
+    /// A device of that name exists, but it is a different one.
     VethReplaced,
-    /// The namespace's file is not there, or leads to another namespace.
+    /// The namespace's file is missing, or leads to another namespace.
     NetnsGone(PathBuf),
     /// The endpoint's end of the veth pair does not exist.
     PeerGone,
@@ -46,42 +46,42 @@ pub enum Fault {
     LoopbackDown,
     /// An end of the veth pair has another hardware address.
     MacChanged {
-        /// Which end.
+        /// The end.
         end: End,
-        /// What it shall have.
+        /// The intended address.
         wanted: MacAddr,
     },
     /// An end of the veth pair has another MTU.
     MtuChanged {
-        /// Which end.
+        /// The end.
         end: End,
-        /// What it shall have, bytes.
+        /// The intended MTU in bytes.
         wanted: u32,
     },
     /// The endpoint lacks its address.
     AddressMissing(IpAddr),
-    /// The endpoint has an address that it may not have any more.
+    /// The endpoint has an address that it must no longer have.
     AddressOutdated(IpAddr),
-    /// The host lacks the entry with the endpoint's hardware address.
+    /// The host's neighbour table lacks the endpoint's hardware address.
     NeighbourMissing(IpAddr),
     /// A route is missing, or leads elsewhere.
     RouteLost {
-        /// In which namespace.
+        /// The namespace.
         end: End,
-        /// What it shall be.
+        /// The intended route.
         wanted: Route,
     },
     /// A setting of the host's kernel was changed.
     SettingChanged {
-        /// What it is.
+        /// The current value.
         value: String,
-        /// What it shall be.
+        /// The intended setting.
         wanted: Setting,
     },
 }
 
 impl Fault {
-    /// A short fixed word, to count by.
+    /// A short constant name, for counters.
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::VethGone => "veth-gone",
@@ -146,7 +146,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A fault that was there and was put right.
+/// A fault that was repaired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair(pub Fault);
 

@@ -1,5 +1,5 @@
-//! Settings of the host by which it forwards between its uplinks and its endpoints. The health endpoint sees to them;
-//! [`ensure`] does so on a node without one.
+//! The host's settings for forwarding between its uplinks and its endpoints. The health endpoint maintains them; on a
+//! node without one, [`ensure`] does.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use tracing::warn;
 
 use super::HealthError;
 
-/// Name of the file that keeps what the settings were before.
+/// Name of the file with the original settings.
 const FILE_NAME: &str = "forwarding.json";
 
-/// The settings, in the order in which to apply them, where endpoints have addresses of these families.
+/// The settings, in the order in which to apply them, for endpoints with addresses of these families.
 pub(super) fn settings(
     uplinks: &[String],
     families: &BTreeSet<Family>,
@@ -29,8 +29,8 @@ pub(super) fn settings(
     }
     if families.contains(&Family::V6) {
         for uplink in uplinks {
-            // A router ignores advertisements, and would lose its default route with the next
-            // step, unless told to heed them all the same.
+            // A router ignores advertisements, and would lose its default route with the next step unless configured to
+            // accept them anyway.
             let key = format!("ipv6/conf/{uplink}/accept_ra");
             if sysctl::read(&key)?.as_deref() == Some("1") {
                 settings.push(Setting::new(key, "2"));
@@ -41,8 +41,8 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-/// Has the host forward packets of endpoints with addresses of these families. Returns what was not set so. What it was
-/// before is kept in `state_dir`, for [`cleanup`](super::cleanup()).
+/// Makes the host forward packets of endpoints with addresses of these families. Returns the settings that had other
+/// values. Saves the original values in `state_dir`, for [`cleanup`](super::cleanup()).
 pub fn ensure(
     state_dir: &Path,
     uplinks: &[String],
@@ -72,7 +72,7 @@ pub fn ensure(
     Ok(changes)
 }
 
-/// The file that keeps what the settings were before.
+/// The file with the original settings.
 pub(super) struct OriginalsFile(PathBuf);
 
 impl OriginalsFile {
@@ -84,7 +84,7 @@ impl OriginalsFile {
         &self.0
     }
 
-    /// What it keeps. If it cannot be read, that is nothing, and said so in the log.
+    /// Reads the file. If it cannot be read, returns nothing and logs that.
     pub(super) fn load(&self) -> Originals {
         let read = match fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Originals::default(),
@@ -104,7 +104,7 @@ impl OriginalsFile {
         written.map_err(|source| self.error("write", source))
     }
 
-    /// Removes it. Returns whether it was there.
+    /// Removes the file. Returns whether it existed.
     pub(super) fn remove(&self) -> Result<bool, HealthError> {
         durable::remove(&self.0).map_err(|source| self.error("remove", source))
     }

@@ -1,8 +1,8 @@
-//! The node's health endpoint: a network namespace behind a veth pair, whose host side is
-//! `lxc_health`. [`HealthEndpoint::ensure`] makes, adopts or repairs it, [`HealthEndpoint::check`]
-//! reports whether that is needed, [`cleanup()`] removes it.
+//! The node's health endpoint: a network namespace behind a veth pair, whose host side is `lxc_health`.
+//! [`HealthEndpoint::ensure`] creates, adopts or repairs it, [`HealthEndpoint::check`] reports whether that is
+//! necessary, and [`cleanup()`] removes it.
 //!
-//! Its gateway is on no device: the programs on `lxc_health` answer for it.
+//! Its gateway is not on any device: the programs on `lxc_health` answer for it.
 
 mod cleanup;
 mod error;
@@ -40,47 +40,45 @@ use self::pair::{Blueprint, Pair, PairState};
 use self::plan::{Plan, PreviousEndpoint};
 use self::state::StateFile;
 
-/// Name of the veth pair's end on the host.
+/// Name of the host's end of the veth pair.
 pub const DEVICE: &str = "lxc_health";
-/// Name of the veth pair's end in the endpoint's namespace.
+/// Name of the endpoint's end of the veth pair.
 pub const INNER_DEVICE: &str = "health0";
 
-/// MTU where no device tells another, bytes.
+/// Default MTU in bytes, if no device determines it.
 pub const ETHERNET_MTU: u32 = 1500;
 
-/// Connections that may wait to be accepted.
+/// Maximum connections that wait to be accepted.
 const LISTEN_BACKLOG: i32 = 1024;
 
-/// What to make a health endpoint from.
+/// The settings of a health endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthEndpointSpec {
     /// The agent's instance.
     pub instance: String,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
-    /// Those of them that are on no device for now, so that nothing can be sent from them. The others
-    /// must be this host's.
+    /// Node addresses that are currently on no device, so that nothing can be sent from them. The others must belong to
+    /// this host.
     pub unusable_addresses: Vec<IpAddr>,
-    /// Prefixes that endpoints' addresses come from. The endpoint has an address of each family
-    /// that occurs here.
+    /// Prefixes of endpoints' addresses. The endpoint gets an address of each family that occurs here.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses that it must have, at most one a family. Of a family without, one is allocated.
+    /// Addresses that it must have, at most one per family. For a family without one, an address is allocated.
     pub fixed_addresses: Vec<IpAddr>,
     /// Addresses that it must not have.
     pub excluded: Vec<AddressRange>,
-    /// Ids that are other endpoints'.
+    /// Ids of other endpoints.
     pub taken_ids: BTreeSet<u16>,
-    /// The device whose MTU it takes; `None` takes the smallest of all that are up, the loopback
-    /// aside.
+    /// The device whose MTU it gets. `None`: the smallest MTU of all devices that are up, except the loopback.
     pub mtu_device: Option<String>,
-    /// Devices that lead to other nodes, between which and the endpoint the host forwards. Empty:
-    /// those that carry the node's addresses.
+    /// Devices that lead to other nodes; the host forwards between them and the endpoint. Empty: the devices that carry
+    /// the node's addresses.
     pub uplinks: Vec<String>,
-    /// Folder of what must survive a reboot.
+    /// Folder for state that must survive a reboot.
     pub state_dir: PathBuf,
 }
 
-/// What a health endpoint is, to be shown.
+/// Description of a health endpoint, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthDescription {
     /// Endpoint id.
@@ -97,7 +95,7 @@ pub struct HealthDescription {
     pub host_mac: MacAddr,
     /// File of its network namespace.
     pub netns: PathBuf,
-    /// Whether a policy holds for it.
+    /// Whether a policy applies to it.
     pub has_policy: bool,
 }
 
@@ -108,7 +106,7 @@ impl HealthDescription {
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
     }
 
-    /// Whether id and addresses are those of the `other`.
+    /// Whether id and addresses equal the `other`'s.
     pub fn has_same_addresses(&self, other: &Self) -> bool {
         (self.id, self.ipv4, self.ipv6) == (other.id, other.ipv4, other.ipv6)
     }
@@ -126,9 +124,8 @@ pub struct HealthEndpoint {
 }
 
 impl HealthEndpoint {
-    /// Sees to it that the endpoint is there and in order, and tells what had to be repaired, which
-    /// is nothing the first time. One that is in order is not touched. After a failure nothing is
-    /// left that was not there before.
+    /// Makes sure that the endpoint exists and is in order. Returns what had to be repaired, which is nothing the first
+    /// time. An endpoint that is in order is not touched. After a failure, nothing is left that did not exist before.
     pub async fn ensure(spec: &HealthEndpointSpec) -> Result<(Self, Vec<Repair>), HealthError> {
         let host = netlink::open()?;
         let file = StateFile::in_dir(&spec.state_dir);
@@ -145,7 +142,7 @@ impl HealthEndpoint {
             outdated.is_empty()
         });
 
-        // Before the first change, so that it can be undone whatever happens.
+        // Before the first change, so that everything can be undone whatever happens.
         let state = state(&plan, spec, saved.as_ref())?;
         if saved.as_ref() != Some(&state) {
             file.save(&state)?;
@@ -153,7 +150,7 @@ impl HealthEndpoint {
         let adopted = living.is_some();
         match Self::establish(host.clone(), spec, plan, &state, living).await {
             Ok((endpoint, repaired)) => {
-                // Of a new pair everything is missing at first, which is no fault.
+                // A new pair lacks everything at first, which is not a fault.
                 faults.extend(repaired.into_iter().filter(|_| adopted));
                 endpoint.log(adopted);
                 Ok((endpoint, faults.into_iter().map(Repair).collect()))
@@ -228,14 +225,14 @@ impl HealthEndpoint {
         self.state.ipv6
     }
 
-    /// The IPv4 gateway, which is on no device.
+    /// The IPv4 gateway, which is not on any device.
     pub fn gateway4(&self) -> Option<Ipv4Addr> {
         self.plan
             .stack(Family::V4)
             .and_then(|stack| v4(stack.gateway))
     }
 
-    /// The IPv6 gateway, which is on no device.
+    /// The IPv6 gateway, which is not on any device.
     pub fn gateway6(&self) -> Option<Ipv6Addr> {
         self.plan
             .stack(Family::V6)
@@ -247,7 +244,7 @@ impl HealthEndpoint {
         self.state.mac
     }
 
-    /// What the programs are told of it.
+    /// The endpoint as the programs see it.
     pub fn info(&self) -> EndpointInfo {
         EndpointInfo {
             ifindex: self.ifindex(),
@@ -261,7 +258,7 @@ impl HealthEndpoint {
         }
     }
 
-    /// What is shown of it.
+    /// The endpoint's description for reports.
     pub fn description(&self) -> HealthDescription {
         HealthDescription {
             id: self.id(),
@@ -275,12 +272,12 @@ impl HealthEndpoint {
         }
     }
 
-    /// The host side's hardware address, which is the gateway's.
+    /// The hardware address of the host's end, which is also the gateway's.
     pub fn host_mac(&self) -> MacAddr {
         self.state.host_mac
     }
 
-    /// Number of the host's end of the veth pair. Another one after that was made anew.
+    /// Number of the host's end of the veth pair. It changes when the pair is recreated.
     pub fn ifindex(&self) -> u32 {
         self.pair.outer.index
     }
@@ -290,17 +287,17 @@ impl HealthEndpoint {
         DEVICE
     }
 
-    /// The endpoint's network namespace. Another one after that was made anew.
+    /// The endpoint's network namespace. It changes when it is recreated.
     pub fn netns(&self) -> &NetNs {
         &self.pair.netns
     }
 
-    /// Largest packet that it sends, bytes.
+    /// Largest packet that it sends, in bytes.
     pub fn mtu(&self) -> u32 {
         self.plan.mtu
     }
 
-    /// What is kept of it across restarts.
+    /// The state that is kept across restarts.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -318,11 +315,11 @@ impl HealthEndpoint {
     }
 }
 
-/// What there is before anything is done.
+/// What exists before any change.
 struct Survey {
     living: Option<Pair>,
     past: PreviousEndpoint,
-    /// What is wrong with an endpoint that is not living.
+    /// Faults of an endpoint that does not live.
     faults: Vec<Fault>,
 }
 
@@ -362,8 +359,8 @@ async fn survey(
     })
 }
 
-/// The addresses that a living endpoint may not keep or does not have yet. If there are any, it
-/// takes a new pair.
+/// The addresses that a live endpoint must not keep or does not have yet. If there are any, the endpoint needs a new
+/// pair.
 fn outdated(past: &PreviousEndpoint, plan: &Plan) -> Vec<Fault> {
     let old: BTreeSet<_> = past.addresses.iter().copied().collect();
     let new: BTreeSet<_> = plan.addresses().collect();
@@ -393,13 +390,13 @@ fn state(
     })
 }
 
-/// What is kept of the endpoint in a state folder, if anything is.
+/// The endpoint's saved state in a state folder, if any.
 pub fn saved_state(state_dir: &Path) -> Option<State> {
     StateFile::in_dir(state_dir).load()
 }
 
-/// Takes back an endpoint that [`HealthEndpoint::ensure`] made where there was none, for a start that
-/// fails later. What was `saved` before is kept again.
+/// Removes an endpoint that [`HealthEndpoint::ensure`] created where none existed, for a start that fails later.
+/// Restores the state that was `saved` before.
 pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
     let file = StateFile::in_dir(&spec.state_dir);
     match (netlink::open(), file.load()) {
@@ -409,7 +406,7 @@ pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
     }
 }
 
-/// Takes back what a failed attempt to make an endpoint has done so far.
+/// Undoes what a failed attempt to create an endpoint has done so far.
 async fn undo(
     host: &Handle,
     instance: &str,
@@ -426,7 +423,7 @@ async fn undo(
         warn!(%error, "cannot undo a setting");
     }
     if !failed.is_empty() {
-        // Cleanup gives settings back by the file, and finds devices by their alias.
+        // Cleanup restores the settings from the file, and finds devices by their alias.
         return;
     }
     let restored = match saved {

@@ -1,4 +1,4 @@
-//! The namespace and the veth pair: finding, making and removing them, as one thing.
+//! Finds, creates and removes the namespace and the veth pair as one unit.
 
 use std::os::fd::AsFd;
 
@@ -11,11 +11,11 @@ use health_net::sysctl::{self, Setting};
 
 use super::{DEVICE, End, Fault, HealthError, INNER_DEVICE, State};
 
-/// A namespace with one end of a veth pair, the other end of which is on the host.
+/// A namespace with one end of a veth pair, whose other end is on the host.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) netns: NetNs,
-    /// Netlink in the namespace.
+    /// Netlink connection in the namespace.
     pub(super) inside: Handle,
     /// The host's end.
     pub(super) outer: Link,
@@ -23,20 +23,20 @@ pub(super) struct Pair {
     pub(super) inner: Link,
 }
 
-/// What there is of a pair.
+/// The existing state of a pair.
 pub(super) enum PairState {
     Nothing,
-    /// Parts of one, of which no pair can be made any more.
+    /// Remains that can no longer become a pair.
     Remains {
-        /// What is wrong with it.
+        /// The fault.
         fault: Fault,
-        /// Whether there is still a device, so that its addresses are in use by itself.
+        /// Whether a device still exists, so that the endpoint itself uses its addresses.
         device_stands: bool,
     },
     Living(Pair),
 }
 
-/// What a new pair shall be.
+/// The intended state of a new pair.
 pub(super) struct Blueprint {
     pub(super) mac: MacAddr,
     pub(super) host_mac: MacAddr,
@@ -44,15 +44,15 @@ pub(super) struct Blueprint {
     pub(super) ipv6: bool,
 }
 
-/// How the mark of every agent's device starts.
+/// Prefix of the alias of every agent's device.
 pub const ALIAS_PREFIX: &str = "health-agent/";
 
-/// What marks the host's end as this instance's.
+/// The alias that marks the host's end as this instance's.
 pub(super) fn alias(instance: &str) -> String {
     format!("{ALIAS_PREFIX}{instance}")
 }
 
-/// Whether a device is of an endpoint of any agent.
+/// Whether a device belongs to an endpoint of any agent.
 pub(super) fn is_an_agents(link: &Link) -> bool {
     let alias = link.alias.as_deref().unwrap_or_default();
     link.name == DEVICE || alias.starts_with(ALIAS_PREFIX)
@@ -63,7 +63,7 @@ pub(super) fn netns_name(instance: &str) -> String {
     format!("health-{instance}")
 }
 
-/// The host's end, if there is one and it is this instance's.
+/// The host's end, if it exists and belongs to this instance.
 pub(super) async fn own_device(host: &Handle, instance: &str) -> Result<Option<Link>, HealthError> {
     match link::by_name(host, DEVICE).await? {
         Some(device) if device.alias.as_deref() != Some(&alias(instance)) => {
@@ -74,7 +74,7 @@ pub(super) async fn own_device(host: &Handle, instance: &str) -> Result<Option<L
     }
 }
 
-/// Looks for this instance's pair.
+/// Finds this instance's pair.
 pub(super) async fn find(
     host: &Handle,
     instance: &str,
@@ -108,7 +108,7 @@ pub(super) async fn find(
             fault: Fault::PeerGone,
             device_stands: true,
         },
-        // An end alone cannot be: the host's has another name by now, and is in use under that.
+        // A veth end cannot exist alone: the host's end has been renamed and is in use under the new name.
         (None, inner) => PairState::Remains {
             fault: Fault::VethGone,
             device_stands: inner.is_some(),
@@ -116,12 +116,12 @@ pub(super) async fn find(
     })
 }
 
-/// Whether a namespace with our name is one of ours. The state is written before one is made.
+/// Whether a namespace with our name is ours. The state is saved before the namespace is created.
 fn is_ours(netns: &NetNs, inner: Option<&Link>, saved: Option<&State>) -> bool {
     inner.is_some() || saved.is_some_and(|state| state.netns == netns.path())
 }
 
-/// Whether somebody else's namespace has our name.
+/// Whether a foreign namespace has our name.
 pub(super) async fn netns_is_foreign(
     instance: &str,
     saved: Option<&State>,
@@ -140,12 +140,10 @@ fn are_peers(a: &Link, b: &Link) -> bool {
     leads_to(a, b) && leads_to(b, a)
 }
 
-/// Makes the namespace and the pair, both ends down. What it made before a failure is left to
-/// [`remove`].
+/// Creates the namespace and the pair, both ends down. After a failure, [`remove`] must remove what it created.
 ///
-/// Both ends are made inside the namespace; the host's gets its name and mark there and is then
-/// moved out. So the host never sees it without the mark, and a crash before that leaves only a
-/// namespace.
+/// Both ends are created inside the namespace. The host's end gets its name and mark there and is then moved out, so
+/// the host never sees it without the mark. A crash before the move leaves only a namespace.
 pub(super) async fn create(
     host: &Handle,
     instance: &str,
@@ -154,8 +152,8 @@ pub(super) async fn create(
     let netns = NetNs::create(&netns_name(instance))?;
     netns.run_in(|| configure_namespace(blueprint.ipv6))??;
     let inside = netns::netlink_in(&netns)?;
-    // The peer gets the lower number, 2, which the host's end then hardly ever gets. Were both
-    // equal, the kernel would take its time, up to a second, to let packets pass.
+    // The peer gets the lower number, 2, which the host's end then almost never gets. If both were equal, the kernel
+    // would take up to a second to let packets pass.
     let pair = VethPair {
         name: DEVICE,
         mac: blueprint.host_mac,
@@ -175,7 +173,7 @@ pub(super) async fn create(
     })
 }
 
-/// An end of the pair that was just made.
+/// An end of the pair that was just created.
 async fn existing(handle: &Handle, end: End) -> Result<Link, HealthError> {
     let found = link::by_name(handle, end.device()).await?;
     found.ok_or(HealthError::Unrepaired(match end {
@@ -184,15 +182,15 @@ async fn existing(handle: &Handle, end: End) -> Result<Link, HealthError> {
     }))
 }
 
-/// Settings that the namespace's devices start with.
+/// Default settings for the namespace's devices.
 fn configure_namespace(ipv6: bool) -> Result<(), KernelError> {
     let disable = if ipv6 { "0" } else { "1" };
     for setting in [
         Setting::new("ipv6/conf/default/disable_ipv6", disable),
-        // Mode 1 makes no link-local address, for which there is no use.
+        // Mode 1 creates no link-local address, which is not needed.
         Setting::new("ipv6/conf/default/addr_gen_mode", "1"),
     ] {
-        // A kernel without IPv6 has neither.
+        // A kernel without IPv6 has neither setting.
         if sysctl::read(&setting.key)?.is_some() {
             setting.apply()?;
         }
@@ -200,16 +198,16 @@ fn configure_namespace(ipv6: bool) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Removes whatever there is of this instance's pair.
+/// Removes everything that exists of this instance's pair.
 pub(super) async fn remove(host: &Handle, instance: &str) -> Result<(), HealthError> {
-    // The device first: the namespace may live on for a while, as long as a socket is in it.
+    // The device first: the namespace may live on as long as a socket is in it.
     let device = remove_device(host, instance).await;
     let inner = remove_inner_device(instance).await;
     netns::remove(&netns_name(instance))?;
     device.map(drop).and(inner)
 }
 
-/// Removes the endpoint's end, and with it a host's end that has another name by now.
+/// Removes the endpoint's end, and with it a host's end that has been renamed.
 async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
     let name = netns_name(instance);
     if !netns::is_alive(&name) {
@@ -222,7 +220,7 @@ async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
     Ok(())
 }
 
-/// Removes the host's end, and with it the other. Returns whether it was there.
+/// Removes the host's end, and with it the other end. Returns whether it existed.
 pub(super) async fn remove_device(host: &Handle, instance: &str) -> Result<bool, HealthError> {
     match own_device(host, instance).await? {
         Some(device) => Ok(link::delete(host, &device).await?),

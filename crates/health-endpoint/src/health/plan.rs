@@ -1,4 +1,4 @@
-//! What the health endpoint shall be: its addresses, and the routes and settings that follow.
+//! The intended state of the health endpoint: its addresses, and the resulting routes and settings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -18,22 +18,22 @@ use super::state::{ENDPOINT_IDS, State};
 use super::{DEVICE, ETHERNET_MTU, HealthEndpointSpec, HealthError, forwarding, pair};
 use crate::outer::outer_settings;
 
-/// How long a node address may take to pass duplicate address detection, which lasts a second or two.
+/// How long a node address may take to pass duplicate address detection, which takes a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
 
 /// RFC 8200 section 5.
 const IPV6_MIN_MTU: u32 = 1280;
 
-/// What the endpoint shall be.
+/// The intended endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) id: u16,
     pub(super) mac: MacAddr,
     pub(super) host_mac: MacAddr,
-    /// MTU of both ends, bytes.
+    /// MTU of both ends in bytes.
     pub(super) mtu: u32,
-    /// One for each family, IPv4 first.
+    /// One per family, IPv4 first.
     pub(super) stacks: Vec<Stack>,
     /// Names of the devices that lead to other nodes.
     pub(super) uplinks: Vec<String>,
@@ -44,23 +44,23 @@ pub(super) struct Plan {
 pub(super) struct Stack {
     pub(super) address: IpAddr,
     pub(super) gateway: IpAddr,
-    /// The node's address, from which the host talks to the endpoint.
+    /// The node's address, which the host uses as the source of packets to the endpoint.
     pub(super) node: Option<IpAddr>,
 }
 
-/// What the endpoint was before.
+/// The previous state of the endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreviousEndpoint {
     pub(super) id: Option<u16>,
-    /// The endpoint's own hardware address and the host side's.
+    /// The hardware addresses of the endpoint and of the host's end.
     pub(super) macs: Option<(MacAddr, MacAddr)>,
     pub(super) addresses: Vec<IpAddr>,
-    /// Whether its device still stands, so that its addresses are in use by itself.
+    /// Whether its device still exists, so that the endpoint itself uses its addresses.
     pub(super) device_stands: bool,
 }
 
 impl PreviousEndpoint {
-    /// As the state file tells it.
+    /// The previous state according to the state file.
     pub(super) fn of_state(state: &State) -> Self {
         Self {
             id: Some(state.id),
@@ -72,7 +72,7 @@ impl PreviousEndpoint {
 }
 
 impl Plan {
-    /// Chooses addresses and looks up what the host gives.
+    /// Chooses addresses, and looks up the values that depend on the host.
     pub(super) async fn make(
         host: &Handle,
         spec: &HealthEndpointSpec,
@@ -123,7 +123,7 @@ impl Plan {
         self.stacks.iter().map(|stack| stack.address)
     }
 
-    /// Routes of the host, by which it reaches the endpoint through device number `outer`.
+    /// The host's routes to the endpoint, through device number `outer`.
     pub(super) fn host_routes(&self, outer: u32) -> impl Iterator<Item = Route> {
         self.stacks.iter().map(move |stack| Route {
             device: Some(outer),
@@ -132,7 +132,7 @@ impl Plan {
         })
     }
 
-    /// Routes of the endpoint: everything goes to the gateway, through device number `inner`.
+    /// The endpoint's routes: everything goes to the gateway, through device number `inner`.
     pub(super) fn inner_routes(&self, inner: u32) -> impl Iterator<Item = Route> {
         let mtu = self.mtu;
         self.stacks.iter().flat_map(move |stack| {
@@ -150,14 +150,13 @@ impl Plan {
         })
     }
 
-    /// Settings of the host's end, which end with it.
+    /// Settings of the host's end, which disappear with it.
     pub(super) fn device_settings(&self) -> Vec<Setting> {
         let has_family = |family| self.stack(family).is_some();
         outer_settings(DEVICE, has_family(Family::V4), has_family(Family::V6))
     }
 
-    /// Settings of the host that stay, and so are to be given back, in the order in which to apply
-    /// them.
+    /// Permanent settings of the host, which must be restored later, in the order in which to apply them.
     pub(super) fn host_settings(&self) -> Result<Vec<Setting>, KernelError> {
         let families = self.addresses().map(Family::of).collect();
         forwarding::settings(&self.uplinks, &families)
@@ -203,7 +202,7 @@ async fn node_devices(
     }
 }
 
-/// The uplinks of the settings, or those that carry the node's addresses.
+/// The uplinks in the settings, or else the devices that carry the node's addresses.
 fn uplinks(
     devices: &[(Link, Vec<LinkAddress>)],
     spec: &HealthEndpointSpec,
@@ -306,14 +305,14 @@ async fn allocate(
 ) -> Result<IpAddr, HealthError> {
     loop {
         let address = pool.allocate(last.take(), &mut rand::rng())?;
-        // One that is in use stays taken in the pool, so that this ends.
+        // An address that is in use stays taken in the pool, so that this loop ends.
         if in_place == Some(address) || !is_in_use(host, address).await? {
             return Ok(address);
         }
     }
 }
 
-/// Whether a device of the host has the address, or a route leads to it alone.
+/// Whether a device of the host has the address, or a route leads only to it.
 async fn is_in_use(host: &Handle, address: IpAddr) -> Result<bool, HealthError> {
     let route = route::matching(host, address).await?;
     Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))

@@ -1,4 +1,4 @@
-//! What is kept of the health endpoint across restarts and reboots.
+//! The state of the health endpoint that is kept across restarts and reboots.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -14,12 +14,12 @@ use tracing::warn;
 
 use super::HealthError;
 
-/// Ids that an endpoint can have.
+/// Valid endpoint ids.
 pub const ENDPOINT_IDS: RangeInclusive<u16> = 1..=4095;
 
 const FILE_NAME: &str = "health-endpoint.json";
 
-/// What is kept.
+/// The saved state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct State {
@@ -35,7 +35,7 @@ pub struct State {
     pub host_mac: MacAddr,
     /// File of its network namespace.
     pub netns: PathBuf,
-    /// What the host's settings were before.
+    /// The host's settings before the agent changed them.
     pub sysctls: Originals,
 }
 
@@ -46,7 +46,7 @@ impl State {
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
     }
 
-    /// The endpoint's address of one family.
+    /// The endpoint's address in one family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses().find(|ip| Family::of(*ip) == family)
     }
@@ -69,7 +69,7 @@ impl StateFile {
         self.dir.join(FILE_NAME)
     }
 
-    /// Reads the state. One that cannot be read is as good as none, and said so in the log.
+    /// Reads the state. An unreadable file counts as absent, and is logged.
     pub(super) fn load(&self) -> Option<State> {
         let path = self.path();
         let state = match fs::read(&path) {
@@ -97,7 +97,7 @@ impl StateFile {
         written.map_err(|source| self.error("write", source))
     }
 
-    /// Removes the file. Returns whether it was there.
+    /// Removes the file. Returns whether it existed.
     pub(super) fn remove(&self) -> Result<bool, HealthError> {
         durable::remove(&self.path()).map_err(|source| self.error("remove", source))
     }

@@ -1,5 +1,5 @@
-//! Tests on real namespaces. Each test has a host of its own: a network namespace, and a mount
-//! namespace with an empty `/run`, both of which end with its thread.
+//! Tests on real namespaces. Each test has its own host: a network namespace, and a mount namespace with an empty
+//! `/run`. Both end with the test's thread.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -28,18 +28,17 @@ use crate::peer_routes::{Change, PeerRouteError, PeerRoutes};
 const UPLINK: &str = "eth0";
 const UPLINK_MTU: u32 = 1400;
 const PORT: u16 = 4240;
-/// How long a test waits for what must come, however busy the machine is.
+/// How long a test waits for an expected event, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A host with one uplink, `eth0` with 172.30.0.1/24 and fd00:30::1/64, and behind it a machine
-/// with `.2` and `::2`.
+/// A host with one uplink, `eth0` with 172.30.0.1/24 and fd00:30::1/64, and a machine behind it with `.2` and `::2`.
 struct Host {
     netlink: Handle,
     far: NetNs,
     state: TempDir,
 }
 
-/// Runs a test on a host of its own, or says that it is skipped.
+/// Runs a test on its own host, or reports that it is skipped.
 fn on_a_host(test: impl AsyncFnOnce(Host) + Send) {
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: needs root");
@@ -76,7 +75,7 @@ impl Host {
         let far = NetNs::create("far").unwrap();
         let far_netlink = netns::netlink_in(&far).unwrap();
         let no_link_local = || {
-            // Their duplicate address detection would change the host under the tests' eyes.
+            // Their duplicate address detection would change the host while the tests run.
             sysctl::write("ipv6/conf/default/addr_gen_mode", "1").unwrap();
             sysctl::write("ipv6/conf/default/accept_dad", "0").unwrap();
         };
@@ -117,7 +116,7 @@ impl Host {
             far,
             state: tempfile::tempdir().unwrap(),
         };
-        // What the kernel does when it has noticed that the uplink has a carrier.
+        // The kernel's changes once it has noticed that the uplink has a carrier.
         let settled = |inventory: BTreeSet<String>| {
             let has = |text| inventory.iter().any(|item| item.contains(text));
             !has("Linkdown") && has("(Inet6(ff00::))") && has("(Inet6(fd00:30::1))")
@@ -232,7 +231,7 @@ async fn ensure(spec: &HealthEndpointSpec) -> HealthEndpoint {
     endpoint
 }
 
-/// What the endpoint is known by, and must be the same whatever happens to its pair.
+/// The endpoint's identifying properties, which must stay the same whatever happens to its pair.
 fn identity(endpoint: &HealthEndpoint) -> (u16, Vec<IpAddr>, MacAddr, MacAddr) {
     let addresses = endpoint.plan.addresses().collect();
     (
@@ -410,7 +409,7 @@ fn a_living_endpoint_is_adopted_untouched() {
         let (monitor, _keep, mut events) = rtnetlink::new_multicast_connection(&groups).unwrap();
         tokio::spawn(monitor);
         let second = ensure(&host.spec()).await;
-        // The kernel reports a change before it answers the request that made it.
+        // The kernel reports a change before it answers the request that caused it.
         assert!(events.try_recv().is_err());
         assert_eq!(identity(&second), identity(&first));
         assert_eq!(second.ifindex(), first.ifindex());
@@ -608,7 +607,7 @@ fn a_renamed_veth_is_replaced_under_its_old_addresses() {
         spec.fixed_addresses = vec![ip("10.244.1.7"), ip("fd00:10:244:1::7")];
         let endpoint = ensure(&spec).await;
         let outer = device(&host.netlink, DEVICE).await;
-        // Before Linux 6.2 no other device can be renamed.
+        // Before Linux 6.2, only a device that is down can be renamed.
         link::set_down(&host.netlink, &outer).await.unwrap();
         let message = LinkUnspec::new_with_index(outer.index).name("renamed");
         let renamed = host.netlink.link().set(message.build()).execute().await;
@@ -898,7 +897,7 @@ fn taken_addresses_are_refused_or_passed_over() {
 #[test]
 fn a_failure_half_way_is_undone() {
     on_a_host(async |host: Host| {
-        // The namespace can be made, and its file; the veth pair cannot.
+        // The namespace and its file can be created, but the veth pair cannot.
         let mut spec = host.spec();
         let uplink = device(&host.netlink, UPLINK).await;
         link::set_mtu(&host.netlink, &uplink, 65535).await.unwrap();
@@ -1012,7 +1011,7 @@ fn peer_routes_become_exactly_the_wanted_ones() {
     });
 }
 
-/// Those behind a router are left alone for a while, those whose device was away are not.
+/// Routes via nodes behind a router are left alone for a while; routes whose device was away are not.
 #[test]
 fn peer_routes_are_back_as_soon_as_their_device_is() {
     on_a_host(async |host: Host| {

@@ -1,4 +1,4 @@
-//! Regenerating endpoints: several at a time, each until it succeeds.
+//! Regenerates endpoints: several concurrently, each until it succeeds.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Manager {
-    /// Begins what is to be regenerated as soon as it may be.
+    /// Starts regenerations as soon as possible.
     pub(super) async fn build_forever(self) {
         loop {
             let begun = self.table().queue.begin();
@@ -45,16 +45,17 @@ impl Manager {
                         entry.problem = None;
                         entry.touch();
                         let message = format!("regenerated in {took:.1?}: {reason}");
-                        // Superseded where the next build is asked for already, or another identity is looked for.
+                        // Superseded if the next build is already requested, or another identity is awaited.
                         let is_ready = match entry.saved.lacks_identity() {
                             false => entry.set(Side::Builder, State::Ready, now, &message),
-                            // From there that is allowed.
+                            // This is allowed from that state.
                             true => entry.set(Side::Manager, State::WaitingForIdentity, now, &message),
                         };
                         if is_ready.is_err() && entry.state() == State::WaitingForIdentity {
                             entry.note(now, Status::Ok, message);
                         }
-                        // Of one that got another identity meanwhile, packets meet the former until the next build.
+                        // If the endpoint got another identity meanwhile, packets meet the former one until the next
+                        // build.
                         (entry.saved.identity == endpoint.identity).then_some(0)
                     }
                     Err(error) => {
@@ -84,12 +85,12 @@ impl Manager {
         self.0.work.notify_one();
     }
 
-    /// The endpoint as it is to be built, if it is to be.
+    /// The intended state of the endpoint, if it must be built.
     fn begin_to_build(&self, id: u16, reason: &str) -> Option<Regeneration> {
         let now = self.now();
         let mut table = self.table();
         let entry = table.living(id).ok()?;
-        // One whose labels have changed has its former identity until the new one is there.
+        // An endpoint whose labels have changed keeps its former identity until the new one is there.
         if entry.state() != State::WaitingForIdentity
             && let Err(refused) = entry.set(Side::Builder, State::Regenerating, now, reason)
         {

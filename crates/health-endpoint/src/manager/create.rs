@@ -1,4 +1,4 @@
-//! Making an endpoint, step by step; each failure takes back what the steps before it did.
+//! Creates an endpoint step by step; a failure undoes the previous steps.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,14 +38,14 @@ impl Manager {
         }
     }
 
-    /// Takes an id. An endpoint in the way whose namespace has ended without anybody telling is deleted first.
+    /// Reserves an id. First deletes an endpoint that is in the way, if its namespace has ended unnoticed.
     async fn reserve_or_succeed(
         &self,
         new: &NewEndpoint,
         netns_id: NetNsId,
     ) -> Result<u16, EndpointError> {
         loop {
-            // One that has ended may have had a namespace of the same number, and has no route in this one.
+            // An endpoint that has ended may have had a namespace with the same number, and has no route in this one.
             let sibling = self.table().default_route_in(netns_id);
             if let Some((id, _)) = sibling
                 && let Some(why) = self.end_of(id).await?
@@ -71,7 +71,7 @@ impl Manager {
         }
     }
 
-    /// Why an endpoint does not live any more, or not for long; `None` if it does.
+    /// Why an endpoint is no longer alive, or soon will not be; `None` if it is alive.
     async fn end_of(&self, id: u16) -> Result<Option<&'static str>, EndpointError> {
         let saved = match self.table().entries.get(&id) {
             None => return Ok(Some("it is gone")),
@@ -88,7 +88,7 @@ impl Manager {
         Ok(fate(&saved, own.as_ref()))
     }
 
-    /// Takes an id, under which nobody else makes the same endpoint.
+    /// Reserves an id, under which no other call creates the same endpoint.
     fn reserve(&self, new: &NewEndpoint, netns_id: NetNsId) -> Result<u16, EndpointError> {
         let mut rng = rand::rng();
         let now = self.now();
@@ -160,7 +160,7 @@ impl Manager {
         asked: [Option<IpAddr>; 2],
     ) -> Result<Arc<Endpoint>, EndpointError> {
         self.take_addresses(id, asked).await?;
-        // The intent, so that whatever follows can be undone by the next agent too.
+        // Saves the intent, so that the next agent too can undo whatever follows.
         self.save(id).await?;
         self.first_identity(id).await?;
         let blueprint = self.blueprint(id)?;
@@ -236,7 +236,7 @@ impl Manager {
         loop {
             let address = {
                 let mut table = self.table();
-                // Whoever deletes it waits for this.
+                // A deletion waits for this.
                 table.living(id)?;
                 let now = Instant::now();
                 table.ipam.allocate(&search, now, &mut rand::rng())?
@@ -257,7 +257,7 @@ impl Manager {
         })
     }
 
-    /// What the devices of an endpoint shall be.
+    /// The intended devices of an endpoint.
     pub(super) fn blueprint(&self, id: u16) -> Result<Blueprint, EndpointError> {
         let mut table = self.table();
         let saved = table.living(id)?.saved.clone();
@@ -297,7 +297,7 @@ impl Manager {
         .await
     }
 
-    /// Does something with a living endpoint.
+    /// Runs work on a live endpoint.
     pub(super) fn with<T>(
         &self,
         id: u16,
@@ -308,12 +308,12 @@ impl Manager {
         table.living(id).map(|entry| work(entry, now))
     }
 
-    /// Writes down what is to be kept of an endpoint, as it is when its turn comes: of one that is deleted by then,
-    /// nothing.
+    /// Saves the state of an endpoint, as it is when the write starts. Saves nothing if the endpoint was deleted by
+    /// then.
     pub(super) async fn save(&self, id: u16) -> Result<(), EndpointError> {
         self.at_files(move |manager| {
             let saved = manager.with(id, |entry, _| SavedEndpoint {
-                // Before it is complete there is only the intent.
+                // Before it is complete, only the intent exists.
                 ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
                 ..entry.saved.clone()
             })?;
@@ -322,7 +322,7 @@ impl Manager {
         .await
     }
 
-    /// Does something with files of endpoints while nobody else does.
+    /// Runs work on endpoints' files, exclusively.
     pub(super) async fn at_files<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, EndpointError> + Send + 'static,

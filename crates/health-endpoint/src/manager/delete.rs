@@ -1,4 +1,4 @@
-//! Taking an endpoint away.
+//! Deletes endpoints.
 
 use std::time::Instant;
 
@@ -11,18 +11,18 @@ use crate::lifecycle::{Side, State};
 use crate::log::Status;
 use crate::workload::{SavedEndpoint, WorkloadError};
 
-/// What is to be done to delete an endpoint.
+/// How to delete an endpoint.
 enum Way {
-    /// It is not there.
+    /// It does not exist.
     Gone,
-    /// Whoever is at it takes it away.
+    /// Wait: another task works on it and removes it.
     Wait,
-    /// To take it away.
+    /// Remove it.
     Remove,
 }
 
 impl Manager {
-    /// Deletes an endpoint. Returns whether it was there.
+    /// Deletes an endpoint. Returns whether it existed.
     pub(super) async fn unmake(&self, id: u16) -> Result<bool, EndpointError> {
         let mut was_there = false;
         loop {
@@ -54,7 +54,7 @@ impl Manager {
             return Way::Gone;
         };
         if !entry.state().is_ending() {
-            // From all other states that is allowed.
+            // This is allowed from all other states.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "deleted");
             entry.problem = None;
         }
@@ -69,7 +69,7 @@ impl Manager {
         way
     }
 
-    /// Takes away what there is of an endpoint that could not be made.
+    /// Removes the remains of an endpoint that could not be created.
     pub(super) async fn clear_away(&self, id: u16, problem: &EndpointError) {
         let now = self.now();
         if let Some(entry) = self.table().entries.get_mut(&id) {
@@ -86,8 +86,8 @@ impl Manager {
         }
     }
 
-    /// Removes an endpoint and all of it. After a failure it is still there, disconnecting, and can be
-    /// deleted again; until then all its traffic is dropped.
+    /// Removes an endpoint completely. After a failure it still exists in state disconnecting, and can be deleted
+    /// again; until then all its traffic is dropped.
     async fn remove(&self, id: u16) -> Result<(), EndpointError> {
         let removed = self.remove_parts(id).await;
         let held = self.note_removal(id, &removed);
@@ -124,7 +124,7 @@ impl Manager {
         }
     }
 
-    /// What is still held for it of the source of identities.
+    /// Records the result. Returns what is still held for the endpoint from the identity source.
     fn note_removal(&self, id: u16, removed: &Result<(), EndpointError>) -> Vec<Hold> {
         let now = self.now();
         let mut table = self.table();
@@ -134,7 +134,7 @@ impl Manager {
                 let Some(mut entry) = table.entries.remove(&id) else {
                     return Vec::new();
                 };
-                // From there that is allowed.
+                // This is allowed from that state.
                 let _ = entry.set(Side::Manager, State::Disconnected, now, "deleted");
                 let held = std::mem::take(&mut entry.held);
                 table.departed.show(entry, tokio::time::Instant::now());
@@ -143,7 +143,7 @@ impl Manager {
             Err(error) => {
                 if let Some(entry) = table.entries.get_mut(&id) {
                     entry.is_being_removed = false;
-                    // What is left of one that was not made is deleted like any other.
+                    // The remains of a failed creation are deleted like any other endpoint.
                     entry.is_complete = true;
                     entry.problem = Some(error.to_string());
                     entry.note(now, Status::Failure, format!("cannot be deleted: {error}"));
@@ -153,37 +153,37 @@ impl Manager {
         }
     }
 
-    /// Writes down that an endpoint is being deleted, so that the next agent does not wonder where its device is.
+    /// Saves that an endpoint is being deleted, so that the next agent knows why its device is missing.
     async fn note_deletion(&self, id: u16) {
         let noted = self.at_files(move |manager| {
             let saved = manager.table().entries.get(&id).map(|entry| SavedEndpoint {
                 is_deleting: true,
                 ..entry.saved.clone()
             });
-            // One without a device is rolled back in any case.
+            // An endpoint without a device is rolled back in any case.
             let saved = saved.filter(|saved| saved.ifindex.is_some());
             saved.map_or(Ok(()), |saved| Ok(manager.0.states.save(&saved)?))
         });
-        // It goes all the same.
+        // The deletion continues anyway.
         if let Err(error) = noted.await {
             warn!(id, %error, "cannot record that an endpoint is being deleted");
         }
     }
 
-    /// The device first, so that nothing passes that no policy holds for; the file last, which tells the
-    /// next agent what there may still be.
+    /// Removes the device first, so that nothing passes without a policy. Removes the file last: it tells the next
+    /// agent what may still exist.
     async fn remove_parts(&self, id: u16) -> Result<(), EndpointError> {
         self.wait_until(|table| (!table.queue.is_running(id)).then_some(()))
             .await;
         self.note_deletion(id).await;
-        // Without a number there is none: whoever cannot make one takes it back.
+        // Without a number there is no device: a creation that fails removes it itself.
         let device = self.table().entries.get(&id).and_then(|entry| {
             let is_there = entry.saved.ifindex.is_some();
             is_there.then(|| entry.saved.device.clone())
         });
         if let Some(device) = device {
             match self.0.devices.remove(&device).await {
-                // Made by somebody else since ours went.
+                // Someone else created it after ours was gone.
                 Err(WorkloadError::ForeignDevice { .. }) => {
                     warn!(
                         id,

@@ -1,4 +1,4 @@
-//! Endpoints that were deleted lately: they are shown for a while, so that it can be read what became of them.
+//! Recently deleted endpoints. They are shown for a while, so that users can see what happened to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep};
 use super::Manager;
 use super::table::Entry;
 
-/// For so long.
+/// How long deleted endpoints are shown.
 const SHOWN: Duration = Duration::from_secs(60);
 
-/// The endpoints that were deleted lately. All that was theirs is free, their ids aside while there are others.
+/// The recently deleted endpoints. All their resources are free, except their ids as long as others are available.
 #[derive(Debug, Default)]
 pub(super) struct DepartedEndpoints(BTreeMap<u16, DepartedEndpoint>);
 
@@ -30,7 +30,7 @@ impl DepartedEndpoints {
         self.0.insert(departed.entry.saved.id, departed);
     }
 
-    /// Forgets those that were shown for long enough. Returns whether there were any.
+    /// Forgets endpoints that were shown long enough. Returns whether there were any.
     fn forget(&mut self, now: Instant) -> bool {
         let before = self.0.len();
         self.0
@@ -38,7 +38,7 @@ impl DepartedEndpoints {
         self.0.len() < before
     }
 
-    /// Forgets the one that was deleted first, and tells its id.
+    /// Forgets the endpoint that was deleted first, and returns its id.
     pub(super) fn forget_first(&mut self) -> Option<u16> {
         let first = self.0.iter().min_by_key(|(_, departed)| departed.since);
         let id = first.map(|(id, _)| *id)?;
@@ -56,7 +56,7 @@ impl DepartedEndpoints {
 }
 
 impl Manager {
-    /// Forgets what is deleted by now, in due time.
+    /// Forgets, in due time, the endpoints that are deleted by now.
     pub(super) async fn forget_later(self) {
         sleep(SHOWN).await;
         let is_less = self.table().departed.forget(Instant::now());

@@ -1,4 +1,4 @@
-//! Looking after the devices of endpoints: what others did to them is told and put right.
+//! Monitors endpoints' devices: reports and repairs outside changes.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use super::Manager;
 use crate::log::Status;
 use crate::workload::{DeviceFault, FoundDevice, WorkloadError};
 
-/// How often faults are looked for and repaired at a time. One repair may uncover another fault.
+/// How often faults are searched and repaired in one pass. One repair may uncover another fault.
 const ROUNDS: usize = 2;
 
 impl Manager {
-    /// Drops endpoints whose device is gone, as that of a namespace that has ended, and addresses that
-    /// nobody has, and puts right what is wrong with what the host has of the others.
+    /// Drops endpoints whose device is gone, for example with its namespace, and addresses without an owner. Repairs
+    /// the faults on the host of all other endpoints.
     pub(super) async fn look(&self) {
         let known = self.known_devices();
         if known.is_empty() {
@@ -32,7 +32,7 @@ impl Manager {
                 self.look_at(id, there).await;
                 continue;
             }
-            // No listing alone costs an endpoint.
+            // A listing alone never costs an endpoint.
             match self.0.devices.find(ifindex).await {
                 Ok(Some(there)) if is_its(&&there) => {
                     self.look_at(id, &there).await;
@@ -54,7 +54,7 @@ impl Manager {
         }
     }
 
-    /// Looks at one whose device is there. On one that is down, nothing stands.
+    /// Checks an endpoint whose device exists. Nothing is checked on a device that is down.
     async fn look_at(&self, id: u16, found: &FoundDevice) {
         self.note_link(id, found);
         if found.is_up
@@ -64,10 +64,10 @@ impl Manager {
         }
     }
 
-    /// Repairs until there is nothing to repair, and tells what there was and what is left.
+    /// Repairs until there is nothing left to repair, and reports the faults and what remains.
     async fn put_in_order(&self, id: u16, ifindex: u32) -> Result<(), WorkloadError> {
         let devices = &self.0.devices;
-        // One that is about to go needs no repair.
+        // An endpoint that is being deleted needs no repair.
         let Ok(blueprint) = self.blueprint(id) else {
             return Ok(());
         };
@@ -110,7 +110,7 @@ impl Manager {
         found.unwrap_or(false)
     }
 
-    /// Takes note of what is wrong with an endpoint's devices, where that is news.
+    /// Notes the faults of an endpoint's devices, if they changed.
     fn note_devices(&self, id: u16, problem: Option<String>) {
         let noted = self.with(id, |entry, now| {
             if entry.device_problem == problem {
@@ -142,7 +142,7 @@ impl Manager {
         }
     }
 
-    /// Takes note of whether an endpoint's device is up: whoever sets it down cuts the endpoint off.
+    /// Notes whether an endpoint's device is up: setting it down cuts the endpoint off.
     fn note_link(&self, id: u16, found: &FoundDevice) {
         let noted = self.with(id, |entry, now| {
             let was_up = std::mem::replace(&mut entry.is_up, found.is_up);
@@ -159,13 +159,13 @@ impl Manager {
             }
             was_up != found.is_up
         });
-        // One that is about to go needs no notes.
+        // An endpoint that is being deleted needs no notes.
         if noted.unwrap_or(false) {
             self.note_change();
         }
     }
 
-    /// The endpoints with devices, and those devices' numbers. On the way, takes back what leaked.
+    /// The endpoints with devices, and the devices' numbers. Also reclaims leaked addresses.
     fn known_devices(&self) -> Vec<(u16, u32)> {
         let mut table = self.table();
         for (address, owner) in table.take_back_leaks(Instant::now()) {

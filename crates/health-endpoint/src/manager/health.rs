@@ -1,5 +1,5 @@
-//! The health endpoint among the others: the agent makes and repairs it and tells what it found, and what is shown of
-//! it follows from that.
+//! The health endpoint among the others. The agent creates and repairs it and reports its findings; what is shown of it
+//! follows from that.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,26 +17,26 @@ use crate::health::{DEVICE, HealthDescription, INNER_DEVICE};
 use crate::lifecycle::{Lifecycle, Side, State};
 use crate::log::Status;
 
-/// What the health endpoint is called as an owner of addresses.
+/// The health endpoint's name as an owner of addresses.
 const NAME: &str = "health";
 
-/// What the agent found of the health endpoint, after it had put right what it could.
+/// The state of the health endpoint, after the agent repaired what it could.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthReport {
-    /// What it is.
+    /// The endpoint's description.
     pub endpoint: HealthDescription,
-    /// What was put right just now, in words.
+    /// Repairs since the last report, in words.
     pub repaired: Vec<String>,
-    /// What was put right since the agent's start, by cause.
+    /// Repairs since the agent's start, by cause.
     pub repairs: BTreeMap<String, u64>,
-    /// Why it is not connected: what is wrong with its devices, addresses, routes and responder.
+    /// Why it is not connected: the faults of its devices, addresses, routes and responder.
     pub connection_problem: Option<String>,
-    /// What is wrong with its programs.
+    /// The faults of its programs.
     pub program_problem: Option<String>,
 }
 
 impl HealthReport {
-    /// All that is wrong, in words.
+    /// All faults, in words.
     fn problem(&self) -> Option<String> {
         let problems: Vec<&str> = [&self.connection_problem, &self.program_problem]
             .into_iter()
@@ -46,12 +46,12 @@ impl HealthReport {
     }
 }
 
-/// The health endpoint as it was found last.
+/// The health endpoint as last reported.
 #[derive(Debug)]
 pub(super) struct HealthEntry {
     report: HealthReport,
     lifecycle: Lifecycle,
-    /// Where its packets go first, IPv4's gateway and IPv6's.
+    /// The first hops of its packets: the IPv4 gateway and the IPv6 gateway.
     gateways: [Option<IpAddr>; 2],
     shown: Arc<Endpoint>,
 }
@@ -83,7 +83,7 @@ impl HealthEntry {
         self.shown.clone()
     }
 
-    /// Takes note of what was found. Returns whether something else is shown from now on.
+    /// Records a report. Returns whether the endpoint is shown differently from now on.
     fn note(&mut self, mut report: HealthReport, now: Timestamp) -> bool {
         if report == self.report {
             return false;
@@ -97,7 +97,7 @@ impl HealthEntry {
             lead(&mut self.lifecycle, &report, now, why);
         }
         self.shown = show(&report, self.gateways, self.lifecycle.state());
-        // That is over by the next look.
+        // The next check no longer reports these.
         report.repaired.clear();
         self.report = report;
         true
@@ -123,9 +123,9 @@ impl HealthEntry {
     }
 }
 
-/// Leads the endpoint through a regeneration: it ends with what the report says.
+/// Leads the endpoint through a regeneration, with the result that the report gives.
 fn lead(lifecycle: &mut Lifecycle, report: &HealthReport, now: Timestamp, why: &str) {
-    // From the states that it is in between two reports, all of these are allowed; it may wait already.
+    // From its states between two reports, all of these transitions are allowed; it may wait already.
     let _ = lifecycle.set(Side::Manager, State::WaitingToRegenerate, now, why);
     let _ = lifecycle.set(Side::Builder, State::Regenerating, now, why);
     match report.problem() {
@@ -180,8 +180,8 @@ fn show(report: &HealthReport, gateways: [Option<IpAddr>; 2], state: State) -> A
 }
 
 impl Table {
-    /// Takes note of what was found of the health endpoint. Returns whether something else is shown from now on; fails
-    /// where it has an address that is not this node's to give.
+    /// Records a report on the health endpoint. Returns whether it is shown differently from now on. Fails if it has an
+    /// address that this node may not assign.
     fn note_health(&mut self, report: HealthReport, at: Timestamp) -> Result<bool, IpamError> {
         let known = self.health.as_ref().map(|known| &known.report.endpoint);
         let claimed = match known {
@@ -218,8 +218,8 @@ impl Table {
 }
 
 impl Manager {
-    /// Takes note of what was found of the health endpoint. Its addresses are not given to others from now on; fails
-    /// where one of them is not this node's to give.
+    /// Records a report on the health endpoint. Its addresses are not given to other endpoints from now on. Fails if
+    /// this node may not assign one of them.
     pub fn note_health(&self, report: HealthReport) -> Result<(), IpamError> {
         let now = self.now();
         let noted = self.table().note_health(report, now);

@@ -1,4 +1,4 @@
-//! Which identity an endpoint has, as its labels and the store say.
+//! Determines an endpoint's identity from its labels and the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::identities::{Hold, IdentityUnavailable};
 use crate::lifecycle::{Judgement, Side, State};
 use crate::log::Status;
 
-/// How long the source may take until an endpoint goes on without.
+/// How long the source may take before an endpoint continues without an identity.
 const PATIENCE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Gives a new endpoint its identity. Where it is not known at once, the endpoint fails closed.
+    /// Gives a new endpoint its identity. If it is not known at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
         let labels = self.with(id, |entry, _| entry.saved.labels.clone())?;
         if labels.is_empty() {
@@ -56,14 +56,14 @@ impl Manager {
                 note_no_identity(entry, now, &error);
             }
         });
-        // Of one that was deleted meanwhile.
+        // The endpoint was deleted meanwhile.
         if let Some(hold) = hold {
             self.0.identities.release(hold).await;
         }
         noted
     }
 
-    /// Asks for the identity until it is there, if what is held is not that of the labels.
+    /// Requests the identity until it is there, if the held identity does not match the labels.
     pub(super) fn resolve_if_needed(&self, id: u16) {
         let needs = self.with(id, |entry, _| {
             let is_old = entry.held.is_empty() || entry.is_renumbered;
@@ -76,7 +76,7 @@ impl Manager {
         }
     }
 
-    /// Has endpoints follow when their labels get another identity.
+    /// Makes endpoints follow when their labels get another identity.
     pub(super) async fn follow_identities(self, mut held: watch::Receiver<Arc<HeldIdentities>>) {
         let mut before = held.borrow_and_update().clone();
         while held.changed().await.is_ok() {
@@ -90,7 +90,7 @@ impl Manager {
         }
     }
 
-    /// Has the endpoints of these labels ask for their identity again, where it is another one.
+    /// Makes the endpoints with these labels request their identity again, if it has changed.
     fn renumber(&self, labels: &LabelSet, identity: Identity) {
         let now = self.now();
         let mut waiting = Vec::new();
@@ -101,10 +101,10 @@ impl Manager {
             }
             entry.is_renumbered = true;
             if entry.is_complete && !entry.is_resolving {
-                // One that was taken over is restoring until it is built.
+                // A taken-over endpoint stays in restoring until it is built.
                 if entry.state() != State::Restoring {
                     let reason = "the identity of its labels has changed";
-                    // From the other states of a running endpoint that is allowed.
+                    // This is allowed from the other states of a running endpoint.
                     let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, reason);
                 }
                 waiting.push(*id);
@@ -130,8 +130,8 @@ impl Manager {
         self.with(id, |entry, _| entry.shown())
     }
 
-    /// Changes an endpoint's labels: in its file first, so that a failure changes nothing. Returns whether somebody has
-    /// to ask for their identity. Only for who holds the files.
+    /// Changes an endpoint's labels: in its file first, so that a failure changes nothing. Returns whether the identity
+    /// must now be requested. Only for callers that hold the files.
     fn keep_labels(&self, id: u16, add: &[Label], remove: &[Label]) -> Result<bool, EndpointError> {
         const REASON: &str = "labels changed";
         let changed = self.with(id, |entry, now| {
@@ -156,7 +156,7 @@ impl Manager {
         };
         self.0.states.save(&saved)?;
         self.with(id, |entry, now| {
-            // That it waits already is as good.
+            // It does not matter if it waits already.
             let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, REASON);
             entry.saved.relabel(saved.labels);
             entry.touch();
@@ -164,7 +164,7 @@ impl Manager {
         })
     }
 
-    /// Asks for the identity of an endpoint's labels until it is there and they are still the same.
+    /// Requests the identity of an endpoint's labels until it is there and the labels are still the same.
     pub(super) async fn resolve(self, id: u16) {
         let mut pause = FIRST_PAUSE;
         let mut last_problem = None;
@@ -212,7 +212,7 @@ impl Manager {
         }
     }
 
-    /// Builds one that is to fail closed and does not yet.
+    /// Builds an endpoint that must fail closed and does not yet.
     fn close_without_identity(&self, id: u16) {
         let is_open = self.with(id, |entry, _| {
             entry.is_complete && entry.saved.lacks_identity() && !entry.is_closed
@@ -223,7 +223,7 @@ impl Manager {
         }
     }
 
-    /// Holds the identity of the labels that are in force until that of the others is there.
+    /// Holds the identity of the labels in force until the identity of the new labels is there.
     async fn hold_former(&self, id: u16, hold: Hold) {
         let mut hold = Some(hold);
         let _ = self.with(id, |entry, _| {
@@ -242,12 +242,12 @@ impl Manager {
             .unwrap_or_else(|_| Err(IdentityUnavailable("the store does not answer".to_owned())))
     }
 
-    /// Gives an endpoint the identity that was acquired for these labels, `reserved:init` where nothing was. Returns
-    /// false if it has others by now.
+    /// Gives an endpoint the identity that was acquired for these labels, or `reserved:init` if none was. Returns false
+    /// if the endpoint has other labels by now.
     async fn take_identity(&self, id: u16, labels: &LabelSet, mut hold: Option<Hold>) -> bool {
         let identity = hold.as_ref().map_or(Identity::INIT, |hold| hold.identity);
         let now = self.now();
-        // At once: a change of the labels, or the end of a build, would meet the half of it.
+        // In one step: otherwise a label change or the end of a build could see a half-made change.
         let taken = {
             let mut table = self.table();
             let is_asked_for = table.queue.is_asked_for(id);
@@ -269,7 +269,7 @@ impl Manager {
             }
         };
         if is_new {
-            // What cannot be written down is known again from the labels.
+            // If it cannot be saved, it can be found again from the labels.
             if let Err(error) = self.save(id).await {
                 warn!(id, %error, "an endpoint's identity cannot be kept");
             }
@@ -282,7 +282,7 @@ impl Manager {
         true
     }
 
-    /// Gives back what packets cannot meet any more: all that is held but the identity in use, once.
+    /// Releases everything that packets can no longer meet: all holds except one of the identity in use.
     pub(super) async fn release_former(&self, id: u16) {
         let former = self.with(id, |entry, _| {
             let current = entry.saved.identity;
@@ -298,8 +298,8 @@ impl Manager {
     }
 }
 
-/// The labels that are in force while the identity of others is looked for, if theirs is not held: the agent before this
-/// one did that, and the store gives a number that nobody holds to others.
+/// The labels in force while the identity of the new ones is requested, if their identity is not held: the previous
+/// agent held it, and the store reassigns a number that is not held.
 fn unheld_former(entry: &Entry) -> Option<LabelSet> {
     let former = entry.saved.former_labels.as_ref()?;
     let is_held = entry.held.iter().any(|hold| hold.labels == *former);
@@ -307,7 +307,7 @@ fn unheld_former(entry: &Entry) -> Option<LabelSet> {
     (is_its_own && !is_held).then(|| former.clone())
 }
 
-/// The labels, without those to remove, and with those to add in place of those with their source and key.
+/// The labels without the ones to remove; the ones to add replace those with the same source and key.
 fn relabelled(
     labels: &LabelSet,
     add: &[Label],
@@ -320,8 +320,8 @@ fn relabelled(
     Ok(LabelSet::new(kept.chain(add).cloned())?)
 }
 
-/// Gives an endpoint the identity of its labels. Returns whether it is to be regenerated, as also one is that was asked
-/// for and may have begun with the former one.
+/// Gives an endpoint the identity of its labels. Returns whether it must be regenerated. That also applies if it was
+/// already requested, because that build may have started with the former identity.
 fn change_identity(
     entry: &mut Entry,
     identity: Identity,
@@ -333,11 +333,11 @@ fn change_identity(
     let is_waiting = entry.state() == State::WaitingForIdentity;
     let is_same = entry.saved.identity == identity && !is_of_others && !entry.is_closed;
     entry.identity_problem = None;
-    // One that was never built by this agent is not ready, whatever its identity.
+    // An endpoint that this agent never built is not ready, whatever its identity.
     let is_built = entry.realized.is_some() && entry.problem.is_none() && !is_asked_for;
     if is_same && (is_built || !is_waiting) {
         if is_waiting {
-            // From there that is allowed.
+            // This is allowed from that state.
             let message = format!("identity is {identity} as before");
             let _ = entry.set(Side::Manager, State::Ready, now, &message);
         }
@@ -354,7 +354,7 @@ fn change_identity(
         return true;
     }
     if !is_waiting {
-        // From the states of a running endpoint that is allowed.
+        // This is allowed from the states of a running endpoint.
         let _ = entry.set(
             Side::Manager,
             State::WaitingForIdentity,
@@ -372,7 +372,7 @@ fn change_identity(
         .is_ok()
 }
 
-/// Says why there is no identity for an endpoint's labels, and what that means for it.
+/// Logs why there is no identity for an endpoint's labels, and the consequence.
 fn note_no_identity(entry: &mut Entry, now: jiff::Timestamp, problem: &IdentityUnavailable) {
     let message = match entry.saved.lacks_identity() {
         true => format!("{NO_IDENTITY}: {problem}"),

@@ -1,5 +1,4 @@
-//! All workload endpoints of the node: creating, changing, deleting and restoring them, and what is shown
-//! of them.
+//! All workload endpoints of the node: creates, changes, deletes, restores and reports them.
 
 mod build;
 mod create;
@@ -40,25 +39,25 @@ pub use self::table::DURATION_BOUNDS;
 
 use self::table::Table;
 
-/// Time between two looks at the devices of endpoints.
+/// Time between two checks of endpoints' devices.
 const LOOK_PERIOD: Duration = Duration::from_secs(5);
 
-/// What a new endpoint shall be.
+/// The settings of a new endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewEndpoint {
     /// File of its network namespace.
     pub netns: PathBuf,
     /// Its labels. Empty: not known yet.
     pub labels: LabelSet,
-    /// What it is called.
+    /// Its name.
     pub name: Option<String>,
-    /// The container that it is of. One container has one namespace, and in that an endpoint for each device.
+    /// Its container. A container has one namespace, which has one endpoint per device.
     pub container_id: Option<String>,
-    /// The runtime's network that it is for.
+    /// The runtime's network for which it is created.
     pub network: Option<String>,
-    /// Name of the device in its namespace; `eth0` unless told.
+    /// Name of the device in its namespace; `eth0` if absent.
     pub ifname: Option<String>,
-    /// Whether the routes of the namespace that lead out are to lead to it. Not given: if they lead to no other endpoint.
+    /// Whether the namespace's default routes lead to this endpoint. `None`: if they lead to no other endpoint.
     pub default_route: Option<bool>,
     /// The IPv4 address that it must have.
     pub ipv4: Option<Ipv4Addr>,
@@ -66,40 +65,40 @@ pub struct NewEndpoint {
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// Which endpoints are meant.
+/// Selects endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// The one of this id.
+    /// The endpoint with this id.
     Id(u16),
-    /// Those of this container.
+    /// The endpoints of this container.
     Container(String),
-    /// That of one device of a container.
+    /// The endpoint of one device of a container.
     Attachment {
         /// The container.
         container_id: String,
         /// Name of the device in its namespace.
         ifname: String,
     },
-    /// All whose namespace was given by this file.
+    /// All endpoints whose namespace was given by this file.
     Netns(PathBuf),
 }
 
-/// What a manager works with.
+/// The services that a manager uses.
 pub struct Parts {
-    /// Makes and removes devices.
+    /// Creates and removes devices.
     pub devices: Arc<dyn Devices>,
-    /// Gives identities.
+    /// Allocates identities.
     pub identities: Arc<dyn IdentitySource>,
     /// Builds datapaths.
     pub regenerator: Arc<dyn Regenerator>,
-    /// Tells the time of day.
+    /// Returns the time of day.
     pub clock: fn() -> Timestamp,
 }
 
-/// What a manager is told of its node.
+/// A manager's settings for its node.
 #[derive(Debug)]
 pub struct ManagerOptions {
-    /// Where the endpoints are kept across restarts.
+    /// Where endpoints are stored across restarts.
     pub states: StateDir,
     /// The addresses of endpoints.
     pub ipam: NodeIpam,
@@ -107,13 +106,13 @@ pub struct ManagerOptions {
     pub node_addresses: Vec<IpAddr>,
     /// The health endpoint, if there is one.
     pub health: Option<HealthReport>,
-    /// MTU of endpoints, bytes.
+    /// MTU of endpoints in bytes.
     pub mtu: u32,
-    /// Most regenerations at a time.
+    /// Maximum concurrent regenerations.
     pub parallel: usize,
 }
 
-/// Manages the workload endpoints of a node. Clones share them.
+/// Manages the workload endpoints of a node. Clones share the endpoints.
 #[derive(Clone)]
 pub struct Manager(Arc<Shared>);
 
@@ -126,18 +125,18 @@ struct Shared {
     /// Held while an endpoint's file is written or removed.
     files: Mutex<()>,
     node_addresses: Vec<IpAddr>,
-    /// MTU that endpoints are to have, bytes.
+    /// MTU that endpoints should have, in bytes.
     mtu: watch::Sender<u32>,
     table: Mutex<Table>,
     /// Counts changes of the table.
     changed: watch::Sender<u64>,
-    /// Told when there may be something to regenerate.
+    /// Notified when there may be something to regenerate.
     work: Notify,
 }
 
 impl Manager {
-    /// Takes over the endpoints that [`survey`] found, and begins to manage. Must be called in a tokio
-    /// runtime; what it spawns ends with the runtime.
+    /// Takes over the endpoints that [`survey`] found, and starts to manage. Must be called in a tokio runtime; the
+    /// spawned tasks end with the runtime.
     pub fn start(options: ManagerOptions, parts: Parts, survey: Survey) -> Self {
         let ManagerOptions {
             states,
@@ -166,7 +165,7 @@ impl Manager {
         if let Some(health) = health
             && let Err(error) = manager.note_health(health)
         {
-            // As a registry may fix it: it is nobody else's to have.
+            // A registry may fix it: no other endpoint can get it.
             debug!(%error, "the health endpoint has an address outside this node's pod CIDRs");
         }
         manager.take_over(survey);
@@ -182,15 +181,15 @@ impl Manager {
         manager
     }
 
-    /// Makes an endpoint, and waits until it is ready to be used. After a failure nothing of it is left.
+    /// Creates an endpoint, and waits until it is ready for use. After a failure, nothing of it is left.
     pub async fn create(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {
-        // Whoever asked may go away; the endpoint must not be left half made.
+        // The caller may go away; the endpoint must not be left half created.
         let manager = self.clone();
         let made = tokio::spawn(async move { manager.make(new).await });
         made.await.unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Deletes the endpoints that are meant, and tells their ids. That there is none is no failure.
+    /// Deletes the selected endpoints, and returns their ids. It is not a failure if there are none.
     pub async fn delete(&self, selector: &Selector) -> Result<Vec<u16>, EndpointError> {
         let ids = self.table().matching(selector)?;
         let manager = self.clone();
@@ -208,9 +207,9 @@ impl Manager {
             .unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Gives an endpoint other labels, and so another identity: those to `remove` go, by source and key,
-    /// those to `add` come or take the place of those with their source and key. Returns the endpoint as
-    /// it is then; the identity follows.
+    /// Changes an endpoint's labels, and so its identity. Labels in `remove` are removed by source and key; labels in
+    /// `add` are added, or replace the ones with the same source and key. Returns the endpoint after the change; its
+    /// identity follows later.
     pub async fn change_labels(
         &self,
         id: u16,
@@ -224,7 +223,7 @@ impl Manager {
             .unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Has endpoints regenerated, as what they are built from has changed: those of these ids, or all.
+    /// Regenerates endpoints because their inputs have changed: the ones with these ids, or all.
     pub fn regenerate(&self, ids: Option<&BTreeSet<u16>>, reason: &str) {
         let now = self.now();
         self.table().request(ids, now, reason);
@@ -232,8 +231,8 @@ impl Manager {
         self.0.work.notify_one();
     }
 
-    /// Takes note of whether all containers behind an endpoint can serve; `None` if none is probed. Without effect for one
-    /// that is not there.
+    /// Notes whether all containers behind an endpoint can serve; `None` if none is probed. Has no effect if the
+    /// endpoint does not exist.
     pub fn set_ready(&self, id: u16, ready: Option<bool>) {
         let set = self.with(id, |entry, _| {
             let is_news = entry.ready != ready;
@@ -248,17 +247,17 @@ impl Manager {
         }
     }
 
-    /// Which endpoints wait for something that somebody should know of, and for what, in words; `None` if none does.
+    /// Which endpoints wait for something that the operator should know about, and for what; `None` if none does.
     pub fn problem(&self) -> Option<String> {
         self.table().problem()
     }
 
-    /// The endpoints that are being deleted and are not built any more, and why that failed where it did.
+    /// The endpoints that are being deleted and are no longer built, with the reason if the deletion failed.
     pub fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         self.table().leaving()
     }
 
-    /// Writes a warning into the logs of these endpoints.
+    /// Writes a warning to the logs of these endpoints.
     pub fn note(&self, ids: &BTreeSet<u16>, message: &str) {
         let now = self.now();
         let mut table = self.table();
@@ -267,22 +266,22 @@ impl Manager {
         }
     }
 
-    /// All endpoints, and those that were deleted in the last minute.
+    /// All endpoints, including those that were deleted in the last minute.
     pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.table().shown()
     }
 
-    /// The log of an endpoint, the oldest line first.
+    /// The log of an endpoint, oldest line first.
     pub fn log(&self, id: u16) -> Option<Vec<LogEntry>> {
         self.table().log(id)
     }
 
-    /// How an endpoint does.
+    /// The health of an endpoint.
     pub fn health(&self, id: u16) -> Option<EndpointHealth> {
         self.table().health(id)
     }
 
-    /// Every address of this node's endpoints, and whose it is.
+    /// All addresses of this node's endpoints, with their owners.
     pub fn taken_addresses(&self) -> Result<Vec<TakenAddress>, EndpointError> {
         let table = self.table();
         if table.ipam.families().next().is_none() {
@@ -298,17 +297,17 @@ impl Manager {
             .collect())
     }
 
-    /// What was put right at the devices of endpoints since the start, by cause.
+    /// Number of repairs of endpoints' devices since the start, by cause.
     pub fn repairs(&self) -> BTreeMap<String, u64> {
         self.table().repairs.clone()
     }
 
-    /// Changes with every change of an endpoint.
+    /// A counter that changes with every change of an endpoint.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// How many endpoints are in which state, and what became of regenerations.
+    /// Number of endpoints per state, and statistics of regenerations.
     pub fn counts(&self) -> Counts {
         self.table().counts()
     }
@@ -321,14 +320,14 @@ impl Manager {
         (self.0.clock)()
     }
 
-    /// Wakes those who wait for a change.
+    /// Wakes all waiters for a change.
     fn note_change(&self) {
         self.0
             .changed
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Waits until the table is as `is_so` wants it.
+    /// Waits until `is_so` returns a value for the table.
     async fn wait_until<T>(&self, mut is_so: impl FnMut(&mut Table) -> Option<T>) -> T {
         let mut changes = self.changes();
         loop {
@@ -336,12 +335,12 @@ impl Manager {
             if let Some(found) = is_so(&mut self.table()) {
                 return found;
             }
-            // The sender is this manager's own.
+            // Cannot fail: the sender belongs to this manager.
             let _ = changes.changed().await;
         }
     }
 
-    /// Drops endpoints whose device is gone, and addresses without an endpoint, and puts devices right, now and again.
+    /// Repeatedly drops endpoints whose device is gone and addresses without an endpoint, and repairs devices.
     async fn look_forever(self) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

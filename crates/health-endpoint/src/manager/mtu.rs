@@ -1,4 +1,4 @@
-//! Following the node's MTU, which an uplink may change under the endpoints.
+//! Follows the node's MTU, which an uplink may change while endpoints exist.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use tracing::{info, warn};
 use super::Manager;
 use crate::error::EndpointError;
 
-/// How soon an endpoint that could not follow is tried again.
+/// How soon to retry an endpoint that could not follow.
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Gives the endpoints, those to come and those there are, this MTU, bytes. Returns at once.
+    /// Sets the MTU, in bytes, of all present and future endpoints. Returns at once.
     pub fn set_mtu(&self, mtu: u32) {
         self.0
             .mtu
@@ -39,7 +39,7 @@ impl Manager {
         }
     }
 
-    /// Returns whether all endpoints have it.
+    /// Returns whether all endpoints have the MTU.
     async fn resize_all(&self, mtu: u32) -> bool {
         let others: Vec<(u16, bool)> = {
             let table = self.table();
@@ -52,7 +52,7 @@ impl Manager {
         };
         let mut all_follow = true;
         for (id, is_complete) in others {
-            // One that is being made follows when it is there.
+            // An endpoint that is being created follows once it exists.
             let follows = is_complete
                 && match self.resize(id, mtu).await {
                     Ok(()) => {

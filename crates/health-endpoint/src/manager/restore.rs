@@ -1,4 +1,4 @@
-//! What there is of the endpoints of an agent before this one, and taking them over.
+//! Finds the endpoints that a previous agent left, and takes them over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,26 +15,27 @@ use crate::log::Status;
 use crate::regenerate::RegenerationError;
 use crate::workload::{DamagedFile, Devices, FoundDevice, SavedEndpoint, StateDir, WorkloadError};
 
-/// How long endpoints may be held back until their logs say why.
+/// How long endpoints may be held back before their logs say why.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What an agent before this one has left.
+/// What a previous agent left.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// The endpoints that live.
+    /// The live endpoints.
     pub living: Vec<SavedEndpoint>,
-    /// Those that do not, and why. Nothing is left of them but what programs may know.
+    /// The endpoints that are not alive, and why. Nothing is left of them except what programs may know.
     pub dropped: Vec<(u16, &'static str)>,
-    /// Those whose device is not found, and why that is: so many that it is doubtful. All is kept of them, and nothing
-    /// serves them.
+    /// Endpoints whose device is not found, and why: so many that the finding is doubtful. Everything of them is kept,
+    /// and nothing serves them.
     pub lost: Vec<(SavedEndpoint, &'static str)>,
 }
 
-/// Most endpoints that a start drops as their device is gone. Where more are, the agent may look in the wrong place.
+/// Maximum endpoints that a start drops because their device is gone. If there are more, the agent may be looking in
+/// the wrong place.
 const MOST_DROPPED: usize = 1;
 
-/// Looks what there is, and removes what belongs to no living endpoint: what was half made, endpoints
-/// whose device or namespace is gone, and devices that nothing is kept of.
+/// Finds what exists, and removes what belongs to no live endpoint: half-created endpoints, endpoints whose device or
+/// namespace is gone, and devices without saved state.
 pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
     let (saved, damaged) = states.load()?;
     for DamagedFile { path, problem } in damaged {
@@ -47,7 +48,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
         .map(|found| (found.endpoint, found))
         .collect();
     for SavedEndpoint { id, ifindex, .. } in &saved {
-        // No listing alone costs an endpoint.
+        // A listing alone never costs an endpoint.
         if let Some(ifindex) = *ifindex
             && found.get(id).is_none_or(|found| found.ifindex != ifindex)
             && let Some(there) = devices.find(ifindex).await?
@@ -70,7 +71,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
                 let device = found.get(&saved.id).map(|found| found.device.clone());
                 survey.living.push(SavedEndpoint {
                     device: device.unwrap_or_else(|| saved.device.clone()),
-                    // Whoever wants it to go asks again.
+                    // Whoever wants it deleted must ask again.
                     is_deleting: false,
                     ..saved
                 });
@@ -103,8 +104,8 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     Ok(survey)
 }
 
-/// Why an endpoint is not to live on; `None` if it is. Whether the file of its namespace is found says nothing: the agent
-/// may not see the folder that the runtime mounted it in.
+/// Why an endpoint must be dropped; `None` if it is alive. Whether its namespace file is found proves nothing: the
+/// agent may not see the folder in which the runtime mounted it.
 pub(super) fn fate(saved: &SavedEndpoint, found: Option<&FoundDevice>) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
         return Some("it was half made");
@@ -123,7 +124,7 @@ async fn remove_device(devices: &dyn Devices, device: &str) -> Result<bool, Work
 }
 
 impl Manager {
-    /// Takes over living endpoints. Packets meet what the former agent built until they are regenerated.
+    /// Takes over live endpoints. Until they are regenerated, packets meet what the former agent built.
     pub(super) fn take_over(&self, survey: Survey) {
         let now = self.now();
         let mut table = self.table();
@@ -168,12 +169,12 @@ impl Manager {
         }
     }
 
-    /// Has those that were taken over built as soon as that may be. They take no place in the queue before.
+    /// Builds the taken-over endpoints as soon as that is allowed. Before, they take no slot in the queue.
     pub(super) async fn follow_held_back(
         self,
         mut held_back: watch::Receiver<Option<RegenerationError>>,
     ) {
-        // What is over soon is not worth a line in each log.
+        // A short delay is not worth a line in each log.
         let _ = timeout(PATIENCE, held_back.wait_for(Option::is_none)).await;
         loop {
             let reason = held_back.borrow_and_update().clone();

@@ -1,4 +1,4 @@
-//! What the manager knows of its endpoints, under one lock.
+//! The manager's knowledge of its endpoints, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,28 +23,28 @@ use crate::queue::RegenerationQueue;
 use crate::regenerate::{RealizedPolicy, RegenerationError};
 use crate::workload::SavedEndpoint;
 
-/// Upper bounds of the histogram of regenerations, seconds.
+/// Upper bounds of the histogram of regeneration times, in seconds.
 pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// Most endpoints that a summary names.
+/// Maximum endpoints that a summary names.
 const NAMED: usize = 3;
 
-/// What is in force for an endpoint whose labels have no identity.
+/// The policy in force for an endpoint whose labels have no identity.
 pub(super) const NO_IDENTITY: &str =
     "its labels have no identity yet, so nothing passes but what reserved:init is allowed";
 
-/// How many endpoints are in which state, and what became of regenerations since the start.
+/// Number of endpoints per state, and statistics of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
-    /// Endpoints in each state; those that are deleted are none.
+    /// Endpoints per state; deleted ones are not counted.
     pub states: BTreeMap<State, u64>,
-    /// Regenerations that came to their end.
+    /// Regenerations that succeeded.
     pub succeeded: u64,
     /// Regenerations that failed.
     pub failed: u64,
-    /// How long they took in all.
+    /// Total duration of the regenerations.
     pub duration: Duration,
-    /// How many took how long: by the bounds 1, 5, 10, 50, 100, 500 ms, 1 and 5 s, and the rest.
+    /// Histogram of durations: by the bounds 1, 5, 10, 50, 100, 500 ms, 1 and 5 s, and the rest.
     pub durations: [u64; DURATION_BOUNDS.len() + 1],
 }
 
@@ -53,39 +53,39 @@ pub struct Counts {
 pub(super) struct Entry {
     pub(super) saved: SavedEndpoint,
     pub(super) lifecycle: Lifecycle,
-    /// What is in force.
+    /// The policy in force.
     pub(super) realized: Option<RealizedPolicy>,
-    /// Regenerations that failed one after the other.
+    /// Consecutive failed regenerations.
     pub(super) failures: u32,
-    /// Why the last one did, or why it cannot be deleted.
+    /// Why the last one failed, or why the endpoint cannot be deleted.
     pub(super) problem: Option<String>,
-    /// Whether it was made to the end.
+    /// Whether its creation was completed.
     pub(super) is_complete: bool,
-    /// Whether its device was not found at the start, and it is kept all the same: nothing serves it.
+    /// Whether its device was not found at the start, but the endpoint is kept: nothing serves it.
     pub(super) is_lost: bool,
-    /// Whether somebody takes it away.
+    /// Whether a task is removing it.
     pub(super) is_being_removed: bool,
-    /// Whether the host's end of its pair was up when it was looked at last.
+    /// Whether the host's end of its pair was up at the last check.
     pub(super) is_up: bool,
-    /// What is wrong with its devices, after all that could be done.
+    /// The faults of its devices that could not be repaired.
     pub(super) device_problem: Option<String>,
-    /// What was put right at them, by cause.
+    /// Repairs of its devices, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
-    /// Whether all containers behind it can serve; `None` where none is probed.
+    /// Whether all containers behind it can serve; `None` if none is probed.
     pub(super) ready: Option<bool>,
-    /// Whether what is in force was built without an identity of its labels.
+    /// Whether the policy in force was built without an identity of its labels.
     pub(super) is_closed: bool,
     /// Why there is no identity for its labels yet.
     pub(super) identity_problem: Option<String>,
-    /// Whether somebody asks for its identity.
+    /// Whether a task is requesting its identity.
     pub(super) is_resolving: bool,
-    /// Whether its labels have another identity than the one that was acquired last.
+    /// Whether its labels have another identity than the one that was last acquired.
     pub(super) is_renumbered: bool,
-    /// What is held of the source of identities: the one in use, and those that packets may still meet.
+    /// Holds from the identity source: of the identity in use, and of those that packets may still meet.
     pub(super) held: Vec<Hold>,
-    /// Where its packets go first, IPv4's gateway and IPv6's.
+    /// The first hops of its packets: the IPv4 gateway and the IPv6 gateway.
     gateways: [Option<IpAddr>; 2],
-    /// As it is shown, until it changes.
+    /// Its shown form, cached until it changes.
     shown: OnceLock<Arc<Endpoint>>,
 }
 
@@ -118,12 +118,12 @@ impl Entry {
         self.lifecycle.state()
     }
 
-    /// Whether what serves it is still that of the agent before this one.
+    /// Whether what serves it is still that of the previous agent.
     fn is_former(&self) -> bool {
         self.is_complete && !self.is_lost && self.realized.is_none()
     }
 
-    /// Takes note that its device was not found at the start, and why.
+    /// Notes that its device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
             "{why}, and not its alone: it is kept until it is deleted, or until an agent finds the device"
@@ -134,7 +134,7 @@ impl Entry {
         self.is_up = false;
     }
 
-    /// Changes the state; a refusal that means something is in the log.
+    /// Changes the state; a refusal that is an error is logged.
     pub(super) fn set(
         &mut self,
         side: Side,
@@ -150,7 +150,7 @@ impl Entry {
         self.lifecycle.note(now, status, message);
     }
 
-    /// To be called when something of it changes that is shown.
+    /// Must be called when anything changes that is shown.
     pub(super) fn touch(&mut self) {
         self.shown = OnceLock::new();
     }
@@ -196,7 +196,7 @@ impl Entry {
         }
     }
 
-    /// Why it is not as it should be, if that is known.
+    /// Why it is not in order, if known.
     pub(super) fn reason(&self) -> Option<String> {
         if self.saved.lacks_identity()
             && let Some(problem) = &self.identity_problem
@@ -240,18 +240,18 @@ impl Entry {
     }
 }
 
-/// All endpoints, their addresses and their regenerations.
+/// All endpoints, with their addresses and regenerations.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) entries: BTreeMap<u16, Entry>,
     pub(super) departed: DepartedEndpoints,
     pub(super) ipam: NodeIpam,
     pub(super) queue: RegenerationQueue,
-    /// Whether endpoints of the agent before this one are not to be built yet.
+    /// Whether endpoints of the previous agent must not be built yet.
     pub(super) holds_back: bool,
-    /// The health endpoint, which the agent makes and repairs.
+    /// The health endpoint, which the agent creates and repairs.
     pub(super) health: Option<HealthEntry>,
-    /// What was put right at devices of endpoints, by cause.
+    /// Repairs of endpoints' devices, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
     counts: Counts,
 }
@@ -280,7 +280,7 @@ impl Table {
         self.health.as_ref().filter(|health| health.id() == id)
     }
 
-    /// An id that nobody has: where there is another, none under which a deleted endpoint is still shown.
+    /// A free id; if possible, not one under which a deleted endpoint is still shown.
     pub(super) fn free_id(&mut self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
         let health = self.health_id();
         let is_free = |id: &u16| {
@@ -297,7 +297,7 @@ impl Table {
         id.ok_or(EndpointError::NoIds)
     }
 
-    /// Ids of the endpoints that are meant.
+    /// Ids of the selected endpoints.
     pub(super) fn matching(&self, selector: &Selector) -> Result<Vec<u16>, EndpointError> {
         let is_meant = |entry: &&Entry| match selector {
             Selector::Id(id) => entry.saved.id == *id,
@@ -306,7 +306,7 @@ impl Table {
                 container_id,
                 ifname,
             } => entry.saved.is_of(container_id, ifname),
-            // Whoever asks may name it by a link, such as `/var/run/netns`.
+            // The caller may name it through a link, such as `/var/run/netns`.
             Selector::Netns(path) => {
                 let there = &entry.saved.netns;
                 there == path || netns::resolved(there) == netns::resolved(path)
@@ -321,7 +321,7 @@ impl Table {
         }
     }
 
-    /// The endpoint of this id, which is there and not about to go.
+    /// The endpoint with this id, if it exists and is not being deleted.
     pub(super) fn living(&mut self, id: u16) -> Result<&mut Entry, EndpointError> {
         if Some(id) == self.health_id() {
             return Err(EndpointError::Health(id));
@@ -333,7 +333,7 @@ impl Table {
         }
     }
 
-    /// The endpoints that are being deleted, and why that failed where it did.
+    /// The endpoints that are being deleted, with the reason if the deletion failed.
     pub(super) fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         let entries = self.entries.iter();
         let leaving = entries.filter(|(_, entry)| entry.state().is_ending());
@@ -342,7 +342,7 @@ impl Table {
             .collect()
     }
 
-    /// Which endpoint the routes of a namespace that lead out lead to, and its device there.
+    /// The endpoint that a namespace's default routes lead to, and its device there.
     pub(super) fn default_route_in(&self, netns_id: NetNsId) -> Option<(u16, String)> {
         let mut entries = self.entries.values();
         let found = entries.find(|entry| {
@@ -352,8 +352,8 @@ impl Table {
         found.map(|entry| (entry.saved.id, entry.saved.ifname.clone()))
     }
 
-    /// Asks for the regeneration of an endpoint. One that was taken over is asked for once that may be, whatever is
-    /// asked before; one that is being made comes first.
+    /// Requests the regeneration of an endpoint. A taken-over endpoint is requested only once that is allowed, whatever
+    /// is requested before; an endpoint that is being created comes first.
     pub(super) fn push(&mut self, id: u16, reason: &str) {
         match self.entries.get(&id) {
             Some(entry) if entry.is_lost => {}
@@ -363,7 +363,7 @@ impl Table {
         }
     }
 
-    /// Has those built that were taken over.
+    /// Requests builds of the taken-over endpoints.
     pub(super) fn take_over(&mut self) {
         self.holds_back = false;
         for id in self.former() {
@@ -371,7 +371,7 @@ impl Table {
         }
     }
 
-    /// Says in the logs of those that were taken over why they are not built yet.
+    /// Logs for the taken-over endpoints why they are not built yet.
     pub(super) fn note_held_back(&mut self, reason: &RegenerationError, now: Timestamp) {
         for id in self.former() {
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -387,20 +387,20 @@ impl Table {
         former.map(|(id, _)| *id).collect()
     }
 
-    /// Asks for regenerations.
+    /// Requests regenerations.
     pub(super) fn request(&mut self, ids: Option<&BTreeSet<u16>>, now: Timestamp, reason: &str) {
         let is_meant = |id: u16| ids.is_none_or(|ids| ids.contains(&id));
         let mut asked = Vec::new();
         for (id, entry) in &mut self.entries {
-            // Before it has devices, it is yet to be asked for.
+            // Before it has devices, its first request is still to come.
             let is_built = entry.saved.ifindex.is_some();
             if !is_meant(*id) || !is_built || entry.is_lost || entry.state().is_ending() {
                 continue;
             }
-            // Of the one, the former agent's programs serve; the first build takes over. The other follows with the
-            // identity that it has.
+            // The former agent's programs serve a restoring endpoint; the first build takes over. An endpoint that
+            // waits for an identity follows with its current one.
             if !matches!(entry.state(), State::Restoring | State::WaitingForIdentity) {
-                // That it waits already is as good.
+                // It does not matter if it waits already.
                 let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);
             }
             asked.push(*id);
@@ -443,7 +443,7 @@ impl Table {
         }
     }
 
-    /// The endpoint of this id, which may have been deleted lately.
+    /// The endpoint with this id, even if it was recently deleted.
     fn known(&self, id: u16) -> Option<&Entry> {
         self.entries.get(&id).or_else(|| self.departed.get(id))
     }
@@ -460,7 +460,7 @@ impl Table {
         counts
     }
 
-    /// Which endpoints wait for something that somebody should know of, and for what.
+    /// Which endpoints wait for something that the operator should know about, and for what.
     pub(super) fn problem(&self) -> Option<String> {
         let closed = self.waiting(|entry| {
             let is_closed = entry.saved.lacks_identity() && entry.identity_problem.is_some();
@@ -472,7 +472,7 @@ impl Table {
         all.reduce(|first, second| format!("{first}; {second}"))
     }
 
-    /// The ids of some endpoints, the first few of many, and why the first of them waits.
+    /// The ids of the matching endpoints (only the first few if there are many), and why the first one waits.
     fn waiting(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<(String, String)> {
         let meant: Vec<&Entry> = self.entries.values().filter(|one| is_meant(one)).collect();
         let reason = meant.first()?.reason().unwrap_or_default();
@@ -489,7 +489,7 @@ impl Table {
         Some((ids, reason))
     }
 
-    /// Takes back addresses whose endpoint is gone, and tells whose they were.
+    /// Reclaims addresses whose endpoint is gone, and returns their former owners.
     pub(super) fn take_back_leaks(&mut self, now: Instant) -> Vec<(IpAddr, Owner)> {
         let (entries, health) = (&self.entries, self.health_id());
         let leaks = self

@@ -1,4 +1,4 @@
-//! The manager on devices, identities and programs of the test's making.
+//! The manager with fake devices, identities and programs.
 
 mod holds;
 
@@ -27,38 +27,38 @@ use crate::workload::{Blueprint, DeviceFault, FoundDevice, SavedEndpoint, Task, 
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// All that a manager works with, and what it did with it.
+/// Everything that a manager uses, and a record of its calls.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) devices: Mutex<BTreeMap<String, (u16, u32)>>,
-    /// Whether listings lack all of them.
+    /// Whether listings lack all devices.
     are_lists_empty: Mutex<bool>,
-    /// Whether the agent's mount namespace lacks their files.
+    /// Whether the agent's mount namespace lacks the namespaces' files.
     sees_no_files: Mutex<bool>,
-    /// Namespaces that there are, by their files.
+    /// Existing namespaces, by file.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
-    /// How often it was asked whether an address is.
+    /// How often the use of an address was checked.
     asked: AtomicUsize,
     /// Names of devices that are down.
     down: Mutex<BTreeSet<String>>,
-    /// In which namespace the inner end of each device is.
+    /// The namespace of each device's inner end.
     inside: Mutex<BTreeMap<String, u64>>,
-    /// What is wrong with devices.
+    /// The faults of devices.
     faults: Mutex<Vec<DeviceFault>>,
-    /// Of each device.
+    /// MTU per device.
     mtus: Mutex<BTreeMap<String, u32>>,
-    /// Which step fails, if one does.
+    /// The step that fails, if any.
     pub(crate) failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
-    /// Those that nobody held any more while an endpoint had been built with them last.
+    /// Identities that were no longer held although the last build of an endpoint had used them.
     given_back_in_use: Mutex<Vec<Identity>>,
     held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
-    /// Labels that the store has no identity for.
+    /// Labels for which the store has no identity.
     refused: Mutex<BTreeSet<LabelSet>>,
-    /// The store answers when this is true.
+    /// The store answers once this is true.
     may_acquire: watch::Sender<bool>,
     built: Mutex<Vec<Regeneration>>,
     served: Mutex<BTreeSet<u16>>,
@@ -72,7 +72,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Nothing but the namespaces `/n0` to `/n19`.
+    /// An empty world except for the namespaces `/n0` to `/n19`.
     pub(crate) fn with_namespaces() -> Self {
         let world = Self::default();
         world.may_acquire.send_replace(true);
@@ -114,7 +114,7 @@ impl World {
         self.namespaces.lock().unwrap().remove(Path::new(path));
     }
 
-    /// Gives labels an identity, as a store does that lost the one they had.
+    /// Gives labels a new identity, like a store that lost their previous one.
     fn number(&self, labels: &LabelSet, identity: Identity) {
         let mut identities = self.identities.lock().unwrap();
         identities.insert(labels.clone(), identity);
@@ -294,7 +294,7 @@ impl Regenerator for World {
             let mut held_back = self.held_back.subscribe();
             let is_former = self.served.lock().unwrap().contains(&endpoint.id);
             if is_former {
-                // It is for others to wait.
+                // The other endpoints must wait.
                 let known = held_back.wait_for(Option::is_none);
                 let _ = tokio::time::timeout(Duration::from_secs(5), known).await;
             }
@@ -374,7 +374,7 @@ impl Bed {
         }
     }
 
-    /// The same machine, after the agent was killed and started again.
+    /// The same machine after the agent was killed and restarted.
     async fn restarted(self) -> Self {
         Self::with(self.world, self.dir).await
     }
@@ -383,7 +383,7 @@ impl Bed {
         self.manager.create(new(n, labels)).await
     }
 
-    /// Waits until an endpoint is ready, with nothing more to do.
+    /// Waits until an endpoint is ready, with no pending work.
     async fn ready(&self, id: u16) -> Arc<Endpoint> {
         let wait = self.manager.wait_until(|table| {
             let is_busy = table.queue.is_running(id) || table.queue.waiting() > 0;
@@ -421,14 +421,14 @@ impl Bed {
         all
     }
 
-    /// Those of them that are not deleted.
+    /// The workload endpoints that are not deleted.
     fn living(&self) -> Vec<Arc<Endpoint>> {
         let mut all = self.workloads();
         all.retain(|one| one.state != "disconnected");
         all
     }
 
-    /// Whether nothing of any endpoint is left, but what is shown of it.
+    /// Asserts that nothing of any endpoint is left, except that it is shown.
     fn assert_empty(&self) {
         assert_eq!(self.living(), []);
         assert!(self.world.devices.lock().unwrap().is_empty());
@@ -443,7 +443,7 @@ impl Bed {
 /// Id of the health endpoint.
 const HEALTH: u16 = 7;
 
-/// A health endpoint in order.
+/// A healthy health endpoint.
 fn health() -> HealthReport {
     HealthReport {
         endpoint: HealthDescription {
@@ -510,7 +510,7 @@ async fn an_endpoint_is_made_changed_and_deleted_and_leaves_nothing() {
             "ready"
         ]
     );
-    // The former identity is given back once no packet meets it any more.
+    // The former identity is released once no packet meets it any more.
     assert_eq!(bed.held(), [(Identity(301), 1)]);
     let deleted = bed.manager.delete(&Selector::Container("c1".into())).await;
     assert_eq!(deleted.unwrap(), [made.id]);
@@ -537,7 +537,7 @@ async fn a_deleted_endpoint_is_shown_as_disconnected_for_a_minute() {
     let health = bed.manager.health(made.id).unwrap();
     assert_eq!(health.overall_health.text(), "Disabled");
     assert!(!health.connected);
-    // All that it had is free, and nothing can be done to it.
+    // All its resources are free, and it can no longer be changed.
     let again = bed.create(1, &["app=a"]).await.unwrap();
     assert_ne!(again.id, made.id);
     assert_eq!(bed.manager.delete(&meant).await.unwrap(), [0; 0]);
@@ -594,7 +594,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
         (HEALTH, "health")
     );
 
-    // What is found again is no news.
+    // An unchanged finding is not reported again.
     let mut changes = manager.changes();
     let lines = manager.log(HEALTH).unwrap().len();
     manager.note_health(health()).unwrap();
@@ -651,7 +651,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
     );
     assert_eq!(shown().repairs["program-detached"], 1);
 
-    // Made anew, with another address and id; the former ones are free.
+    // Recreated with another address and id; the former ones are free.
     let mut other = health();
     other.endpoint.id = 8;
     other.endpoint.ipv4 = Some([10, 0, 0, 8].into());
@@ -833,7 +833,7 @@ async fn where_others_have_all_addresses_that_are_left_this_is_told() {
     );
     assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);
     assert_eq!(bed.living(), [one]);
-    // What is free again is found, though it has not cooled down.
+    // A freed address is found, although it has not cooled down.
     bed.world.in_use.lock().unwrap().clear();
     bed.create(2, &[]).await.unwrap();
 }
@@ -853,7 +853,7 @@ async fn endpoints_follow_when_their_labels_get_another_identity() {
     bed.world.number(&labels, Identity(777));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(bed.states(one.id).last().unwrap(), "waiting-for-identity");
-    // Another one, before anybody could ask.
+    // The identity changes again before it could be requested.
     bed.world.number(&labels, Identity(778));
     *bed.world.is_store_away.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -915,7 +915,7 @@ async fn without_the_store_an_endpoint_fails_closed_until_it_is_back() {
         told.starts_with(&format!("of endpoint {}: ", made.id)),
         "{told}"
     );
-    // One without labels is not meant.
+    // An endpoint without labels is not affected.
     let init = bed.create(2, &[]).await.unwrap();
     assert_eq!((init.state.as_str(), init.identity), ("ready", 5));
     assert_eq!(init.reason, None);
@@ -1022,7 +1022,7 @@ async fn regenerations_are_coalesced_and_no_more_than_the_limit_at_a_time() {
         bed.ready(endpoint.id).await;
     }
     assert_eq!(bed.world.most_running.load(Ordering::SeqCst), 2);
-    // Each once; those two that were under way once more.
+    // Each once; those two that were running once more.
     assert_eq!(bed.world.built.lock().unwrap().len(), 10);
     let one = bed.living()[0].id;
     bed.manager
@@ -1083,7 +1083,7 @@ async fn endpoints_whose_namespace_has_no_file_for_the_agent_live_on() {
     for one in &made {
         assert_eq!(bed.ready(one.id).await, *one);
     }
-    // Another interface of the same container is no reason to drop one that lives.
+    // Another interface of the same container is no reason to drop a live endpoint.
     *bed.world.sees_no_files.lock().unwrap() = false;
     let error = bed.create(1, &["app=a"]).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
@@ -1113,7 +1113,7 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
         devices.retain(|name, _| ones.iter().all(|one| one.interface != *name));
     };
     forget(&lost);
-    // Its deletion was under way when the agent was killed.
+    // Its deletion was in progress when the agent was killed.
     forget(std::slice::from_ref(&gone));
     let states = StateDir::of(bed.dir.path());
     let (saved, _) = states.load().unwrap();
@@ -1143,7 +1143,7 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
         lost.iter().all(|one| told.contains(&one.id.to_string())),
         "{told}"
     );
-    // A new endpoint of the container takes its place, and a request deletes one.
+    // A new endpoint of the container replaces it, and a request deletes one.
     let again = bed.create(1, &["app=a"]).await.unwrap();
     assert_ne!(again.ipv4, lost[0].ipv4);
     let meant = Selector::Id(lost[1].id);
@@ -1151,8 +1151,8 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
     let told = bed.manager.problem().unwrap();
     assert!(told.contains(&lost[2].id.to_string()), "{told}");
 
-    // An agent that finds the device serves it again. The manager before the restart, whose tasks live on in this test,
-    // has dropped what it missed.
+    // An agent that finds the device serves it again. The manager before the restart, whose tasks continue in this
+    // test, has dropped the endpoints that it missed.
     states.save(&third.unwrap()).unwrap();
     let (name, device) = devices.get_key_value(&lost[2].interface).unwrap();
     bed.world
@@ -1187,7 +1187,7 @@ async fn those_of_a_former_boot_are_dropped_however_many_they_are() {
                 boot_id: Some("another boot".to_owned()),
                 ..saved
             },
-            // As earlier versions wrote it.
+            // The form that earlier versions wrote.
             false => SavedEndpoint {
                 boot_id: None,
                 created: Timestamp::UNIX_EPOCH,
@@ -1218,7 +1218,7 @@ async fn endpoints_follow_the_mtu_of_the_node_across_restarts_too() {
     let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
     assert!(saved.iter().all(|saved| saved.mtu == 1400));
 
-    // Changed back while there was no agent.
+    // Changed back while no agent was running.
     let bed = bed.restarted().await;
     bed.ready(made.id).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -1247,7 +1247,7 @@ async fn no_listing_alone_costs_an_endpoint() {
     bed.ready(made.id).await;
     tokio::time::sleep(LOOK_PERIOD * 2).await;
     assert_eq!(bed.living().len(), 1);
-    // What is gone is dropped all the same.
+    // Endpoints whose device is gone are still dropped.
     bed.world.devices.lock().unwrap().clear();
     tokio::time::sleep(LOOK_PERIOD * 2).await;
     assert_eq!(bed.living(), []);
@@ -1299,7 +1299,7 @@ async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
     bed.assert_empty();
 }
 
-/// Keeps files of endpoints from being written.
+/// Blocks writes to endpoints' files.
 struct BlockedFiles {
     folder: PathBuf,
     aside: PathBuf,
@@ -1361,7 +1361,7 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     assert_eq!(built(&bed), std::slice::from_ref(&before));
     assert_eq!(bed.workloads()[0].state, "waiting-for-identity");
 
-    // What fails meanwhile is tried again.
+    // Failures in the meantime are retried.
     *bed.world.failing.lock().unwrap() = Some("regenerate");
     bed.manager.regenerate(Some(&this), "policy changed");
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -1384,7 +1384,7 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
 async fn a_restarted_agent_holds_the_identity_that_is_in_force_while_another_is_looked_for() {
     let bed = Bed::start().await;
     let made = bed.create(1, &["app=a"]).await.unwrap();
-    // Killed while it looked for another one.
+    // Killed while it waited for another identity.
     let labels = new(1, &["app=b"]).labels;
     let states = StateDir::of(bed.dir.path());
     let mut saved = states.load().unwrap().0.remove(0);
@@ -1488,7 +1488,7 @@ async fn a_new_endpoint_is_built_before_others() {
     bed.world.may_build.send_replace(true);
     let made = making.await.unwrap().unwrap();
     let built = bed.world.built.lock().unwrap().clone();
-    // After those two that were under way.
+    // After those two that were already running.
     let place = built.iter().position(|one| one.id == made.id);
     assert!(place <= Some(2), "{place:?}");
 }
@@ -1536,9 +1536,9 @@ async fn a_new_endpoint_takes_the_place_of_one_whose_namespace_has_ended() {
     let error = bed.create(1, &["app=a"]).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
     let ends: [fn(&World); 3] = [
-        // The device with it, and the kernel uses the number of the namespace again.
+        // The device is gone too, and the kernel reuses the number of the namespace.
         |world| world.devices.lock().unwrap().clear(),
-        // Another one is there, and the kernel has not removed the device yet.
+        // Another namespace exists, and the kernel has not removed the device yet.
         |world| {
             let mut namespaces = world.namespaces.lock().unwrap();
             namespaces.insert("/n1".into(), 5000);

@@ -1,4 +1,4 @@
-//! Veth pairs into namespaces of others.
+//! Veth pairs into foreign namespaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd as _;
@@ -21,7 +21,7 @@ use super::{Blueprint, DeviceFault, Devices, FoundDevice, Stack, Task, WorkloadE
 use crate::health::ALIAS_PREFIX;
 use crate::outer::outer_settings;
 
-/// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
+/// How long the kernel may take to notice that both ends are up: it checks at least once a second.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
 const CARRIER_POLL: Duration = Duration::from_millis(1);
 
@@ -33,19 +33,19 @@ pub struct HostDevices {
 }
 
 impl HostDevices {
-    /// Those of an instance, by a netlink connection in the host's namespace.
+    /// The devices of an instance, over a netlink connection in the host's namespace.
     pub fn new(host: Handle, instance: &str) -> Self {
         let mark = format!("{ALIAS_PREFIX}{instance}/");
         Self { host, mark }
     }
 
-    /// The endpoint that a device was made for, if this instance made it.
+    /// The endpoint for which a device was created, if this instance created it.
     fn endpoint_of(&self, link: &Link) -> Option<u16> {
         let alias = link.alias.as_deref()?;
         alias.strip_prefix(&self.mark)?.parse().ok()
     }
 
-    /// A device as one of this instance's, if it is.
+    /// Converts a device, if it belongs to this instance.
     fn found(&self, link: Link) -> Option<FoundDevice> {
         Some(FoundDevice {
             endpoint: self.endpoint_of(&link)?,
@@ -76,7 +76,7 @@ impl HostDevices {
         made
     }
 
-    /// Which of both names is taken, if that is what the kernel says.
+    /// Finds which of the two names is taken, if that is the kernel's error.
     async fn explain(
         &self,
         error: KernelError,
@@ -119,8 +119,7 @@ impl HostDevices {
         }
         let settings = inner_settings(blueprint);
         netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
-        // The kernel does them in the order in which they are sent; nobody waits for the answers in
-        // between.
+        // The kernel handles these in the order in which they are sent; nothing waits for the answers in between.
         let addresses = blueprint
             .stacks
             .iter()
@@ -170,7 +169,7 @@ impl HostDevices {
         Ok(())
     }
 
-    /// Without the node's address as the source, where that is on no device for now.
+    /// Sets a route. Omits the node's address as the source while that is on no device.
     pub(super) async fn set_route(&self, route: &Route) -> Result<(), KernelError> {
         match route::replace(&self.host, route).await {
             Err(error) if error.os_code() == Some(libc::EINVAL) && route.prefsrc.is_some() => {
@@ -208,7 +207,7 @@ impl HostDevices {
         let Some(found) = link::by_name(&self.host, device).await? else {
             return Ok(false);
         };
-        // Between its making and its marking it has no alias.
+        // Between its creation and its marking, it has no alias.
         let is_ours = match found.alias {
             Some(_) => self.endpoint_of(&found).is_some(),
             None => found.peer.is_some() && !found.up,
@@ -302,7 +301,7 @@ fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
         return Vec::new();
     }
     vec![
-        // The programs know the link-local address that follows from the hardware address.
+        // The programs know the link-local address that is derived from the hardware address.
         Setting::new(format!("ipv6/conf/{ifname}/addr_gen_mode"), "0"),
         // Runtimes disable IPv6 in new namespaces.
         Setting::new(format!("ipv6/conf/{ifname}/disable_ipv6"), "0"),
@@ -318,7 +317,7 @@ pub(super) fn route_to(stack: &Stack, ifindex: u32) -> Route {
     }
 }
 
-/// Everything goes to the gateway, unless it goes by another endpoint of the namespace.
+/// Everything goes to the gateway, unless it uses another endpoint of the namespace.
 fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
     let stacks = blueprint.stacks.iter();
     let stacks = stacks.filter(|_| blueprint.has_default_route);

@@ -1,4 +1,4 @@
-//! Why a workload's endpoint could not be made or removed.
+//! Why a workload's endpoint could not be created or removed.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,26 +6,26 @@ use std::path::PathBuf;
 use health_net::KernelError;
 use health_net::netns::NetNsError;
 
-/// Why a workload's endpoint could not be made or removed.
+/// Why a workload's endpoint could not be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    /// Its namespace cannot be used.
+    /// The endpoint's namespace cannot be used.
     #[error(transparent)]
     Netns(#[from] NetNsError),
-    /// Its namespace is the agent's.
+    /// The endpoint's namespace is the agent's own.
     #[error("{} is the agent's own network namespace: endpoints need another", .0.display())]
     OwnNetns(PathBuf),
-    /// There is such a device in it.
+    /// The namespace has such a device already.
     #[error(
         "{} has a device {ifname} already: ask for another name, or remove it", netns.display()
     )]
     IfnameTaken {
         /// The namespace.
         netns: PathBuf,
-        /// The name that was asked for.
+        /// The requested name.
         ifname: String,
     },
-    /// There is such a device on the host, made by somebody else.
+    /// The host has such a device, created by someone else.
     #[error("there is a device {device} on the host that is not this agent's: remove or rename it")]
     ForeignDevice {
         /// Its name.
@@ -34,20 +34,20 @@ pub enum WorkloadError {
     /// The host's end of a pair is gone.
     #[error("device {0} is gone")]
     DeviceGone(String),
-    /// The kernel lets no packets pass.
+    /// The kernel does not let packets pass.
     #[error("device {0} lets no packets pass though both ends are up")]
     NotRunning(String),
-    /// A device, an address, a route or a setting.
+    /// An error of a device, an address, a route or a setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A state file.
+    /// An error of a state file.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
 }

@@ -1,21 +1,21 @@
-//! What can be wrong with what the host has of an endpoint, once that was in order.
+//! Faults of the host's part of an endpoint that was once in order.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use health_net::route::Route;
 
-/// Something that is not as it shall be on the host.
+/// A difference from the intended state on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceFault {
     /// The host's route to an address of the endpoint is missing, or leads elsewhere.
     RouteLost(Route),
-    /// The host lacks the entry with the endpoint's hardware address.
+    /// The host's neighbour table lacks the endpoint's hardware address.
     NeighbourMissing(IpAddr),
 }
 
 impl DeviceFault {
-    /// A short fixed word, to count by.
+    /// A short constant name, for counters.
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::RouteLost(_) => "route-lost",

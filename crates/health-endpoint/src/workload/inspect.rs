@@ -1,5 +1,5 @@
-//! Comparing what the host has of an endpoint with what it shall have, and putting right what differs. What a workload
-//! does in its own namespace is its own: others may have given it more devices, addresses and routes.
+//! Compares the host's part of an endpoint with its intended state, and repairs differences. What a workload does in
+//! its own namespace is its own business: others may have added devices, addresses and routes.
 
 use health_net::link::Link;
 use health_net::neighbour;
@@ -9,7 +9,7 @@ use super::device::{HostDevices, route_to};
 use super::{Blueprint, DeviceFault, WorkloadError};
 
 impl HostDevices {
-    /// What is wrong. Costs two look-ups for each address.
+    /// Finds the faults. Takes two look-ups per address.
     pub(super) async fn faults(
         &self,
         blueprint: &Blueprint,
@@ -26,7 +26,7 @@ impl HostDevices {
         for stack in &blueprint.stacks {
             let wanted = route_to(stack, ifindex);
             let found = route::matching(&self.host, stack.address).await?;
-            // It has no source while the node's address is on no device.
+            // The route has no source while the node's address is on no device.
             let is_it = |found: &Route| {
                 *found == wanted
                     || *found
@@ -42,7 +42,7 @@ impl HostDevices {
         Ok(faults)
     }
 
-    /// Puts one thing right.
+    /// Repairs one fault.
     pub(super) async fn put_right(
         &self,
         blueprint: &Blueprint,

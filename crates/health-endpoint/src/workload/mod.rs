@@ -1,5 +1,5 @@
-//! Endpoints of containers and other workloads: a veth pair into any network namespace, and what is kept
-//! of it across restarts.
+//! Endpoints of containers and other workloads: a veth pair into any network namespace, and the state that is kept
+//! across restarts.
 
 mod cleanup;
 mod device;
@@ -22,16 +22,16 @@ pub use self::error::WorkloadError;
 pub use self::fault::DeviceFault;
 pub use self::state::{DamagedFile, SavedEndpoint, StateDir};
 
-/// Name of the inner end where none is asked for.
+/// Default name of the inner end.
 pub const DEFAULT_IFNAME: &str = "eth0";
 
-/// How the names of the host's ends begin.
+/// Prefix of the names of the host's ends.
 const DEVICE_PREFIX: &str = "lxc";
 
-/// An answer that takes its time.
+/// A future result.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What the devices of an endpoint shall be.
+/// The intended devices of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blueprint {
     /// The endpoint's id.
@@ -44,77 +44,77 @@ pub struct Blueprint {
     pub netns: PathBuf,
     /// Hardware address of the inner end.
     pub mac: MacAddr,
-    /// Hardware address of the host's end, which is the gateway's.
+    /// Hardware address of the host's end, which is also the gateway's.
     pub host_mac: MacAddr,
-    /// MTU of both, bytes.
+    /// MTU of both ends in bytes.
     pub mtu: u32,
-    /// One for each IP version, IPv4 first.
+    /// One per IP version, IPv4 first.
     pub stacks: Vec<Stack>,
-    /// Whether the routes of the namespace that lead out lead to it.
+    /// Whether the namespace's default routes lead to this endpoint.
     pub has_default_route: bool,
 }
 
 /// One IP version of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stack {
-    /// Its address.
+    /// The endpoint's address.
     pub address: IpAddr,
-    /// Its gateway, which is on no device.
+    /// Its gateway, which is not on any device.
     pub gateway: IpAddr,
-    /// The node's address, from which the host talks to the endpoint.
+    /// The node's address, which the host uses as the source of packets to the endpoint.
     pub node: Option<IpAddr>,
 }
 
-/// A host's end that this instance has made.
+/// A host's end that this instance created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// Its name.
+    /// The device's name.
     pub device: String,
-    /// Its number.
+    /// The device's number.
     pub ifindex: u32,
-    /// The endpoint that it was made for.
+    /// The endpoint for which it was created.
     pub endpoint: u16,
-    /// Whether it is up.
+    /// Whether the device is up.
     pub is_up: bool,
-    /// Whether the namespace of the inner end is there.
+    /// Whether the namespace of the inner end exists.
     pub has_peer: bool,
 }
 
-/// The devices of endpoints. What a call made before it failed is removed by it again.
+/// The devices of endpoints. A call that fails removes what it created.
 pub trait Devices: Send + Sync {
-    /// Looks whether a file is a network namespace that an endpoint can be made in.
+    /// Checks whether a file is a network namespace in which an endpoint can be created.
     fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError>;
-    /// Whether somebody on this host has the address.
+    /// Whether the address is in use on this host.
     fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>>;
-    /// Makes the pair. The inner end is complete, the host's end down. Returns the number of the latter.
+    /// Creates the pair. The inner end is complete, the host's end is down. Returns the number of the host's end.
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>>;
-    /// Brings the host's end up, with its routes, and waits until packets pass.
+    /// Brings the host's end up with its routes, and waits until packets pass.
     fn activate<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
     ) -> Task<'a, Result<(), WorkloadError>>;
-    /// Gives both ends, and the route that leads out, the blueprint's MTU.
+    /// Sets the blueprint's MTU on both ends and on the default route.
     fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>>;
-    /// Looks for what is not as it was made on the host, for a device that is up. Changes nothing.
+    /// Finds differences on the host from what was created, for a device that is up. Changes nothing.
     fn inspect<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>>;
-    /// Puts one thing right that was found.
+    /// Repairs one fault that was found.
     fn repair<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
         fault: &'a DeviceFault,
     ) -> Task<'a, Result<(), WorkloadError>>;
-    /// Removes the host's end of this name, and with it the other. One of somebody else is left alone.
-    /// Returns whether it was there.
+    /// Removes the host's end of this name, and with it the other end. Leaves a foreign device alone. Returns whether
+    /// the device existed.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;
-    /// The host's end of this number, if there is one that this instance has made.
+    /// The host's end with this number, if this instance created it.
     fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>>;
-    /// All host's ends that this instance has made.
+    /// All host's ends that this instance created.
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>>;
 }
 

@@ -1,6 +1,6 @@
-//! What is kept of each endpoint across restarts: one file for each, written before its devices are made,
-//! and again when they are there. Devices end with the machine, and so does the use of these files: they are not
-//! waited for to be on the disk.
+//! The state of each endpoint that is kept across restarts: one file per endpoint, written before its devices are
+//! created, and again when they exist. Devices do not survive a reboot, and then these files are useless too, so writes
+//! do not wait for the disk.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -19,26 +19,26 @@ use serde::{Deserialize, Serialize};
 use super::WorkloadError;
 use crate::health::ENDPOINT_IDS;
 
-/// Name of the folder in the state folder.
+/// Name of the subfolder in the state folder.
 const FOLDER: &str = "endpoints";
 const EXTENSION: &str = "json";
 
-/// What is kept of an endpoint.
+/// The saved state of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SavedEndpoint {
     /// Endpoint id.
     pub id: u16,
-    /// What it is called.
+    /// Its name.
     pub name: Option<String>,
-    /// The container that it is of.
+    /// Its container.
     pub container_id: Option<String>,
-    /// The runtime's network that it is for.
+    /// The runtime's network for which it was created.
     #[serde(default)]
     pub network: Option<String>,
     /// Its labels. Empty: not known.
     pub labels: LabelSet,
-    /// The labels that `identity` is of, while that of `labels` is looked for; `None` where it is of `labels`.
+    /// The labels of `identity`, while the identity of `labels` is awaited; `None` if `identity` belongs to `labels`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_labels: Option<LabelSet>,
     /// The identity in use.
@@ -51,38 +51,38 @@ pub struct SavedEndpoint {
     pub mac: MacAddr,
     /// The host side's hardware address.
     pub host_mac: MacAddr,
-    /// MTU of both ends, bytes.
+    /// MTU of both ends in bytes.
     pub mtu: u32,
     /// File of its network namespace.
     pub netns: PathBuf,
-    /// Which namespace that was.
+    /// Identifies that namespace.
     pub netns_id: NetNsId,
-    /// Name of the device in it.
+    /// Name of the device in the namespace.
     pub ifname: String,
     /// Name of the host's end of the pair.
     pub device: String,
-    /// Number of the host's end; `None` until it was complete.
+    /// Number of the host's end; `None` until it is complete.
     pub ifindex: Option<u32>,
     /// When it was created.
     pub created: Timestamp,
-    /// Which boot of the machine it is of; `None` where an earlier version wrote it. No device outlives that.
+    /// Boot in which it was created; `None` if an earlier version wrote the file. No device survives a reboot.
     #[serde(default)]
     pub boot_id: Option<String>,
-    /// Whether the routes of its namespace that lead out lead to it.
+    /// Whether its namespace's default routes lead to it.
     #[serde(default = "yes")]
     pub has_default_route: bool,
-    /// Whether its deletion has begun.
+    /// Whether its deletion has started.
     #[serde(default)]
     pub is_deleting: bool,
 }
 
-/// All had one before the file said so.
+/// Before the file had this field, all endpoints had default routes.
 const fn yes() -> bool {
     true
 }
 
 impl SavedEndpoint {
-    /// Its addresses, IPv4 first.
+    /// The endpoint's addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
@@ -93,18 +93,18 @@ impl SavedEndpoint {
         self.former_labels.as_ref().unwrap_or(&self.labels)
     }
 
-    /// Whether its labels are known and no identity of them is.
+    /// Whether its labels are known but have no identity.
     pub fn lacks_identity(&self) -> bool {
         self.identity == Identity::INIT && !self.labels.is_empty()
     }
 
-    /// Whether it is this device of this container.
+    /// Whether it belongs to this device of this container.
     pub fn is_of(&self, container_id: &str, ifname: &str) -> bool {
         self.container_id.as_deref() == Some(container_id) && self.ifname == ifname
     }
 
-    /// Whether the machine has been started since it was made. Where an earlier version did not write down the boot, the
-    /// time of its creation decides, which is wrong if the clock has been set since.
+    /// Whether the machine has been rebooted since it was created. If an earlier version did not record the boot, the
+    /// creation time decides, which is wrong if the clock has been set since.
     pub fn is_of_former_boot(&self) -> bool {
         let now = clock::boot_id().ok();
         match (&self.boot_id, &now) {
@@ -117,7 +117,7 @@ impl SavedEndpoint {
         }
     }
 
-    /// Changes the labels; what the identity is of stays known.
+    /// Changes the labels; the labels of the identity in use are kept.
     pub fn relabel(&mut self, labels: LabelSet) {
         let in_use = self.labels_in_use().clone();
         self.former_labels = (in_use != labels).then_some(in_use);
@@ -125,10 +125,10 @@ impl SavedEndpoint {
     }
 }
 
-/// A state file that cannot be read, and was set aside.
+/// A state file that could not be read and was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedFile {
-    /// Where it is now.
+    /// The new path.
     pub path: PathBuf,
     /// What is wrong with it.
     pub problem: String,
@@ -139,17 +139,17 @@ pub struct DamagedFile {
 pub struct StateDir(PathBuf);
 
 impl StateDir {
-    /// That of an agent with this state folder.
+    /// The folder of an agent with this state folder.
     pub fn of(state_dir: &Path) -> Self {
         Self(state_dir.join(FOLDER))
     }
 
-    /// The folder.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Writes an endpoint's file, so that whenever the agent is killed there is the old or the new one.
+    /// Writes an endpoint's file, so that whenever the agent is killed, either the old or the new file exists.
     pub fn save(&self, saved: &SavedEndpoint) -> Result<(), WorkloadError> {
         let path = self.file(saved.id);
         let written = serde_json::to_vec_pretty(saved)
@@ -161,13 +161,13 @@ impl StateDir {
         written.map_err(|source| error("write", path, source))
     }
 
-    /// Removes an endpoint's file. Returns whether it was there.
+    /// Removes an endpoint's file. Returns whether it existed.
     pub fn remove(&self, id: u16) -> Result<bool, WorkloadError> {
         let path = self.file(id);
         durable::remove(&path).map_err(|source| error("remove", path, source))
     }
 
-    /// Reads all files. What cannot be read is set aside, so that the id is free.
+    /// Reads all files. Unreadable files are renamed, so that their ids are free.
     pub fn load(&self) -> Result<(Vec<SavedEndpoint>, Vec<DamagedFile>), WorkloadError> {
         let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -180,7 +180,7 @@ impl StateDir {
             let path = entry
                 .map_err(|source| error("list", self.0.clone(), source))?
                 .path();
-            // What a killed agent was writing.
+            // A killed agent was writing this file.
             if path
                 .extension()
                 .is_some_and(|found| found == durable::UNFINISHED)
@@ -289,7 +289,7 @@ mod tests {
         };
         let (then, now) = (Timestamp::UNIX_EPOCH, Timestamp::now());
         let this = clock::boot_id().unwrap();
-        // Its id counts, whatever the clock says.
+        // The boot id counts, whatever the clock says.
         assert!(!boot(Some(this.clone()), then) && !boot(Some(this), now));
         assert!(boot(Some("another".to_owned()), now));
         assert!(boot(None, then) && !boot(None, now));

@@ -1,4 +1,4 @@
-//! What both protocols say of one address of a peer, and how addresses are listed.
+//! Combines the findings of both protocols for one address of a peer, and formats address lists.
 
 use std::net::IpAddr;
 
@@ -7,13 +7,13 @@ use health_common::probe::Path;
 use super::reason::Reason;
 use crate::failure::Failure;
 
-/// Most addresses that a message lists.
+/// Maximum number of addresses that a message lists.
 const LISTED: usize = 4;
 
-/// What one protocol says of an address.
+/// Finding of one protocol for an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Finding<'a> {
-    /// Nothing: switched off, or this host could not probe.
+    /// Nothing: disabled, or this host could not probe.
     None,
     Up,
     Down(Reason, &'a Failure),
@@ -41,7 +41,7 @@ impl Finding<'_> {
     }
 }
 
-/// What both protocols say of an address.
+/// Findings of both protocols for an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address<'a> {
     pub(super) address: IpAddr,
@@ -51,7 +51,7 @@ pub(super) struct Address<'a> {
 }
 
 impl<'a> Address<'a> {
-    /// Lets one protocol shed light on the other.
+    /// Uses the finding of one protocol to interpret the other.
     pub(super) fn resolve(&mut self) {
         let Finding::Down(reason, failure) = self.http else {
             return;
@@ -62,7 +62,7 @@ impl<'a> Address<'a> {
                 Reason::Silent
             }
             (Reason::Unreachable, Finding::Down(of_icmp, _)) => of_icmp,
-            // A firewall that rejects all, connections with a reset.
+            // A firewall that rejects everything, and connections with a reset.
             (Reason::Refused, Finding::Down(of_icmp @ Reason::Rejected(_), _)) => of_icmp,
             _ => reason,
         };
@@ -86,14 +86,14 @@ impl<'a> Address<'a> {
             && !self.reasons().any(|reason| reason.is_heard(self.address))
     }
 
-    /// Whether nothing at all came back, from it or of it.
+    /// Whether nothing at all came back, neither from it nor about it.
     pub(super) fn is_silent(&self) -> bool {
         let silent = |reason| matches!(reason, Reason::Silent | Reason::NextHopSilent);
         self.is_unheard() && self.reasons().all(silent)
     }
 }
 
-/// The addresses of a family that is silent while the other is heard, and the others.
+/// Splits off the addresses of a family that is silent while the other is heard; returns them and the rest.
 pub(super) fn without_silent_family<'a>(
     all: &[Address<'a>],
 ) -> (Vec<Address<'a>>, Vec<Address<'a>>) {
@@ -101,8 +101,7 @@ pub(super) fn without_silent_family<'a>(
         let (family, rest): (Vec<_>, Vec<_>) =
             all.iter().partition(|a| a.address.is_ipv4() == ipv4);
         let silent = !family.is_empty() && family.iter().all(Address::is_silent);
-        // Where an endpoint alone has the family, it is the endpoint's trouble, unless it is heard by
-        // the other family.
+        // If only the endpoint has this family, the problem is the endpoint's, unless it is heard by the other family.
         let host = family.iter().any(|a| a.path == Path::Host);
         let path = if host { Path::Host } else { Path::Endpoint };
         if silent && rest.iter().any(|a| a.path == path && !a.is_unheard()) {

@@ -1,4 +1,4 @@
-//! Whether this node is cut off: most peers fail alike, and that is not their doing.
+//! Detects whether this node is cut off: most peers fail alike, through no fault of their own.
 
 use health_common::probe::Path;
 
@@ -7,29 +7,29 @@ use super::{Cause, Context, Diagnosis, PeerFacts, TargetFacts, Verdict};
 use crate::failure::Failure;
 use crate::target::{Protocol, TargetKey};
 
-/// The node is isolated when it fails to reach so many of its peers, and such a part of them.
+/// The node is isolated if it fails to reach at least this many of its peers, and at least this fraction of them.
 const ISOLATED_PEERS: u32 = 3;
 const ISOLATED_PART: (u32, u32) = (4, 5);
 
-/// The part of all peers' targets that fails alike.
+/// The subset of all peers' targets that fails alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// All of them.
+    /// All targets.
     Everything,
-    /// Those of a family.
+    /// Targets of one family.
     Ipv4,
-    /// Those of a family.
+    /// Targets of one family.
     Ipv6,
-    /// Those of a protocol.
+    /// Targets of one protocol.
     Icmp,
-    /// Those of a protocol.
+    /// Targets of one protocol.
     Http,
     /// The health endpoints.
     Endpoints,
 }
 
 impl Scope {
-    /// From the widest to the narrowest: the first that holds is told.
+    /// From the widest to the narrowest: the first match is reported.
     const ALL: [Self; 6] = [
         Self::Everything,
         Self::Ipv4,
@@ -50,14 +50,14 @@ impl Scope {
         }
     }
 
-    /// The peer's targets in this part that are probed.
+    /// The peer's probed targets in this scope.
     fn probed<'p, 'a>(self, peer: &'p PeerFacts<'a>) -> impl Iterator<Item = &'p TargetFacts<'a>> {
         let probed =
             move |t: &&TargetFacts<'_>| self.holds(t.key) && !matches!(t.verdict, Verdict::Off);
         peer.targets.iter().filter(probed)
     }
 
-    /// Whether this part of the peer's targets fails, and why; `None` if the peer has no such targets.
+    /// Whether the peer's targets in this scope all fail, and why; `None` if the peer has no such targets.
     fn fails(self, context: &Context<'_>, peer: &PeerFacts<'_>) -> Option<Option<(Why, Failure)>> {
         let mut targets = self.probed(peer).peekable();
         targets.peek()?;
@@ -79,7 +79,7 @@ impl Scope {
         Some(strongest.map(|(why, failure)| (why, failure.clone())))
     }
 
-    /// Whether all failures of the peer lie in this part, which fails as a whole.
+    /// Whether all failures of the peer lie in this scope, and the scope fails as a whole.
     pub(super) fn explains(self, context: &Context<'_>, peer: &PeerFacts<'_>) -> bool {
         let outside = |t: &TargetFacts<'_>| {
             !self.holds(t.key) && matches!(t.verdict, Verdict::Unreachable(_))
@@ -90,7 +90,7 @@ impl Scope {
     }
 }
 
-/// Why a peer is not reached, the weakest reason first.
+/// Why a peer is not reached, weakest reason first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     Silent,
@@ -132,7 +132,7 @@ impl From<Reason> for Why {
     }
 }
 
-/// What most peers' answers say is wrong with this node.
+/// A fault of this node that most peers report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OwnFault {
     /// Its clock differs from theirs.
@@ -144,7 +144,7 @@ enum OwnFault {
 impl OwnFault {
     const ALL: [Self; 2] = [Self::Clock, Self::Key];
 
-    /// What all HTTP probes of this peer agree in, and how one of them fails.
+    /// The fault that all HTTP probes of this peer agree on, and one of their failures.
     fn of<'a>(peer: &PeerFacts<'a>) -> Option<(Self, &'a Failure)> {
         let mut own_faults = Scope::Http.probed(peer).map(|target| {
             let Verdict::Unreachable(failure) = target.verdict else {
@@ -170,12 +170,12 @@ impl OwnFault {
     }
 }
 
-/// Looks at all peers, to tell whether it is this node that is cut off.
+/// Surveys all peers to find out whether this node itself is cut off.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     /// In the order of [`Scope::ALL`].
     scopes: [Tally; Scope::ALL.len()],
-    /// In the order of [`OwnFault::ALL`]: how many peers, and how the first of them fails.
+    /// In the order of [`OwnFault::ALL`]: the number of peers, and the failure of the first of them.
     own_faults: [(u32, Option<Failure>); OwnFault::ALL.len()],
 }
 
@@ -183,23 +183,23 @@ pub(crate) struct Survey {
 struct Tally {
     /// Remote peers that have such targets.
     peers: u32,
-    /// Those of them that fail.
+    /// Those peers whose targets fail.
     failing: u32,
-    /// In the order of [`Why::ALL`]: how many peers, and how the first of them fails.
+    /// In the order of [`Why::ALL`]: the number of peers, and the failure of the first of them.
     why: [(u32, Option<Failure>); Why::ALL.len()],
 }
 
 /// What cuts this node off.
 #[derive(Clone, Debug)]
 pub(crate) struct Isolation {
-    /// From what.
+    /// What it is cut off from.
     pub(crate) scope: Scope,
-    /// What there is to say of this node.
+    /// The diagnosis of this node.
     pub(crate) diagnosis: Diagnosis,
 }
 
 impl Survey {
-    /// Takes in a peer.
+    /// Adds a peer.
     pub(crate) fn add(&mut self, context: &Context<'_>, peer: &PeerFacts<'_>) {
         if peer.local {
             return;
@@ -212,8 +212,8 @@ impl Survey {
             }
         }
         let unknown = |t: &TargetFacts<'_>| matches!(t.verdict, Verdict::Unknown);
-        // Of one that is not known as a whole, or of which nothing at all is heard, no part shows
-        // anything.
+        // A peer that is not completely known counts as failing in no scope. A peer from which nothing at all is heard
+        // counts only in the widest one.
         let mut counts = !peer.targets.iter().any(unknown);
         for (scope, tally) in Scope::ALL.into_iter().zip(&mut self.scopes) {
             let Some(fails) = scope.fails(context, peer) else {
@@ -230,8 +230,7 @@ impl Survey {
         }
     }
 
-    /// Whether it is this node, called `name`, that is cut off. `without_carrier` are its uplinks that
-    /// have no carrier.
+    /// Whether this node, called `name`, is cut off. `without_carrier` lists its uplinks without a carrier.
     pub(crate) fn diagnose(
         &self,
         context: &Context<'_>,
@@ -302,7 +301,7 @@ impl Survey {
         })
     }
 
-    /// The fault that most peers report of this node. The peers keep their own diagnoses.
+    /// The fault of this node that most peers report. The peers keep their own diagnoses.
     fn diagnose_own_fault(&self, name: &str) -> Option<Isolation> {
         let scope = Scope::Http;
         let mut tallies = Scope::ALL.into_iter().zip(&self.scopes);
@@ -333,7 +332,7 @@ impl Survey {
     }
 }
 
-/// Whether so many of all peers tell something of this node.
+/// Whether enough of all peers report the same about this node.
 fn are_most(some: u32, all: u32) -> bool {
     let (part, whole) = ISOLATED_PART;
     some >= ISOLATED_PEERS && u64::from(some) * u64::from(whole) >= u64::from(all) * u64::from(part)

@@ -1,4 +1,4 @@
-//! Where echo probes got lost, in words.
+//! Describes where echo probes got lost.
 
 use super::exceeds;
 use crate::direction::Passage;
@@ -13,7 +13,7 @@ pub(super) enum Segment {
     LocalHost,
 }
 
-/// The segments on which more probes got lost than the threshold, and than chance makes of it.
+/// The segments that lost more probes than the threshold allows, and more than chance would explain.
 #[derive(Clone, Debug)]
 pub(super) struct LossLocation {
     passage: Passage,
@@ -23,7 +23,7 @@ pub(super) struct LossLocation {
 impl Segment {
     const ALL: [Self; 4] = [Self::Forward, Self::PeerHost, Self::Return, Self::LocalHost];
 
-    /// How many got lost there, of how many.
+    /// Number of probes lost there, and of probes that reached it.
     fn lost(self, passage: &Passage) -> (u32, u32) {
         match self {
             Self::Forward => (passage.lost_there, passage.sent),
@@ -64,7 +64,7 @@ impl Segment {
 }
 
 impl LossLocation {
-    /// What the first of these passages that tells a loss says.
+    /// Uses the first of these passages that shows a loss.
     pub(super) fn of(passages: &[Option<Passage>], threshold: f64) -> Option<Self> {
         passages.iter().flatten().find_map(|passage| {
             let is_lossy = |segment: &Segment| {
@@ -84,7 +84,7 @@ impl LossLocation {
         })
     }
 
-    /// Of a target that answers: `all on the way there: 46 of 60 arrived`.
+    /// For a target that answers: `all on the way there: 46 of 60 arrived`.
     pub(super) fn of_losses(&self) -> String {
         let passage = &self.passage;
         let elsewhere = Segment::ALL
@@ -107,7 +107,7 @@ impl LossLocation {
         }
     }
 
-    /// Of a target that does not answer.
+    /// For a target that does not answer.
     pub(super) fn of_silence(&self) -> String {
         let Passage {
             sent,

@@ -1,14 +1,14 @@
-//! What is wrong with a peer, in one sentence, from the results of all its targets; and whether it
-//! is this node that is cut off. Pure.
+//! Diagnoses what is wrong with a peer, in one sentence, from the results of all its targets, and whether this node
+//! itself is cut off. Pure.
 //!
-//! A diagnosis is based on confirmed verdicts. While any probed target of a peer has none, the peer has no
-//! diagnosis, because the missing verdict might change it. Verdicts from before and after a change are not
-//! combined: the caller waits until all are known again. An address is *heard* when something arrived that
-//! only the address itself can send: an answer, a refusal, an ICMP error of its own. It is *silent* when
-//! nothing came back for any probe to it, or this host could not even resolve the next hop. A peer is unheard
-//! when none of its addresses is heard, or sends an error for another.
+//! A diagnosis is based on confirmed verdicts. While any probed target of a peer has none, the peer has no diagnosis,
+//! because the missing verdict might change it. Verdicts from before and after a change are not combined: the caller
+//! waits until all are known again. An address is *heard* if something arrived that only the address itself can send:
+//! an answer, a refusal, or its own ICMP error. It is *silent* if nothing came back for any probe to it, or if this
+//! host could not even resolve the next hop. A peer is unheard if none of its addresses is heard or sends an error
+//! about another one.
 //!
-//! The first row that holds is the diagnosis; the evidence names all verdicts.
+//! The first matching row is the diagnosis; the evidence lists all verdicts.
 //!
 //! | cause | when |
 //! | --- | --- |
@@ -39,7 +39,7 @@
 //! | `old-key` | all answer; the node or this one still signs with the key before |
 //! | `endpoint-address-unknown` | all answer; the addresses of the endpoint are not reported |
 //!
-//! Below `one-family-only`, a family that is silent as a whole is left out.
+//! Below `one-family-only`, a family that is entirely silent is left out.
 
 mod address;
 pub(super) mod isolation;
@@ -70,36 +70,35 @@ use path_mtu::TooBigNotice;
 use peer::Picture;
 pub(super) use shift::{Shift, ShiftWatch};
 
-/// A latency has shifted when this many times the usual one.
+/// A latency has shifted if it is at least this many times the usual one.
 const SHIFT_FACTOR: u32 = 2;
-/// Fewest round trips on either side that tell a shift.
+/// Minimum number of recent and of usual round trips that indicate a shift.
 const SHIFT_SAMPLES: (u32, u32) = (8, 20);
-/// Probability below which losses are not taken for chance. Ten thousand peers with four targets
-/// each are 40 000 trials every few minutes; at half the threshold, the real probability is lower by
-/// orders of magnitude.
+/// Probability below which losses are not attributed to chance. Ten thousand peers with four targets each are 40 000
+/// trials every few minutes; at half the threshold, the real probability is lower by orders of magnitude.
 const LOSS_CHANCE: f64 = 1e-4;
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Cause {
-    /// Most peers fail alike: it is this node, not they.
+    /// Most peers fail alike: the problem is this node, not the peers.
     ThisNodeIsolated,
     /// This host could not probe.
     LocalError,
-    /// Nothing is heard of the node.
+    /// Nothing is heard from the node.
     NodeDown,
-    /// The host is up, its agent is not.
+    /// The host is up, but its agent is not.
     AgentDown,
-    /// The host is up, its health endpoint is not.
+    /// The host is up, but its health endpoint is not.
     EndpointDatapathDown,
     /// Some addresses of a host that is up are silent.
     AddressUnreachable,
-    /// One of IPv4 and IPv6 does not get through.
+    /// Either IPv4 or IPv6 does not get through.
     OneFamilyOnly,
     /// A router or this host has no route.
     NoRoute,
-    /// A firewall or policy says no.
+    /// A firewall or policy rejects it.
     Rejected,
     /// ICMP is dropped silently.
     IcmpFiltered,
@@ -107,27 +106,27 @@ pub(super) enum Cause {
     PortFiltered,
     /// HTTP is refused on some addresses.
     PortRefused,
-    /// HTTP is answered by somebody with another mesh key, or refused by them.
+    /// The HTTP answer comes from a holder of another mesh key, or such a holder refuses the request.
     WrongKey,
-    /// HTTP is answered by somebody who proves nothing.
+    /// The HTTP answer has no proof.
     NoKey,
-    /// HTTP is answered by a recorded answer.
+    /// The HTTP answer is a recorded one.
     ReplayedAnswer,
-    /// HTTP is answered by another node.
+    /// The HTTP answer comes from another node.
     WrongNode,
-    /// The clocks of both nodes differ by more than an answer allows.
+    /// The clocks of the two nodes differ by more than is allowed.
     ClockDiffers,
-    /// HTTP is answered by something that is no healthy agent.
+    /// The HTTP answer comes from something that is not a healthy agent.
     BadAnswer,
     /// Too many probes are lost.
     Loss,
-    /// Packets as large as this host sends them do not get through.
+    /// Packets of the size that this host sends do not get through.
     PathMtu,
     /// Answers take longer than they used to.
     LatencyShift,
-    /// One of both nodes signs with the mesh key before the other's.
+    /// One of the two nodes signs with the mesh key before the other's.
     OldKey,
-    /// It is not known where the health endpoint is.
+    /// The address of the health endpoint is unknown.
     EndpointAddressUnknown,
 }
 
@@ -166,22 +165,22 @@ impl fmt::Display for Cause {
 pub(super) struct Diagnosis {
     /// What is wrong.
     pub(super) cause: Cause,
-    /// One line: what is wrong with whom, and where to look.
+    /// One line: what is wrong with which node, and where to look.
     pub(super) message: String,
-    /// The facts it rests on, one line each.
+    /// The supporting facts, one line each.
     pub(super) evidence: Vec<String>,
 }
 
 /// Why a reachable target is degraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Degradation {
-    /// More losses than the threshold, and more than chance makes of it.
+    /// More losses than the threshold, and more than chance would explain.
     Loss(Loss),
     /// Longer round trips than before.
     LatencyShift {
-        /// Median of the newest.
+        /// Median of the newest ones.
         recent: Duration,
-        /// Median of those before.
+        /// Median of the earlier ones.
         usual: Duration,
     },
 }
@@ -197,25 +196,25 @@ impl fmt::Display for Degradation {
     }
 }
 
-/// What is the same for all peers.
+/// The same for all peers.
 #[derive(Clone, Debug)]
 pub(super) struct Context<'a> {
     /// TCP port of the responders.
     pub(super) port: u16,
     /// This node's own addresses.
     pub(super) local_addresses: &'a [IpAddr],
-    /// When a target is degraded.
+    /// When a target counts as degraded.
     pub(super) thresholds: Thresholds,
 }
 
-/// When a target is degraded.
+/// When a target counts as degraded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Thresholds {
-    /// Highest part of the probes, 0 to 1, that may be lost.
+    /// Highest tolerated fraction of lost probes, 0 to 1.
     pub(super) loss: f64,
-    /// A shift of ICMP round trips that is less than this does not count.
+    /// Smaller shifts of ICMP round trips are ignored.
     pub(super) icmp_shift: Duration,
-    /// The same for HTTP, whose round trips hold the scheduling of both agents.
+    /// The same for HTTP, whose round trips include the scheduling delays of both agents.
     pub(super) http_shift: Duration,
 }
 
@@ -229,7 +228,7 @@ impl Default for Thresholds {
     }
 }
 
-/// What is known of a peer.
+/// What is known about a peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerFacts<'a> {
     /// `cluster/node`.
@@ -238,39 +237,39 @@ pub(super) struct PeerFacts<'a> {
     pub(super) local: bool,
     /// Whether it should have a health endpoint, known or not.
     pub(super) endpoint_expected: bool,
-    /// All that there is to probe, in the order of the report.
+    /// All possible targets, in report order.
     pub(super) targets: &'a [TargetFacts<'a>],
 }
 
-/// What is known of a target.
+/// What is known about a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TargetFacts<'a> {
-    /// Which one.
+    /// Its key.
     pub(super) key: TargetKey,
     /// Its verdict.
     pub(super) verdict: Verdict<'a>,
-    /// Which of the peer's keys it takes this node's for; looked at when it is reachable by HTTP.
+    /// Which of the peer's keys this node signs with, from the peer's point of view; used if it is reachable by HTTP.
     pub(super) mesh_key: KeyAge,
-    /// Looked at when it is reachable.
+    /// Used if it is reachable.
     pub(super) trend: Trend,
-    /// What became of its echo probes in [`direction::WINDOWS`], where the peer told.
+    /// What happened to its echo probes in [`direction::WINDOWS`], if the peer reported it.
     pub(super) passages: [Option<Passage>; direction::WINDOWS.len()],
-    /// What is known of a latency shift.
+    /// What is known about a latency shift.
     pub(super) shift: Option<Shift>,
-    /// The MTU of the path to it, where that was looked for.
+    /// The MTU of the path to it, if it was measured.
     pub(super) path_mtu: Option<&'a PathMtu>,
 }
 
 /// The confirmed verdict on a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verdict<'a> {
-    /// Its probes are switched off.
+    /// Its probes are disabled.
     Off,
     /// No result yet.
     Unknown,
     /// It answers.
     Reachable,
-    /// It does not; why the last probe failed.
+    /// It does not answer; holds the reason why the last probe failed.
     Unreachable(&'a Failure),
 }
 
@@ -292,8 +291,8 @@ impl Context<'_> {
         })
     }
 
-    /// What is wrong with a peer; `None` if nothing is, or if it is not known yet. Given what is wrong
-    /// with this node, no peer is blamed for it.
+    /// What is wrong with a peer; `None` if nothing is, or if it is not known yet. If `isolation` explains the
+    /// failures, the peer is not blamed for them.
     pub(super) fn diagnose(
         &self,
         peer: &PeerFacts<'_>,
@@ -461,7 +460,7 @@ impl Context<'_> {
 }
 
 impl PeerFacts<'_> {
-    /// Its name as a message has it.
+    /// Its name in messages.
     fn display(&self) -> String {
         if self.local {
             format!("this node ({})", self.name)
@@ -496,8 +495,8 @@ impl fmt::Display for Losses<'_> {
     }
 }
 
-/// Whether the losses are above the threshold, and not by chance: with the threshold's probability,
-/// so many of so many probes are lost but once in ten thousand times (an exact binomial test).
+/// Whether the losses exceed the threshold, and not by chance: at the threshold's loss probability, this many losses or
+/// more among this many probes occur less than once in ten thousand times (an exact binomial test).
 fn exceeds(loss: &Loss, threshold: f64) -> bool {
     let (n, lost) = (f64::from(loss.probes), f64::from(loss.lost));
     if loss.lost == 0 || lost <= n * threshold {
@@ -506,7 +505,7 @@ fn exceeds(loss: &Loss, threshold: f64) -> bool {
     if threshold <= 0.0 {
         return true;
     }
-    // Up from the probability of none, as a logarithm: it may be too small for a number.
+    // Adds up from the probability of zero losses, as a logarithm: it may be too small for a float.
     let odds = (threshold / (1.0 - threshold)).ln();
     let mut log = n * (1.0 - threshold).ln();
     let mut fewer = 0.0;

@@ -1,20 +1,20 @@
-//! Paths that do not take packets as large as this host sends them.
+//! Paths that do not take packets of the size that this host sends.
 
 use std::net::IpAddr;
 
 use super::{Cause, Diagnosis, PeerFacts};
 use crate::path_mtu::PathMtu;
 
-/// Whether a router tells the sender of a packet that it is too big.
+/// Whether a router reports to a packet's sender that it is too big.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TooBigNotice {
-    /// It does: connections adapt.
+    /// A router does: connections adapt.
     ByRouter,
-    /// Nobody does: a black hole (RFC 2923 section 2.1).
+    /// No router does: a black hole (RFC 2923 section 2.1).
     ByNobody,
 }
 
-/// What is wrong with the paths to a peer's addresses of which that holds, if something is.
+/// What is wrong with those paths to a peer's addresses to which `told` applies, if anything.
 pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagnosis> {
     let paths: Vec<(IpAddr, &PathMtu)> = peer
         .targets

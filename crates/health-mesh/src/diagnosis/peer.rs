@@ -1,4 +1,4 @@
-//! What is wrong with a peer that has failures: the rows of the table, one a function.
+//! Diagnoses a peer that has failures: the rows of the table, one function each.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use super::{Cause, Context, Diagnosis, PeerFacts, TargetFacts, Verdict};
 use crate::failure::{Failure, IcmpError};
 use crate::target::Protocol;
 
-/// All there is to know of a peer that has failures.
+/// Everything known about a peer that has failures.
 pub(super) struct Picture<'a> {
     context: &'a Context<'a>,
     peer: &'a PeerFacts<'a>,
-    /// Those that any protocol says something of.
+    /// Addresses with a finding from at least one protocol.
     addresses: Vec<Address<'a>>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Picture<'a> {
         if all.iter().all(Address::is_up) {
             return self.local_error();
         }
-        // What comes from the node itself, even if it tells of another of its addresses.
+        // An error from the node itself, even if it is about another of its addresses.
         let own = |reason: Reason| reason.sender().is_some_and(|s| self.peer.has(s));
         if all.iter().all(|a| a.is_unheard() && !a.reasons().any(own)) {
             return self.unheard(all);
@@ -132,11 +132,11 @@ impl<'a> Picture<'a> {
         self.diagnosis(Cause::LocalError, message)
     }
 
-    /// Nothing is heard of the peer.
+    /// Nothing is heard from the peer.
     fn unheard(&self, all: &[Address<'a>]) -> Diagnosis {
         let hosts = pick(all, |a| a.path == Path::Host);
         if !hosts.iter().any(Address::is_silent) {
-            // The host's trouble is that of the node.
+            // The problem of the host is the problem of the node.
             let rejected = |a: &Address<'_>| a.reasons().any(|r| matches!(r, Reason::Rejected(_)));
             let told = if hosts.iter().any(rejected) {
                 self.rejected(all)
@@ -265,7 +265,7 @@ impl<'a> Picture<'a> {
     }
 
     fn no_route(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
-        // A node that has no route to its own endpoint tells of its endpoint.
+        // A node that has no route to its own endpoint reports a problem of the endpoint.
         let others = |reason| match reason {
             Reason::NoRoute(Some(sender)) => !self.peer.has(sender),
             reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
@@ -335,7 +335,7 @@ impl<'a> Picture<'a> {
         any.then(|| self.some_unreachable(addresses))
     }
 
-    /// What is left when nothing more can be said.
+    /// The fallback if nothing more specific can be said.
     fn some_unreachable(&self, addresses: &[Address<'a>]) -> Diagnosis {
         let unheard = pick(addresses, Address::is_unheard);
         let heard = pick(addresses, |a| !a.is_unheard());
@@ -356,7 +356,7 @@ impl<'a> Picture<'a> {
         self.diagnosis(Cause::AddressUnreachable, message)
     }
 
-    /// HTTP fails where ICMP is answered, or by a wrong answer.
+    /// HTTP fails where ICMP is answered, or it gets a wrong answer.
     fn http_trouble(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
         let name = self.name();
         let port = self.context.port;
@@ -408,7 +408,7 @@ impl<'a> Picture<'a> {
         Some(self.diagnosis(Cause::PortFiltered, message))
     }
 
-    /// HTTP is answered by somebody who does not prove to be this node.
+    /// HTTP is answered without a proof of being this node.
     fn unproven(&self, addresses: &[Address<'a>], though: &str) -> Option<Diagnosis> {
         let unproven = |a: &Address<'_>| a.http.is(&[Reason::Unproven]);
         let Finding::Down(_, failure) = addresses.iter().find(|a| unproven(a))?.http else {
@@ -486,8 +486,8 @@ impl<'a> Picture<'a> {
         Some(self.diagnosis(Cause::IcmpFiltered, message))
     }
 
-    /// What one sender says of targets of this peer: the failures that `is` holds for, of the first
-    /// that names its sender, or of this host if none does.
+    /// Failures that share a sender: the failures of this peer's targets for which `is` holds and which come from the
+    /// first sender that one of them names, or from this host if none names one.
     fn reported_failure(
         &self,
         addresses: &[Address<'a>],
@@ -526,7 +526,7 @@ impl<'a> Picture<'a> {
         self.peer.display()
     }
 
-    /// An address in the words of an operator.
+    /// An address in an operator's terms.
     fn who(&self, address: IpAddr) -> String {
         if self.context.local_addresses.contains(&address) {
             format!("this host ({address})")
@@ -538,7 +538,7 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// A failure as a diagnosis tells it: see [`Picture::told`].
+/// A failure as reported in a diagnosis: see [`Picture::reported_failure`].
 struct ReportedFailure<'a> {
     reason: Reason,
     failure: &'a Failure,
@@ -547,7 +547,7 @@ struct ReportedFailure<'a> {
     what: String,
 }
 
-/// Whether it adds to a cause where echo probes got lost.
+/// Whether the location of lost echo probes adds information to this cause.
 fn may_be_told(cause: Cause) -> bool {
     matches!(
         cause,

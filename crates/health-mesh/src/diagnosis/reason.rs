@@ -1,4 +1,4 @@
-//! What one failed probe says, before the others are looked at.
+//! Interprets a single failed probe, before the others are considered.
 
 use std::net::IpAddr;
 
@@ -8,26 +8,26 @@ use super::Context;
 use crate::failure::{Failure, IcmpError};
 use crate::target::{Protocol, TargetKey};
 
-/// What a failed probe says, seen by itself.
+/// What a failed probe means by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reason {
     /// Nothing came back.
     Silent,
-    /// A connection attempt was unreachable: no route, no answer of the next hop, or a firewall.
+    /// A connection attempt was unreachable: no route, no answer from the next hop, or a firewall.
     Unreachable,
     /// This host got no answer when it resolved the next hop's hardware address.
     NextHopSilent,
-    /// No route; who says so, if not this host's kernel.
+    /// No route; holds the sender of the error, if it is not this host's kernel.
     NoRoute(Option<IpAddr>),
-    /// Prohibited; who says so, if it is known.
+    /// Prohibited; holds the sender of the error, if known.
     Rejected(Option<IpAddr>),
     /// The port is closed.
     Refused,
-    /// A connection, and no response.
+    /// A connection, but no response.
     Hung,
-    /// A connection, and a wrong response.
+    /// A connection, but a wrong response.
     BadAnswer,
-    /// A connection, and a response that does not prove to be the asked node's good one.
+    /// A connection, and a response that is not proven to be a good answer from the asked node.
     Unproven,
     /// This host could not probe.
     LocalError,
@@ -50,9 +50,10 @@ impl Reason {
             Failure::Os(errno) => match errno {
                 Errno::ECONNREFUSED if !icmp => Self::Refused,
                 Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE if !icmp => Self::BadAnswer,
-                // To a connection, also what routers and firewalls say, where the kernel does not tell who.
+                // For a connection, this also covers errors from routers and firewalls, if the kernel does not report
+                // their sender.
                 Errno::EHOSTUNREACH | Errno::ENETUNREACH if !icmp => Self::Unreachable,
-                // EINVAL: a route of the kind `blackhole`.
+                // EINVAL: a `blackhole` route.
                 Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::ENETDOWN | Errno::EINVAL => {
                     Self::NoRoute(None)
                 }
@@ -74,14 +75,14 @@ impl Reason {
             // Packets in a loop.
             (true, 11, _) | (false, 3, _) => Self::NoRoute(Some(from)),
             (true, 3, 9 | 10 | 13) | (false, 1, 1 | 5 | 6) => Self::Rejected(Some(from)),
-            // A firewall's `reject`: an echo has neither port nor protocol that could be missing, and
-            // where no port listens, TCP answers with a reset.
+            // A firewall's `reject`: an echo has no port or protocol that could be missing, and TCP answers with a
+            // reset if no port is listening.
             (true, 3, 2 | 3) | (false, 1, 4) => Self::Rejected(Some(from)),
             _ => Self::Silent,
         }
     }
 
-    /// Who says so.
+    /// The sender of the error.
     pub(super) fn sender(self) -> Option<IpAddr> {
         match self {
             Self::NoRoute(sender) | Self::Rejected(sender) => sender,
@@ -89,7 +90,7 @@ impl Reason {
         }
     }
 
-    /// Whether it takes the address itself to bring this about.
+    /// Whether only the address itself can cause this.
     pub(super) fn is_heard(self, address: IpAddr) -> bool {
         match self {
             Self::Refused | Self::Hung | Self::BadAnswer | Self::Unproven => true,

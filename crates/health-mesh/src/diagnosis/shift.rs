@@ -1,4 +1,4 @@
-//! Latency shifts: since when, and whether the time went to the peer's host, to the network or to this
+//! Latency shifts: when they started, and whether the extra time is spent in the peer's host, in the network or in this
 //! host.
 
 use std::time::Duration;
@@ -11,57 +11,57 @@ use super::{Context, PeerFacts, SHIFT_FACTOR, SHIFT_SAMPLES, TargetFacts, Verdic
 use crate::history::{LONGEST, Latency};
 use crate::target::Protocol;
 
-/// Fewest round trips since a shift that tell where its time went.
+/// Minimum number of round trips since a shift that show where its time goes.
 const SHIFT_TOLD_BY: u32 = 4;
-/// Round trips that may be of the shift when it is noticed: as many as make one.
+/// Number of round trips that may already belong to the shift when it is noticed: as many as form one.
 const NOTICED_BY: u64 = 8;
-/// Fewest round trips before a shift that tell what was usual.
+/// Minimum number of round trips before a shift that establish what was usual.
 const USUAL_SAMPLES: u64 = 20;
 
-/// What is known of a shift besides the round trips.
+/// What is known about a shift besides the round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shift {
-    /// When the first of the longer round trips began.
+    /// When the first of the longer round trips started.
     pub(crate) since: Timestamp,
     /// The round trips before it.
     pub(crate) usual: Latency,
-    /// Of echoes: how much of the time is spent where; `None` where peers do not tell, or not yet.
+    /// For echoes: where the extra time is spent; `None` if peers do not report it, or not yet.
     pub(crate) growth: Option<Growth>,
-    /// Of HTTP: which part of a request takes longer; `None` where that is not known, or not yet.
+    /// For HTTP: which part of a request takes longer; `None` if that is unknown, or not known yet.
     pub(crate) slow_part: Option<(RequestPart, Duration)>,
 }
 
 /// A part of an HTTP request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestPart {
-    /// From the uplink to the agent, of all that comes.
+    /// From the uplink to the agent, for everything that arrives.
     ThisHost,
-    /// On the way and in the stack of the peer's host.
+    /// In the network and in the stack of the peer's host.
     Way,
     /// In the peer's agent.
     PeerAgent,
 }
 
-/// By how much round trips have grown, and where.
+/// How much round trips have grown, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
-    /// In the peer's host, now.
+    /// Current time in the peer's host.
     pub(crate) remote: Duration,
-    /// Of the round trip's growth, what the peer's host makes.
+    /// The part of the growth that is spent in the peer's host.
     pub(crate) in_host: Duration,
-    /// The rest.
+    /// The rest of the growth.
     pub(crate) in_network: Duration,
 }
 
-/// A shift under way: where its time goes, by what the rows of the datapath say of the time in the peer's
-/// host, and by the parts of HTTP requests.
+/// An ongoing shift, with the data that shows where its time goes: the times in the peer's host from the datapath's
+/// rows, and the parts of HTTP requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShiftWatch {
     since: Timestamp,
     /// When it was noticed, since the mesh's start.
     noticed: Duration,
     usual: Latency,
-    /// When the shift was noticed, and last.
+    /// Values when the shift was noticed, and the latest ones.
     remote: Option<(RemoteTime, RemoteTime)>,
     requests: Requests,
 }
@@ -72,7 +72,7 @@ struct Requests {
     count: u32,
     /// From SYN to SYN-ACK, on the uplink.
     handshake: Duration,
-    /// The same, as the agent sees it.
+    /// The same, as seen by the agent.
     connect: Duration,
     total: Duration,
 }
@@ -89,13 +89,13 @@ impl ShiftWatch {
         }
     }
 
-    /// Whether the shift has become what is usual.
+    /// Whether the shift has lasted so long that it is now the usual state.
     pub(crate) fn is_outdated(&self, now: Duration) -> bool {
         now.saturating_sub(self.noticed) >= LONGEST
     }
 
-    /// Takes in an HTTP request: the time from SYN to SYN-ACK on the uplink, the same as the agent saw
-    /// it, and the time until the answer was there.
+    /// Records an HTTP request: the time from SYN to SYN-ACK on the uplink, the same as seen by the agent, and the time
+    /// until the answer arrived.
     pub(crate) fn note_request(&mut self, handshake: Duration, connect: Duration, total: Duration) {
         let requests = &mut self.requests;
         requests.count += 1;
@@ -104,16 +104,16 @@ impl ShiftWatch {
         requests.total += total;
     }
 
-    /// Takes in what the row says after a round trip.
+    /// Records the row's values after a round trip.
     pub(crate) fn note(&mut self, now: RemoteTime) {
         self.remote = match self.remote {
-            // A row that was made anew begins at zero.
+            // A recreated row starts at zero.
             Some((first, last)) if last.samples <= now.samples => Some((first, now)),
             _ => Some((now, now)),
         };
     }
 
-    /// What is known by now.
+    /// What is known so far.
     pub(crate) fn shift(&self) -> Shift {
         Shift {
             since: self.since,
@@ -123,7 +123,7 @@ impl ShiftWatch {
         }
     }
 
-    /// The part of a request that makes most of its growth.
+    /// The part of a request that accounts for most of its growth.
     fn slow_part(&self) -> Option<(RequestPart, Duration)> {
         let Requests {
             count,
@@ -135,7 +135,7 @@ impl ShiftWatch {
             return None;
         }
         let growth = (total / count).checked_sub(self.usual.p50)?;
-        // The answer takes the same way as the handshake, up to the agents.
+        // The answer takes the same path as the handshake, up to the agents.
         let parts = [
             (RequestPart::ThisHost, connect.saturating_sub(handshake) * 2),
             (RequestPart::Way, handshake * 2),
@@ -158,7 +158,7 @@ impl ShiftWatch {
         let rtt = mean(last.rtt_sum_ns.checked_sub(first.rtt_sum_ns)?, samples);
         let of_shift = (remote_sum / samples).saturating_mul(NOTICED_BY);
         let usual_remote = mean(first.sum_ns.saturating_sub(of_shift), usual_samples);
-        // Of a round trip, no more than all of it is in the host.
+        // The time in the host cannot exceed the whole round trip.
         let usual_remote = usual_remote.min(self.usual.p50);
         let growth = rtt.checked_sub(self.usual.p50)?;
         let in_host = remote.saturating_sub(usual_remote).min(growth);
@@ -171,7 +171,7 @@ impl ShiftWatch {
 }
 
 impl Shift {
-    /// Since when, and the time in the peer's host now.
+    /// The start of the shift, and the current time in the peer's host.
     pub(super) fn evidence(&self) -> String {
         let in_host = self.growth.map_or_else(String::new, |growth| {
             format!(", {:.1?} of it in the peer's host", growth.remote)
@@ -181,8 +181,8 @@ impl Shift {
 }
 
 impl Context<'_> {
-    /// The newest round trips of a target and those before, if the newest are well above. While a shift is
-    /// known, those before it: the longer it lasts, the more usual it would seem.
+    /// The newest and the earlier round trips of a target, if the newest are well above. During a known shift, the
+    /// earlier ones are those before it: otherwise a lasting shift would gradually seem usual.
     pub(crate) fn shifted(&self, target: &TargetFacts<'_>) -> Option<(Latency, Latency)> {
         let recent = target.trend.recent?;
         let usual = match target.shift {
@@ -195,7 +195,7 @@ impl Context<'_> {
         };
         let enough = recent.samples >= SHIFT_SAMPLES.0 && usual.samples >= SHIFT_SAMPLES.1;
         let higher = recent.p50 >= usual.p50 * SHIFT_FACTOR && recent.p50 >= usual.p50 + least;
-        // Of two latencies that alternate, the higher is no shift.
+        // If two latencies alternate, the higher one is not a shift.
         let apart = recent.p25 > usual.p90;
         (enough && higher && apart).then_some((recent, usual))
     }
@@ -236,7 +236,7 @@ impl Context<'_> {
                 stack and the interrupt load of the peer's host"
     }
 
-    /// Whether a host's address is slow by ICMP while its endpoint is not.
+    /// Whether a host's address is slow by ICMP but its endpoint is not.
     fn is_of_the_stack_alone(&self, peer: &PeerFacts<'_>, target: &TargetFacts<'_>) -> bool {
         let key = target.key;
         if key.protocol != Protocol::Icmp || key.path != Path::Host || peer.local {
@@ -254,7 +254,7 @@ impl Context<'_> {
     }
 }
 
-/// Where an HTTP request takes longer.
+/// Says which part of an HTTP request takes longer.
 fn part_told(part: RequestPart, time: Duration) -> String {
     match part {
         RequestPart::ThisHost => format!(

@@ -1,4 +1,4 @@
-//! What is diagnosed of which results.
+//! Which results lead to which diagnosis.
 
 use std::sync::Arc;
 
@@ -56,8 +56,7 @@ fn icmp(kind: u8, code: u8, from: &str) -> Given {
     Given::Down(Failure::Icmp(IcmpError { kind, code, from }))
 }
 
-/// What each address of a peer gives by ICMP and by HTTP. An endpoint is an address of 10/8 or
-/// fd00:10::/32.
+/// Results of each address of a peer by ICMP and by HTTP. Addresses in 10/8 or fd00:10::/32 belong to an endpoint.
 type Row<'a> = (&'a str, Given, Given);
 
 fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
@@ -162,7 +161,7 @@ fn a_node_is_down_when_nothing_is_heard_of_it() {
             "HTTP to 10.244.3.7 port 4240 (endpoint): Connection timed out",
         ]
     );
-    // Its endpoint is not known.
+    // Its endpoint is unknown.
     is(
         &[(HOST4, silent(), silent())],
         Cause::NodeDown,
@@ -221,7 +220,7 @@ fn with_one_protocol_a_silent_node_may_be_a_filter() {
         Cause::NodeDown,
         "does not answer HTTP on 172.30.0.3, and the next hop on the way to it does not answer ARP",
     );
-    // Without a host address that is probed, the host may be well.
+    // If no host address is probed, the host may be fine.
     is(
         &[(ENDPOINT4, silent(), silent())],
         Cause::AddressUnreachable,
@@ -253,7 +252,7 @@ fn an_agent_is_down_when_its_host_is_up_and_no_http_is_answered() {
         Cause::AgentDown,
         "accepted and never answered on 172.30.0.3 and dropped silently on 10.244.3.7",
     );
-    // The endpoint went with its agent.
+    // The endpoint went down with its agent.
     is(
         &[(HOST4, Up, refused()), (ENDPOINT4, silent(), silent())],
         Cause::AgentDown,
@@ -304,7 +303,7 @@ fn an_endpoint_is_down_when_its_host_is_up() {
         Cause::EndpointDatapathDown,
         "answers on 172.30.0.3",
     );
-    // By one family alone.
+    // Over one family only.
     is(
         &[
             (HOST4, Up, Up),
@@ -444,7 +443,7 @@ fn who_does_not_prove_to_be_the_node_is_told() {
         says(&both, cause, message);
         let one = [(HOST4, Up, down(&failure)), (ENDPOINT4, Up, Up)];
         is(&one, cause, ", though answered on 10.244.3.7");
-        // What listens on one address does not hide that the agent is gone.
+        // A different listener on one address does not hide that the agent is gone.
         is(
             &[(HOST4, Up, down(&failure)), (ENDPOINT4, Up, refused())],
             Cause::AgentDown,
@@ -523,7 +522,7 @@ fn a_missing_route_is_told_with_its_sender() {
         Cause::NoRoute,
         "goes in a circle",
     );
-    // Without ICMP, a connection's error is taken as it stands.
+    // Without ICMP, a connection's error is taken at face value.
     is(
         &[(HOST4, Off, os(Errno::EHOSTUNREACH))],
         Cause::NoRoute,
@@ -547,7 +546,7 @@ fn a_rejection_is_told_with_its_sender() {
         "rejected: 192.0.2.1 rejects ICMP to 172.30.0.3 and 10.244.3.7 of default/n3: \
          Communication prohibited (from 192.0.2.1); check its firewall and policies",
     );
-    // A firewall's default `reject`, and one with resets.
+    // A firewall's default `reject`, and one that sends resets.
     for http in [icmp(3, 3, HOST4), refused()] {
         is(
             &[
@@ -558,7 +557,7 @@ fn a_rejection_is_told_with_its_sender() {
             "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
         );
     }
-    // One error is enough, though all else is silent.
+    // One error is enough, even if everything else is silent.
     for (icmp, http) in [
         (icmp(3, 13, HOST4), silent()),
         (silent(), icmp(3, 13, HOST4)),
@@ -569,7 +568,7 @@ fn a_rejection_is_told_with_its_sender() {
             "the node itself (172.30.0.3) rejects",
         );
     }
-    // The port alone.
+    // Only the port.
     is(
         &[
             (HOST4, Up, icmp(3, 3, HOST4)),
@@ -618,7 +617,7 @@ fn one_family_may_fail() {
         Cause::OneFamilyOnly,
         "over IPv6, but not over IPv4 on 172.30.0.3",
     );
-    // That it has no route is more than that it fails.
+    // A missing route says more than a failure.
     is(
         &[
             (HOST4, Up, Up),
@@ -761,7 +760,7 @@ fn a_degraded_target_is_told() {
     });
 }
 
-/// A passage of 60 probes in ten minutes of which so many got to each place.
+/// A passage of 60 probes in ten minutes, with the given numbers at each segment.
 fn passage(arrived: u32, replied: u32, returned: u32, lost_here: u32) -> Option<Passage> {
     Some(Passage {
         time: Duration::from_secs(590),
@@ -814,12 +813,12 @@ fn a_loss_is_told_with_its_place() {
             passage(40, 40, 20, 0),
             ", on the way there (40 of 60 arrived) and on the way back (20 of 40 replies came back)",
         ),
-        // Nothing that chance would not make.
+        // No more than chance would explain.
         (passage(58, 57, 56, 1), ""),
         (None, ""),
     ] {
         assert_eq!(loss([passage, None]).0, place, "{passage:?}");
-        // The shorter window is told where the longer one says nothing.
+        // The shorter window is reported if the longer one shows nothing.
         assert_eq!(loss([None, passage]).0, place, "{passage:?}");
     }
     let (_, evidence) = loss([passage(46, 46, 46, 0), None]);
@@ -857,7 +856,7 @@ fn silence_is_told_with_what_arrives() {
     }
 }
 
-/// What a row says after so many round trips, each of them and each stay in the peer's host this long.
+/// A row's values after the given numbers of round trips, with these round-trip times and times in the peer's host.
 fn remote_time(trips: &[(u64, u64, u64)]) -> RemoteTime {
     let mut row = RemoteTime::default();
     for &(samples, rtt_ns, remote_ns) in trips {
@@ -904,10 +903,10 @@ fn a_shift_is_told_with_where_the_time_goes() {
         told(shift(20_000, 4), slow_too),
         format!("; 3.7ms of the increase in the network{others}")
     );
-    // Too few round trips since, of the endpoint as well.
+    // Too few round trips since then; the endpoint is slow too.
     assert_eq!(told(shift(3_000_000, 3), slow_too), others);
     assert_eq!(told(shift(3_000_000, 3), Trend::default()), "");
-    // The endpoint of the same host is as fast as ever.
+    // The endpoint on the same host is as fast as before.
     let suspect = "; its health endpoint, for which eBPF answers, is as fast as before: suspect the \
                    network stack and the interrupt load of the peer's host";
     assert_eq!(
@@ -952,7 +951,7 @@ fn of_http_is_told_which_part_takes_longer() {
         "; 60.0ms of the increase after the handshake: suspect the peer's agent and the load of its host"
     );
     assert_eq!(told(0, 1, 62, 3), "");
-    // No part makes more than the whole increase.
+    // No part accounts for more than the whole increase.
     assert_eq!(
         told(31, 31, 62, 4),
         "; 60.0ms of the increase in the network or the network stack of the peer's host"
@@ -988,7 +987,7 @@ fn a_shift_is_a_multiple_and_more_than_noise() {
     assert!(!degraded(0, shifted(900, 100)));
     assert!(!degraded(1, shifted(15_000, 1000)));
     assert!(degraded(1, shifted(30_000, 1000)));
-    // One that is known is measured by what was before it.
+    // A known shift is measured against the time before it.
     let mut facts = targets(&rows);
     facts[0].trend = shifted(9000, 9000);
     let known = ShiftWatch::new(Timestamp::UNIX_EPOCH, Duration::ZERO, latency(1000, 60));
@@ -1020,7 +1019,7 @@ fn reduced(mtu: u32, told_by: Option<&str>) -> PathMtu {
     }
 }
 
-/// What is said of a peer whose paths are like that, and which is degraded by `trend`.
+/// The diagnosis of a peer with such paths, and with a target degraded by `trend`.
 fn diagnose_paths(paths: [Option<&PathMtu>; 2], trend: Trend) -> Option<Diagnosis> {
     let rows = [(HOST4, Up, Up), (HOST6, Up, Up), (ENDPOINT4, Up, Up)];
     let mut targets = targets(&rows);
@@ -1067,7 +1066,7 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
          ICMP error; eth0 takes 1500"
     );
 
-    // Of two of a kind, the smaller one is said.
+    // Of two of the same kind, the smaller one is reported.
     let smaller = reduced(1280, None);
     for paths in [[&smaller, &silent], [&silent, &smaller]] {
         let diagnosis = diagnose_paths(paths.map(Some), Trend::default()).unwrap();
@@ -1105,7 +1104,7 @@ fn chance_is_no_loss() {
             threshold,
         )
     };
-    // Right after a start: a first probe lost and those that confirm it.
+    // Right after a start: the first probe and its confirming probes were lost.
     assert!(!exceeds(0, 0, 0.05));
     assert!(!exceeds(1, 1, 0.05));
     assert!(!exceeds(3, 4, 0.05));
@@ -1119,7 +1118,7 @@ fn chance_is_no_loss() {
     assert!(!exceeds(60, 60, 1.0));
 }
 
-/// `failing` of `peers` peers give this row, the others are up.
+/// Survey in which `failing` of `peers` peers have this row, and the others are up.
 fn survey(failing: usize, peers: usize, row: &[Row<'_>]) -> Option<Isolation> {
     let up: Vec<Row<'_>> = row.iter().map(|r| (r.0, Up, Up)).collect();
     let (failed, up) = (targets(row), targets(&up));
@@ -1156,7 +1155,7 @@ fn when_most_peers_refuse_its_clock_or_key_it_is_this_node() {
         let told = survey(9, 10, &row).unwrap().diagnosis;
         assert_eq!((told.cause, told.message.as_str()), (cause, message));
         assert!(survey(7, 10, &row).is_none());
-        // An endpoint that answers properly shows that it is not this node.
+        // An endpoint that answers properly proves that this node is fine.
         let one_answers = [(HOST4, Up, refused), (ENDPOINT4, Up, Up)];
         assert!(survey(9, 10, &one_answers).is_none());
     }
@@ -1235,7 +1234,7 @@ fn this_node_may_be_cut_off_in_part() {
                     .message
                     .starts_with("default/n3 is not judged: this node is isolated")
             );
-            // One with a trouble of its own keeps it.
+            // A peer with a problem of its own keeps its own diagnosis.
             let mut own = row.clone();
             for (_, icmp, http) in &mut own {
                 (*icmp, *http) = (Up, refused());

@@ -1,4 +1,4 @@
-//! What peers count of this agent's echo probes, set against what this side counts.
+//! Compares the peers' counts of this agent's echo probes with this side's counts.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::direction::{Exchange, OwnCounts};
 use crate::http::Hello;
 use crate::target::TargetId;
 
-/// This side's counts of the ways to a node that are followed, by [`health_common::arrivals::way`].
+/// This side's counts of the followed ways to a node, indexed by [`health_common::arrivals::way`].
 pub(super) type WayCounts = [Option<OwnCounts>; WAYS];
 
 impl Engine {
-    /// This side's counts of the ways to a node; `None` while none is followed.
+    /// This side's counts of the ways to a node; `None` if none is followed.
     pub(super) fn way_counts(&self, node: usize) -> Option<Box<WayCounts>> {
         let results = self.shared.results();
         if !results.is_followed(node) {
@@ -23,7 +23,7 @@ impl Engine {
         Some(Box::new(counts))
     }
 
-    /// This side's counts of the probes to some targets; `None` where they cannot be read.
+    /// This side's counts of the probes to some targets; `None` if they cannot be read.
     pub(super) fn own_counts(
         &self,
         mut targets: impl Iterator<Item = TargetId>,
@@ -45,8 +45,8 @@ impl Engine {
         })
     }
 
-    /// Sets what a node tells of this agent's echo probes against what this side counts. Ways with
-    /// losses are followed from here on, and compared from the next time on.
+    /// Compares a node's report about this agent's echo probes with this side's counts. Ways with losses are followed
+    /// from now on, and compared from the next exchange on.
     pub(super) fn exchange(
         &self,
         node: usize,

@@ -1,4 +1,4 @@
-//! HTTP probes: those that run, those that wait for a place, and what came of them.
+//! HTTP probes: running probes, probes waiting for a slot, and results.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -18,38 +18,37 @@ use crate::results::{Answer, HttpTimes};
 use crate::sending::is_lack_of_resources;
 use crate::target::{Protocol, TargetId, TargetKey};
 
-/// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
-/// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
-/// delay the living.
+/// Minimum and maximum number of concurrent HTTP probes, and the share of this process's file descriptors that they may
+/// use. A dead peer occupies its slot until the time-out, so with too few slots dead peers would delay the live ones.
 const HTTP_CONCURRENCY: (usize, usize) = (64, 4096);
 const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
 
-/// The end of an HTTP probe.
+/// A finished HTTP probe.
 #[derive(Debug)]
 pub(super) struct HttpProbeEnd {
     id: TargetId,
     key: TargetKey,
     sent: Duration,
-    /// What was counted of the node's ways as it was sent.
+    /// This side's counts of the node's ways at the time of sending.
     counts: Option<Box<WayCounts>>,
     answer: Result<Hello, Failure>,
 }
 
-/// HTTP probes that run or wait.
+/// Running and waiting HTTP probes.
 pub(super) struct HttpProbes {
     asker: Arc<Asker>,
     /// Full names of the nodes, in the order of the set.
     pub(super) names: Vec<Arc<str>>,
     pub(super) running: JoinSet<HttpProbeEnd>,
     places: usize,
-    /// Due while there was no place, and since when.
+    /// Targets that became due while no slot was free, with their due times.
     waiting: VecDeque<(TargetId, Duration)>,
     /// The targets in `waiting`.
     queued: HashSet<TargetId>,
 }
 
 impl HttpProbes {
-    /// None, and as many places as this process may have.
+    /// Starts without probes, with as many slots as this process may have.
     pub(super) fn new(asker: Asker) -> Self {
         Self {
             asker: Arc::new(asker),
@@ -61,14 +60,14 @@ impl HttpProbes {
         }
     }
 
-    /// Queues a probe that is due since some time, unless one waits already.
+    /// Queues a probe that became due at `due`, unless one is already waiting.
     pub(super) fn queue(&mut self, id: TargetId, due: Duration) {
         if self.queued.insert(id) {
             self.waiting.push_back((id, due));
         }
     }
 
-    /// The probe that is begun next, if there is a place for it.
+    /// The next probe to start, if there is a free slot.
     fn next(&mut self) -> Option<(TargetId, Duration)> {
         if self.running.len() >= self.places {
             return None;
@@ -163,7 +162,7 @@ impl Engine {
     }
 }
 
-/// How many HTTP probes may run at a time under the limit on open files.
+/// Maximum number of concurrent HTTP probes under the limit on open files.
 fn places() -> usize {
     let (fewest, most) = HTTP_CONCURRENCY;
     getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {

@@ -1,4 +1,4 @@
-//! Echo probes, and what came of them.
+//! Echo probes and their results.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::proof::KeyAge;
 use crate::results::Answer;
 use crate::target::{Protocol, TargetId};
 
-/// Pause before a probe that found no room in the socket is tried again.
+/// Pause before retrying a probe for which the socket had no space.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Times in a row that a target's probe is tried again. After that it has failed: the lack may last.
+/// Maximum number of consecutive retries per target. After that the probe has failed: the shortage may persist.
 const DEFERRALS: u8 = 20;
 
 impl Engine {
@@ -82,7 +82,7 @@ impl Engine {
         self.failed(probe.id, probe.sent, failure);
     }
 
-    /// Counts a lost probe, and where it was lost if that was in this host.
+    /// Counts a lost probe, and records the location if it was lost in this host.
     pub(super) fn lost(&self, probe: &Probe, failure: &Failure) {
         let unseen = !self.accounts.lost(probe);
         let unsent = failure.is_unsent();
@@ -103,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Where the time of a latency shift goes, the peer's programs tell.
+    /// Records where the time of a latency shift goes, as the peer's programs report it.
     pub(super) fn note_remote(&self, probe: &Probe) {
         if self.shared.results().is_shifted(probe.id)
             && let Some(row) = self.accounts.row(probe.key)

@@ -1,5 +1,5 @@
-//! The one task that owns the mesh's state: it sends what is due, takes in what comes back, and
-//! follows the registry.
+//! The single task that owns the mesh's state: it sends what is due, processes what comes back, and follows the
+//! registry.
 
 mod exchange;
 mod http;
@@ -33,28 +33,28 @@ use crate::schedule::{DueTarget, Schedule};
 use crate::sweep::{Sweep, SweepEvent};
 use crate::target::{Protocol, TargetId, Targets};
 
-/// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
-/// fraction of the cost; no measurement depends on when it is dealt with.
+/// Minimum time between two turns of the engine. Everything that arrives in between is handled together, at a fraction
+/// of the cost; no measurement depends on when it is handled.
 const TURN: Duration = Duration::from_millis(5);
-/// Scheduled probes go out so many at a time, if that takes no longer than the time below to gather.
+/// Scheduled probes are sent in batches of this size, if gathering a batch takes no longer than the time below.
 const BATCH: u32 = 16;
 const MAX_GATHER: Duration = Duration::from_millis(50);
-/// They gather for this part of the shortest interval at most.
+/// They gather for at most this fraction of the shortest interval.
 const GATHER_DIVISOR: u32 = 8;
-/// Nothing is due: the engine comes round nevertheless, so that others see it alive.
+/// If nothing is due, the engine still completes a turn this often, so that it is seen to be alive.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// What the engine is asked to do.
+/// A request to the engine.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Probe all targets.
     Probe(mpsc::UnboundedSender<SweepEvent>),
-    /// Find the MTU of the paths to this node, by its full name, or to all; `done` is dropped then.
+    /// Measure the MTU of the paths to this node, by its full name, or to all; `done` is dropped when that is finished.
     ProbePathMtu {
         node: Option<String>,
         done: oneshot::Sender<()>,
     },
-    /// End.
+    /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
 
@@ -69,29 +69,29 @@ pub(super) struct Engine {
     confirmation: Confirmation,
     budget: Budget,
     relief: Relief,
-    /// How often in a row the echo probe of a target could not be sent for want of room. Few have any.
+    /// Consecutive times that a target's echo probe could not be sent for lack of space. Few targets have an entry.
     deferrals: SparseSecondaryMap<TargetId, u8>,
-    /// The nodes that `targets` was made of.
+    /// The nodes from which `targets` was built.
     set: Arc<NodeSet>,
     targets: Targets,
-    /// When the targets are to be made anew.
+    /// When the targets must be rebuilt.
     rebuild_at: Option<Duration>,
-    /// How long that took last.
+    /// How long the last rebuild took.
     rebuild_took: Duration,
     icmp: IcmpProber,
-    /// Taken in after each batch; kept for its memory.
+    /// Processed after each batch; kept to reuse its memory.
     icmp_events: Vec<IcmpEvent>,
     path_mtu: PathMtuProber,
     http: HttpProbes,
-    /// When scheduled probes are sent next, at the earliest.
+    /// Earliest time at which scheduled probes are sent next.
     send_at: Duration,
     sweep: Option<Sweep>,
-    /// When those who wait for the sweep are told how far it is.
+    /// When clients waiting for the sweep get the next progress report.
     progress_at: Duration,
 }
 
 impl Engine {
-    /// An engine that knows the nodes of today and has probed none.
+    /// Creates an engine that knows the current nodes but has probed none.
     pub(super) fn new(
         options: MeshOptions,
         shared: Arc<Shared>,
@@ -165,7 +165,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Probes until it is told to end, or nobody is left to tell it.
+    /// Probes until it gets a shutdown command or all handles are gone.
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut finished = None;
         loop {
@@ -184,7 +184,7 @@ impl Engine {
                     }
                     None => break,
                 },
-                // A source that has gone leaves what it said last.
+                // If a source is gone, its last value stays in use.
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
                 _ = self.icmp.readable() => {}
@@ -196,7 +196,7 @@ impl Engine {
         }
         self.learned.close().await;
         if let Some(done) = finished {
-            // The asker may have gone.
+            // The requester may be gone.
             let _ = done.send(());
         }
     }
@@ -205,9 +205,9 @@ impl Engine {
         self.shared.now()
     }
 
-    /// Takes in all that has come, then does all that is due.
+    /// Processes everything that has arrived, then does everything that is due.
     fn turn(&mut self) {
-        // First: nothing that has come counts as missing, even if the agent itself was held up.
+        // First: nothing that has arrived must count as missing, even if the agent itself was delayed.
         self.receive_icmp();
         while let Some(done) = self.http.running.try_join_next() {
             self.http_done(done);
@@ -227,7 +227,7 @@ impl Engine {
         self.end_sweep();
     }
 
-    /// Begins confirming and scheduled probes by turns, so that none of them starves the others.
+    /// Alternates between confirming and scheduled probes, so that neither kind starves the other.
     fn send_what_is_due(&mut self) {
         let scheduled = self.send_at <= self.now();
         let mut sent = false;
@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// How long scheduled probes gather until they are sent. Somebody waits for those of a sweep.
+    /// How long scheduled probes gather before they are sent. A client is waiting for those of a sweep.
     fn gather_time(&self) -> Duration {
         if self.sweep.is_some() {
             return TURN;
@@ -300,8 +300,8 @@ impl Engine {
         .fold(self.now() + IDLE, Duration::min)
     }
 
-    /// The other targets of the node are due at once, unless they were probed since then: what is wrong
-    /// with a node is told by all of them together.
+    /// Makes the node's other targets due immediately, unless they were probed since `since`: only all of them together
+    /// show what is wrong with a node.
     fn probe_siblings(&mut self, id: TargetId, since: Duration) {
         let Some(target) = self.targets.get(id) else {
             return;
@@ -311,14 +311,14 @@ impl Engine {
         for sibling in results.targets_of(target.node) {
             if self.confirmation.not_probed_since(sibling, since) {
                 self.schedule.pull_in(sibling, now);
-                // They do not wait for others to gather.
+                // They do not wait for a batch to gather.
                 self.send_at = self.send_at.min(now);
             }
         }
     }
 
-    /// Whether a probe that is due is not needed: connections to its address were answered within the
-    /// last interval, and nothing is wrong with the node. HTTP tells of the agent, which they do not.
+    /// Whether a due probe is unnecessary: connections to its address were answered within the last interval, and
+    /// nothing is wrong with the node. HTTP probes are always needed: they test the agent, which connections do not.
     fn is_left_out(&mut self, due: DueTarget) -> bool {
         let Some(&target) = self.targets.get(due.id) else {
             return false;
@@ -343,7 +343,7 @@ impl Engine {
         })
     }
 
-    /// By how much a probe is late. All at once are due over some time, as the rate allows.
+    /// How late a probe is. In a sweep, all targets are due at once and probed over some time, as the rate allows.
     fn delay_of(&self, due: DueTarget) -> Duration {
         match due.routine && self.sweep.is_none() {
             true => due.late,
@@ -351,7 +351,7 @@ impl Engine {
         }
     }
 
-    /// Begins a probe that is late by some time.
+    /// Starts a probe that is `late`.
     fn begin(&mut self, id: TargetId, late: Duration) {
         match self.targets.get(id).map(|target| target.key.protocol) {
             Some(Protocol::Icmp) => self.begin_icmp(id, late),

@@ -1,4 +1,4 @@
-//! What an answer or its absence means for a target, and who hears of it.
+//! What an answer or its absence means for a target, and who is notified.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::results::{Answer, ConfirmedFailure};
 use crate::target::{Target, TargetId};
 
 impl Engine {
-    /// Takes in an answer. Returns whether the target is reachable.
+    /// Records an answer. Returns whether the target is reachable.
     pub(super) fn answered(&mut self, id: TargetId, sent: Duration, answer: Answer) -> bool {
         let now = self.now();
         let took = answer.took();
@@ -71,14 +71,14 @@ impl Engine {
         self.end_wait(id, sent);
     }
 
-    /// A result came that leaves what is shown.
+    /// Handles a result that does not change the shown verdict.
     pub(super) fn unchanged(&mut self, id: TargetId, sent: Duration) {
         if !self.confirmation.in_doubt(id) {
             self.end_wait(id, sent);
         }
     }
 
-    /// The sweep need not wait for the target any longer if the probe is one of the sweep's.
+    /// Stops the sweep from waiting for the target, if the probe belongs to the sweep.
     pub(super) fn end_wait(&mut self, id: TargetId, sent: Duration) {
         if let Some(sweep) = &mut self.sweep {
             sweep.result(id, sent);

@@ -1,4 +1,4 @@
-//! What others ask for: probes of all targets, and the MTU of paths.
+//! Requests from outside: probes of all targets, and path MTUs.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::path_mtu::{PathMtu, PathMtuOutcome};
 use crate::sweep::{Sweep, SweepEvent};
 use crate::target::Target;
 
-/// Time between two reports of progress to those who wait for a sweep.
+/// Time between two progress reports to clients that wait for a sweep.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.
+    /// Starts to probe all targets for `waiter`, or lets it join a sweep that is already running.
     pub(super) fn sweep(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
         let now = self.now();
         if self.sweep.is_none() {
@@ -37,7 +37,7 @@ impl Engine {
             return;
         };
         if sweep.is_over(now) {
-            // Closes the channels of those who wait.
+            // Closes the channels of the waiting clients.
             self.sweep = None;
         } else if self.progress_at <= now {
             self.progress_at = now + PROGRESS_PERIOD;
@@ -47,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// Finds the MTU of the paths to a node or to all for the sake of whoever holds the other end of `done`.
+    /// Measures the MTU of the paths to a node, or to all, for the holder of the other end of `done`.
     pub(super) fn probe_path_mtu(&mut self, node: Option<&str>, done: oneshot::Sender<()>) {
         let is_wanted = |target: &Target| {
             node.is_none_or(|name| {
@@ -65,7 +65,7 @@ impl Engine {
         self.shared.results_mut().await_paths(&ids);
     }
 
-    /// Goes on finding the MTU of paths.
+    /// Continues measuring path MTUs.
     pub(super) fn look_at_paths(&mut self) {
         let now = self.now();
         let looked = self.path_mtu.turn(now, &mut self.budget);

@@ -9,16 +9,16 @@ use health_common::probe::Path;
 use super::Engine;
 use crate::target::{NodePaths, Protocol, Target, TargetId, TargetKey};
 
-/// Time over which the first probes of new targets are spread, at least.
+/// Minimum time over which the first probes of new targets are spread.
 const FIRST_SPREAD: Duration = Duration::from_millis(100);
-/// Time in which changes of learned addresses are gathered before the targets are made anew: this at
-/// least, and so many times what that took last.
+/// Time during which changes of learned addresses are gathered before the targets are rebuilt: at least this, and at
+/// least this multiple of the last rebuild's duration.
 const LEARN_DELAY: Duration = Duration::from_millis(50);
 const LEARN_DELAY_FACTOR: u32 = 20;
 
 impl Engine {
-    /// Takes what a node tells of its health endpoint, where the registry does not say. Returns
-    /// whether nothing more is to be told: a node that starts may not know yet.
+    /// Records a node's report about its health endpoint, if the registry does not specify it. Returns whether nothing
+    /// more is expected: a starting node may not know it yet.
     pub(super) fn learn(&mut self, target: Target, told: Option<&[IpAddr]>) -> bool {
         let Some(node) = self.set.nodes.get(target.node) else {
             return true;
@@ -40,7 +40,7 @@ impl Engine {
         true
     }
 
-    /// Makes the targets anew from the registry, the local endpoint and what was learned.
+    /// Rebuilds the targets from the registry, the local endpoint and the learned addresses.
     pub(super) fn rebuild(&mut self) {
         let begun = self.now();
         self.rebuild_at = None;
@@ -57,13 +57,13 @@ impl Engine {
             } else if !node.health_addresses.is_empty() {
                 Some(&node.health_addresses[..])
             } else if node.pod_cidrs.is_empty() {
-                // There is nothing to give it an address from.
+                // There is no prefix from which it could get an address.
                 None
             } else if local {
                 Some(&[][..])
             } else {
                 match self.learned.get(node) {
-                    // It has said that it has none.
+                    // It has reported that it has none.
                     Some(known) if known.is_empty() => None,
                     known => {
                         learned = known.unwrap_or_default();
@@ -92,7 +92,7 @@ impl Engine {
                 path,
                 protocol,
             } = target.key;
-            // An endpoint's packets go the way of its host's.
+            // An endpoint's packets take the same path as its host's.
             (path, protocol) == (Path::Host, Protocol::Icmp)
                 && paths.get(target.node).is_some_and(|node| !node.local)
                 && !self.options.local_addresses.contains(&address)
@@ -107,7 +107,7 @@ impl Engine {
             sweep.renumber(paths.len(), |id| targets.get(id).map(|target| target.node));
         }
 
-        // No nodes at all is what a registry says that has not been reached yet.
+        // An empty node list may come from a registry that has not been reached yet.
         if !self.set.nodes.is_empty() {
             let names: HashSet<&str> = paths.iter().map(|node| node.name.as_str()).collect();
             self.learned.retain(|name| names.contains(name));
@@ -143,7 +143,7 @@ impl Engine {
         let now = self.now();
         let spread = self.rate_time(fresh.len()).max(FIRST_SPREAD);
         self.accounts.open(fresh.iter().map(|(_, key)| *key));
-        // Room for these alone: growing by itself takes up to twice as much.
+        // Reserves exactly this capacity: growing on demand takes up to twice as much memory.
         self.schedule.reserve(self.targets.len());
         self.confirmation.reserve(self.targets.len());
         for (id, key) in fresh {
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// The time that probes of so many targets take at the probe rate.
+    /// How long probes of this many targets take at the probe rate.
     pub(super) fn rate_time(&self, targets: usize) -> Duration {
         Duration::from_secs(targets as u64) / self.options.rate.max(1)
     }

@@ -1,4 +1,4 @@
-//! The sockets that a responder listens on, and how each does.
+//! A responder's listening sockets, and their state.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,15 +14,15 @@ use tokio::time::timeout;
 
 use super::{EXCHANGE_TIMEOUT, Shared, serve};
 
-/// Pause after the process has run out of file descriptors or memory.
+/// Pause after the process runs out of file descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// What accepts the connections of one socket.
+/// Accepts the connections of one socket.
 pub(super) struct Acceptor {
     pub(super) task: JoinHandle<()>,
-    /// The task's, which closes it when it ends.
+    /// Owned by the task, which closes it when it ends.
     listener: Weak<TcpListener>,
-    /// Where it listened when it was made.
+    /// Its listening address at creation.
     address: Option<SocketAddr>,
     activity: Activity,
 }
@@ -39,7 +39,7 @@ impl Acceptor {
         }
     }
 
-    /// Why nobody can connect, if that is so.
+    /// Why no client can connect, if that is the case.
     fn problem(&self) -> Option<String> {
         let told = self.activity.last().problem;
         let told = told.map(|problem| problem.reason);
@@ -54,12 +54,12 @@ impl Acceptor {
     }
 }
 
-/// How a responder does. Clones share it.
+/// State of a responder. Clones share it.
 #[derive(Clone, Default)]
 pub struct ResponderState(Arc<Mutex<Vec<Acceptor>>>);
 
 impl ResponderState {
-    /// Looks whether it can be connected to at each of its addresses; what is wrong if not.
+    /// Checks that it can be connected to at each of its addresses; returns what is wrong, if anything.
     pub fn problem(&self) -> Option<String> {
         let acceptors = self.acceptors();
         let problems: Vec<String> = acceptors
@@ -75,12 +75,12 @@ impl ResponderState {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// Puts others in their place, and returns those.
+    /// Replaces the acceptors and returns the old ones.
     pub(super) fn replace(&self, acceptors: Vec<Acceptor>) -> Vec<Acceptor> {
         std::mem::replace(&mut *self.acceptors(), acceptors)
     }
 
-    /// Puts others beside them.
+    /// Adds acceptors.
     pub(super) fn add(&self, acceptors: Vec<Acceptor>) {
         self.acceptors().extend(acceptors);
     }
@@ -98,7 +98,7 @@ async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) 
         };
         let accepted = match is_failing {
             false => Some(listener.accept().await),
-            // That none comes is as good as one that comes.
+            // A time-out without a connection counts as a success too.
             true => timeout(ACCEPT_BACKOFF, listener.accept()).await.ok(),
         };
         match &accepted {
@@ -124,7 +124,7 @@ async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) 
         };
         let shared = shared.clone();
         tokio::spawn(async move {
-            // Errors are the client's own: it went away, or spoke no HTTP.
+            // Errors are the client's own: it disconnected, or did not speak HTTP.
             let _ = timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
             drop(place);
         });

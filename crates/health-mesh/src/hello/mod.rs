@@ -1,5 +1,4 @@
-//! The side that answers: `GET /hello` on the node's addresses and inside the health endpoint's
-//! namespace.
+//! The answering side: `GET /hello` on the node's addresses and inside the health endpoint's namespace.
 
 mod listeners;
 mod places;
@@ -28,22 +27,22 @@ use super::counters::HelloRequests;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, arrivals_value, parse_prober};
 use super::proof::{self, AUTH_HEADER, Answer, HelloKeys, REASON_CLOCK, REASON_HEADER, Verified};
 
-/// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
+/// Answer header with the addresses of the node's health endpoint, comma-separated.
 pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
-/// Its value where the node has no health endpoint.
+/// Its value if the node has no health endpoint.
 pub(super) const NO_ENDPOINT: &str = "none";
 
-/// Connections that the kernel holds until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1024;
-/// Time for a request's head to arrive.
+/// Time limit for a request's head to arrive.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for a whole exchange, so that a peer that does not read frees its place as well.
+/// Time limit for a whole exchange, so that a peer that does not read also frees its slot.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the responder cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody else listens there.
+    /// The port is already in use.
     #[error(
         "cannot listen on {0} for GET /hello: the port is in use; choose another --health-port on all nodes"
     )]
@@ -54,9 +53,9 @@ pub enum BindError {
     /// Anything else.
     #[error("cannot listen on {address} for GET /hello: {source}")]
     Other {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -76,25 +75,25 @@ pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, BindErr
         .collect()
 }
 
-/// As whom a responder answers.
+/// The identity under which a responder answers.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Full name (`cluster/node`) of this node.
     pub node: String,
-    /// Those of the mesh.
+    /// Keys of the mesh.
     pub keys: Arc<HelloKeys>,
-    /// Whether to tell that this node has no health endpoint.
+    /// Whether to report that this node has no health endpoint.
     pub hosts_only: bool,
 }
 
-/// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
+/// Answers `GET /hello`; all other requests get 404. Dropping it closes the listeners.
 pub struct Responder {
     shared: Shared,
     acceptors: ResponderState,
     stop: watch::Sender<bool>,
 }
 
-/// What all connections use.
+/// Shared by all connections.
 #[derive(Clone)]
 struct Shared {
     identity: Arc<Identity>,
@@ -106,9 +105,9 @@ struct Shared {
 }
 
 impl Responder {
-    /// Answers as `identity` on `listeners`, which may belong to any network namespace. The addresses in
-    /// `health_endpoint`, or that there is no health endpoint, are sent in [`HEALTH_ENDPOINT_HEADER`]; an asker that
-    /// names itself also learns what `arrivals` knows of its echo probes. Must be called in a tokio runtime.
+    /// Answers as `identity` on `listeners`, which may belong to any network namespace. [`HEALTH_ENDPOINT_HEADER`]
+    /// carries the addresses in `health_endpoint`, or says that there is no health endpoint. An asker that identifies
+    /// itself also gets what `arrivals` knows about its echo probes. Must be called in a tokio runtime.
     pub fn start(
         identity: Identity,
         listeners: Vec<TcpListener>,
@@ -132,17 +131,17 @@ impl Responder {
         Ok(responder)
     }
 
-    /// What is counted of the requests.
+    /// The counters of the requests.
     pub fn requests(&self) -> Arc<HelloRequests> {
         self.shared.requests.clone()
     }
 
-    /// How it does, now and later.
+    /// Its state, now and later.
     pub fn state(&self) -> ResponderState {
         self.acceptors.clone()
     }
 
-    /// Goes over to other listeners; connections of the old ones are served to their end.
+    /// Switches to other listeners; open connections of the old ones are served to the end.
     pub fn replace(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
         let acceptors = self.accept(listeners)?;
         for old in self.acceptors.replace(acceptors) {
@@ -151,7 +150,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Answers on these listeners, too.
+    /// Answers on these listeners too.
     pub fn add(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
         self.acceptors.add(self.accept(listeners)?);
         Ok(())
@@ -174,10 +173,10 @@ impl Responder {
         self.stop.send_replace(true);
         for Acceptor { task, .. } in self.acceptors.replace(Vec::new()) {
             task.abort();
-            // Aborted, so this ends at once, and the listener is closed when it has.
+            // It was aborted, so this returns at once; then the listener is closed.
             let _ = task.await;
         }
-        // Each exchange holds a place and ends by its time-out at the latest.
+        // Each exchange holds a slot and ends at its time-out at the latest.
         self.shared.places.all_free().await;
     }
 }
@@ -225,7 +224,7 @@ fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Empty<Bytes
                 None => unproven(shared),
             }
         }
-        // A key that everybody knows protects nothing, and agents of earlier versions ask without proof.
+        // A publicly known key protects nothing, and agents of earlier versions send no proof.
         None if keys.is_public() => {
             let mut response = empty(StatusCode::OK);
             describe(request, shared, response.headers_mut());
@@ -247,7 +246,7 @@ fn empty(status: StatusCode) -> Response<Empty<Bytes>> {
     response
 }
 
-/// The answer to a request that was made with a key of the mesh.
+/// The answer to a request that was made with a mesh key.
 fn prove(
     request: &Request<Incoming>,
     verified: &Verified<'_>,
@@ -288,7 +287,7 @@ fn prove(
     response
 }
 
-/// Adds what this node says of itself and of the asker's echo probes.
+/// Adds what this node reports about itself and about the asker's echo probes.
 fn describe(request: &Request<Incoming>, shared: &Shared, headers: &mut HeaderMap) {
     let health_endpoint = shared.health_endpoint.borrow();
     if shared.identity.hosts_only {
@@ -307,7 +306,7 @@ fn describe(request: &Request<Incoming>, shared: &Shared, headers: &mut HeaderMa
     }
 }
 
-/// What the asker is told of its echo probes.
+/// The report to the asker about its echo probes.
 fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue> {
     let asker = request.headers().get(PROBER_HEADER)?;
     let Some(prober) = parse_prober(asker.as_bytes()) else {

@@ -1,4 +1,4 @@
-//! Places for connections: so many at a time, and so many of one source.
+//! Slots for connections: limited in total and per source.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,21 +8,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections served at a time; more wait in the backlog.
+/// Maximum number of connections served at a time; more wait in the backlog.
 const PLACES: usize = 512;
-/// Those that one address may have, so that one that says nothing leaves places to others. Nodes behind one translated
-/// address need a place for milliseconds each.
+/// Maximum number of slots per address, so that a silent client leaves slots to others. Nodes behind one translated
+/// address need a slot for only milliseconds each.
 pub(super) const PLACES_OF_ADDRESS: usize = 64;
-/// Those that an IPv6 network may have, in which one host can choose its addresses freely.
+/// Maximum number of slots per IPv6 network, within which one host can choose its addresses freely.
 const PLACES_OF_NETWORK: usize = 256;
-/// Bits of such a network's prefix: RFC 4291 section 2.5.1.
+/// Prefix length of such a network: RFC 4291 section 2.5.1.
 const NETWORK_BITS: u8 = 64;
 
-/// The places of a responder.
+/// The slots of a responder.
 #[derive(Clone)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    /// Taken ones by address, and by network.
+    /// Used slots by address, and by network.
     taken: Arc<Mutex<HashMap<IpNet, usize>>>,
 }
 
@@ -36,7 +36,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Waits for a free place; `None` only if the semaphore is closed, which nobody does.
+    /// Waits for a free slot; `None` only if the semaphore is closed, which never happens.
     pub(super) async fn free(&self) -> Option<FreePlace> {
         let permit = self.all.clone().acquire_owned().await.ok()?;
         Some(FreePlace {
@@ -45,7 +45,7 @@ impl Places {
         })
     }
 
-    /// Waits until nobody has a place.
+    /// Waits until all slots are free.
     pub(super) async fn all_free(&self) {
         let _ = self.all.acquire_many(PLACES as u32).await;
     }
@@ -63,14 +63,14 @@ impl Places {
     }
 }
 
-/// A place that is nobody's yet.
+/// A slot that is not assigned yet.
 pub(super) struct FreePlace {
     permit: OwnedSemaphorePermit,
     places: Places,
 }
 
 impl FreePlace {
-    /// Gives it to a connection from this address, unless its source already has all its places.
+    /// Assigns it to a connection from this address, unless its source already uses all its slots.
     pub(super) fn take(self, from: IpAddr) -> Option<Place> {
         let source = Source(from.to_canonical());
         {
@@ -92,7 +92,7 @@ impl FreePlace {
     }
 }
 
-/// A connection's place, until it is dropped.
+/// A connection's slot, until it is dropped.
 pub(super) struct Place {
     source: Source,
     places: Places,
@@ -105,12 +105,12 @@ impl Drop for Place {
     }
 }
 
-/// An address, which is counted by itself and, of IPv6, with its network.
+/// An address, which is limited by itself and, for IPv6, together with its network.
 #[derive(Clone, Copy)]
 struct Source(IpAddr);
 
 impl Source {
-    /// The prefixes that it is counted by, and how many places each may have.
+    /// The prefixes under which it is counted, with the maximum number of slots of each.
     fn limits(self) -> impl Iterator<Item = (IpNet, usize)> {
         let network = match self.0 {
             IpAddr::V6(_) => IpNet::new(self.0, NETWORK_BITS).ok(),

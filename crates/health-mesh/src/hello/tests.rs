@@ -19,7 +19,7 @@ const PROBER: Prober = Prober {
     pad: 0,
 };
 
-/// Knows of one agent.
+/// Knows a single agent.
 struct OneAgent(Arrivals);
 
 impl ArrivalStore for OneAgent {
@@ -69,7 +69,7 @@ async fn ask_b(address: SocketAddr) -> Result<Hello, Failure> {
     ask(address, PROBER, HelloKeys::default(), "default/b").await
 }
 
-/// A request of `default/a` to `default/b`, by the clock `time`.
+/// A request from `default/a` to `default/b`, with the clock at `time`.
 fn request(keys: &HelloKeys, time: u64) -> String {
     let mut value = Vec::new();
     let request = proof::Request {
@@ -146,7 +146,7 @@ async fn who_asks_is_told_what_arrived_of_its_probes() {
     let told = hello.headers.arrivals.unwrap();
     assert_eq!((told.since_ns, told.ways[1].arrived), (7, 46));
     assert_eq!(told.ways[3].arrived, u32::MAX);
-    // One of whom nothing arrived.
+    // An agent from which nothing arrived.
     let other = Prober {
         session: 1,
         ..PROBER
@@ -181,7 +181,7 @@ async fn with_a_key_nobody_else_is_told_anything() {
         format!("GET /hello HTTP/1.1\r\nHost: a\r\n{prober}\r\n\r\n"),
         "GET /hello HTTP/1.1\r\nHost: a\r\nhealth-auth: x\r\n\r\n".to_owned(),
         request(&HelloKeys::default(), proof::now()),
-        // The code covers whose probes are counted.
+        // The code covers the header that says whose probes to count.
         request(&keys(), proof::now()).replace("Host: a", &format!("Host: a\r\n{prober}")),
     ] {
         let response = raw(address, &request).await;
@@ -263,7 +263,7 @@ async fn a_source_with_all_its_places_gets_no_more() {
     }
     let mut last = silent.pop().unwrap();
     let mut rest = Vec::new();
-    // Closed at once, and not by a time-out; a reset tells so too.
+    // Closed immediately, not by a time-out; a reset proves that too.
     let _ = timeout(PATIENCE, last.read_to_end(&mut rest))
         .await
         .unwrap();
@@ -289,7 +289,7 @@ async fn listeners_can_be_replaced() {
     assert!(ask_b(first_address).await.is_ok());
     responder.replace(vec![second]).unwrap();
     assert!(ask_b(second_address).await.is_ok());
-    // The old listener closes when its task has been told.
+    // The old listener closes once its task is notified.
     timeout(PATIENCE, async {
         while ask_b(first_address).await.is_ok() {
             tokio::task::yield_now().await;
@@ -322,7 +322,7 @@ async fn a_socket_that_does_not_listen_any_more_is_told() {
     ask_b(address).await.unwrap();
     assert_eq!(state.problem(), None);
 
-    // As `ss --kill` does.
+    // Like `ss --kill`.
     shutdown(same.as_raw_fd(), Shutdown::Both).unwrap();
     let problem = state.problem().unwrap();
     assert!(problem.contains(&address.to_string()), "{problem}");

@@ -1,12 +1,12 @@
-//! The socket filter that keeps foreign ICMP out of the agent's sockets: a raw socket is otherwise
-//! handed a copy of every ICMP packet that this host receives.
+//! The socket filter that keeps unrelated ICMP out of the agent's sockets: otherwise a raw socket receives a copy of
+//! every ICMP packet that reaches this host.
 
 use socket2::SockFilter;
 
 use super::wire::Family;
 
-// Classic BPF, `linux/filter.h` and `linux/bpf_common.h`. Loads past the packet's end return 0, so
-// the filter drops what is truncated.
+// Classic BPF, `linux/filter.h` and `linux/bpf_common.h`. Loads past the end of the packet make the filter return 0, so
+// it drops truncated packets.
 const LD_BYTE_ABS: u16 = 0x30;
 const LD_HALF_ABS: u16 = 0x28;
 const LD_BYTE_IND: u16 = 0x50;
@@ -29,8 +29,8 @@ pub(super) fn echo_filter(family: Family, id: u16) -> Vec<SockFilter> {
     let mut push = |code, jt, jf, k| program.push(SockFilter::new(code, jt, jf, k));
     let id = u32::from(id);
 
-    // X becomes the offset of the ICMP header, A the type. An IPv4 raw socket sees the IP header,
-    // an IPv6 one does not.
+    // X becomes the offset of the ICMP header, A the type. An IPv4 raw socket sees the IP header, an IPv6 raw socket
+    // does not.
     match family {
         Family::V4 => {
             push(LDX_IPV4_HEADER_LEN, 0, 0, 0);
@@ -40,7 +40,7 @@ pub(super) fn echo_filter(family: Family, id: u16) -> Vec<SockFilter> {
     }
     push(JUMP_IF_EQUAL, 0, 1, u32::from(family.echo_reply()));
     let errors = family.errors();
-    // To the load of the reply's identifier, over the tests for errors and the drop after them.
+    // To the load of the reply's identifier, past the tests for errors and the drop after them.
     push(JUMP, 0, 0, errors.len() as u32 + 1);
     let load_reply_len = 2;
     for (index, &kind) in errors.iter().enumerate() {
@@ -66,7 +66,7 @@ pub(super) fn echo_filter(family: Family, id: u16) -> Vec<SockFilter> {
 
     match family {
         Family::V4 => {
-            // The quoted packet begins 8 bytes after X, its ICMP header where its own says.
+            // The quoted packet starts 8 bytes after X; its own header length gives the offset of its ICMP header.
             push(LD_BYTE_IND, 0, 0, 8);
             push(AND, 0, 0, 0xf);
             push(SHIFT_LEFT, 0, 0, 2);

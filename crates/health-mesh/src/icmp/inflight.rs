@@ -1,4 +1,4 @@
-//! Probes that wait for their answer, by sequence number.
+//! Probes waiting for an answer, by sequence number.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -9,18 +9,18 @@ use health_common::probe::ProbeId;
 use super::Probe;
 use crate::target::TargetKey;
 
-/// The probes of one socket that wait for their answer.
+/// The probes of one socket that wait for an answer.
 #[derive(Debug)]
 pub(super) struct Inflight {
     probes: HashMap<u16, Probe>,
-    /// By time of expiry. An entry whose probe has gone, or has another expiry, means nothing.
+    /// By expiry time. An entry is stale if its probe is gone or has another expiry.
     expiries: BinaryHeap<Reverse<(Duration, u16)>>,
-    /// Of the next probe.
+    /// Number of the next probe.
     next: ProbeId,
 }
 
 impl Inflight {
-    /// Begins a session with the sequence number `first`.
+    /// Starts a session with the sequence number `first`.
     pub(super) fn new(session: u32, first: u16) -> Self {
         Self {
             probes: HashMap::new(),
@@ -33,7 +33,7 @@ impl Inflight {
         }
     }
 
-    /// Files a probe under a sequence number that no other has. `None` when all are taken.
+    /// Stores a probe under an unused sequence number. `None` if all are in use.
     pub(super) fn insert(&mut self, probe: Probe) -> Option<ProbeId> {
         if self.probes.len() > usize::from(u16::MAX) {
             return None;
@@ -62,7 +62,7 @@ impl Inflight {
         (probe.number == number).then_some(probe)
     }
 
-    /// Takes the probe out if it went to `accept`ed; duplicates find nothing.
+    /// Removes and returns the probe if `accept` approves it; duplicates find nothing.
     pub(super) fn take(&mut self, sequence: u16, accept: impl Fn(&Probe) -> bool) -> Option<Probe> {
         if self.probes.get(&sequence).is_some_and(accept) {
             self.probes.remove(&sequence)
@@ -86,7 +86,7 @@ impl Inflight {
         None
     }
 
-    /// Takes out a probe that has expired, if one has.
+    /// Removes and returns an expired probe, if there is one.
     pub(super) fn take_expired(&mut self, now: Duration) -> Option<Probe> {
         if self.next_expiry()? > now {
             return None;
@@ -95,7 +95,7 @@ impl Inflight {
         self.probes.remove(&sequence)
     }
 
-    /// How many probes of a target wait.
+    /// Number of waiting probes of a target.
     pub(super) fn count(&self, key: &TargetKey) -> usize {
         self.probes
             .values()
@@ -103,7 +103,7 @@ impl Inflight {
             .count()
     }
 
-    /// Forgets the probes that are not to be kept.
+    /// Drops the probes that `keep` rejects.
     pub(super) fn retain(&mut self, keep: impl Fn(&Probe) -> bool) {
         self.probes.retain(|_, probe| keep(probe));
     }

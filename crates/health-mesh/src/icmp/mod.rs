@@ -1,4 +1,4 @@
-//! ICMP echo probes: one raw socket a family, and what waits for an answer on it.
+//! ICMP echo probes: one raw socket per family, and the probes that wait for answers on it.
 
 mod filter;
 mod inflight;
@@ -21,21 +21,21 @@ use super::counters::IgnoredReplies;
 use super::failure::Failure;
 use super::target::{TargetId, TargetKey};
 
-/// A probe on its way. Times count from the mesh's start unless named otherwise.
+/// A probe in flight. Times are relative to the mesh's start unless noted otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub(super) id: TargetId,
     pub(super) key: TargetKey,
     pub(super) sent: Duration,
-    /// `CLOCK_REALTIME` right before it was sent, as received packets are stamped.
+    /// `CLOCK_REALTIME` right before sending; received packets are timestamped with the same clock.
     sent_realtime: Duration,
     expires: Duration,
-    /// Which probe of this agent it is; all zero until it is to be sent.
+    /// Number of this probe within the agent; all zero until it is about to be sent.
     pub(super) number: ProbeId,
 }
 
 impl Probe {
-    /// A probe to be sent `now`.
+    /// A probe to send `now`.
     pub(super) fn new(id: TargetId, key: TargetKey, now: Duration, expires: Duration) -> Self {
         Self {
             id,
@@ -48,10 +48,10 @@ impl Probe {
     }
 }
 
-/// What became of a probe.
+/// Outcome of a probe.
 #[derive(Clone, Debug)]
 pub(super) enum IcmpEvent {
-    /// The reply came.
+    /// The reply arrived.
     Answered {
         probe: Probe,
         /// Measured at the socket.
@@ -59,11 +59,11 @@ pub(super) enum IcmpEvent {
     },
     /// It failed.
     Failed { probe: Probe, failure: Failure },
-    /// It could not be sent for want of room; nothing is known of the target.
+    /// It could not be sent for lack of space; this says nothing about the target.
     Deferred { probe: Probe, errno: Errno },
 }
 
-/// The echo prober. Events come in the order in which things are learned.
+/// The echo prober. Events are returned in the order in which they are discovered.
 #[derive(Debug)]
 pub(super) struct IcmpProber {
     v4: Option<FamilyProber>,
@@ -76,13 +76,13 @@ pub(super) struct IcmpProber {
 struct FamilyProber {
     socket: IcmpSocket,
     inflight: Inflight,
-    /// Requests filed and not sent yet.
+    /// Requests that are stored but not sent yet.
     unsent: Vec<Request>,
 }
 
 impl IcmpProber {
-    /// Opens the sockets for probes with this mark. A family that this host lacks is left out. What is
-    /// received and no probe waits for is counted in `ignored`.
+    /// Opens the sockets for probes with this mark. A family that this host lacks is left out. Received messages that
+    /// no probe waits for are counted in `ignored`.
     pub(super) fn open(
         mark: Mark,
         first_sequence: u16,
@@ -104,7 +104,7 @@ impl IcmpProber {
         })
     }
 
-    /// Files a probe for the next [`Self::flush`].
+    /// Queues a probe for the next [`Self::flush`].
     pub(super) fn push(&mut self, probe: Probe, events: &mut Vec<IcmpEvent>) {
         let family = match Family::of(probe.key.address) {
             Family::V4 => &mut self.v4,
@@ -131,14 +131,14 @@ impl IcmpProber {
         }
     }
 
-    /// Sends what was pushed.
+    /// Sends the queued probes.
     pub(super) fn flush(&mut self, events: &mut Vec<IcmpEvent>) {
         for family in self.families() {
             family.flush(events);
         }
     }
 
-    /// Waits until something has come since the last wait; [`Self::receive`] must follow.
+    /// Waits until something has arrived since the last wait; [`Self::receive`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         let wait = async |family: &Option<FamilyProber>| match family {
             Some(family) => family.socket.readable().await,
@@ -150,7 +150,7 @@ impl IcmpProber {
         }
     }
 
-    /// Receives all that is there.
+    /// Receives everything available.
     pub(super) fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
         let ignored = self.ignored.clone();
         self.families()
@@ -169,21 +169,21 @@ impl IcmpProber {
         }
     }
 
-    /// When the next probe is to be given up.
+    /// When the next probe expires.
     pub(super) fn next_expiry(&mut self) -> Option<Duration> {
         self.families()
             .filter_map(|family| family.inflight.next_expiry())
             .min()
     }
 
-    /// Forgets the probes of targets that are not to be kept; nothing is reported of them.
+    /// Drops the probes of targets that `keep` rejects, without an event.
     pub(super) fn retain(&mut self, keep: impl Fn(TargetId) -> bool) {
         for family in self.families() {
             family.inflight.retain(|probe| keep(probe.id));
         }
     }
 
-    /// How many probes of an address wait for their answer.
+    /// Number of an address's probes that wait for an answer.
     pub(super) fn waiting(&self, key: &TargetKey) -> usize {
         let family = match Family::of(key.address) {
             Family::V4 => &self.v4,
@@ -287,10 +287,10 @@ impl FamilyProber {
     }
 }
 
-/// The time between the stamps of the socket, unless the clock was set in between: then the time
-/// until now, which holds the agent's own delay.
+/// The time between the socket's timestamps, unless the clock was set in between: then the time until now, which
+/// includes the agent's own delay.
 fn round_trip(probe: &Probe, received_realtime: Duration, now: Duration) -> Duration {
-    // `now` and `sent` may each have been read earlier than the stamps by this much at most.
+    // `now` and `sent` may each have been read earlier than the timestamps, by at most this much.
     const SLACK: Duration = Duration::from_millis(100);
     let elapsed = now.saturating_sub(probe.sent);
     received_realtime
@@ -341,7 +341,7 @@ mod tests {
             prober.push(probe(Duration::ZERO), &mut events);
             prober.flush(&mut events);
             prober.readable().await.unwrap();
-            // It is given up before anybody looks at the reply, and all other numbers are used up.
+            // It expires before anyone reads the reply, and all other numbers are used up.
             let now = Duration::from_secs(2);
             prober.expire(now, &mut events);
             let inflight = &mut prober.v4.as_mut().unwrap().inflight;

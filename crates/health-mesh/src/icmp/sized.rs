@@ -1,7 +1,7 @@
-//! Echo requests of chosen sizes that are not to be fragmented: the probes of a path's MTU.
+//! Echo requests of chosen sizes that must not be fragmented: the probes of a path's MTU.
 //!
-//! They have an identifier and a key of their own, so no programs on uplinks, here or there, take them
-//! for probes of reachability: neither round-trip times nor losses are counted of them.
+//! They have their own identifier and key, so no programs on uplinks, here or at the peer, mistake them for
+//! reachability probes: neither their round-trip times nor their losses are counted.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,32 +12,32 @@ use super::socket::IcmpSocket;
 use super::wire::{Family, Mark, Message};
 use crate::failure::IcmpError;
 
-/// What came in answer to requests.
+/// Response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SizedEvent {
-    /// The reply came.
+    /// The reply arrived.
     Answered {
-        /// From where.
+        /// Its source address.
         from: IpAddr,
         /// Its sequence number, host byte order.
         sequence: u16,
     },
-    /// A reply came that has not the payload of a request.
+    /// A reply without the payload of a request.
     Unmarked,
-    /// An error came that quotes it.
+    /// An error that quotes the request.
     Error {
-        /// Where the request went.
+        /// Destination of the request.
         destination: IpAddr,
         /// Its sequence number, host byte order.
         sequence: u16,
         /// The error.
         error: IcmpError,
-        /// Where it was too big: the MTU of the sender's next hop, bytes; 0 if it does not say.
+        /// If it was too big: the MTU of the next hop as the error's sender reports it, bytes; 0 if not reported.
         next_hop_mtu: Option<u32>,
     },
 }
 
-/// The sockets that such requests go out by and are answered on.
+/// The sockets that send such requests and receive their answers.
 #[derive(Debug)]
 pub(crate) struct SizedSockets {
     v4: Option<IcmpSocket>,
@@ -45,8 +45,8 @@ pub(crate) struct SizedSockets {
 }
 
 impl SizedSockets {
-    /// Opens the sockets; needs `CAP_NET_RAW`. `icmp_id` is in host byte order. A family that this host
-    /// lacks is left out.
+    /// Opens the sockets; needs `CAP_NET_RAW`. `icmp_id` is in host byte order. A family that this host lacks is left
+    /// out.
     pub(crate) fn open(icmp_id: u16) -> io::Result<Self> {
         let mark = Mark {
             icmp_id,
@@ -68,7 +68,7 @@ impl SizedSockets {
         })
     }
 
-    /// Sends a request as an IP packet of `size` bytes. `EMSGSIZE`: the device has a lower MTU.
+    /// Sends a request as an IP packet of `size` bytes. `EMSGSIZE`: the device has a smaller MTU.
     pub(crate) fn send(&self, address: IpAddr, sequence: u16, size: u32) -> Result<(), Errno> {
         let socket = match Family::of(address) {
             Family::V4 => &self.v4,
@@ -78,7 +78,7 @@ impl SizedSockets {
         socket.send_sized(address, sequence, size as usize)
     }
 
-    /// Waits until something has come since the last wait; [`Self::receive`] must follow.
+    /// Waits until something has arrived since the last wait; [`Self::receive`] must follow.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         let wait = async |socket: &Option<IcmpSocket>| match socket {
             Some(socket) => socket.readable().await,
@@ -90,7 +90,7 @@ impl SizedSockets {
         }
     }
 
-    /// Receives all that is there.
+    /// Receives everything available.
     pub(crate) fn receive(&self, mut handle: impl FnMut(SizedEvent)) -> io::Result<()> {
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             socket.drain(|received| match received.message {

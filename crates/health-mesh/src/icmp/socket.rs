@@ -19,14 +19,14 @@ use tokio::io::unix::AsyncFd;
 use super::filter;
 use super::wire::{self, Family, Mark, Message, REQUEST_LEN};
 
-/// Packets for one system call. More would make the send time of the last ones in the batch, which
-/// is taken once for all, too wrong.
+/// Packets per system call. The send time is taken once per batch; with more packets it would be too inaccurate for the
+/// last ones.
 const BATCH: usize = 16;
-/// Batches that are received at a time, at most.
+/// Maximum number of batches received at a time.
 const DRAIN_BATCHES: usize = 4096;
 
-/// Room for replies that come while the agent does not run, bytes: some 5000 of them at the 768
-/// bytes that the kernel accounts for a small packet.
+/// Buffer space for replies that arrive while the agent is not scheduled, bytes: about 5000 replies at the 768 bytes
+/// that the kernel accounts for a small packet.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// Longest packet worth reading: an IPv4 header with options and an error that quotes a request.
@@ -40,12 +40,12 @@ pub(super) struct Request {
     pub(super) path: Path,
 }
 
-/// One message received.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceivedMessage {
     pub(super) from: IpAddr,
     pub(super) message: Message,
-    /// When the kernel got it, `CLOCK_REALTIME`.
+    /// When the kernel received it, `CLOCK_REALTIME`.
     pub(super) at: Duration,
 }
 
@@ -67,7 +67,7 @@ impl IcmpSocket {
         let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
         socket.attach_filter(&filter::echo_filter(family, mark.icmp_id))?;
         socket.set_nonblocking(true)?;
-        // The limit for everybody does not bind those with CAP_NET_ADMIN.
+        // The system-wide limit does not apply with CAP_NET_ADMIN.
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
             socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
         }
@@ -79,8 +79,8 @@ impl IcmpSocket {
         })
     }
 
-    /// Sends the first of `requests`, at most [`BATCH`] of them. Returns how many went out and the
-    /// `CLOCK_REALTIME` right before, or the error that the first one met.
+    /// Sends the first of `requests`, at most [`BATCH`] of them. Returns the number sent and the `CLOCK_REALTIME` right
+    /// before, or the error of the first one.
     pub(super) fn send(&self, requests: &[Request]) -> Result<(usize, Duration), Errno> {
         let requests = &requests[..requests.len().min(BATCH)];
         let mut packets = [[0; REQUEST_LEN]; BATCH];
@@ -92,9 +92,9 @@ impl IcmpSocket {
         let slices = packets.each_ref().map(|packet| [IoSlice::new(packet)]);
         let mut headers = MultiHeaders::preallocate(requests.len(), None);
         let before = realtime()?;
-        // Without `IP_RECVERR` a raw socket hides `ENOBUFS` of a packet that the device or its queue drops (`raw_sendmsg` in
-        // net/ipv4/raw.c): it counts as sent, and times out. With that option, an ICMP error for any probe would fail the
-        // next send, whoever that goes to (`raw_err`).
+        // Without `IP_RECVERR` a raw socket hides `ENOBUFS` for a packet that the device or its queue drops
+        // (`raw_sendmsg` in net/ipv4/raw.c): the packet counts as sent, and times out. With that option, an ICMP error
+        // for any probe would fail the next send, whatever its destination (`raw_err`).
         let sent = sendmmsg(
             self.socket.as_raw_fd(),
             &mut headers,
@@ -106,7 +106,7 @@ impl IcmpSocket {
         Ok((sent.count(), before))
     }
 
-    /// Has requests leave whole, however large, or not at all: see [`rawsock::probe_mtu`].
+    /// Makes requests leave whole, however large, or not at all: see [`rawsock::probe_mtu`].
     pub(super) fn unfragmented(self) -> io::Result<Self> {
         rawsock::probe_mtu(self.socket.get_ref(), self.family == Family::V6)?;
         Ok(self)
@@ -129,7 +129,7 @@ impl IcmpSocket {
         .map(drop)
     }
 
-    /// Waits until something has come since the last wait. [`Self::drain`] must follow.
+    /// Waits until something has arrived since the last wait. [`Self::drain`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.socket
             .readable()
@@ -137,8 +137,8 @@ impl IcmpSocket {
             .map(|mut guard| guard.clear_ready())
     }
 
-    /// Receives what is there and hands over what concerns this agent's probes. It takes a part of a flood, and leaves the
-    /// rest to the time after the next packet: it must not keep the agent from all else.
+    /// Receives what is available and passes on what concerns this agent's probes. In a flood, it handles only a part
+    /// and leaves the rest until after the next packet: it must not starve the agent's other work.
     pub(super) fn drain(&self, mut handle: impl FnMut(ReceivedMessage)) -> io::Result<()> {
         for _ in 0..DRAIN_BATCHES {
             match self.receive(&mut handle) {
@@ -150,11 +150,11 @@ impl IcmpSocket {
         Ok(())
     }
 
-    /// Receives one batch and returns how many packets there were in it.
+    /// Receives one batch and returns the number of packets in it.
     fn receive(&self, handle: &mut impl FnMut(ReceivedMessage)) -> Result<usize, Errno> {
         let mut packets = [[0; PACKET_LEN]; BATCH];
         let mut slices = packets.each_mut().map(|packet| [IoSliceMut::new(packet)]);
-        // Not kept: the kernel overwrites the lengths in it, which a next call would go by.
+        // Not reused: the kernel overwrites the lengths in it, which the next call would then use.
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(
             BATCH,
             Some(nix::cmsg_space!(nix::sys::time::TimeSpec)),

@@ -1,4 +1,4 @@
-//! ICMP echo on the wire: requests out, replies and errors in, for both versions.
+//! ICMP echo wire format: outgoing requests, incoming replies and errors, for both IP versions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// The version of an address.
+    /// IP version of an address.
     pub(super) fn of(address: IpAddr) -> Self {
         if address.is_ipv4() {
             Self::V4
@@ -65,14 +65,14 @@ impl Family {
     }
 }
 
-/// What marks the probes of one agent.
+/// The identifying values in the probes of one agent.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Mark {
     /// ICMP identifier, host byte order.
     pub(in super::super) icmp_id: u16,
     /// See [`ProbeId`].
     pub(in super::super) session: u32,
-    /// Key of the tags of the mesh's probes.
+    /// Key for the tags of the mesh's probes.
     pub(in super::super) key: SipKey,
     /// Whether peers are asked when probes arrived.
     pub(in super::super) one_way: bool,
@@ -83,26 +83,26 @@ pub(in super::super) struct Mark {
 pub(super) enum Message {
     /// An echo reply.
     Reply {
-        /// To which probe.
+        /// The probe that it answers.
         number: ProbeId,
     },
-    /// An echo reply with this agent's identifier, and not with the payload of a probe.
+    /// An echo reply with this agent's identifier but without the payload of a probe.
     Unmarked,
     /// An error that quotes the request.
     Error {
         /// Sequence number of the request, host byte order.
         sequence: u16,
-        /// Where the request went.
+        /// Destination of the request.
         destination: IpAddr,
-        /// What happened to it.
+        /// The error.
         error: IcmpError,
-        /// Where it was too big: the MTU of the sender's next hop, bytes; 0 if it does not say.
+        /// If it was too big: the MTU of the next hop as the error's sender reports it, bytes; 0 if not reported.
         next_hop_mtu: Option<u32>,
     },
 }
 
-/// An echo request. The checksum of an ICMPv6 one is left to the kernel, which knows the source
-/// address that it covers.
+/// Builds an echo request. For ICMPv6 the kernel fills in the checksum, because it knows the source address that the
+/// checksum covers.
 pub(super) fn request(
     family: Family,
     mark: Mark,
@@ -127,8 +127,8 @@ pub(super) fn request(
     packet
 }
 
-/// The same as an IP packet of `size` bytes in all, without the IP header; of zeros behind the payload
-/// of a probe, which change no checksum. Not shorter than a probe.
+/// The same as an IP packet of `size` bytes in total, without the IP header. Zeros are appended to the probe payload;
+/// they do not change the checksum. Never shorter than a probe.
 pub(super) fn sized_request(family: Family, mark: Mark, sequence: u16, size: usize) -> Vec<u8> {
     let number = ProbeId {
         session: mark.session,
@@ -141,8 +141,8 @@ pub(super) fn sized_request(family: Family, mark: Mark, sequence: u16, size: usi
     packet
 }
 
-/// Reads what a raw socket received from `from`: for IPv4 with the IP header, for IPv6 without.
-/// `None` for anything that does not concern a probe of ours.
+/// Parses what a raw socket received from `from`: for IPv4 with the IP header, for IPv6 without. `None` for anything
+/// that does not concern one of our probes.
 pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> Option<Message> {
     let icmp = match family {
         Family::V4 => packet.get(ipv4_header_len(packet)?..)?,
@@ -200,8 +200,8 @@ pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> 
     })
 }
 
-/// What an error says that calls a packet too big (RFC 1191 section 4, RFC 4443 section 3.2). An IPv4 one
-/// may have the length of what it quotes in the same word (RFC 4884 section 4.1).
+/// The MTU in an error that reports a packet as too big (RFC 1191 section 4, RFC 4443 section 3.2). In IPv4 the same
+/// word may also hold the length of the quoted packet (RFC 4884 section 4.1).
 fn next_hop_mtu(family: Family, kind: u8, code: u8, icmp: &[u8]) -> Option<u32> {
     let word = icmp.get(4..ICMP_HEADER_LEN)?;
     match (family, kind, code) {
@@ -216,7 +216,7 @@ fn ipv4_header_len(packet: &[u8]) -> Option<usize> {
     (len >= IPV4_MIN_HEADER_LEN && packet.len() >= len).then_some(len)
 }
 
-/// The sequence number of an echo message that has this agent's identifier.
+/// The sequence number of an echo message with this agent's identifier.
 fn echo_sequence(icmp: &[u8], mark: Mark) -> Option<u16> {
     let field = |at: usize| Some(u16::from_be_bytes([*icmp.get(at)?, *icmp.get(at + 1)?]));
     (field(4)? == mark.icmp_id).then_some(field(6)?)
@@ -299,7 +299,7 @@ mod tests {
     fn errors_that_quote_a_request_are_known() {
         let from = IpAddr::from([10, 0, 0, 9]);
         let quoted = request(Family::V4, MARK, number(5), Path::Host);
-        // RFC 792 promises no more than the header and 8 bytes.
+        // RFC 792 guarantees no more than the header and 8 bytes.
         let quoted = ipv4(1, [10, 9, 9, 9], 4, &quoted[..8]);
         let received = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
         assert_eq!(

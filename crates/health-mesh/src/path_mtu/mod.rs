@@ -1,8 +1,8 @@
-//! The MTU of the paths to other nodes' addresses: which of them are looked at when, and what comes out.
+//! Measures the MTU of the paths to other nodes' addresses: decides when to check which path, and keeps the results.
 //!
-//! A path is looked at once an interval, at a phase of its own, and on request. `search` says which
-//! sizes to send; this is the side that looks up the way out, sends and receives. Its probes take a
-//! small part of the probe rate, and wait where it is used up.
+//! A path is checked once per interval, at its own phase, and on request. `search` decides which sizes to send; this
+//! module looks up the outgoing route, sends and receives. Its probes use a small part of the probe rate, and wait when
+//! that is used up.
 
 mod search;
 
@@ -32,31 +32,32 @@ use super::counters::IgnoredReplies;
 use super::icmp::sized::{SizedEvent, SizedSockets};
 use super::target::TargetId;
 
-/// The part of the probe rate that this may take: one in so many.
+/// Fraction of the probe rate available to this module: one in this many.
 const SHARE: u32 = 10;
-/// Paths are looked at first within this part of the interval.
+/// The first check of a path is due within this fraction of the interval.
 const FIRST_DIVISOR: u32 = 10;
-/// One whose MTU is reduced is looked at again after this time, so that its end is told soon.
+/// A path with a reduced MTU is checked again after this time, so that recovery is reported soon.
 const RECHECK: Duration = Duration::from_secs(60);
-/// Probes that a path takes when nothing is wrong with it.
+/// Number of probes for a path without problems.
 const USUAL_PROBES: u32 = 2;
-/// Searches that one look takes at most: each ends early when the device's MTU has changed.
+/// Maximum number of searches per check: each one ends early if the device's MTU has changed.
 const SEARCHES: u32 = 3;
-/// Pause before a probe that found no room in the socket is tried again.
+/// Pause before retrying a probe for which the socket had no space.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Times that one is tried again. After that it counts as lost: the lack may last, and larger packets may need more.
+/// Maximum number of such retries. After that the probe counts as lost: the shortage may persist, and larger packets
+/// may need more.
 const DEFERRALS: u32 = 10;
 
-/// The MTU of a path as it was seen last.
+/// The last observed MTU of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathMtu {
     /// The largest packet that gets through, bytes of IP.
     pub(super) mtu: u32,
-    /// The way out of this host.
+    /// The outgoing route of this host.
     pub(super) way: Arc<WayOut>,
-    /// The router that says so, where `mtu` is less than the way out takes; `None` where packets vanish.
+    /// The router that reports it, if `mtu` is below what the outgoing route allows; `None` if packets vanish.
     pub(super) told: Option<TooBig>,
-    /// When that was seen.
+    /// When that was observed.
     pub(super) probed: Timestamp,
 }
 
@@ -67,52 +68,52 @@ impl PathMtu {
     }
 }
 
-/// A path has been looked at.
+/// Result of a path check.
 #[derive(Clone, Debug)]
 pub(super) struct PathMtuOutcome {
     /// The target whose path it is.
     pub(super) id: TargetId,
-    /// What was seen, if it is certain.
+    /// The result, if it is conclusive.
     pub(super) found: Option<PathMtu>,
 }
 
-/// How paths are looked at.
+/// How paths are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathMtuOptions {
-    /// Time between two looks; `None`: on request alone.
+    /// Time between two checks; `None`: only on request.
     pub(super) interval: Option<Duration>,
-    /// Most probes a second of all kinds.
+    /// Maximum number of probes of all kinds a second.
     pub(super) rate: u32,
-    /// How long a probe waits for its answer.
+    /// How long a probe waits for an answer.
     pub(super) timeout: Duration,
 }
 
-/// A way out that was looked up.
+/// The result of a route lookup.
 type Lookup = (TargetId, Result<Option<WayOut>, KernelError>);
 
-/// Finds the MTU of paths.
+/// Measures the MTU of paths.
 pub(super) struct PathMtuProber {
     /// Full name of this node.
     agent: String,
     options: PathMtuOptions,
-    /// What its own probes may take.
+    /// Budget of this module's probes.
     share: Budget,
     sockets: SizedSockets,
     netlink: netlink::Handle,
-    /// Tells what becomes of devices.
+    /// Notifies about device changes.
     devices: Pin<Box<dyn Stream<Item = DeviceMtu> + Send>>,
-    /// Whether a device that paths lead through has another MTU than before.
+    /// Whether the MTU of a device on some path has changed.
     mtu_has_changed: bool,
     lookups: JoinSet<Lookup>,
-    /// Lookups that have ended and were not taken in yet.
+    /// Finished lookups that are not processed yet.
     looked_up: Vec<Result<Lookup, JoinError>>,
-    /// Few of all targets.
+    /// Only a few targets have an entry.
     paths: SparseSecondaryMap<TargetId, Path>,
-    /// Those found, each once: nearly all paths go out the same way.
+    /// Known outgoing routes, each once: nearly all paths use the same one.
     ways: Vec<Arc<WayOut>>,
-    /// When something is to be done for a path.
+    /// When a path's next action is due.
     due: BTreeSet<(Duration, TargetId)>,
-    /// Probes that wait for their answer, by sequence number.
+    /// Probes waiting for an answer, by sequence number.
     sent: HashMap<u16, TargetId>,
     next_sequence: u16,
     waiters: Vec<Waiter>,
@@ -124,18 +125,18 @@ pub(super) struct PathMtuProber {
 struct Path {
     address: IpAddr,
     due: Option<Duration>,
-    /// The MTU found last, if it is reduced.
+    /// The last measured MTU, if it is reduced.
     reduced: Option<u32>,
-    /// What is being done; nothing most of the time.
+    /// The check in progress; usually none.
     look: Option<Box<Look>>,
 }
 
-/// A look at a path under way.
+/// A path check in progress.
 #[derive(Debug)]
 struct Look {
-    /// Searches that it has begun.
+    /// Number of searches started.
     searches: u32,
-    /// The search; `None` while the way out is looked up.
+    /// The search; `None` while the outgoing route is being looked up.
     searching: Option<OngoingSearch>,
 }
 
@@ -143,23 +144,23 @@ struct Look {
 struct OngoingSearch {
     way: Arc<WayOut>,
     search: Search,
-    /// Sequence number and time of sending of the probe that waits for its answer.
+    /// Sequence number and send time of the probe that is waiting for an answer.
     waits: Option<(u16, Duration)>,
-    /// How often the probe that is to be sent found no room.
+    /// How often the socket had no space for the next probe.
     deferrals: u32,
 }
 
-/// Somebody who asked for looks at paths.
+/// A client that requested path checks.
 #[derive(Debug)]
 struct Waiter {
     awaited: HashSet<TargetId>,
-    /// Dropped when all have been looked at.
+    /// Dropped once all paths have been checked.
     _done: oneshot::Sender<()>,
 }
 
 impl PathMtuProber {
-    /// Opens the sockets, with ICMP identifier `id` in host byte order. What is
-    /// received and no probe waits for is counted in `ignored`. Must be called inside a tokio runtime.
+    /// Opens the sockets, with ICMP identifier `id` in host byte order. Received messages that no probe waits for are
+    /// counted in `ignored`. Must be called inside a tokio runtime.
     pub(super) fn open(
         agent: &str,
         options: PathMtuOptions,
@@ -187,7 +188,7 @@ impl PathMtuProber {
         })
     }
 
-    /// Makes the paths to exactly these targets the ones to look at.
+    /// Sets the targets whose paths are checked.
     pub(super) fn set_paths(
         &mut self,
         wanted: impl Iterator<Item = (TargetId, IpAddr)>,
@@ -216,12 +217,12 @@ impl PathMtuProber {
         }
     }
 
-    /// Whether the path to a target is one of them.
+    /// Whether the path to this target is checked.
     pub(super) fn has(&self, id: TargetId) -> bool {
         self.paths.contains_key(id)
     }
 
-    /// Looks at paths now, as soon as the rate allows. `done` is dropped when that has been done.
+    /// Checks paths as soon as the rate allows. `done` is dropped when all checks are finished.
     pub(super) fn request(&mut self, ids: &[TargetId], now: Duration, done: oneshot::Sender<()>) {
         self.pull_in(ids, now);
         let awaited = ids.iter().filter(|&&id| self.has(id));
@@ -244,7 +245,7 @@ impl PathMtuProber {
         }
     }
 
-    /// Waits until something has come; [`Self::turn`] must follow.
+    /// Waits until something has arrived; [`Self::turn`] must follow.
     pub(super) async fn ready(&mut self) {
         tokio::select! {
             _ = self.sockets.readable() => {}
@@ -253,7 +254,7 @@ impl PathMtuProber {
         }
     }
 
-    /// Takes in what the MTU of a device is now.
+    /// Records the current MTU of a device.
     fn note_mtu(&mut self, now: &DeviceMtu) {
         let before = self.ways.len();
         self.ways
@@ -261,14 +262,14 @@ impl PathMtuProber {
         self.mtu_has_changed |= self.ways.len() < before;
     }
 
-    /// When something is to be done, the budget permitting.
+    /// When the next action is due, if the budget allows.
     pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
         let &(at, _) = self.due.first()?;
         Some(at.max(budget.ready()).max(self.share.ready()))
     }
 
-    /// Takes in what has come and does what is due. Returns what came out; [`Self::end_wait`] must follow for
-    /// each path, when that can be read.
+    /// Processes what has arrived and does what is due. Returns the results; for each path, [`Self::end_wait`] must
+    /// follow once its result can be read.
     pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<PathMtuOutcome> {
         if !self.sent.is_empty() {
             self.receive(now);
@@ -373,7 +374,7 @@ impl PathMtuProber {
         self.step(id, now, budget)
     }
 
-    /// Begins a look, or a search anew, by looking up the way out.
+    /// Starts a check, or restarts its search, by looking up the outgoing route.
     fn look_up(&mut self, id: TargetId, now: Duration) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -389,7 +390,7 @@ impl PathMtuProber {
         self.set_due(id, Some(now + self.options.timeout));
     }
 
-    /// Takes in the way out to an address, and begins to search.
+    /// Records the outgoing route to an address, and starts the search.
     fn found_way(
         &mut self,
         lookup: Result<Lookup, JoinError>,
@@ -403,7 +404,7 @@ impl PathMtuProber {
             }
         };
         let path = self.paths.get_mut(id)?;
-        // It may have come too late.
+        // The answer may have come too late.
         let look = path.look.as_mut()?;
         if look.searching.is_some() {
             return None;
@@ -438,7 +439,7 @@ impl PathMtuProber {
         None
     }
 
-    /// Does what the search wants.
+    /// Performs the next step of the search.
     fn step(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<PathMtuOutcome> {
         let path = self.paths.get_mut(id)?;
         let address = path.address;
@@ -469,7 +470,7 @@ impl PathMtuProber {
                 }
                 Err(Errno::EMSGSIZE) => searching.search.note(Outcome::Refused, now),
                 Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM | Errno::EINTR) => {
-                    // It may have used the device.
+                    // It may have reached the device.
                     budget.take(now);
                     self.share.take(now);
                     if searching.deferrals < DEFERRALS {
@@ -482,13 +483,13 @@ impl PathMtuProber {
                     self.set_due(id, Some(now));
                     return None;
                 }
-                // As regular probes, which tell of it.
+                // Regular probes get and report the same error.
                 Err(_) => return self.end(id, Verdict::Inconclusive, now),
             }
         }
     }
 
-    /// A search has ended.
+    /// Finishes a search.
     fn end(&mut self, id: TargetId, verdict: Verdict, now: Duration) -> Option<PathMtuOutcome> {
         let path = self.paths.get_mut(id)?;
         let searches = path.look.as_ref().map_or(0, |look| look.searches);
@@ -533,7 +534,7 @@ impl PathMtuProber {
         self.end_wait(id);
     }
 
-    /// Nobody need wait for a path any longer: what came out can be read, or it has gone.
+    /// Releases waiters from waiting for a path: its result can be read, or the path is gone.
     pub(super) fn end_wait(&mut self, id: TargetId) {
         self.waiters.retain_mut(|waiter| {
             waiter.awaited.remove(&id);
@@ -541,7 +542,7 @@ impl PathMtuProber {
         });
     }
 
-    /// When in the interval a path is looked at.
+    /// Phase within the interval at which a path is checked.
     fn phase(&self, address: IpAddr) -> u64 {
         phase((&self.agent, address, "path MTU"))
     }

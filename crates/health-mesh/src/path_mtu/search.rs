@@ -1,7 +1,7 @@
-//! Finds the MTU of one path by echo requests of different sizes, as RFC 4821 and RFC 8899 do. Pure:
-//! time comes in as the duration since the start.
+//! Finds the MTU of one path with echo requests of different sizes, like RFC 4821 and RFC 8899. Pure: time is passed in
+//! as the duration since the start.
 //!
-//! Sizes count whole IP packets, in bytes. A search asks for one probe after another:
+//! Sizes count whole IP packets, in bytes. A search sends one probe after another:
 //!
 //! 1. a *small* one, which shows that the path works at all;
 //! 2. one *above* the device's MTU, which this host must refuse; otherwise the MTU has changed;
@@ -9,99 +9,99 @@
 //! 4. sizes in between, first those that a router reports, until one fits and one byte more does not;
 //! 5. after a pause, these two sizes alternately, until the larger one has failed several times.
 //!
-//! A packet without an answer may have been lost by chance, so it counts only if the largest size known to
-//! fit is answered right after it. During the search an ICMP error counts by itself, but is not sufficient
-//! for a result: the size that it reports must fit, and one byte more must not.
+//! A packet without an answer may have been lost by chance, so it counts only if the largest size known to fit is
+//! answered right after it. During the search an ICMP error counts by itself, but is not sufficient for a result: the
+//! size that it reports must fit, and one byte more must not.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The small probe: more than a regular one, and less than any MTU in use.
+/// Size of the small probe: larger than a regular one, and smaller than any MTU in use.
 pub(super) const SMALL: u32 = 100;
-/// The largest IPv4 packet, and the largest that an IPv6 header alone can tell the length of.
+/// The largest IPv4 packet, and the largest length that an IPv6 header can express by itself.
 const LARGEST: u32 = 65_535;
 
-/// Counted failures after which a size is taken for too large while it is looked for (`MAX_PROBES` of
-/// RFC 8899 section 5.1.2), and when that is confirmed.
+/// Number of counted failures after which a size is considered too large: during the search (`MAX_PROBES` of RFC 8899
+/// section 5.1.2), and for confirmation.
 const FAILURES: u32 = 3;
 const CONFIRMING_FAILURES: u32 = 5;
-/// Probes in a row of a size known to fit that may be lost before the search is given up.
+/// Number of probes in a row of a size known to fit that may be lost before the search gives up.
 const CONTROLS: u32 = 3;
-/// Next-hop MTUs that are tried in one search: tunnels in tunnels have one each, and a router that lies
-/// could name very many.
+/// Maximum number of reported next-hop MTUs tried per search: nested tunnels have one each, and a lying router could
+/// name very many.
 const HINTS: u32 = 4;
-/// Times that the search is begun anew when a size turns out to fit after all.
+/// Number of times that the search restarts when a size turns out to fit after all.
 const RESTARTS: u32 = 2;
-/// Probes of one search, at most; a path of any MTU takes less, unless it loses many.
+/// Maximum number of probes per search; a path of any MTU needs fewer unless it loses many.
 const MOST_PROBES: u32 = 250;
-/// Pause before what was found is confirmed: a queue that drops large packets has emptied by then.
+/// Pause before the result is confirmed: by then a queue that drops large packets has drained.
 const CONFIRM_AFTER: Duration = Duration::from_secs(5);
-/// While sizes are looked for, a probe waits for this and four round trips of the small one.
+/// During the search, a probe waits for this plus four round trips of the small probe.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How large packets may be on the way out of this host.
+/// Packet size limits of the outgoing route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// By device and route.
+    /// Limit of device and route.
     pub(super) mtu: u32,
-    /// By the device alone.
+    /// Limit of the device alone.
     pub(super) device_mtu: u32,
 }
 
-/// An ICMP error that calls a packet too big: destination unreachable with code 4 (RFC 1191 section 4),
-/// or ICMPv6 type 2 (RFC 4443 section 3.2).
+/// An ICMP error that reports a packet as too big: destination unreachable with code 4 (RFC 1191 section 4), or ICMPv6
+/// type 2 (RFC 4443 section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooBig {
-    /// Who sent it.
+    /// The sender of the error.
     pub(crate) from: IpAddr,
-    /// The MTU of its next hop, bytes; 0 from routers older than RFC 1191.
+    /// The MTU of the sender's next hop, bytes; 0 from routers older than RFC 1191.
     pub(crate) next_hop_mtu: u32,
 }
 
-/// What became of a probe.
+/// Outcome of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The reply came after this time.
+    /// The reply arrived after this time.
     Answered(Duration),
-    /// A router would not pass it on.
+    /// A router refused to forward it.
     TooBig(TooBig),
-    /// Nothing came.
+    /// Nothing arrived.
     Lost,
-    /// This host would not send it (`EMSGSIZE`).
+    /// This host refused to send it (`EMSGSIZE`).
     Refused,
 }
 
-/// What came of a search.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Packets as large as the way out takes get through.
+    /// Packets as large as the outgoing route allows get through.
     Full,
     /// Packets of `mtu` bytes get through, larger ones do not.
     Reduced {
         /// The path's MTU.
         mtu: u32,
-        /// Who says so; `None` where packets vanish.
+        /// The router that reports it; `None` if packets vanish.
         told: Option<TooBig>,
     },
-    /// Small packets do not get through reliably either, or what was found did not last.
+    /// Small packets do not get through reliably either, or the result did not hold.
     Inconclusive,
-    /// The device has another MTU than the search was told.
+    /// The device's MTU differs from the one passed to the search.
     OtherMtu,
 }
 
-/// What a search wants.
+/// The next step of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A probe, and how long to wait for its answer. [`Search::note`] must follow.
+    /// Send a probe and wait for its answer. [`Search::note`] must follow.
     Send {
         /// Length of the IP packet.
         size: u32,
-        /// From its sending.
+        /// Time to wait, from when it is sent.
         patience: Duration,
     },
-    /// Nothing before this time.
+    /// Do nothing before this time.
     Wait(Duration),
-    /// Nothing more.
+    /// The search is finished.
     End(Verdict),
 }
 
@@ -121,16 +121,16 @@ enum Stage {
 pub(super) struct Search {
     limits: Limits,
     stage: Stage,
-    /// The time-out of a probe, and what it is cut to while sizes are looked for.
+    /// A probe's time-out, and its shortened value during the search.
     timeout: Duration,
     patience: Duration,
     /// The largest size that was answered.
     fits: u32,
-    /// The smallest size that was not.
+    /// The smallest size that was not answered.
     fails: u32,
-    /// Who said so of it.
+    /// The error that reported this size as too big.
     told: Option<TooBig>,
-    /// What was found the last time.
+    /// The previous result.
     before: Option<u32>,
     /// A size that may be the path's MTU.
     guess: Option<u32>,
@@ -140,18 +140,18 @@ pub(super) struct Search {
     trial: Trial,
 }
 
-/// A size that is tried.
+/// A size being tried.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     size: u32,
     failures: u32,
     /// The last error about it.
     told: Option<TooBig>,
-    /// A size known to fit is probed in its place.
+    /// A size known to fit is probed instead.
     control: bool,
     /// Its last probe was lost, and counts as failed if the control is answered.
     lost: bool,
-    /// Controls that were lost in a row.
+    /// Number of controls lost in a row.
     controls_lost: u32,
 }
 
@@ -169,8 +169,8 @@ impl Trial {
 }
 
 impl Search {
-    /// A search within `limits` whose probes wait for `timeout` at most. `before` is the reduced MTU
-    /// that was found the last time.
+    /// A search within `limits`, whose probes wait for at most `timeout`. `before` is the reduced MTU found by the
+    /// previous search.
     pub(super) fn new(limits: Limits, before: Option<u32>, timeout: Duration) -> Self {
         let limits = Limits {
             mtu: limits.mtu.min(LARGEST),
@@ -178,7 +178,7 @@ impl Search {
         };
         Self {
             limits,
-            // Hosts with so small an MTU are not worth a search.
+            // Hosts with such a small MTU are not worth a search.
             stage: match limits.mtu > SMALL {
                 true => Stage::Small,
                 false => Stage::Over(Verdict::Inconclusive),
@@ -197,14 +197,14 @@ impl Search {
         }
     }
 
-    /// What is to be done now.
+    /// The next step.
     pub(super) fn step(&mut self, now: Duration) -> Step {
         if let Stage::Pause { until } = self.stage {
             if now < until {
                 return Step::Wait(until);
             }
             self.stage = Stage::Confirm;
-            // The smaller one first.
+            // The smaller size first.
             self.trial = Trial {
                 control: true,
                 ..Trial::of(self.fails)
@@ -225,7 +225,7 @@ impl Search {
         }
     }
 
-    /// Takes in what became of the probe that [`Self::step`] asked for.
+    /// Records the outcome of the probe that [`Self::step`] requested.
     pub(super) fn note(&mut self, outcome: Outcome, now: Duration) {
         self.probes += 1;
         match (self.stage, outcome) {
@@ -270,7 +270,7 @@ impl Search {
     }
 
     fn control_lost(&mut self) {
-        // Whatever was lost before it was lost with it.
+        // The probe lost before it may have been lost for the same reason.
         self.trial.lost = false;
         self.trial.controls_lost += 1;
         if self.trial.controls_lost >= CONTROLS {
@@ -290,7 +290,7 @@ impl Search {
         }
     }
 
-    /// The size that is tried gets through.
+    /// The size being tried gets through.
     fn answered(&mut self, now: Duration) {
         self.fits = self.trial.size;
         if self.fits == self.limits.mtu {
@@ -302,7 +302,7 @@ impl Search {
         }
     }
 
-    /// The size that is tried has failed once more; `enough` times, and it is too large.
+    /// The size being tried has failed again; after `enough` failures it is too large.
     fn failed(&mut self, enough: u32, now: Duration) {
         self.trial.failures += 1;
         if self.trial.failures < enough {
@@ -350,7 +350,7 @@ impl Search {
         self.trial = Trial::of(size);
     }
 
-    /// What was lost before was not too large.
+    /// Restarts: the sizes that failed before were not too large.
     fn restart(&mut self) {
         if self.restarts == 0 {
             self.end(Verdict::Inconclusive);
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    /// All that a search did, and what it took.
+    /// Everything that a search did, and its cost.
     #[derive(Debug)]
     struct Trace {
         verdict: Verdict,
@@ -398,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Runs a search to its end over a path, which is told each size.
+    /// Runs a search to its end over a path, which is called with each size.
     fn run(mut search: Search, mut path: impl FnMut(u32) -> Outcome) -> Trace {
         let (mut probes, mut now) = (Vec::new(), Duration::ZERO);
         loop {
@@ -432,8 +432,8 @@ mod tests {
         Search::new(limits(mtu), None, TIMEOUT)
     }
 
-    /// A path behind a device of `device_mtu` that lets packets of `mtu` bytes through, and answers larger
-    /// ones by `error`.
+    /// A path behind a device of `device_mtu` that lets packets of up to `mtu` bytes through, and answers larger ones
+    /// with `error`.
     fn path(device_mtu: u32, mtu: u32, error: Outcome) -> impl Fn(u32) -> Outcome {
         move |size| match size {
             _ if size > device_mtu => Outcome::Refused,
@@ -536,7 +536,7 @@ mod tests {
         let trace = run(search(1500), |_| Outcome::Lost);
         assert_eq!(trace.verdict, Verdict::Inconclusive);
         assert_eq!(trace.sizes(), [SMALL; 3]);
-        // Nor does one that breaks down in between.
+        // Nor does a path that breaks down midway.
         let mut probes = 0;
         let trace = run(search(1500), |size| {
             probes += 1;
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn controls_that_are_lost_now_and_then_do_not_end_the_search() {
-        // Of the packets that are too large, each second one has its control lost, too.
+        // For every second packet that is too large, the control is lost too.
         let (mut tries, mut control_is_lost) = (0_u32, false);
         let trace = run(search(1500), |size| match size {
             1501 => Outcome::Refused,
@@ -596,14 +596,14 @@ mod tests {
 
     #[test]
     fn a_device_with_another_mtu_ends_the_search() {
-        // It has grown, then shrunk.
+        // The MTU has grown in one case and shrunk in the other.
         for mtu in [9000, 1400] {
             let trace = run(search(1500), path(mtu, mtu, Outcome::Lost));
             assert_eq!(trace.verdict, Verdict::OtherMtu, "{mtu}");
         }
     }
 
-    /// Uniform numbers from 0 to 99, always the same ones for a seed (splitmix64).
+    /// Uniform numbers from 0 to 99, reproducible from a seed (splitmix64).
     fn percents(mut seed: u64) -> impl FnMut() -> u64 {
         move || {
             seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -682,7 +682,7 @@ mod tests {
                 _ if size > mtu || percent() < 2 => Outcome::Lost,
                 _ => Outcome::Answered(RTT),
             });
-            // What fits may be lost three times, too; then nothing is told, or the truth.
+            // Even a size that fits may be lost three times; then the result is inconclusive or correct.
             match trace.verdict {
                 Verdict::Reduced { mtu: found, .. } => prop_assert_eq!(found, mtu),
                 verdict => prop_assert_eq!(verdict, Verdict::Inconclusive),

@@ -1,4 +1,4 @@
-//! What the results of a node, and those of all, mean.
+//! Interprets the results of one node, and of all nodes.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -26,14 +26,14 @@ impl Results {
         }
     }
 
-    /// Whether it is this node that is cut off.
+    /// Whether this node itself is cut off.
     pub(super) fn isolation(&self, now: Duration) -> Option<Arc<Isolation>> {
         let mut last = self
             .last_survey
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = &*last {
-            // Of a node that is cut off, the devices are looked at as well.
+            // If this node is cut off, its devices are checked as well.
             let stands = last.isolation.is_none() && last.revision == self.revision;
             if stands || now.saturating_sub(last.at) < SURVEY_AGE {
                 return last.isolation.clone();
@@ -46,7 +46,7 @@ impl Results {
             self.facts(node, now, &mut facts);
             survey.add(&context, &self.peer(index, node, &facts));
         }
-        // The devices are only looked at when it matters.
+        // The devices are checked only if it matters.
         let isolation = survey
             .diagnose(&context, &self.local, &[])
             .and_then(|_| {
@@ -62,8 +62,8 @@ impl Results {
         isolation
     }
 
-    /// Whether each verdict on the node's targets rests on a probe since the last one of them began to
-    /// change, or had the time to: one from before says nothing of what has happened.
+    /// Whether each verdict on the node's targets is based on a probe sent since the last of them started to change, or
+    /// had enough time to be: an older result says nothing about what has happened since.
     pub(super) fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
         let results = || {
             let known = node.targets().filter_map(|id| self.known.get(id));
@@ -75,7 +75,7 @@ impl Results {
         !failing || probed >= turned || turned.is_none_or(|turned| now >= turned + SETTLING)
     }
 
-    /// What the node's diagnosis rests on; `None` before all its targets are known.
+    /// The revision that the node's diagnosis is based on; `None` before all its targets are known.
     pub(super) fn revision(&self, node: &NodeTargets) -> Option<u64> {
         let mut revisions = node.targets().map(|id| Some(self.known.get(id)?.revision));
         revisions.try_fold(0, |newest, revision| Some(revision?.max(newest)))
@@ -94,7 +94,7 @@ impl Results {
             .last_diagnosis
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // What peers tell of losses changes from exchange to exchange.
+        // The losses that peers report change with every exchange.
         let lasts = isolation.is_none() && !self.is_node_followed(node);
         if lasts
             && let Some(last) = &*last
@@ -111,7 +111,7 @@ impl Results {
         let peer = self.peer(index, node, &facts);
         let diagnosis = self.context().diagnose(&peer, isolation);
         let diagnosis = diagnosis.map(super::report::shown);
-        // Of a degraded target is told what became of its probes of late.
+        // The diagnosis of a degraded target includes recent probe results.
         if lasts
             && !self.is_degraded(node)
             && let Some(revision) = revision
@@ -129,7 +129,7 @@ impl Results {
         known.any(|known| known.degraded.is_some())
     }
 
-    /// Sets `facts` to what a node's targets are judged by.
+    /// Fills `facts` with the facts by which a node's targets are judged.
     pub(super) fn facts<'a>(
         &'a self,
         node: &NodeTargets,
@@ -167,7 +167,7 @@ impl Results {
         }
     }
 
-    /// What became of a target's echo probes since its verdict stands, in each window.
+    /// What happened to a target's echo probes since its current verdict, in each window.
     pub(super) fn passages(
         &self,
         node: &NodeTargets,

@@ -1,4 +1,4 @@
-//! Ways to nodes that lose probes, and are followed.
+//! Ways to nodes that lose probes and are therefore followed.
 
 use std::time::Duration;
 
@@ -9,19 +9,18 @@ use crate::direction::{self, Ways};
 use crate::target::{TargetId, TargetKey};
 
 impl Results {
-    /// The ways that are followed.
+    /// The followed ways.
     pub(crate) fn ways(&mut self) -> &mut Ways {
         &mut self.ways
     }
 
-    /// The ICMP targets on a way to the node with this index in the set in force; the first one stands
-    /// for the way.
+    /// The ICMP targets on a way to the node with this index in the current set; the first one represents the way.
     pub(crate) fn way(&self, node: usize, way: usize) -> impl Iterator<Item = TargetId> {
         let node = self.nodes.get(node).into_iter();
         node.flat_map(move |node| node.way(way))
     }
 
-    /// The target that stands for a target's way.
+    /// The target that represents a target's way.
     pub(crate) fn way_of(&self, node: usize, key: TargetKey) -> Option<TargetId> {
         let way = arrivals::way(key.address.is_ipv4(), key.path as u8);
         self.way(node, way).next()
@@ -41,7 +40,7 @@ impl Results {
         !self.ways.is_empty() && (0..WAYS).any(followed)
     }
 
-    /// Whether probes on a way were lost of late.
+    /// Whether a way lost probes recently.
     pub(crate) fn is_lossy(&self, node: usize, way: usize, now: Duration) -> bool {
         self.way(node, way).any(|id| {
             let known = self.known.get(id);

@@ -1,4 +1,4 @@
-//! Round trips that shift against their own past.
+//! Shifts of round-trip times compared with their own past.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::diagnosis::{ShiftWatch, TargetFacts};
 use crate::target::TargetId;
 
 impl Results {
-    /// What a target is judged by, trend and all.
+    /// The facts by which a target is judged, including its trend.
     pub(super) fn judged(&self, id: TargetId, now: Duration) -> Option<TargetFacts<'_>> {
         let known = self.known.get(id)?;
         Some(TargetFacts {
@@ -20,7 +20,7 @@ impl Results {
         })
     }
 
-    /// Begins or ends to look where the time of a latency shift goes.
+    /// Starts or stops tracking where the time of a latency shift goes.
     pub(super) fn watch_shift(&mut self, id: TargetId, now: Duration) {
         let watch = self.shifts.get(id);
         if watch.is_some_and(|watch| watch.is_outdated(now)) {
@@ -48,7 +48,7 @@ impl Results {
         self.shifts.contains_key(id)
     }
 
-    /// Takes in the time that a target whose latency has shifted spends in the peer's host.
+    /// Records the time in the peer's host, for a target whose latency has shifted.
     pub(crate) fn note_remote(&mut self, id: TargetId, remote: RemoteTime) {
         if let Some(watch) = self.shifts.get_mut(id) {
             watch.note(remote);

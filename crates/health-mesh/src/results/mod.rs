@@ -1,4 +1,4 @@
-//! What is known of each target, and what it is judged by.
+//! What is known about each target, and the facts by which it is judged.
 
 mod diagnose;
 mod follow;
@@ -31,23 +31,23 @@ use crate::path_mtu::PathMtu;
 use crate::proof::KeyAge;
 use crate::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 
-/// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
+/// A round trip longer than the smoothed one by this factor triggers a check for a shift.
 const UNUSUAL: (u32, u32) = (3, 2);
-/// A new round trip counts for one in so many in the smoothed one: for less than the results that make
-/// a shift, so that all of those are unusual.
+/// Weight of a new round trip in the smoothed one: one in this many. That is less than the number of results that form
+/// a shift, so all of those count as unusual.
 const SMOOTHING: u32 = 64;
 
-/// How old a look at all peers may be though verdicts have changed: while a report is written, its nodes
-/// are asked for in quick succession.
+/// Maximum age of a survey of all peers even though verdicts have changed: while a report is written, its nodes are
+/// requested in quick succession.
 const SURVEY_AGE: Duration = Duration::from_millis(100);
 
-/// While verdicts on a peer change, its diagnosis waits until all of them are known anew, but not longer:
-/// twice what it takes to confirm a failure.
+/// While verdicts on a peer change, its diagnosis waits until all of them are known again, but no longer than this:
+/// twice the time it takes to confirm a failure.
 const SETTLING: Duration = Duration::from_secs(2);
-/// An ICMP error is told for so long though silence follows.
+/// An ICMP error is reported for this long even if silence follows.
 const ERROR_MEMORY: Duration = Duration::from_secs(10);
 
-/// What is known of all nodes.
+/// What is known about all nodes.
 #[derive(Debug)]
 pub(super) struct Results {
     local: String,
@@ -61,7 +61,7 @@ pub(super) struct Results {
     port: u16,
     thresholds: Thresholds,
     intervals: ProbeIntervals,
-    /// The shortest interval as it comes to at the probe rate.
+    /// The shortest interval, as stretched by the probe rate.
     effective: Option<Duration>,
     set: Arc<NodeSet>,
     /// In the order of `set.nodes`.
@@ -69,26 +69,26 @@ pub(super) struct Results {
     known: SecondaryMap<TargetId, TargetRecord>,
     /// Where probes get lost.
     ways: Ways,
-    /// Of targets whose latency has shifted.
+    /// For targets whose latency has shifted.
     shifts: SparseSecondaryMap<TargetId, ShiftWatch>,
-    /// Of few of all targets.
+    /// Only a few targets have an entry.
     path_mtus: SparseSecondaryMap<TargetId, PathMtu>,
-    /// Targets whose path MTU somebody waits for.
+    /// Targets whose path MTU a client is waiting for.
     awaited_paths: HashSet<TargetId>,
-    /// Results that a history may hold.
+    /// Maximum number of results in a history.
     most_results: usize,
     newest: Option<Timestamp>,
-    /// Counts the changes of verdicts and of what is probed.
+    /// Counts changes of verdicts and of the probed targets.
     revision: u64,
     last_survey: Mutex<Option<LastSurvey>>,
 }
 
-/// What came of the last look at all peers.
+/// Result of the last survey of all peers.
 #[derive(Debug)]
 struct LastSurvey {
-    /// When that was.
+    /// When it was made.
     at: Duration,
-    /// What it rests on.
+    /// The revision that it is based on.
     revision: u64,
     isolation: Option<Arc<Isolation>>,
 }
@@ -105,12 +105,12 @@ struct NodeTargets {
 /// The diagnosis of a node, which stands until a verdict changes.
 #[derive(Debug)]
 struct LastDiagnosis {
-    /// What it rests on.
+    /// The revision that it is based on.
     revision: u64,
     diagnosis: Option<api::Diagnosis>,
 }
 
-/// The targets of an address; `None` for a protocol that it is not probed by.
+/// The targets of an address; `None` for a protocol by which it is not probed.
 #[derive(Clone, Copy, Debug)]
 struct AddressTargets {
     address: IpAddr,
@@ -118,7 +118,7 @@ struct AddressTargets {
     http: Option<TargetId>,
 }
 
-/// What is known of a target.
+/// What is known about a target.
 #[derive(Debug)]
 struct TargetRecord {
     key: TargetKey,
@@ -126,7 +126,7 @@ struct TargetRecord {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degradation>,
-    /// When its verdict changed, whether and why it is degraded, or what is known of its path's MTU.
+    /// When its verdict, its degradation or the known MTU of its path last changed.
     revision: u64,
 }
 
@@ -136,13 +136,13 @@ struct TargetResult {
     /// When its probe was sent, since the mesh's start.
     sent: Duration,
     probed: Timestamp,
-    /// When it last became reachable or ceased to be, or was probed first.
+    /// When it last became reachable or unreachable, or was first probed.
     changed: Timestamp,
     /// The same, since the mesh's start.
     changed_at: Duration,
-    /// When the first probe was sent that the verdict differs by from the one before.
+    /// When the first probe was sent whose result differs from the previous verdict.
     turned: Duration,
-    /// When the probe was sent that the outcome tells of.
+    /// When the probe was sent that the outcome describes.
     told: Duration,
     outcome: Result<Answer, Box<ConfirmedFailure>>,
 }
@@ -150,47 +150,46 @@ struct TargetResult {
 /// An answer to a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// The round trip; for HTTP that of the connection's handshake.
+    /// The round-trip time; for HTTP, of the TCP handshake.
     pub(super) rtt: Duration,
-    /// Where it was stamped.
+    /// Where it was timestamped.
     pub(super) source: RttSource,
-    /// For HTTP: what the agent saw.
+    /// HTTP only: the times as seen by the agent.
     pub(super) http: Option<HttpTimes>,
-    /// For HTTP: which of the peer's keys this node signs with.
+    /// HTTP only: which of the peer's keys this node signs with.
     pub(super) key: KeyAge,
 }
 
-/// How long an HTTP probe took. Nanoseconds, which take half the room: there is one for each target.
+/// How long an HTTP probe took. Nanoseconds take half the space of a `Duration`: there is one per target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HttpTimes {
-    /// Until the connection stood.
+    /// Until the connection was established.
     pub(super) connect_ns: u64,
-    /// Until the answer was there.
+    /// Until the answer arrived.
     pub(super) total_ns: u64,
 }
 
 impl Answer {
-    /// Until the answer was there. This is what the target is judged by: the handshake is the work of the
-    /// peer's kernel alone.
+    /// Time until the answer arrived. The target is judged by this: the handshake involves only the peer's kernel.
     pub(super) fn took(&self) -> Duration {
         self.http
             .map_or(self.rtt, |times| Duration::from_nanos(times.total_ns))
     }
 }
 
-/// A failure that was confirmed.
+/// A confirmed failure.
 #[derive(Debug)]
 pub(super) struct ConfirmedFailure {
-    /// Why the last probe failed, or one shortly before it that tells more.
+    /// Why the last probe failed, or a more informative reason from shortly before.
     pub(super) failure: Failure,
-    /// Probes without an answer since the last one.
+    /// Number of probes since the last answer.
     pub(super) probes: u32,
     /// When the first of them was sent, since the mesh's start.
     pub(super) since: Duration,
 }
 
 impl Results {
-    /// Knows nothing.
+    /// Creates an empty instance.
     pub(super) fn new(options: &MeshOptions) -> Self {
         Self {
             local: options.local.clone(),
@@ -222,9 +221,8 @@ impl Results {
         }
     }
 
-    /// Goes over to another set of nodes, whose paths are given in the same order, with their targets.
-    /// Results of targets that are still there stay. `effective` is what an interval comes to at the
-    /// probe rate.
+    /// Switches to another set of nodes. `paths` are in the same order as its nodes. Results of remaining targets are
+    /// kept. `effective` maps a configured interval to its effective length at the probe rate.
     pub(super) fn set_nodes(
         &mut self,
         set: Arc<NodeSet>,
@@ -268,7 +266,7 @@ impl Results {
         }
     }
 
-    /// Forgets a target.
+    /// Removes a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.known.remove(id);
         self.ways.forget(id);
@@ -278,7 +276,7 @@ impl Results {
         self.revision += 1;
     }
 
-    /// Keeps what became of a probe that was sent at `sent`: its round trip, or that it was lost.
+    /// Records the outcome of a probe sent at `sent`: its round-trip time, or that it was lost.
     pub(super) fn note(
         &mut self,
         id: TargetId,
@@ -301,7 +299,7 @@ impl Results {
             let before = known.smoothed.unwrap_or(rtt);
             known.smoothed = Some((before * (SMOOTHING - 1) + rtt) / SMOOTHING);
         }
-        // To look at the whole history at each result would cost more than the probe.
+        // Scanning the whole history for each result would cost more than the probe.
         if unusual || known.degraded.is_some() || self.is_shifted(id) {
             self.watch_shift(id, now);
             let degraded = self
@@ -323,7 +321,7 @@ impl Results {
         Some(result.outcome.is_ok())
     }
 
-    /// A target is reachable: a probe sent at `sent`, by the clock at `probed`, was answered.
+    /// Marks a target as reachable: a probe sent at `sent`, or `probed` in wall-clock time, was answered.
     pub(super) fn answered(
         &mut self,
         id: TargetId,
@@ -340,7 +338,7 @@ impl Results {
         self.record(id, sent, probed, Ok(answer));
     }
 
-    /// A target is unreachable, as a probe sent at `sent`, by the clock at `probed`, confirms.
+    /// Marks a target as unreachable, as confirmed by a probe sent at `sent`, or `probed` in wall-clock time.
     pub(super) fn unreachable(
         &mut self,
         id: TargetId,
@@ -351,17 +349,17 @@ impl Results {
         self.record(id, sent, probed, Err(Box::new(unanswered)));
     }
 
-    /// The MTU of a target's path as it was seen last.
+    /// The last observed MTU of a target's path.
     pub(super) fn path_mtu(&self, id: TargetId) -> Option<&PathMtu> {
         self.path_mtus.get(id)
     }
 
-    /// Somebody waits for the MTU of these targets' paths.
+    /// Records that a client is waiting for the MTU of these targets' paths.
     pub(super) fn await_paths(&mut self, ids: &[TargetId]) {
         self.awaited_paths.extend(ids);
     }
 
-    /// A target's path was looked at. If that told nothing certain, what was known stays.
+    /// Records the result of a path check. If it was inconclusive, the previous result stays.
     pub(super) fn path_looked_at(&mut self, id: TargetId, found: Option<PathMtu>) {
         self.awaited_paths.remove(&id);
         let Some(found) = found else {
@@ -377,7 +375,7 @@ impl Results {
         }
     }
 
-    /// The targets of the node with this index in the set in force.
+    /// The targets of the node with this index in the current set.
     pub(super) fn targets_of(&self, index: usize) -> impl Iterator<Item = TargetId> {
         self.nodes
             .get(index)
@@ -385,7 +383,7 @@ impl Results {
             .flat_map(NodeTargets::targets)
     }
 
-    /// Keeps a result, unless that of a later probe is there.
+    /// Stores a result, unless there is one of a later probe.
     fn record(
         &mut self,
         id: TargetId,
@@ -450,7 +448,7 @@ impl NodeTargets {
         addresses.flat_map(|a| a.protocols().into_iter().filter_map(|(_, id)| id))
     }
 
-    /// The ICMP targets on a way, by [`arrivals::way`].
+    /// The ICMP targets on a way, indexed by [`arrivals::way`].
     fn way(&self, way: usize) -> impl Iterator<Item = TargetId> {
         let ways = [(&self.host, Path::Host), (&self.endpoint, Path::Endpoint)];
         ways.into_iter().flat_map(move |(addresses, path)| {
@@ -479,7 +477,7 @@ impl TargetRecord {
         }
     }
 
-    /// What the target is judged by.
+    /// The facts by which the target is judged.
     fn facts(&self, now: Duration) -> TargetFacts<'_> {
         let verdict = match &self.result {
             None => Verdict::Unknown,
@@ -493,7 +491,7 @@ impl TargetRecord {
             Some(Ok(answer)) => answer.key,
             _ => KeyAge::Current,
         };
-        // The trend of a target that is not degraded does not matter, and costs time.
+        // The trend of a target that is not degraded is irrelevant, and costs time.
         let trend = match &self.degraded {
             Some(_) => self.trend(now),
             None => Trend::default(),

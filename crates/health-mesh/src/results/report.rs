@@ -1,4 +1,4 @@
-//! The reports made of what is known, in the API's terms.
+//! Builds reports in the API's types.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,23 +19,23 @@ use crate::history::{WINDOWS, Window};
 use crate::path_mtu::PathMtu;
 use crate::target::{Protocol, TargetId};
 
-/// Results that a history lists one by one.
+/// Number of results that a history lists individually.
 pub(super) const LISTED_RESULTS: usize = 20;
 
 impl Results {
-    /// How the node registries do.
+    /// State of the node registries.
     pub(crate) fn registries(&self) -> Vec<RegistryState> {
         self.set.sources.iter().map(registry_state).collect()
     }
 
-    /// All that is known.
+    /// The full report.
     pub(crate) fn report(&self, now: Duration) -> HealthStatus {
         let (nodes, _) = self.some_nodes(None, self.nodes.len(), now);
         self.report_of(nodes, now)
     }
 
-    /// At most `most` nodes, those after the one with this cluster and name or the first; and the
-    /// last of them, unless there are no more.
+    /// At most `most` nodes, starting after the node with this cluster and name, or with the first one; also the last
+    /// of them, unless there are no more.
     pub(crate) fn some_nodes(
         &self,
         after: Option<&(String, String)>,
@@ -43,7 +43,7 @@ impl Results {
         now: Duration,
     ) -> (Vec<NodeStatus>, Option<(String, String)>) {
         let all = &self.set.nodes;
-        // The set may be another than when `after` was told.
+        // The set may have changed since `after` was returned.
         let begin = after.map_or(0, |(cluster, name)| {
             all.partition_point(|node| (&node.cluster, &node.name) <= (cluster, name))
         });
@@ -83,7 +83,7 @@ impl Results {
         }
     }
 
-    /// What is known of the node with this index in the set in force.
+    /// What is known about the node with this index in the current set.
     pub(crate) fn node(&self, index: usize, now: Duration) -> Option<NodeStatus> {
         let isolation = self.isolation(now);
         self.node_status(index, self.nodes.get(index)?, isolation.as_deref(), now)
@@ -105,7 +105,7 @@ impl Results {
         })
     }
 
-    /// `None` without an address.
+    /// Returns `None` without an address.
     fn group(&self, addresses: &[AddressTargets], path: Path) -> Option<AddressGroupStatus> {
         let (primary, secondary) = addresses.split_first()?;
         Some(AddressGroupStatus {
@@ -138,7 +138,7 @@ impl Results {
         }
     }
 
-    /// The MTU of the paths to the node with this full name or to all, this node's own left out.
+    /// The MTU of the paths to the node with this full name or to all nodes, excluding this node's own.
     pub(crate) fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
         let wanted = |known: &&NodeTargets| {
             !known.paths.local && node.is_none_or(|name| known.paths.name == name)
@@ -158,7 +158,7 @@ impl Results {
         entries
     }
 
-    /// What became of the probes of the last hour, of the node with this full name or of all.
+    /// Probe results of the last hour, for the node with this full name or for all nodes.
     pub(crate) fn history(&self, node: Option<&str>, now: Duration) -> Vec<TargetHistory> {
         let mut histories = Vec::new();
         let wanted = |known: &&NodeTargets| node.is_none_or(|name| known.paths.name == name);

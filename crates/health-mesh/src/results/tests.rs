@@ -1,4 +1,4 @@
-//! Results and reports, fed by hand.
+//! Results and reports, from hand-made input.
 
 use health_model::api::Reachability;
 use health_registry::nodes::Node;
@@ -43,7 +43,7 @@ fn results() -> (Results, Vec<TargetId>) {
     results_of(|_| true)
 }
 
-/// The same of some of the targets.
+/// The same with only some of the targets.
 fn results_of(is_probed: impl Fn(&TargetKey) -> bool) -> (Results, Vec<TargetId>) {
     let node = Node {
         name: "a".to_owned(),
@@ -157,12 +157,12 @@ fn a_diagnosis_waits_until_all_targets_were_probed_since_the_failure() {
     answered(&mut results, ids[5], 10);
     assert!(cause(&results, 11).is_some());
 
-    // What began to fail later makes all others old; but nobody waits for them for ever.
+    // A later failure makes all other results outdated; but nothing waits for them forever.
     failed(&mut results, ids[1], 12);
     assert_eq!(cause(&results, 13), None);
     assert!(cause(&results, 14).is_some());
 
-    // An end of the failure is a change like its beginning.
+    // The end of a failure is a change just like its start.
     answered(&mut results, ids[1], 20);
     assert_eq!(cause(&results, 20), None);
     for &id in &ids[2..] {
@@ -304,7 +304,7 @@ fn a_latency_shift_is_told_while_it_lasts_and_for_an_hour() {
     assert!(run(0..400, 1).iter().all(Option::is_none));
     let causes = run(400..4000, 30);
     assert_eq!(causes[8..], vec![shift.clone(); causes.len() - 8]);
-    // What has been so for an hour is usual.
+    // After an hour, the new state is the usual one.
     assert_eq!(run(4000..4200, 30).last(), Some(&None));
     assert_eq!(run(4200..4300, 90).last(), Some(&shift));
     assert_eq!(run(4300..4350, 30).last(), Some(&None));

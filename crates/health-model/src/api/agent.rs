@@ -1,4 +1,4 @@
-//! What the agent says of itself.
+//! What the agent reports about itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct HealthzResponse {
     /// State of the agent.
     pub cilium: AgentState,
-    /// How long the agent runs, as a Go duration.
+    /// How long the agent has been running, as a Go duration.
     pub uptime: String,
     /// The machine's load averages.
     #[serde(rename = "system-load")]
@@ -19,7 +19,7 @@ pub struct HealthzResponse {
 pub struct AgentState {
     /// `Ok`, `Warning` or `Failure`.
     pub state: String,
-    /// What is wrong, if something is.
+    /// What is wrong, if anything.
     pub msg: String,
 }
 

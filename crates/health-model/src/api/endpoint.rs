@@ -11,34 +11,34 @@ use serde::{Deserialize, Serialize};
 pub struct Endpoint {
     /// Unique on this node, 1..=4095.
     pub id: u16,
-    /// What it is called.
+    /// Name.
     pub name: Option<String>,
-    /// The container that it is of.
+    /// The container that it belongs to.
     pub container_id: Option<String>,
-    /// The runtime's network that it is for.
+    /// The container runtime's network that it was created for.
     pub network: Option<String>,
     /// Security identity.
     pub identity: u32,
     /// Labels, `source:key` or `source:key=value`.
     pub labels: Vec<String>,
-    /// Whether what goes to it is subject to policy.
+    /// Whether traffic to it is subject to policy.
     pub policy_ingress: Enforcement,
-    /// Whether what it sends is subject to policy.
+    /// Whether traffic from it is subject to policy.
     pub policy_egress: Enforcement,
     /// IPv4 address.
     pub ipv4: Option<IpAddr>,
     /// IPv6 address.
     pub ipv6: Option<IpAddr>,
-    /// Where its IPv4 packets go first.
+    /// IPv4 gateway.
     pub gateway4: Option<IpAddr>,
-    /// Where its IPv6 packets go first.
+    /// IPv6 gateway.
     pub gateway6: Option<IpAddr>,
     /// Lifecycle state.
     pub state: String,
-    /// Why it is not as it should be, in words; `None` if nothing is known to be wrong.
+    /// Why it is not healthy, in words; `None` if no problem is known.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Whether all containers behind it can serve, as their probes say; `None` where none is probed.
+    /// Whether all containers behind it can serve, according to their probes; `None` if none is probed.
     pub ready: Option<bool>,
     /// Host side of its veth pair.
     pub interface: String,
@@ -50,25 +50,25 @@ pub struct Endpoint {
     pub mac: String,
     /// The host side's hardware address.
     pub host_mac: String,
-    /// File of its network namespace.
+    /// Path of its network namespace file.
     pub netns: String,
-    /// What was repaired since the agent started, by cause.
+    /// Repairs since the agent started, by cause.
     pub repairs: BTreeMap<String, u64>,
 }
 
 /// Whether policy is enforced in a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Enforcement {
-    /// What no rule allows is dropped.
+    /// Traffic that no rule allows is dropped.
     Enabled,
-    /// All passes.
+    /// All traffic passes.
     Disabled,
-    /// Not known before the endpoint is regenerated for the first time.
+    /// Unknown until the endpoint is first regenerated.
     Unknown,
 }
 
 impl Enforcement {
-    /// As listings show it.
+    /// The text shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
@@ -78,26 +78,26 @@ impl Enforcement {
     }
 }
 
-/// How a part of an endpoint does.
+/// Health of one part of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HealthState {
-    /// As it should.
+    /// Healthy.
     #[serde(rename = "OK")]
     Ok,
-    /// It is not there yet.
+    /// Not set up yet.
     Bootstrap,
-    /// It is being changed.
+    /// A change is in progress.
     Pending,
-    /// The change failed; what was before serves.
+    /// The change failed; the previous state still serves.
     Warning,
     /// It failed.
     Failure,
-    /// There is none.
+    /// The endpoint does not have this part.
     Disabled,
 }
 
 impl HealthState {
-    /// As listings show it.
+    /// The text shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -114,13 +114,13 @@ impl HealthState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointHealth {
-    /// All in all.
+    /// Overall health.
     pub overall_health: HealthState,
-    /// Its programs.
+    /// Its BPF programs.
     pub bpf: HealthState,
     /// Its policy.
     pub policy: HealthState,
-    /// Whether its device is there and up on the host; for the health endpoint also its addresses, routes and
+    /// Whether its device exists and is up on the host; for the health endpoint, also its addresses, routes and
     /// namespace.
     pub connected: bool,
 }
@@ -129,30 +129,31 @@ pub struct EndpointHealth {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EndpointRequest {
-    /// File of its network namespace.
+    /// Path of its network namespace file.
     pub netns: String,
     /// Labels, `source:key=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// What it is called.
+    /// Name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The container that it is of.
+    /// The container that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
     /// Name of the device in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifname: Option<String>,
-    /// The runtime's network that it is for.
+    /// The container runtime's network that it was created for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Whether the routes of the namespace that lead out are to lead to it. Not given: if they lead to no other endpoint.
+    /// Whether the namespace's default routes must lead to this endpoint. If not given: only if they lead to no other
+    /// endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_route: Option<bool>,
-    /// The IPv4 address that it must have.
+    /// The IPv4 address that it must get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<String>,
-    /// The IPv6 address that it must have.
+    /// The IPv6 address that it must get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<String>,
 }
@@ -161,10 +162,10 @@ pub struct EndpointRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct LabelChange {
-    /// Labels that it gets, `source:key=value`.
+    /// Labels to add, `source:key=value`.
     #[serde(default)]
     pub add: Vec<String>,
-    /// Labels that it loses, by source and key.
+    /// Labels to remove, by source and key.
     #[serde(default)]
     pub remove: Vec<String>,
 }
@@ -174,16 +175,16 @@ pub struct LabelChange {
 pub struct TakenAddress {
     /// The address.
     pub address: IpAddr,
-    /// Id of the endpoint that has it.
+    /// Id of the endpoint that owns it.
     pub endpoint: u16,
-    /// What that is called.
+    /// Name of that endpoint.
     pub name: String,
 }
 
 /// Answer to `DELETE /v1/endpoints` and `/v1/endpoints/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deleted {
-    /// Ids of the endpoints that are no more.
+    /// Ids of the deleted endpoints.
     pub deleted: Vec<u16>,
 }
 
@@ -191,17 +192,17 @@ pub struct Deleted {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EndpointEvent {
-    /// One that is there, at first and whenever it changes.
+    /// An endpoint that exists: sent once at the start, then on every change.
     Updated {
-        /// As it is now.
+        /// Current state.
         endpoint: Box<Endpoint>,
     },
-    /// One that is no longer shown: a minute after it was deleted, or earlier if its id is needed.
+    /// An endpoint that is no longer listed: a minute after its deletion, or earlier if its id is needed.
     Deleted {
         /// Its id.
         id: u16,
     },
-    /// All that were there at first have been told.
+    /// All initial endpoints have been sent.
     Listed,
 }
 
@@ -209,11 +210,10 @@ pub enum EndpointEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IdentityEntry {
-    /// Its number.
+    /// Numeric id.
     pub id: u32,
     /// Labels, `source:key` or `source:key=value`.
     pub labels: Vec<String>,
-    /// Names of the nodes that use it; `None` where that is not counted: only identities of the
-    /// cluster are.
+    /// Names of the nodes that use it; `None` if they are not counted: only cluster identities are.
     pub references: Option<Vec<String>>,
 }

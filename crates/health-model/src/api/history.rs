@@ -1,4 +1,4 @@
-//! What became of the probes of the last hour.
+//! Probe results of the last hour.
 
 use std::net::IpAddr;
 
@@ -14,36 +14,36 @@ pub struct TargetHistory {
     pub node: String,
     /// The address.
     pub ip: IpAddr,
-    /// What it belongs to.
+    /// What the address belongs to.
     pub path: PathKind,
     /// How it is probed.
     pub protocol: Protocol,
     /// The last minute, ten minutes and hour.
     pub windows: Vec<HistoryWindow>,
-    /// The last results, the newest first: round trips in nanoseconds, `null` for a lost probe.
+    /// The last results, newest first: round-trip times in nanoseconds, `null` for a lost probe.
     pub last_results_ns: Vec<Option<u64>>,
 }
 
-/// What became of the probes of some time.
+/// Probe results within one time window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct HistoryWindow {
-    /// Its length.
+    /// Length of the window.
     pub length_ns: u64,
-    /// For how much of it results are known.
+    /// The part of the window for which results are known.
     pub covered_ns: u64,
-    /// Probes whose fate is known, the confirming ones included.
+    /// Probes whose outcome is known, including confirmation probes.
     pub probes: u32,
-    /// Those without an answer.
+    /// Probes without an answer.
     pub lost: u32,
-    /// Half of the round trips took this time at most.
+    /// Median round-trip time.
     pub p50_ns: Option<u64>,
-    /// Nine tenths.
+    /// 90th percentile.
     pub p90_ns: Option<u64>,
-    /// 99 in a hundred.
+    /// 99th percentile.
     pub p99_ns: Option<u64>,
-    /// The longest.
+    /// Maximum.
     pub max_ns: Option<u64>,
-    /// Mean difference between one round trip and the next.
+    /// Mean difference between successive round-trip times.
     pub jitter_ns: Option<u64>,
 }

@@ -1,6 +1,5 @@
-//! What the API speaks. Everything under `/v1beta` but `status/path-mtu` has the paths, field names and
-//! types of Cilium's health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional
-//! additions.
+//! The types of the API. Everything under `/v1beta` except `status/path-mtu` has the paths, field names and types of
+//! Cilium's health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional additions.
 
 mod agent;
 mod endpoint;
@@ -46,9 +45,9 @@ pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,
 };
 
-/// Body of every answer that is not a success.
+/// Body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// What failed, on what.
+    /// What failed, and on which object.
     pub error: String,
 }

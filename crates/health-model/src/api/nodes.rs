@@ -1,4 +1,4 @@
-//! The nodes, and the registries that they come from.
+//! Nodes, and the registries that list them.
 
 use std::net::IpAddr;
 
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 /// `GET /v1/nodes`: the registry as the agent sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeList {
-    /// Where they come from.
+    /// The registries that the nodes come from.
     pub registries: Vec<RegistryState>,
     /// The nodes, sorted by name.
     pub nodes: Vec<NodeEntry>,
 }
 
-/// How a node registry does.
+/// State of a node registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RegistryState {
-    /// As the settings write it: `file:/etc/nodes.yaml`.
+    /// As written in the settings: `file:/etc/nodes.yaml`.
     pub registry: String,
     /// The cluster whose nodes it holds.
     pub cluster: String,
-    /// When its nodes were known to be right for the last time (RFC 3339).
+    /// When its nodes were last known to be right (RFC 3339).
     pub last_read: Timestamp,
     /// Why it cannot be read; its nodes are then the last good set.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -31,12 +31,12 @@ pub struct RegistryState {
     /// When its nodes were last known to be right; set only while it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale_since: Option<Timestamp>,
-    /// Entries that were left out.
+    /// Skipped entries.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub rejected: Vec<RejectedEntry>,
 }
 
-/// An entry of a registry that cannot be used.
+/// A registry entry that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RejectedEntry {
     /// Its key or name in the registry.
@@ -51,39 +51,39 @@ pub struct RejectedEntry {
 pub struct NodeEntry {
     /// `cluster/node`.
     pub name: String,
-    /// Whether it is the node that answers.
+    /// Whether this is the node that answers the request.
     pub local: bool,
     /// Node addresses, the primary first.
     pub addresses: Vec<IpAddr>,
-    /// Prefixes that its endpoints' addresses come from.
+    /// Prefixes from which its endpoints get their addresses.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of its health endpoint, as far as known.
+    /// Addresses of its health endpoint, if known.
     pub health_addresses: Vec<IpAddr>,
     /// Addresses of the node and of its health endpoint that this agent probes by neither ICMP nor HTTP.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub not_probed: Vec<IpAddr>,
 }
 
-/// `GET /v1beta/cluster/nodes`: how the nodes have changed since this client's last answer.
+/// `GET /v1beta/cluster/nodes`: changes to the nodes since this client's last request.
 ///
-/// A reader drops all it has if `full` says so, takes `nodes-removed` out, and only then puts
-/// `nodes-added` in: a node that has changed is in both.
+/// If `full` is set, the client drops all its nodes first. It then removes `nodes-removed` and only after that adds
+/// `nodes-added`: a changed node is in both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClusterNodeStatus {
-    /// What to ask with the next time; 0 for a reader that gave none and gets all nodes each time.
+    /// Client id to send with the next request; 0 for a client that sent none, which gets all nodes each time.
     pub client_id: i64,
-    /// `cluster/node` of the node that answers.
+    /// `cluster/node` of the node that answers the request.
     #[serde(rename = "self")]
     pub own_name: String,
-    /// Nodes that are new, and changed ones as they are now; sorted by name.
+    /// New nodes, and changed nodes in their new state; sorted by name.
     pub nodes_added: Vec<NodeElement>,
-    /// Nodes that are gone, and changed ones as they were; sorted by name.
+    /// Removed nodes, and changed nodes in their old state; sorted by name.
     pub nodes_removed: Vec<NodeElement>,
-    /// The state of the nodes that this answer leads to. A reader that gives the last one that it got
+    /// Generation of the node list that this answer leads to. A client that sends the last generation it received
     /// misses nothing when an answer is lost.
     pub generation: u64,
-    /// Whether `nodes-added` holds all nodes, and not a difference.
+    /// Whether `nodes-added` holds all nodes rather than a difference.
     pub full: bool,
 }
 
@@ -98,12 +98,12 @@ pub struct NodeElement {
     /// Its other addresses.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub secondary_addresses: Vec<NodeAddressingElement>,
-    /// Addresses of its health endpoint, as far as known.
+    /// Addresses of its health endpoint, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_endpoint_address: Option<NodeAddressing>,
 }
 
-/// An address of each family.
+/// One address per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAddressing {
     /// IPv4.
@@ -120,9 +120,9 @@ pub struct NodeAddressing {
 pub struct NodeAddressingElement {
     /// The address.
     pub ip: IpAddr,
-    /// Whether the agent that answers probes it.
+    /// Whether the answering agent probes it.
     pub enabled: bool,
-    /// The prefix that its endpoints' addresses of this family come from.
+    /// The prefix from which its endpoints get their addresses of this family.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub alloc_range: Option<IpNet>,
 }

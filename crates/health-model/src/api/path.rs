@@ -1,4 +1,4 @@
-//! What is known of one address: by each protocol, and of packets of each size.
+//! What is known about one address: by protocol, and by packet size.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The addresses of a host or an endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddressGroupStatus {
-    /// IPv4 where there is one, else IPv6.
+    /// IPv4 if there is one, else IPv6.
     #[serde(rename = "primary-address")]
     pub primary_address: PathStatus,
     /// The other family, and other addresses.
@@ -38,42 +38,42 @@ pub struct PathStatus {
     /// HTTP `GET /hello`; absent while there is no result.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub http: Option<ConnectivityStatus>,
-    /// Protocols that it is not probed by.
+    /// Protocols by which it is not probed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub off: Vec<Protocol>,
-    /// How large packets to it may be, if that is less than this host sends.
+    /// Largest packet size to it, if smaller than what this host sends.
     #[serde(rename = "pathMtu", skip_serializing_if = "Option::is_none", default)]
     pub path_mtu: Option<Box<PathMtuStatus>>,
 }
 
-/// How large packets along a path may be, in bytes of IP.
+/// Packet size limit of a path, in bytes of IP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PathMtuStatus {
-    /// The largest that gets through.
+    /// The largest packet that gets through.
     pub mtu: u32,
-    /// The largest that this host sends: by the device's MTU and the route's.
+    /// The largest packet that this host sends, limited by the MTU of the device and of the route.
     pub local_mtu: u32,
-    /// The device that they leave by.
+    /// The outgoing device.
     pub device: String,
-    /// What becomes of larger ones that this host sends.
+    /// What happens to larger packets that this host sends.
     pub larger: LargerPackets,
     /// The router that rejects them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rejected_by: Option<IpAddr>,
-    /// When that was seen (RFC 3339).
+    /// When that was observed (RFC 3339).
     pub last_probed: Timestamp,
 }
 
-/// What becomes of packets that are larger than a path's MTU.
+/// What happens to packets larger than the path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LargerPackets {
     /// This host sends none.
     None,
-    /// A router tells their sender that they are too big.
+    /// A router reports to the sender that they are too big.
     Rejected,
-    /// They are lost without a word.
+    /// They are lost silently.
     Vanish,
 }
 
@@ -87,7 +87,7 @@ pub struct PathMtuEntry {
     pub ip: IpAddr,
     /// Whether it is being probed on request.
     pub probing: bool,
-    /// What was seen last; absent before the first time.
+    /// Last observation; absent before the first one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub path_mtu: Option<PathMtuStatus>,
 }
@@ -95,45 +95,45 @@ pub struct PathMtuEntry {
 /// The last result of one protocol on one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectivityStatus {
-    /// Round trip in nanoseconds, for HTTP that of the connection's handshake; 0 without an answer.
+    /// Round-trip time in nanoseconds; for HTTP, of the TCP handshake; 0 without an answer.
     pub latency: i64,
-    /// Empty: answered. Else what went wrong.
+    /// Empty if answered, else what went wrong.
     pub status: String,
     /// When the probe was sent (RFC 3339).
     #[serde(rename = "lastProbed")]
     pub last_probed: Timestamp,
-    /// Where the round trip was stamped: `kernel` or `socket`.
+    /// Where the round trip was timestamped: `kernel` or `socket`.
     #[serde(rename = "rttSource", skip_serializing_if = "Option::is_none", default)]
     pub rtt_source: Option<RttSource>,
-    /// For HTTP: time until the connection stood for the agent, nanoseconds.
+    /// HTTP only: time until the agent saw the connection established, nanoseconds.
     #[serde(
         rename = "connectLatency",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub connect_latency: Option<i64>,
-    /// For HTTP: time until the answer was there, nanoseconds.
+    /// HTTP only: time until the answer arrived, nanoseconds.
     #[serde(
         rename = "totalLatency",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub total_latency: Option<i64>,
-    /// Probes without an answer since the last answer, the waiting ones included; 0 for a success.
+    /// Unanswered probes since the last answer, including those still waiting; 0 on success.
     #[serde(
         rename = "consecutiveFailures",
         skip_serializing_if = "is_zero",
         default
     )]
     pub consecutive_failures: u32,
-    /// When `status` last went from success to failure or back, or had its first value (RFC 3339).
+    /// When `status` last changed between success and failure, or got its first value (RFC 3339).
     #[serde(
         rename = "lastChange",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub last_change: Option<Timestamp>,
-    /// Why it is degraded although it answers: loss, or a latency far from the usual.
+    /// Why it is degraded although it answers: packet loss, or unusual latency.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub degraded: Option<String>,
 }
@@ -162,7 +162,7 @@ pub enum PathKind {
     Endpoint,
 }
 
-/// Where a round trip was stamped.
+/// Where a round trip was timestamped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RttSource {
@@ -172,17 +172,17 @@ pub enum RttSource {
     Socket,
 }
 
-/// What is known about something probed.
+/// Summary of what is known about a probed target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reachability {
-    /// All protocols were answered.
+    /// All protocols got an answer.
     Reachable,
-    /// All were answered, and one is degraded.
+    /// All protocols got an answer, and at least one is degraded.
     Degraded,
-    /// At least one was not.
+    /// At least one protocol got no answer.
     Unreachable,
-    /// No failure, and not all results yet.
+    /// No failure, but results are still missing.
     Unknown,
 }
 
@@ -203,8 +203,7 @@ impl ConnectivityStatus {
 }
 
 impl PathStatus {
-    /// The worst of both protocols. One that is switched off says nothing; a path without any result
-    /// is unknown.
+    /// The worst of both protocols. A disabled protocol is ignored; a path without any result is unknown.
     pub fn reachability(&self) -> Reachability {
         let results = [(Protocol::Icmp, &self.icmp), (Protocol::Http, &self.http)];
         worst(

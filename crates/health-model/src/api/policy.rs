@@ -1,4 +1,4 @@
-//! Policies, and questions about them.
+//! Policies, and policy traces.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +12,11 @@ pub struct PolicyList {
     pub revision: u64,
     /// When policy is enforced.
     pub mode: PolicyMode,
-    /// By name.
+    /// The policies, sorted by name.
     pub policies: Vec<PolicyDocument>,
 }
 
-/// A policy as it was imported.
+/// A policy as imported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyDocument {
     /// Kind, namespace and name, or the labels of its rules.
@@ -29,22 +29,22 @@ pub struct PolicyDocument {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyChange {
-    /// Policies that are new.
+    /// New policies.
     pub added: Vec<String>,
-    /// Policies that took the place of one of their name.
+    /// Policies that replaced one of the same name.
     pub replaced: Vec<String>,
-    /// Policies that were there word for word.
+    /// Policies that already existed, word for word.
     pub unchanged: Vec<String>,
-    /// Policies that are no more.
+    /// Deleted policies.
     pub deleted: Vec<String>,
-    /// Objects of other kinds that were in the text, and were left out.
+    /// Objects of other kinds in the text, which were skipped.
     #[serde(default)]
     pub skipped: Vec<String>,
-    /// How often the policies have changed by now.
+    /// How often the policies have changed so far.
     pub revision: u64,
-    /// Whether all endpoints that it touches follow.
+    /// Whether all affected endpoints already enforce the change.
     pub is_in_force: bool,
-    /// How long it took until then, or until waiting ended.
+    /// How long that took, or how long the request waited for it.
     pub took_ns: u64,
 }
 
@@ -58,12 +58,12 @@ pub struct TraceQuery {
     pub destination: TraceEndRequest,
     /// Its protocol and destination port.
     pub l4: L4,
-    /// The one side to look at.
+    /// Limits the trace to one side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<Direction>,
 }
 
-/// One end of a packet's way.
+/// One end of a packet's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceEndRequest {
@@ -71,8 +71,8 @@ pub enum TraceEndRequest {
     Endpoint(u16),
     /// An identity, by number or reserved name.
     Identity(String),
-    /// Whoever has an address.
+    /// The owner of an address.
     Ip(String),
-    /// Somebody with these labels.
+    /// An endpoint with these labels.
     Labels(Vec<String>),
 }

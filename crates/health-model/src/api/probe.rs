@@ -16,44 +16,45 @@ pub struct ContainerProbe {
     pub pod_uid: String,
     /// The container's name.
     pub container: String,
-    /// What the runtime calls it; `None` before there is one.
+    /// The runtime's id for it; `None` before it exists.
     pub container_id: Option<String>,
     /// `startup`, `readiness` or `liveness`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What is probed, such as `http://10.244.1.7:8080/ready`.
+    /// Probe target, such as `http://10.244.1.7:8080/ready`.
     pub target: String,
-    /// The result that holds; `None` while nothing is known.
+    /// The current result; `None` while nothing is known.
     pub result: Option<ProbeVerdict>,
-    /// What the last run that told something came to.
+    /// Outcome of the last conclusive run.
     pub last: Option<ProbeVerdict>,
-    /// How many runs in a row came to that.
+    /// Number of consecutive runs with that outcome.
     pub run: u32,
-    /// How many in a row it takes to be the result.
+    /// Number of consecutive runs after which the outcome becomes the result.
     pub threshold: u32,
-    /// Whether it is not probed until there is a new container.
+    /// Whether probing is suspended until the container is replaced.
     pub on_hold: bool,
-    /// Why it was not probed when it last could have been.
+    /// Why it was not probed at the last opportunity.
     pub waiting: Option<String>,
-    /// Whether a run is under way.
+    /// Whether a run is in progress.
     pub in_flight: bool,
     /// Time between two runs, ns.
     pub period_ns: u64,
-    /// Time in which the answer must have come, ns.
+    /// Time limit for the answer, ns.
     pub timeout_ns: u64,
     /// When the next run is due.
     pub next: Option<Timestamp>,
-    /// How long no run has found anything out, ns, if a result should be there by now: the one shown may not hold any more.
+    /// How long no run has been conclusive, ns, if a result should be available by now: the result shown may be
+    /// outdated.
     pub overdue_ns: Option<u64>,
     /// The last run.
     pub last_run: Option<ProbeRun>,
 }
 
-/// What tells a probe from all others of an agent: the pod's name and UID, container and type.
+/// Key that is unique per probe within an agent: the pod's name and UID, container and type.
 pub type ContainerProbeKey = (String, String, String, String);
 
 impl ContainerProbe {
-    /// What tells it from all others.
+    /// The key that identifies this probe.
     pub fn key(&self) -> ContainerProbeKey {
         let Self {
             pod,
@@ -70,7 +71,7 @@ impl ContainerProbe {
         )
     }
 
-    /// Whether both are the same but for what each run changes: times, and counts beyond the threshold.
+    /// Whether both are equal apart from what changes with every run: times, and counts beyond the threshold.
     pub fn is_like(&self, other: &Self) -> bool {
         let steady = |one: &Self| Self {
             run: one.run.min(one.threshold),
@@ -91,20 +92,20 @@ impl ContainerProbe {
     }
 }
 
-/// What a probe says of its container.
+/// What a probe reports about its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeVerdict {
-    /// It is well.
+    /// Healthy.
     Success,
-    /// It is not.
+    /// Unhealthy.
     Failure,
-    /// It is not known.
+    /// Unknown.
     Unknown,
 }
 
 impl ProbeVerdict {
-    /// As listings show it.
+    /// The text shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -114,15 +115,15 @@ impl ProbeVerdict {
     }
 }
 
-/// A run of a probe that is over.
+/// A finished run of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeRun {
-    /// When it ended.
+    /// When it finished.
     pub at: Timestamp,
-    /// `successful`, `failed`, `errored` (nothing was found out) or `not_sent` (not in time).
+    /// `successful`, `failed`, `errored` (inconclusive) or `not_sent` (not in time).
     pub counted: String,
-    /// What was found.
+    /// What the run found.
     pub message: String,
 }
 
@@ -134,17 +135,17 @@ pub struct ProbedPod {
     pub pod: String,
     /// Its UID.
     pub uid: String,
-    /// Where it was read.
+    /// Where it was read from.
     pub source: String,
-    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`; `None` while nothing is known of it.
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`; `None` while nothing is known.
     pub phase: Option<String>,
-    /// Whether all of its containers can serve.
+    /// Whether all its containers can serve.
     pub ready: bool,
     /// Its addresses.
     pub ips: Vec<IpAddr>,
     /// Id of its endpoint on this node, if it has one.
     pub endpoint: Option<u16>,
-    /// Its containers, as in its manifest.
+    /// Its containers, in manifest order.
     pub containers: Vec<ProbedContainer>,
 }
 
@@ -154,31 +155,31 @@ pub struct ProbedPod {
 pub struct ProbedContainer {
     /// Its name.
     pub name: String,
-    /// What the runtime calls it.
+    /// The runtime's id for it.
     pub id: Option<String>,
     /// `waiting`, `running` or `terminated`.
     pub state: String,
-    /// Its exit code, if it has ended.
+    /// Its exit code, if it has terminated.
     pub exit_code: Option<i32>,
     /// Whether it can serve.
     pub ready: bool,
     /// Whether it has started.
     pub started: Option<bool>,
-    /// How often this agent started it again.
+    /// How often this agent has restarted it.
     pub restarts: u32,
-    /// When it is started again, if that waits.
+    /// When it will be restarted, if a restart is pending.
     pub restart_at: Option<Timestamp>,
 }
 
-/// Something that happened to a container, in `GET /v1/pods/events`.
+/// An event of a container, in `GET /v1/pods/events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ContainerEvent {
-    /// Larger than that of each earlier event of this agent.
+    /// Larger than the number of every earlier event of this agent.
     pub number: u64,
-    /// When it happened first.
+    /// When it first happened.
     pub first: Timestamp,
-    /// When it happened last.
+    /// When it last happened.
     pub last: Timestamp,
     /// How often it happened.
     pub count: u64,
@@ -196,17 +197,17 @@ pub struct ContainerEvent {
     pub message: String,
 }
 
-/// What keeps pods from being probed, in `GET /v1/pods/problems`.
+/// Problems that keep pods from being probed, in `GET /v1/pods/problems`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PodProblem {
-    /// What it is about: a file, the runtime's socket.
+    /// The subject: a file, or the runtime's socket.
     pub subject: String,
     /// What is wrong, with the pod, the container and the field.
     pub problem: String,
 }
 
-/// Whether `wanted`, NAME or NAMESPACE/NAME, means `pod`, `NAMESPACE/NAME`.
+/// Whether `wanted`, NAME or NAMESPACE/NAME, refers to `pod`, `NAMESPACE/NAME`.
 pub fn is_pod_named(pod: &str, wanted: &str) -> bool {
     let name = pod.rsplit_once('/').map_or(pod, |(_, name)| name);
     wanted == pod || wanted == name
@@ -216,12 +217,12 @@ pub fn is_pod_named(pod: &str, wanted: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum ContainerProbeEvent {
-    /// A probe that is there, at first and whenever it changes.
+    /// A probe that exists: sent once at the start, then on every change.
     Updated {
-        /// As it is now.
+        /// Current state.
         probe: Box<ContainerProbe>,
     },
-    /// One that is no more.
+    /// A probe that no longer exists.
     #[serde(rename_all = "kebab-case")]
     Deleted {
         /// The pod, `NAMESPACE/NAME`.
@@ -234,47 +235,47 @@ pub enum ContainerProbeEvent {
         #[serde(rename = "type")]
         kind: String,
     },
-    /// Something that happened to a container.
+    /// An event of a container.
     Happened {
-        /// What.
+        /// The event.
         happened: Box<ContainerEvent>,
     },
-    /// All probes that were there at first have been told.
+    /// All initial probes have been sent.
     Listed,
 }
 
-/// How container probing does as a whole, in `GET /v1/probes/summary`.
+/// Overall state of container probing, in `GET /v1/probes/summary`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ContainerProbeSummary {
     /// Whether this agent probes containers at all.
     pub enabled: bool,
-    /// Pods that are probed.
+    /// Number of probed pods.
     pub pods: u64,
-    /// Pods whose containers all can serve.
+    /// Pods in which every container can serve.
     pub ready_pods: u64,
-    /// Probes.
+    /// Number of probes.
     pub probes: u64,
-    /// Those whose result is a failure.
+    /// Probes whose result is a failure.
     pub failing: u64,
-    /// Those whose last run erred, or was not sent in time.
+    /// Probes whose last run erred or was not sent in time.
     pub errored: u64,
-    /// Those whose last three periods passed without a run that found something out.
+    /// Probes without a conclusive run in their last three periods.
     pub overdue: u64,
-    /// Runs that are over, by what they came to.
+    /// Finished runs, by outcome.
     pub runs: BTreeMap<String, u64>,
-    /// How late runs began.
+    /// Histogram of how late runs started.
     pub start_delays: Vec<DelayBucket>,
-    /// What keeps pods from being probed.
+    /// Problems that keep pods from being probed.
     pub problems: Vec<PodProblem>,
 }
 
-/// Runs that began late by at most so much, and by more than the bucket before says.
+/// Number of runs that started late by at most this bound, and by more than the previous bucket's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DelayBucket {
-    /// The bound, ns; `None` for none.
+    /// Upper bound, ns; `None` if unbounded.
     pub at_most_ns: Option<u64>,
-    /// How many.
+    /// Number of runs.
     pub count: u64,
 }

@@ -15,23 +15,23 @@ pub struct ServiceEntry {
     /// `ClusterIP`, `NodePort` or `LoadBalancer`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Where it was read.
+    /// Where it was read from.
     pub source: String,
     /// Which endpoints traffic to its ClusterIPs may use: `Cluster` or `Local`.
     pub internal_policy: String,
     /// The same for traffic to all its other addresses.
     pub external_policy: String,
-    /// How long a client stays with its backend after it last opened a flow, nanoseconds; none for no affinity.
+    /// How long a client keeps its backend after it last opened a flow, nanoseconds; none without affinity.
     pub affinity_ns: Option<u64>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<String>,
-    /// How packets of clients outside get to backends on other nodes: `snat`, `dsr` or `hybrid`.
+    /// How packets from external clients reach backends on other nodes: `snat`, `dsr` or `hybrid`.
     pub forwarding: String,
-    /// Why that is not what its annotation asks for; none if it is.
+    /// Why `forwarding` is not what the annotation requests; none if it is.
     pub forwarding_problem: Option<String>,
     /// The port on which this node reports to load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
-    /// Its ports, as in its manifest.
+    /// Its ports, in manifest order.
     pub ports: Vec<ServicePortEntry>,
 }
 
@@ -46,26 +46,26 @@ impl ServiceEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServicePortEntry {
-    /// Its name; empty for the only port of a service.
+    /// Name; empty for a service's only port.
     pub name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Its number at the addresses of the service.
+    /// Port number at the service's addresses.
     pub port: u16,
-    /// Its number at the addresses of nodes.
+    /// Port number at node addresses.
     pub node_port: Option<u16>,
     /// Where its traffic arrives, IPv4 first.
     pub frontends: Vec<ServiceFrontend>,
     /// Its endpoints, IPv4 first.
     pub backends: Vec<ServiceBackend>,
-    /// What the hints of its endpoints come to, for each family that has some.
+    /// The outcome of its endpoints' topology hints, for each family that has hints.
     pub topology: Vec<ServiceTopology>,
-    /// Why this could not be put in force, each with the family: what was in force before still is.
+    /// Why this could not be put in force, each with the family: the previous state stays in force.
     pub failures: Vec<String>,
 }
 
 impl ServicePortEntry {
-    /// Whether `wanted` means it: by its name or its number.
+    /// Whether `wanted` is its name or its number.
     pub fn is_called(&self, wanted: &str) -> bool {
         self.name == wanted || self.port.to_string() == wanted
     }
@@ -80,15 +80,15 @@ impl ServicePortEntry {
     }
 }
 
-/// What the hints of a port's endpoints come to, where traffic may use the whole cluster.
+/// The outcome of the topology hints of a port's endpoints, where traffic may use the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceTopology {
     /// The family: `IPv4` or `IPv6`.
     pub family: String,
-    /// Whose endpoints get new flows: those for this `node`, for this `zone`, or of `all`.
+    /// Which endpoints get new flows: those hinted for this `node` or this `zone`, or `all`.
     pub prefers: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -103,7 +103,7 @@ pub struct ServiceFrontend {
     pub listen: String,
     /// The family: `IPv4` or `IPv6`.
     pub family: String,
-    /// Where new flows from this node and its pods go: to a backend of the `cluster`, to one on this node (`local`), or
+    /// Where new flows from this node and its pods go: to a backend in the `cluster`, to one on this node (`local`), or
     /// nowhere (`drop`, `reject`).
     pub inside: String,
     /// The same for all other new flows.
@@ -118,26 +118,26 @@ pub struct ServiceBackend {
     pub address: SocketAddr,
     /// Whether it should get new flows.
     pub ready: bool,
-    /// Whether it can serve, even while it terminates.
+    /// Whether it can serve, even while terminating.
     pub serving: bool,
     /// Whether it is terminating.
     pub terminating: bool,
     /// Whether it is on this node.
     pub local: bool,
-    /// Whether this node's probes find it ready; none if they do not probe it, or decide nothing since the service is of the
-    /// Kubernetes API. The conditions above combine its endpoint slice and this result.
+    /// Whether this node's probes find it ready; none if they do not probe it, or if they have no say because the
+    /// service comes from the Kubernetes API. The conditions above combine its endpoint slice with this result.
     pub probed: Option<bool>,
     /// Whether it gets new flows that may use endpoints of the whole cluster.
     pub in_cluster_list: bool,
     /// Whether it gets new flows that may only use endpoints of this node.
     pub in_local_list: bool,
-    /// Whether it still serves, keeps its flows and gets no new ones.
+    /// Whether it still serves and keeps its flows but gets no new ones.
     pub lingering: bool,
     /// Its share of new flows, relative to the others of the port.
     pub weight: u16,
-    /// The node that it is on.
+    /// The node where it runs.
     pub node: Option<String>,
-    /// The zone that it is in.
+    /// The zone where it runs.
     pub zone: Option<String>,
 }
 
@@ -154,31 +154,31 @@ impl ServiceBackend {
     }
 }
 
-/// A port is not served at an address, since another port or the node has it.
+/// A port that is not served at an address because another port or the node owns it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceConflict {
     /// The service that lost the address, `NAMESPACE/NAME`.
     pub service: String,
-    /// The name of its port; empty for the only one.
+    /// Name of its port; empty for the only one.
     pub port: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Which address it is, and whose.
+    /// Which address it is, and who owns it.
     pub problem: String,
 }
 
-/// What keeps services from being served.
+/// A problem that keeps a service from being served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceProblem {
-    /// What it is about: a file, or a service.
+    /// The subject: a file, or a service.
     pub subject: String,
     /// What is wrong, with the object and the field.
     pub problem: String,
 }
 
-/// The state of a node's services as a whole.
+/// Overall state of a node's services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceSummary {
@@ -188,7 +188,7 @@ pub struct ServiceSummary {
     pub mode: String,
     /// Whether all sources were read completely at least once. Before that, a service may be missing here.
     pub synced: bool,
-    /// How many services there are.
+    /// Number of services.
     pub services: u64,
     /// Why the last sync failed; none if it succeeded.
     pub error: Option<String>,

@@ -1,11 +1,11 @@
-//! What becomes of a flow to a service, and why.
+//! What happens to a flow to a service, and why.
 
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// Answer to `GET /v1/services/trace`: what becomes of a new flow.
+/// Answer to `GET /v1/services/trace`: what happens to a new flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceTrace {
@@ -15,23 +15,23 @@ pub struct ServiceTrace {
     pub destination: SocketAddr,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// What is reached there.
+    /// What answers at the destination.
     pub frontend: TracedFrontend,
-    /// From which backends one is chosen.
+    /// The backends from which one is chosen.
     pub pool: TracedPool,
-    /// Who may use it; none for all.
+    /// The allowed sources; none if all are.
     pub source_ranges: Option<TracedRanges>,
-    /// What is known of a flow with these ends; none if nothing is, or the source's port was not given.
+    /// What is known about a flow with these ends; none if nothing is, or if the source port was not given.
     pub flow: Option<TracedStay>,
-    /// Where the client stays; none without affinity, or if it is not known.
+    /// The client's affinity backend; none without affinity, or if it is unknown.
     pub affinity: Option<TracedStay>,
-    /// Those that it may go to.
+    /// The possible backends.
     pub backends: Vec<TracedBackend>,
-    /// What the programs know differently than the agent means them to.
+    /// Where the BPF programs' state differs from what the agent intends.
     pub differences: Vec<String>,
-    /// What becomes of it.
+    /// The outcome.
     pub verdict: TraceVerdict,
-    /// All in one line.
+    /// Summary in one line.
     pub answer: String,
 }
 
@@ -43,15 +43,15 @@ pub struct TracedSource {
     pub address: IpAddr,
     /// Its port, if it was given.
     pub port: Option<u16>,
-    /// What it is.
+    /// What kind of source it is.
     pub kind: SourceKind,
-    /// Its endpoint, if that is on this node.
+    /// Id of its endpoint, if that is on this node.
     pub endpoint: Option<u16>,
-    /// What that is called, or the node that it is on.
+    /// Name of the endpoint, or of its node.
     pub name: Option<String>,
-    /// The identity that policy judges it by.
+    /// The identity that policy applies to.
     pub identity: u32,
-    /// The labels of that, as far as they are known.
+    /// The labels of that identity, if known.
     pub labels: Vec<String>,
 }
 
@@ -67,16 +67,16 @@ pub enum SourceKind {
     Node,
     /// An endpoint of another node.
     RemoteEndpoint,
-    /// Anybody else.
+    /// Anything else.
     Outside,
 }
 
-/// What is reached at an address.
+/// What answers at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedFrontend {
-    /// `NAMESPACE/NAME` of its service, or `NAMESPACE/NAME:PORT` where the port has a name; none if the agent knows of
-    /// no service there.
+    /// `NAMESPACE/NAME` of its service, or `NAMESPACE/NAME:PORT` if the port has a name; none if the agent knows no
+    /// service there.
     pub service: Option<String>,
     /// `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
     #[serde(rename = "type")]
@@ -85,108 +85,109 @@ pub struct TracedFrontend {
     pub number: Option<u32>,
     /// How a backend is chosen.
     pub algorithm: String,
-    /// How flows from outside get to backends on other nodes, where that is possible: `dsr` or `snat`; none of flows from
-    /// this node and its endpoints.
+    /// How flows from outside reach backends on other nodes, where that is possible: `dsr` or `snat`; none for flows
+    /// from this node and its endpoints.
     pub forwarding: Option<String>,
-    /// How long a client stays with its backend after its last packet; none for no affinity.
+    /// How long a client keeps its backend after it last opened a flow; none without affinity.
     pub affinity_ns: Option<u64>,
 }
 
-/// From which backends one is chosen.
+/// The backends from which one is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedPool {
-    /// Whether it is that of flows from this node and its endpoints, and not that of all others.
+    /// Whether it is the pool for flows from this node and its endpoints rather than the one for all other flows.
     pub inside: bool,
-    /// The policy that it follows, `Cluster` or `Local`; none if the agent does not know it.
+    /// The traffic policy that it follows, `Cluster` or `Local`; none if the agent does not know it.
     pub policy: Option<String>,
-    /// Why it has these backends, one reason each.
+    /// Why it contains these backends, one reason each.
     pub reasons: Vec<String>,
 }
 
-/// Who may use a frontend.
+/// The allowed sources of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedRanges {
-    /// They and nobody else.
+    /// The only sources that may use it.
     pub ranges: Vec<IpNet>,
-    /// Whether the source is one of them.
+    /// Whether the source is in one of them.
     pub admitted: bool,
 }
 
-/// A backend that a flow or a client has already.
+/// A backend that a flow or a client already has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedStay {
-    /// The backend; none if it is gone.
+    /// The backend; none if it no longer exists.
     pub backend: Option<SocketAddr>,
-    /// Whether it stays there.
+    /// Whether the flow or client keeps it.
     pub stays: bool,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// A backend that a flow may go to.
+/// A backend that a flow may get.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedBackend {
     /// Where it listens.
     pub address: SocketAddr,
-    /// How likely it is that the flow goes there, from 0 to 1.
+    /// Probability that the flow gets it, from 0 to 1.
     pub share: f64,
-    /// Its share of new flows relative to others of the port; none if the agent does not know it.
+    /// Its share of new flows relative to the other backends of the port; none if the agent does not know it.
     pub weight: Option<u16>,
-    /// Its state, as far as the agent knows it.
+    /// Its state, if the agent knows it.
     pub state: String,
-    /// Flows that were sent to it and are not over, as far as is known.
+    /// Known open flows to it.
     pub flows: u32,
-    /// The node that it is on, if its slice says so.
+    /// The node where it runs, if its endpoint slice says so.
     pub node: Option<String>,
-    /// Its endpoint, if that is on this node.
+    /// Id of its endpoint, if that is on this node.
     pub endpoint: Option<u16>,
-    /// What that is called.
+    /// Name of that endpoint.
     pub name: Option<String>,
-    /// What policy lets the source send there; none if that is not this node's to judge.
+    /// Egress policy of the source towards it; none if another node decides.
     pub egress: Option<TracedPolicy>,
-    /// What policy lets it be sent; none if that is not this node's to judge.
+    /// Its ingress policy towards the source; none if another node decides.
     pub ingress: Option<TracedPolicy>,
-    /// What else keeps the flow from it.
+    /// What else blocks the flow.
     pub problem: Option<String>,
 }
 
 impl TracedBackend {
-    /// Whether nothing keeps a flow from it.
+    /// Whether nothing blocks a flow to it.
     pub fn is_reached(&self) -> bool {
         let mut sides = [&self.egress, &self.ingress].into_iter().flatten();
         self.problem.is_none() && sides.all(|side| side.allowed)
     }
 }
 
-/// What policy says of a packet.
+/// Policy verdict on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedPolicy {
-    /// Whether it passes.
+    /// Whether the packet passes.
     pub allowed: bool,
-    /// The rule that says so, or what holds without one.
+    /// The rule that decides, or the default that applies without one.
     pub reason: String,
 }
 
-/// What becomes of a flow.
+/// Outcome of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceVerdict {
-    /// It reaches whichever backend it gets.
+    /// It reaches its backend, whichever it gets.
     Reached,
     /// It reaches some of the backends that it may get.
     Partly,
-    /// Policy refuses it.
+    /// Policy denies it.
     Refused,
     /// It is dropped silently.
     Dropped,
-    /// Its sender is told that there is no backend: by an ICMP error, or, of this node's own sockets, by the call.
+    /// The sender learns that there is no backend: from an ICMP error, or, for this node's own sockets, from the system
+    /// call.
     Rejected,
-    /// It is no flow to a service: it goes on as it is.
+    /// Not a flow to a service: it passes unchanged.
     NotServed,
 }
 

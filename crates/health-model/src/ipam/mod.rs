@@ -1,4 +1,4 @@
-//! Addresses of endpoints: the pools of a node's pod CIDRs, who has what of them, and what is excluded.
+//! Endpoint addresses: the pools of a node's pod CIDRs, the owners of addresses, and exclusions.
 
 mod node;
 mod pool;

@@ -1,4 +1,4 @@
-//! Who has which address of this node's pod CIDRs.
+//! Ownership of the addresses in this node's pod CIDRs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -11,12 +11,12 @@ use rand::Rng;
 use super::pool::{Family, IpamError, Pool};
 use super::range::AddressRange;
 
-/// Who has an address.
+/// Owner of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The endpoint's id.
     pub endpoint: u16,
-    /// What it is called; may be empty.
+    /// Its name; may be empty.
     pub name: String,
 }
 
@@ -30,17 +30,18 @@ impl fmt::Display for Owner {
     }
 }
 
-/// One search for an address that nobody on the host has. It ends: no address is offered to it twice.
+/// A search for an address that nothing else on the host uses. It terminates because it is never offered the same
+/// address twice.
 #[derive(Clone, Debug)]
 pub struct Search {
     family: Family,
     owner: Owner,
-    /// What was offered to it, and is somebody else's.
+    /// Addresses that it was offered but that are in use elsewhere.
     refused: BTreeSet<IpAddr>,
 }
 
 impl Search {
-    /// One that begins.
+    /// Starts a search.
     pub fn new(family: Family, owner: Owner) -> Self {
         Self {
             family,
@@ -50,22 +51,21 @@ impl Search {
     }
 }
 
-/// The pools of a node, and the owners of the addresses.
+/// A node's pools, and the owners of their addresses.
 ///
-/// An address that was given back is given out again only after a time to cool down, so that late packets
-/// and caches of its former owner do not meet the next one; earlier only where no other is free, or where
-/// it is asked for by name.
+/// A released address is reused only after a cool-down time, so that late packets and stale caches of its former owner
+/// do not affect the next one. It is reused earlier only if no other address is free, or if it is requested explicitly.
 #[derive(Debug)]
 pub struct NodeIpam {
     pools: BTreeMap<Family, Pool>,
     owners: BTreeMap<IpAddr, Owner>,
     cooling_time: Duration,
-    /// Since when, the oldest first.
+    /// Cooling addresses with the time of their release, oldest first.
     cooling: VecDeque<(Instant, IpAddr)>,
 }
 
 impl NodeIpam {
-    /// The pools of these pod CIDRs.
+    /// Creates the pools of these pod CIDRs.
     pub fn new(
         cidrs: &[IpNet],
         node_addresses: &[IpAddr],
@@ -86,17 +86,17 @@ impl NodeIpam {
         })
     }
 
-    /// The IP versions that there are addresses of, IPv4 first.
+    /// The IP versions that have a pool, IPv4 first.
     pub fn families(&self) -> impl Iterator<Item = Family> {
         self.pools.keys().copied()
     }
 
-    /// The gateway of endpoints.
+    /// The endpoints' gateway.
     pub fn gateway(&self, family: Family) -> Option<IpAddr> {
         self.pools.get(&family).map(Pool::gateway)
     }
 
-    /// Gives out an address. Whoever finds it in use by somebody else [refuses](Self::refuse) it, and asks again.
+    /// Allocates an address. A caller that finds it in use elsewhere [refuses](Self::refuse) it and asks again.
     pub fn allocate(
         &mut self,
         search: &Search,
@@ -121,14 +121,14 @@ impl NodeIpam {
         Ok(address)
     }
 
-    /// Takes back what was given to a search, as it turned out to be in use by somebody else. It cools down as others
-    /// do; other searches may try it.
+    /// Takes back an address that a search found to be in use elsewhere. It cools down like any other; other searches
+    /// may try it.
     pub fn refuse(&mut self, search: &mut Search, address: IpAddr, now: Instant) {
         search.refused.insert(address);
         self.set_aside(address, now);
     }
 
-    /// Gives out exactly this address.
+    /// Allocates exactly this address.
     pub fn claim(&mut self, address: IpAddr, owner: Owner) -> Result<(), IpamError> {
         if let Some(other) = self.owners.get(&address) {
             return Err(IpamError::Owned {
@@ -146,7 +146,7 @@ impl NodeIpam {
         Ok(())
     }
 
-    /// Takes back all addresses of an endpoint.
+    /// Releases all addresses of an endpoint.
     pub fn release(&mut self, endpoint: u16, now: Instant) -> Vec<IpAddr> {
         let released: Vec<_> = self
             .owners
@@ -158,19 +158,19 @@ impl NodeIpam {
         released
     }
 
-    /// Takes back one address; it cools down as others do.
+    /// Releases one address; it cools down like any other.
     pub fn set_aside(&mut self, address: IpAddr, now: Instant) {
         if self.owners.remove(&address).is_some() {
             self.cooling.push_back((now, address));
         }
     }
 
-    /// Every address that is taken, and its owner.
+    /// All allocated addresses and their owners.
     pub fn owners(&self) -> impl Iterator<Item = (IpAddr, &Owner)> {
         self.owners.iter().map(|(address, owner)| (*address, owner))
     }
 
-    /// The addresses whose endpoint is none of the `living`.
+    /// Addresses whose endpoint is not `living`.
     pub fn leaks(&self, living: impl Fn(u16) -> bool) -> Vec<(IpAddr, Owner)> {
         self.owners
             .iter()
@@ -179,7 +179,7 @@ impl NodeIpam {
             .collect()
     }
 
-    /// Who has an address.
+    /// The owner of an address.
     pub fn owner(&self, address: IpAddr) -> Option<&Owner> {
         self.owners.get(&address)
     }
@@ -190,7 +190,7 @@ impl NodeIpam {
             .ok_or(IpamError::NoFamily(family.name()))
     }
 
-    /// Has the pools give out again what has cooled down, except these.
+    /// Returns cooled-down addresses to the pools, except these.
     fn thaw(&mut self, now: Instant, except: &BTreeSet<IpAddr>) {
         let (pools, cooling_time) = (&mut self.pools, self.cooling_time);
         self.cooling.retain(|(since, address)| {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_search_is_offered_each_address_once_and_the_next_search_again() {
-        // Without a time to cool down, too.
+        // Also with no cool-down time.
         for cooling in [COOLING, Duration::ZERO] {
             let cidrs = ["10.0.0.0/29".parse().unwrap()];
             let mut ipam = NodeIpam::new(&cidrs, &[], &[], cooling).unwrap();
@@ -326,10 +326,10 @@ mod tests {
         assert_eq!(ipam.leaks(|_| true), []);
     }
 
-    /// What is asked of the addresses.
+    /// An operation on the addresses.
     #[derive(Clone, Debug)]
     enum Step {
-        /// Of what is offered, so many are somebody else's.
+        /// Endpoint, and how many of the offered addresses are in use elsewhere.
         Allocate(u16, u8),
         Claim(u8, u16),
         Release(u16),
@@ -339,7 +339,7 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let endpoint = || 1_u16..6;
-        // Addresses that nobody may have are among these.
+        // Includes addresses that are never given out.
         let host = || 0_u8..18;
         let step = prop_oneof![
             4 => (endpoint(), 0_u8..3).prop_map(|(endpoint, foreign)| Step::Allocate(endpoint, foreign)),
@@ -351,7 +351,7 @@ mod tests {
         proptest::collection::vec(step, 1..60)
     }
 
-    /// The same, said plainly: who has each address, and since when it cools down.
+    /// A plain model of the same: the owner of each address, and when it started to cool down.
     #[derive(Default)]
     struct Plain {
         owners: BTreeMap<IpAddr, u16>,
@@ -373,7 +373,7 @@ mod tests {
                 .collect()
         }
 
-        /// What may be offered now to a search that has refused these.
+        /// The addresses that may be offered now to a search that has refused these.
         fn candidates(&mut self, now: Instant, refused: &[IpAddr]) -> Vec<IpAddr> {
             self.cooling
                 .retain(|(since, one)| now - *since < COOLING || refused.contains(one));

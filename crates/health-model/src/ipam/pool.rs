@@ -1,4 +1,4 @@
-//! A pool: which addresses of a node's pod CIDRs of one family endpoints may have, and which are taken.
+//! A pool: which addresses of a node's pod CIDRs of one family endpoints may use, and which are taken.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,27 +9,27 @@ use rand::Rng;
 
 use super::range::AddressRange;
 
-/// Random draws before a nearly full pool is searched from its start.
+/// Number of random draws before a nearly full pool is searched sequentially.
 const RANDOM_TRIES: usize = 32;
 
-/// Why there is no address.
+/// Why no address can be given out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IpamError {
-    /// None is free.
+    /// No address is free.
     #[error("no free address in pod CIDR {0}: give the node a larger one")]
     Exhausted(Cidrs),
-    /// None is free, and some are only not free because others have them.
+    /// No address is free, and some are only unavailable because they are in use elsewhere on the host.
     #[error(
         "no free address in pod CIDR {cidrs}: {count} that no endpoint has are in use by others on this host; free \
          them, or give the node a larger one"
     )]
     InUse {
-        /// What there is.
+        /// The pod CIDRs.
         cidrs: Cidrs,
-        /// How many addresses others have.
+        /// Number of addresses in use elsewhere.
         count: usize,
     },
-    /// A node's address would be an endpoint's.
+    /// A node address lies in a pod CIDR.
     #[error("pod CIDR {cidr} overlaps node address {node}: give the node another pod CIDR")]
     OverlapsNode {
         /// The CIDR.
@@ -37,47 +37,47 @@ pub enum IpamError {
         /// The node's address in it.
         node: IpAddr,
     },
-    /// The requested address is not the pool's.
+    /// The requested address is not in the pool.
     #[error("address {address} is in none of this node's pod CIDRs ({cidrs})")]
     NotInPool {
-        /// What was asked for.
+        /// The requested address.
         address: IpAddr,
-        /// What there is.
+        /// The pod CIDRs.
         cidrs: Cidrs,
     },
     /// The requested address is never given out.
     #[error("address {address} is the network, broadcast or gateway address of pod CIDR {cidrs}")]
     Reserved {
-        /// What was asked for.
+        /// The requested address.
         address: IpAddr,
-        /// What there is.
+        /// The pod CIDRs.
         cidrs: Cidrs,
     },
-    /// The requested address is kept for others.
+    /// The requested address is reserved for others.
     #[error("address {address} is in {range}, which the settings exclude (--ipam-exclude)")]
     Excluded {
-        /// What was asked for.
+        /// The requested address.
         address: IpAddr,
-        /// The range it is in.
+        /// The range that contains it.
         range: AddressRange,
     },
-    /// The requested address is someone else's.
+    /// The requested address is already taken.
     #[error("address {0} is already in use on this host")]
     Taken(IpAddr),
-    /// The requested address is another endpoint's.
+    /// The requested address belongs to another endpoint.
     #[error("address {address} is of endpoint {owner}: ask for another, or delete that endpoint")]
     Owned {
-        /// What was asked for.
+        /// The requested address.
         address: IpAddr,
         /// Id and name of that endpoint.
         owner: String,
     },
-    /// There are no addresses of this IP version.
+    /// The node has no addresses of this IP version.
     #[error("this node has no {0} pod CIDR")]
     NoFamily(&'static str),
 }
 
-/// CIDRs of one family, comma-separated in text.
+/// CIDRs of one family; comma-separated in text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cidrs(Vec<IpNet>);
 
@@ -103,10 +103,10 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both, IPv4 first.
+    /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// An address's.
+    /// Family of an address.
     pub const fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -114,7 +114,7 @@ impl Family {
         }
     }
 
-    /// Its name in text.
+    /// Its display name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -125,8 +125,8 @@ impl Family {
 
 /// The addresses of a node's pod CIDRs of one family, and which of them are taken.
 ///
-/// Never given out: the first address of each CIDR (the network's; of IPv6 the routers' anycast
-/// address), the last of an IPv4 one (broadcast), the gateway, and what is excluded.
+/// Never given out: the first address of each CIDR (the network address; for IPv6 the subnet-router anycast address),
+/// the last address of each IPv4 CIDR (broadcast), the gateway, and excluded ranges.
 #[derive(Clone, Debug)]
 pub struct Pool {
     cidrs: Cidrs,
@@ -136,7 +136,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The pool of those of the `cidrs` that are of this family; `None` if none is.
+    /// Creates the pool from those `cidrs` that are of this family; `None` if there are none.
     pub fn new(
         family: Family,
         cidrs: &[IpNet],
@@ -166,7 +166,7 @@ impl Pool {
         }))
     }
 
-    /// The same pool, which gives out no address of these ranges.
+    /// The same pool without the addresses in these ranges.
     #[must_use]
     pub fn excluding(mut self, ranges: &[AddressRange]) -> Self {
         self.excluded.extend_from_slice(ranges);
@@ -178,7 +178,7 @@ impl Pool {
         self.gateway
     }
 
-    /// Takes the `preferred` address if it is the pool's and free, else a random one.
+    /// Takes the `preferred` address if it is in the pool and free, else a random one.
     pub fn allocate(
         &mut self,
         preferred: Option<IpAddr>,
@@ -241,7 +241,7 @@ impl Pool {
             })
     }
 
-    /// A free address by chance, which a nearly full pool may not yield.
+    /// Draws a random free address; may fail if the pool is nearly full.
     fn draw(&self, rng: &mut (impl Rng + ?Sized)) -> Option<IpAddr> {
         let total: u128 = self.cidrs.0.iter().map(size).fold(0, u128::saturating_add);
         (0..RANDOM_TRIES)
@@ -249,9 +249,8 @@ impl Pool {
             .find(|address| self.is_free(*address))
     }
 
-    /// The first free address. Excluded ranges are passed over as a whole, and everything else that is
-    /// passed over is reserved or taken: it ends after as many steps as there are of those, however large
-    /// the pool is.
+    /// The first free address. Skips excluded ranges as a whole; every other skipped address is reserved or taken. The
+    /// number of steps is therefore bounded by the number of those, no matter how large the pool is.
     fn search(&self) -> Option<IpAddr> {
         self.cidrs.0.iter().find_map(|cidr| {
             let mut n = 0;
@@ -267,7 +266,7 @@ impl Pool {
         })
     }
 
-    /// The address at a position, the CIDRs laid one after the other.
+    /// The address at a position in the concatenated CIDRs.
     fn at(&self, mut position: u128) -> IpAddr {
         for cidr in &self.cidrs.0 {
             if position < size(cidr) {
@@ -283,7 +282,7 @@ fn host_bits(cidr: &IpNet) -> u32 {
     u32::from(cidr.max_prefix_len() - cidr.prefix_len())
 }
 
-/// How many addresses a CIDR has; one too few for `::/0`, whose number needs 129 bits.
+/// Number of addresses in a CIDR; one too few for `::/0`, whose size needs 129 bits.
 fn size(cidr: &IpNet) -> u128 {
     1_u128.checked_shl(host_bits(cidr)).unwrap_or(u128::MAX)
 }
@@ -299,7 +298,7 @@ fn nth(cidr: &IpNet, n: u128) -> IpAddr {
     }
 }
 
-/// By how much an address is after the CIDR's first; 0 for one before it.
+/// Offset of an address from the CIDR's first; 0 if it lies before it.
 fn position(cidr: &IpNet, address: IpAddr) -> u128 {
     match (cidr.network(), address) {
         (IpAddr::V4(first), IpAddr::V4(address)) => {

@@ -1,4 +1,4 @@
-//! Ranges of addresses, as settings write them.
+//! Address ranges in settings.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use super::Family;
 use crate::address::{parse_ip, parse_network_or_ip};
 
-/// A text is no range.
+/// The text is not a range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no range of addresses: write a CIDR, an address, or FIRST-LAST of one IP version"
 )]
 pub struct AddressRangeError(String);
 
-/// Addresses of one family that follow each other.
+/// Consecutive addresses of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressRange {

@@ -1,4 +1,4 @@
-//! Manifests of Kubernetes: the objects in them, and what is wrong with them.
+//! Kubernetes manifests: the objects in them, and what is wrong with them.
 
 mod names;
 mod objects;
@@ -12,56 +12,56 @@ pub use names::{
 pub use objects::{NoObject, Object, ObjectKind, ObjectKinds, objects};
 pub use typed::{Typed, typed};
 
-/// The namespace of an object that has none.
+/// The namespace of an object that names none.
 pub const NAMESPACE: &str = "default";
 
-/// What Kubernetes says of a number that is no port.
+/// Kubernetes' message for a number that is not a port.
 pub const PORT_OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
 
-/// What is wrong, in the words of Kubernetes where it has some.
+/// What is wrong, in Kubernetes' own wording where it exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// A text that cannot be read.
+    /// A text that cannot be parsed.
     #[error(transparent)]
     Text(#[from] DocumentError),
-    /// No object in it of those that were looked for.
+    /// No object of the wanted kinds.
     #[error("there is no {0} in it")]
     Empty(&'static str),
-    /// A value of another type. The reader's words.
+    /// A value of the wrong type, with the parser's message.
     #[error("Invalid value: {0}")]
     WrongType(String),
     /// A field that does not exist.
     #[error("unknown field{0}")]
     UnknownField(&'static str),
-    /// A value that cannot be.
+    /// An invalid value.
     #[error("Invalid value: {value}: {detail}")]
     Invalid {
-        /// The value, shortened; text in quotes.
+        /// The value, shortened; strings in quotes.
         value: String,
         /// What it must be.
         detail: String,
     },
-    /// A field that must be there.
+    /// A missing required field.
     #[error("Required value{}", prefixed(.0))]
     Required(&'static str),
-    /// A value that is none of a few.
+    /// A value outside a fixed set.
     #[error("Unsupported value: {value:?}: supported values: {}", quoted(.supported))]
     NotSupported {
         /// The value, shortened.
         value: String,
-        /// Those that there are.
+        /// The allowed values.
         supported: &'static [&'static str],
     },
-    /// A field that must not be there.
+    /// A field that must not be set.
     #[error("Forbidden: {0}")]
     Forbidden(&'static str),
-    /// A value that another one has.
+    /// A value that another element already uses.
     #[error("Duplicate value: {0:?}")]
     Duplicate(String),
 }
 
 impl Problem {
-    /// A text that cannot be: it is `detail` that it must be.
+    /// An invalid string; `detail` says what it must be.
     pub fn invalid(value: &str, detail: impl Into<String>) -> Self {
         Self::Invalid {
             value: format!("{:?}", shortened(value)),
@@ -69,7 +69,7 @@ impl Problem {
         }
     }
 
-    /// A number that cannot be.
+    /// An invalid number; `detail` says what it must be.
     pub fn invalid_number(value: i64, detail: impl Into<String>) -> Self {
         Self::Invalid {
             value: value.to_string(),
@@ -77,7 +77,7 @@ impl Problem {
         }
     }
 
-    /// A text that is none of a few.
+    /// A string outside a fixed set.
     pub fn not_supported(value: &str, supported: &'static [&'static str]) -> Self {
         Self::NotSupported {
             value: shortened(value),
@@ -106,8 +106,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// Whether a text can be the name of an object or of a namespace: a DNS subdomain (RFC 1123), which may stand in tables
-/// and paths.
+/// Checks the name of an object or namespace: a DNS subdomain (RFC 1123), which is safe in tables and paths.
 pub fn check_name(name: &str) -> Result<(), Problem> {
     const LENGTH_MAX: usize = 253;
     let fits =
@@ -119,7 +118,7 @@ pub fn check_name(name: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether a text can be the name of a port of a service or of its endpoints: a DNS label (RFC 1123).
+/// Checks the name of a port of a service or of its endpoints: a DNS label (RFC 1123).
 pub fn check_label(name: &str) -> Result<(), Problem> {
     const LENGTH_MAX: usize = 63;
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

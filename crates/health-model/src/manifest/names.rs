@@ -1,12 +1,12 @@
-//! Names, labels and ports as the API server of Kubernetes accepts them, and its words for what it refuses.
+//! Names, labels and ports as the Kubernetes API server accepts them, with its error messages.
 
 use super::Problem;
 
-/// Longest part of a name, bytes.
+/// Maximum length of one part of a name, bytes.
 const PART_MAX: usize = 63;
-/// Longest DNS subdomain, bytes.
+/// Maximum length of a DNS subdomain, bytes.
 const SUBDOMAIN_MAX: usize = 253;
-/// Longest name of a port, bytes.
+/// Maximum length of a port name, bytes.
 const PORT_NAME_MAX: usize = 15;
 
 const DNS_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must \
@@ -18,12 +18,12 @@ const LABEL_NAME: &str = "name part must consist of alphanumeric characters, '-'
 const LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
      and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345')";
 
-/// Checks the name of an object: a DNS subdomain (RFC 1123).
+/// Checks an object name: a DNS subdomain (RFC 1123).
 pub fn check_subdomain(name: &str) -> Result<(), Problem> {
     subdomain(name).map_err(|detail| Problem::invalid(name, detail))
 }
 
-/// Checks the name of a namespace: a DNS label (RFC 1123).
+/// Checks a namespace name: a DNS label (RFC 1123).
 pub fn check_dns_label(name: &str) -> Result<(), Problem> {
     let detail = if name.len() > PART_MAX {
         no_more_than(PART_MAX)
@@ -37,7 +37,7 @@ pub fn check_dns_label(name: &str) -> Result<(), Problem> {
     Err(Problem::invalid(name, detail))
 }
 
-/// Checks the key of a label: a name, with or without a DNS subdomain and a slash before it.
+/// Checks a label key: a name with an optional prefix of a DNS subdomain and a slash.
 pub fn check_label_key(key: &str) -> Result<(), Problem> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -64,7 +64,7 @@ pub fn check_label_key(key: &str) -> Result<(), Problem> {
     Err(Problem::invalid(key, detail))
 }
 
-/// Checks the value of a label; it may be empty.
+/// Checks a label value; it may be empty.
 pub fn check_label_value(value: &str) -> Result<(), Problem> {
     let detail = if value.len() > PART_MAX {
         no_more_than(PART_MAX)
@@ -76,8 +76,8 @@ pub fn check_label_value(value: &str) -> Result<(), Problem> {
     Err(Problem::invalid(value, detail))
 }
 
-/// What is wrong with the name of a port: at most 15 lower-case letters, digits and `-`, a letter among them, and `-`
-/// neither doubled nor at an end.
+/// Checks a port name: at most 15 lower-case letters, digits and `-`, at least one letter, and no `-` that is doubled
+/// or at either end. Returns what is wrong.
 pub fn check_port_name(name: &str) -> Option<&'static str> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if name.len() > PORT_NAME_MAX {
@@ -118,7 +118,7 @@ fn is_dns_label(text: &str) -> bool {
         && is_outer(text.bytes().next_back())
 }
 
-/// Whether a text can be the name of a label's key, or its value, apart from its length.
+/// Whether a text can be the name part of a label key, or a label value, apart from its length.
 fn is_label_text(text: &str) -> bool {
     let is_outer = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);

@@ -1,61 +1,61 @@
-//! The objects of a text.
+//! The objects in a text.
 
 use serde_json::Value;
 
 use super::Problem;
 use crate::document;
 
-/// A kind of objects.
+/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectKind {
     /// Its name.
     pub name: &'static str,
-    /// The name of a list of it.
+    /// Name of its list kind.
     pub list: &'static str,
-    /// The versions of both: the only one that can be read.
+    /// The API version of both: only one is supported.
     pub versions: &'static [&'static str; 1],
 }
 
-/// What a text may hold.
+/// The kinds that a text may contain.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectKinds {
     /// The kinds.
     pub kinds: &'static [ObjectKind],
-    /// The names of all of them and of their lists, and `List`.
+    /// Names of all kinds and their list kinds, and `List`.
     pub names: &'static [&'static str],
-    /// The names of all of them.
+    /// Names of all kinds.
     pub item_names: &'static [&'static str],
-    /// What there is none of in an empty text.
+    /// What an empty text lacks, for the error message.
     pub noun: &'static str,
 }
 
-/// An object of a text.
+/// An object in a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
     /// Its kind.
     pub kind: ObjectKind,
-    /// What paths in it begin with: `items[2].`, or nothing.
+    /// Prefix of paths in it: `items[2].`, or empty.
     pub prefix: String,
-    /// All of it.
+    /// The whole object.
     pub value: Value,
 }
 
-/// Something in a text that is none of the objects.
+/// Something in a text that is not one of the wanted objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoObject {
-    /// Where; empty for the text as a whole.
+    /// Its path; empty for the text as a whole.
     pub path: String,
     /// What is wrong.
     pub problem: Problem,
-    /// Whether it is a sound object of a kind or version that nobody looks for. All else may be one of the kinds with a
-    /// slip of the pen.
+    /// Whether it is a well-formed object of an unwanted kind or version. Anything else may be a wanted kind with a
+    /// typo.
     pub is_other_kind: bool,
-    /// The kind and name of such an object, such as `Service shop/web`.
+    /// Kind and name of such an object, such as `Service shop/web`.
     pub name: Option<String>,
 }
 
-/// What a text in YAML, which may hold several documents, or JSON has of some kinds, in its order: objects of their own,
-/// and those in lists of one kind or of all.
+/// Extracts the objects of some kinds from a JSON text or a YAML text, which may hold several documents. In document
+/// order, both single objects and items of lists, whether of one kind or mixed.
 pub fn objects(text: &str, kinds: &ObjectKinds) -> Vec<Result<Object, NoObject>> {
     let mut found = Found {
         kinds,
@@ -120,7 +120,7 @@ impl Found<'_> {
             Some(Value::Array(items)) => {
                 for (i, mut item) in items.into_iter().enumerate() {
                     if let (Some(kind), Value::Object(fields)) = (implied, &mut item) {
-                        // The API leaves both out of a list of one kind.
+                        // The API omits both in a list of one kind.
                         fields.entry("kind").or_insert_with(|| kind.name.into());
                         let version = || kind.versions[0].into();
                         fields.entry("apiVersion").or_insert_with(version);
@@ -167,7 +167,7 @@ impl Found<'_> {
     }
 }
 
-/// `NAMESPACE/NAME` of an object, or its name where it has no namespace.
+/// `NAMESPACE/NAME` of an object, or just its name without a namespace.
 fn name_of(object: &Value) -> String {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let name = text("/metadata/name").unwrap_or("without a name");
@@ -199,7 +199,7 @@ mod tests {
         noun: "low or high thing",
     };
 
-    /// Kind and path of objects; path and problem of what is none.
+    /// Kind and path of objects; path and problem of anything else.
     fn found(text: &str) -> Vec<String> {
         let shown = |found| match found {
             Ok(Object { kind, prefix, .. }) => format!("{prefix}{}", kind.name),

@@ -1,4 +1,4 @@
-//! Objects become values of their type.
+//! Converts objects into typed values.
 
 use std::collections::BTreeSet;
 
@@ -8,28 +8,28 @@ use serde_path_to_error::Segment;
 
 use super::Problem;
 
-/// Most wrong types of one object that are told.
+/// Maximum number of wrong types reported per object.
 const WRONG_TYPES_MAX: usize = 32;
 
-/// What was read of an object.
+/// Result of reading an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Typed<T> {
-    /// It, without the fields of a wrong type; none if that leaves nothing.
+    /// The value without the fields of a wrong type; none if too little remains.
     pub value: Option<T>,
-    /// The paths of those fields, and what is wrong with each.
+    /// Paths of those fields, and what is wrong with each.
     pub problems: Vec<(String, Problem)>,
-    /// The paths of all that was left out for them.
+    /// Paths of everything that was removed because of them.
     removed: BTreeSet<String>,
 }
 
 impl<T> Typed<T> {
-    /// Whether something was left out at this path or below, and may be missing only for that.
+    /// Whether something was removed at or below this path, so that it may be missing only for that reason.
     pub fn is_removed(&self, path: &str) -> bool {
         self.removed.iter().any(|removed| removed.starts_with(path))
     }
 }
 
-/// Reads an object. What has a wrong type is told and taken out of it, so that the rest is looked at too.
+/// Deserializes an object. Values of a wrong type are reported and removed, so that the rest gets checked too.
 pub fn typed<T: DeserializeOwned>(object: &mut Value) -> Typed<T> {
     let mut typed = Typed {
         value: None,
@@ -50,7 +50,7 @@ pub fn typed<T: DeserializeOwned>(object: &mut Value) -> Typed<T> {
             let problem = Problem::WrongType(error.into_inner().to_string());
             typed.problems.push((told, problem));
         }
-        // A place that is left empty may be wrong in turn: then the whole around it goes.
+        // The emptied field may be wrong in turn: then remove its parent.
         let mut depth = segments.len();
         while depth > 0 && typed.removed.contains(&path(&segments[..depth])) {
             depth -= 1;
@@ -65,7 +65,7 @@ pub fn typed<T: DeserializeOwned>(object: &mut Value) -> Typed<T> {
     }
 }
 
-/// The path as Kubernetes writes it.
+/// Formats a path as Kubernetes does.
 fn path(segments: &[Segment]) -> String {
     let mut path = String::new();
     for segment in segments {

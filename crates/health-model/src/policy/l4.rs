@@ -1,4 +1,4 @@
-//! Protocols, ports and ICMP types: what of a packet rules are asked about beside its two sides.
+//! Protocols, ports and ICMP types: the part of a packet that rules check besides its two ends.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use health_common::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use serde::{Deserialize, Serialize};
 
-/// A text names no protocol, or no port of one.
+/// The text names no protocol, or no port of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no port and protocol: write for instance 80/TCP, 53/UDP, 8/ICMP (the type) or 47 (a protocol's number)"
@@ -32,7 +32,7 @@ impl Protocol {
     /// SCTP.
     pub const SCTP: Self = Self(IP_PROTOCOL_SCTP);
 
-    /// Those that have ports: what `ANY` stands for in a rule.
+    /// Protocols with ports: the meaning of `ANY` in a rule.
     pub const WITH_PORTS: [Self; 3] = [Self::TCP, Self::UDP, Self::SCTP];
 
     const NAMED: [(Self, &str); 5] = [
@@ -85,12 +85,12 @@ impl FromStr for Protocol {
     }
 }
 
-/// What of a packet rules are asked about: its protocol and destination port.
+/// The part of a packet that rules check: its protocol and destination port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct L4 {
     /// Its protocol.
     pub protocol: Protocol,
-    /// Its destination port; of ICMP the type; 0 where a protocol has neither.
+    /// Its destination port; for ICMP, the type; 0 if the protocol has neither.
     pub port: u16,
 }
 

@@ -1,5 +1,5 @@
-//! The words that settings, requests and rules of policy share: when it is enforced, which way a packet goes, and
-//! its protocol and port.
+//! Policy terms shared by settings, requests and rules: when policy is enforced, the direction of a packet, and its
+//! protocol and port.
 
 mod l4;
 
@@ -32,7 +32,7 @@ impl fmt::Display for PolicyMode {
     }
 }
 
-/// Which way a packet goes, seen from the endpoint that policy holds for.
+/// Direction of a packet, seen from the endpoint that the policy applies to.
 #[derive(
     Clone,
     Copy,
@@ -55,7 +55,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions.
     pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
 }
 

@@ -1,11 +1,11 @@
-//! What holds the programs on their devices, as it is asked for.
+//! The requested attach mode.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What holds the programs on their devices.
+/// How programs are attached to their devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMode {

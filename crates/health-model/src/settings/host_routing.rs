@@ -1,11 +1,11 @@
-//! Who takes packets to the endpoints of this node, as it is asked for.
+//! The requested host routing mode.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How packets from endpoints, and for services from outside, get to endpoints of this node.
+/// How packets from endpoints, and packets for services from outside, reach endpoints of this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostRouting {

@@ -1,4 +1,4 @@
-//! Where an agent keeps its things.
+//! Where an agent keeps its files.
 
 use std::path::{Path, PathBuf};
 
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use super::InvalidSetting;
 
-/// Longest instance name, bytes: it becomes part of folder and namespace names.
+/// Maximum length of an instance name, bytes: it becomes part of folder and namespace names.
 const MAX_INSTANCE_LEN: usize = 32;
-/// Longest path of a unix socket, bytes (`sun_path` less the final zero).
+/// Maximum path length of a unix socket, bytes (`sun_path` less the final zero).
 const MAX_SOCKET_PATH_LEN: usize = 107;
 
-/// Where one agent keeps its things. Daemon and command line build it from the same flags, so they
-/// find each other.
+/// Where one agent keeps its files. The daemon and the command line build it from the same flags, so they find each
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Location {
-    /// Name that tells several agents on one machine apart.
+    /// Name that distinguishes several agents on one machine.
     pub instance: String,
-    /// Folder of the socket and the pid file; gone after a reboot.
+    /// Folder of the socket and the pid file; does not survive a reboot.
     pub runtime_dir: PathBuf,
-    /// Folder of what must survive a reboot.
+    /// Folder for data that must survive a reboot.
     pub state_dir: PathBuf,
-    /// A mounted bpffs. Pins stand under `health/<instance>` in it.
+    /// A mounted bpffs. Pins are under `health/<instance>` in it.
     pub bpf_root: PathBuf,
 }
 
 impl Location {
-    /// Checks the form of all parts; whether the folders are there is not looked at.
+    /// Checks the form of all parts, but not whether the folders exist.
     pub fn validated(self) -> Result<Self, InvalidSetting> {
         let instance_is_valid = (1..=MAX_INSTANCE_LEN).contains(&self.instance.len())
             && self
@@ -72,12 +72,12 @@ impl Location {
         self.runtime_dir.join("health-agent.pid")
     }
 
-    /// The folder of what is to be deleted as soon as an agent runs.
+    /// The folder of pending deletions, which are carried out as soon as an agent runs.
     pub fn deletions(&self) -> PathBuf {
         self.runtime_dir.join("deletions")
     }
 
-    /// The folder of this agent's pinned maps; links and programs in subfolders.
+    /// The folder of this agent's pinned maps; subfolders hold links and programs.
     pub fn pins(&self) -> PathBuf {
         self.bpf_root.join("health").join(&self.instance)
     }

@@ -12,20 +12,20 @@ pub use self::location::Location;
 pub use self::service_forwarding::ServiceForwarding;
 pub use self::service_xdp::ServiceXdp;
 
-/// A setting that cannot be used.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{flag} '{value}': {reason}")]
 pub struct InvalidSetting {
-    /// The flag that it was given by.
+    /// The flag that sets it.
     pub flag: &'static str,
-    /// What was given.
+    /// The given value.
     pub value: String,
-    /// Why it cannot be used, and what can.
+    /// Why it is invalid, and what is valid.
     pub reason: String,
 }
 
 impl InvalidSetting {
-    /// Says of the flag `flag` that `value` cannot be used, and what can.
+    /// Reports that `value` is invalid for the flag `flag`, and what is valid.
     pub fn new(flag: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
         Self {
             flag,

@@ -1,11 +1,11 @@
-//! How packets of clients outside get to backends on other nodes, as it is asked for.
+//! The requested forwarding mode for services.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How packets of clients outside get to backends on other nodes, and answers back.
+/// How packets from external clients reach backends on other nodes, and how the answers return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceForwarding {
@@ -19,7 +19,7 @@ pub enum ServiceForwarding {
 }
 
 impl ServiceForwarding {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
     /// Their names, in the same order.
     pub const NAMES: [&str; 3] = ["snat", "dsr", "hybrid"];

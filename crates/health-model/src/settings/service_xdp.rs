@@ -1,11 +1,11 @@
-//! Whether XDP sends packets of services on, as it is asked for.
+//! The requested XDP mode for service packets.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What sends packets between clients outside and backends on other nodes on, besides the programs of tc.
+/// What forwards packets between external clients and backends on other nodes, besides the tc programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceXdp {

@@ -1,10 +1,10 @@
-//! Running a command where a process is: in its namespaces, below its root, in its control groups, as its user and with
-//! no more capabilities than it may have. Its filters of system calls (seccomp) and its labels (AppArmor, SELinux) are
-//! not taken over; a container runtime can do that.
+//! Runs a command where a process is: in its namespaces, below its root, in its cgroups, as its user and with no more
+//! capabilities than it may have. Does not adopt its system call filters (seccomp) and its labels (AppArmor, SELinux); a
+//! container runtime can do that.
 //!
-//! The program starts itself once more for it, so that no memory of the agent gets near a container. That helper is
-//! two processes: one outside, which is in none of the namespaces, and one inside, which starts the command, adopts
-//! whatever the command leaves behind, and ends after all of them have.
+//! The program starts itself again for this, so that no memory of the agent gets near a container. That helper is two
+//! processes: one outside, which is in none of the namespaces, and one inside, which starts the command, adopts any
+//! processes that the command leaves behind, and exits after all of them.
 
 mod place;
 mod program;
@@ -34,7 +34,7 @@ use super::error::KernelError;
 
 /// The first word of the helper's command line.
 const WORD: &str = "exec-inside";
-/// Stands for what is not known.
+/// Stands for an unknown value.
 const NONE: &str = "-";
 
 /// What to run, and where.
@@ -42,26 +42,26 @@ const NONE: &str = "-";
 pub struct Order {
     /// The process to join.
     pub pid: u32,
-    /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`): another one that has its
-    /// number by now is not joined.
+    /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`): a different process that has
+    /// reused the number is not joined.
     pub started: Option<u64>,
-    /// The file `cgroup.procs` of the control group (version 2) that the command is to be in.
+    /// The file `cgroup.procs` of the version 2 cgroup for the command.
     pub group: PathBuf,
     /// The command and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// What the helper says on its standard error, in one line, before the command's leftovers end.
+/// The helper's one-line report on its standard error, sent before the command's leftover processes exit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The command ended with this code; where a signal ended it, 128 and the signal's number.
+    /// The command exited with this code; if a signal killed it, 128 plus the signal's number.
     Ended(i32),
     /// The command was not run.
     Error(String),
 }
 
 impl Order {
-    /// The helper's command line. `program` has to call [`serve`] first of all. The command's output comes on its
+    /// The helper's command line. `program` must call [`serve`] before anything else. The command's output appears on its
     /// standard output, a [`Report`] on its standard error.
     pub fn helper(&self, program: &Path) -> Command {
         let started = self
@@ -101,7 +101,7 @@ impl Order {
 }
 
 impl Report {
-    /// Reads the line of a report.
+    /// Parses the line of a report.
     pub fn parse(line: &str) -> Option<Self> {
         match line.trim_end().split_once(' ')? {
             ("ended", code) => Some(Self::Ended(code.parse().ok()?)),
@@ -118,8 +118,8 @@ impl Report {
     }
 }
 
-/// Does what the helper is for, if the program was started as one, and returns what to exit with. Must be called before
-/// the program has any other thread.
+/// Acts as the helper if the program was started as one, and returns the exit code. Must be called before the program has
+/// any other thread.
 pub fn serve() -> Option<ExitCode> {
     let mut words = env::args_os().skip(1);
     if words.next()? != WORD {
@@ -138,9 +138,9 @@ pub fn serve() -> Option<ExitCode> {
     })
 }
 
-/// The process outside: prepares what can be seen from here only, and waits for the one inside.
+/// The outside process: prepares what is only visible from here, and waits for the inside process.
 fn outside(order: Order) -> Result<(), KernelError> {
-    // Not even who may trace others in the container may look into this.
+    // Not even processes that may trace others in the container may inspect this one.
     hide()?;
     keep_files()?;
     let place = Place::of(&order)?;
@@ -157,7 +157,7 @@ fn outside(order: Order) -> Result<(), KernelError> {
         }
         std::process::exit(i32::from(ended.is_err()));
     };
-    // The output ends with the command.
+    // The output must end with the command.
     let _ = dup2_stdout(io::stdin());
     loop {
         match waitpid(child, None) {
@@ -171,9 +171,10 @@ fn outside(order: Order) -> Result<(), KernelError> {
     }
 }
 
-/// The process inside: becomes what the command is to be, starts it, and waits for it and all that it leaves behind.
+/// The inside process: takes on the command's namespaces and rights, starts it, and waits for it and for everything that it
+/// leaves behind.
 fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
-    // With the process outside ends the wish for all this.
+    // When the outside process exits, none of this is wanted any more.
     die_with_parent()?;
     prctl::set_child_subreaper(true).map_err(|e| failed("adopt orphans in", order, e))?;
     place.take_oom_score();
@@ -191,10 +192,10 @@ fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
         .take(place.user_namespace.as_ref())
         .map_err(|e| failed("become the user of", order, e))?;
     hide()?;
-    // Forgotten with the change of user.
+    // The change of user clears this.
     die_with_parent()?;
     let child = spawn(place, order)?;
-    // The output ends with the command.
+    // The output must end with the command.
     let _ = dup2_stdout(io::stdin());
     loop {
         match waitpid(None::<Pid>, None) {
@@ -220,7 +221,7 @@ fn spawn(place: Place, order: &Order) -> Result<Pid, KernelError> {
         .stderr(Stdio::from(output));
     let groups = place.groups;
     let join = move || {
-        // Signals to the process group of the command are none to the helper.
+        // Signals to the command's process group must not reach the helper.
         setsid()?;
         groups.iter().try_for_each(join_group)
     };
@@ -229,11 +230,11 @@ fn spawn(place: Place, order: &Order) -> Result<Pid, KernelError> {
     let child = command
         .spawn()
         .map_err(|e| KernelError::new("start", on(), e))?;
-    // Whoever waits for all children waits for this one too.
+    // The loop that waits for all children waits for this one too.
     Ok(Pid::from_raw(child.id() as i32))
 }
 
-/// Moves the calling process into a control group by its file `cgroup.procs`.
+/// Moves the calling process into a cgroup through its file `cgroup.procs`.
 fn join_group(procs: &File) -> io::Result<()> {
     write(procs, b"0")?;
     Ok(())
@@ -243,7 +244,7 @@ fn hide() -> Result<(), KernelError> {
     prctl::set_dumpable(false).map_err(|e| KernelError::new("hide", "the helper", e.into()))
 }
 
-/// Keeps files from the command that whoever started the helper has left open.
+/// Keeps the command from inheriting files that the helper's parent left open.
 fn keep_files() -> Result<(), KernelError> {
     let first = libc::STDERR_FILENO.cast_unsigned() + 1;
     // SAFETY: takes numbers only, and closes nothing now.
@@ -269,7 +270,7 @@ fn failed(attempt: &'static str, order: &Order, error: Errno) -> KernelError {
     KernelError::new(attempt, format!("process {}", order.pid), error.into())
 }
 
-/// What stands between `=` signs of an environment, as the kernel shows it.
+/// Splits an environment, as the kernel shows it, into names and values.
 fn variables(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
     environment.split(|byte| *byte == 0).filter_map(|variable| {
         let at = variable.iter().position(|byte| *byte == b'=')?;

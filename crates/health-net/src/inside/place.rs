@@ -1,4 +1,4 @@
-//! Where a process is.
+//! A process's namespaces, folders and cgroups.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +13,7 @@ use super::rights::{IdMap, Rights, unreadable};
 use super::{Order, variables};
 use crate::error::KernelError;
 
-/// The namespaces to enter, but for those of processes and users. The mounts come last: `/proc` goes with them.
+/// The namespaces to enter, except for PID and user namespaces. Mounts come last, because `/proc` disappears with them.
 const NAMESPACES: [(&str, CloneFlags); 5] = [
     ("net", CloneFlags::CLONE_NEWNET),
     ("ipc", CloneFlags::CLONE_NEWIPC),
@@ -21,11 +21,11 @@ const NAMESPACES: [(&str, CloneFlags); 5] = [
     ("cgroup", CloneFlags::CLONE_NEWCGROUP),
     ("mnt", CloneFlags::CLONE_NEWNS),
 ];
-/// Which of the fields behind the name in `/proc/PID/stat` tells when the process was started.
+/// Index of the start time among the fields after the name in `/proc/PID/stat`.
 const STARTED: usize = 19;
 
-/// All that must be known of a process and open before its mounts are entered. Namespaces are those only that are not
-/// this process's own.
+/// Everything about a process that must be known or open before its mounts are entered. Only includes namespaces that differ
+/// from this process's own.
 pub(super) struct Place {
     pub(super) root: File,
     pub(super) folder: File,
@@ -33,7 +33,7 @@ pub(super) struct Place {
     pub(super) user_namespace: Option<File>,
     pub(super) namespaces: Vec<(File, CloneFlags)>,
     pub(super) rights: Rights,
-    /// The files `cgroup.procs` of its control groups, and of the one to be in.
+    /// The files `cgroup.procs` of its cgroups, and of the cgroup to join.
     pub(super) groups: Vec<File>,
     environment: Vec<u8>,
     oom_score: Option<String>,
@@ -47,7 +47,7 @@ impl Place {
                 KernelError::new(attempt, format!("process {}", order.pid), error)
             }
         };
-        // What is read below it is of this process, or cannot be read.
+        // Reads through this folder concern this very process, or fail.
         let process = File::open(&path).map_err(failed("find"))?;
         let process = Process {
             path: PathBuf::from(format!("/proc/self/fd/{}", process.as_raw_fd())),
@@ -98,8 +98,8 @@ impl Place {
         variables(&self.environment)
     }
 
-    /// Makes the calling process, and what it starts, no less likely to be killed for want of memory. Where that is not
-    /// allowed, the score stays.
+    /// Makes the calling process and its children no less likely to be OOM-killed than that process. If this is not allowed,
+    /// the score stays.
     pub(super) fn take_oom_score(&self) {
         if let Some(score) = &self.oom_score {
             let _ = fs::write("/proc/self/oom_score_adj", score);
@@ -125,10 +125,10 @@ impl Process {
             .open(self.path.join(name))
     }
 
-    /// In ticks since boot.
+    /// The start time in ticks since boot.
     fn started(&self) -> io::Result<u64> {
         let stat = fs::read(self.path.join("stat"))?;
-        // The name may hold anything.
+        // The name may contain anything.
         let after = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
         let fields = String::from_utf8_lossy(&stat[after + 1..]);
         let field = fields.split_whitespace().nth(STARTED);
@@ -137,7 +137,7 @@ impl Process {
             .ok_or_else(unreadable)
     }
 
-    /// A namespace of the process, unless it is this process's own.
+    /// A namespace of the process; `None` if it is this process's own.
     fn namespace(&self, name: &str) -> io::Result<Option<File>> {
         let file = File::open(self.path.join("ns").join(name))?;
         let (theirs, own) = (
@@ -148,7 +148,7 @@ impl Process {
         Ok((!is_own).then_some(file))
     }
 
-    /// The control groups of version 1 that the process is in and this one is not: each limits something of its own.
+    /// The version 1 cgroups that the process is in and this one is not: each limits a different resource.
     fn old_groups(&self) -> io::Result<Vec<File>> {
         let theirs = self.read("cgroup")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -171,7 +171,7 @@ fn for_writing(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(path)
 }
 
-/// Where the hierarchy (version 1) of these controllers is mounted; `None` also for the one without any, of version 2.
+/// Where the version 1 hierarchy of these controllers is mounted; also `None` for the version 2 hierarchy, which has none.
 fn mount_of<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

@@ -1,4 +1,4 @@
-//! The running program, to be started once more.
+//! The running program, for starting it again.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -19,8 +19,8 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// The running program's file, by a mount that nobody can write through. A process in a container that can look at
-/// the helper there would otherwise have a way to overwrite the program on the host.
+/// The running program's file, through a read-only mount. Otherwise, a process in a container that can inspect the helper
+/// there would have a way to overwrite the program on the host.
 pub fn own_program() -> &'static Path {
     static PROGRAM: LazyLock<(PathBuf, Option<OwnedFd>)> = LazyLock::new(|| match read_only() {
         Ok(mount) => (
@@ -86,7 +86,7 @@ mod tests {
         // This program lists its tests.
         let listed = Command::new(program).arg("--list").output().unwrap();
         assert!(listed.status.success() && !listed.stdout.is_empty());
-        // Opening it would fail already because it runs.
+        // Opening it for writing would already fail because it is running.
         assert_eq!(access(program, AccessFlags::W_OK), Err(Errno::EROFS));
     }
 }

@@ -1,4 +1,4 @@
-//! Who a process is, and what it may do: to become the same.
+//! A process's identity and its rights, for another process to adopt.
 
 use std::fs::File;
 use std::io;
@@ -8,21 +8,21 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
-/// From linux/capability.h: the version of `capset` that takes 64 of them.
+/// From linux/capability.h: the version of `capset` that handles 64 capabilities.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
-/// User, groups and capabilities of a process, as they are named in its own user namespace.
+/// User, groups and capabilities of a process, by their ids in its own user namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rights {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
     capabilities: Capabilities,
-    /// Programs with the set-user-id bit give it nothing.
+    /// Set-user-id programs give it no privileges.
     no_new_privileges: bool,
 }
 
-/// Capabilities, a bit each.
+/// Capabilities, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Capabilities {
     inheritable: u64,
@@ -30,12 +30,12 @@ struct Capabilities {
     bounding: u64,
 }
 
-/// How a user namespace names the users, or groups, of the one around it.
+/// How a user namespace maps the users, or groups, of its parent.
 #[derive(Clone, Debug)]
 pub(super) struct IdMap(Vec<(u32, u32, u32)>);
 
 impl IdMap {
-    /// The one of `/proc/PID/uid_map`.
+    /// Parses `/proc/PID/uid_map`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let rows = text.lines().map(|line| {
             let mut numbers = line.split_whitespace().map(str::parse);
@@ -45,7 +45,7 @@ impl IdMap {
         rows.collect::<Option<_>>().map(Self)
     }
 
-    /// What an id is called inside.
+    /// An outside id's id inside.
     fn inside(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|&(inside, outside, count)| {
             let offset = id.checked_sub(outside)?;
@@ -55,13 +55,13 @@ impl IdMap {
 }
 
 impl Rights {
-    /// Those of `/proc/PID/status`. Where the process is in another user namespace, with the maps of it.
+    /// Parses `/proc/PID/status`. If the process is in another user namespace, uses that namespace's maps.
     pub(super) fn parse(status: &str, maps: Option<&(IdMap, IdMap)>) -> Option<Self> {
         let field = |name: &str| {
             let mut lines = status.lines();
             lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         };
-        // Real, effective, saved, and that for files.
+        // Real, effective, saved and file system id.
         let effective = |name: &str| field(name)?.split_whitespace().nth(1)?.parse::<u32>().ok();
         let bits = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
         let (mut uid, mut gid) = (effective("Uid")?, effective("Gid")?);
@@ -70,7 +70,7 @@ impl Rights {
         if let Some((uids, gids)) = maps {
             uid = uids.inside(uid)?;
             gid = gids.inside(gid)?;
-            // The others have no name in there.
+            // The other groups have no id inside.
             groups = groups.iter().filter_map(|id| gids.inside(*id)).collect();
         }
         Some(Self {
@@ -86,26 +86,26 @@ impl Rights {
         })
     }
 
-    /// Makes them those of the calling process, in a user namespace if one is given. Nothing of them is ever more than
-    /// the process has.
+    /// Gives these rights to the calling process, in a user namespace if one is given. Never grants more than the process
+    /// already has.
     pub(super) fn take(&self, user_namespace: Option<&File>) -> Result<(), Errno> {
         if let Some(namespace) = user_namespace {
             setns(namespace, CloneFlags::CLONE_NEWUSER)?;
         }
         let groups: Vec<_> = self.groups.iter().copied().map(Gid::from_raw).collect();
         match setgroups(&groups) {
-            // A user namespace may forbid it, and then the process has none from it either.
+            // A user namespace may forbid this, and then the process has no groups from it either.
             Err(Errno::EPERM) if user_namespace.is_some() => {}
             other => other?,
         }
         let gid = Gid::from_raw(self.gid);
         setresgid(gid, gid, gid)?;
         drop_bounding(self.capabilities.bounding)?;
-        // What a process may make inheritable is bounded as well.
+        // The capabilities that a process may make inheritable are limited too.
         let own = capabilities()?;
         let wanted = Capabilities {
             inheritable: self.capabilities.inheritable & own.permitted,
-            // The change of user takes some.
+            // The change of user drops some.
             ..own
         };
         set_capabilities(wanted)?;
@@ -123,13 +123,13 @@ impl Rights {
     }
 }
 
-/// Takes all capabilities out of the bounding set that are not in `keep`.
+/// Removes all capabilities that are not in `keep` from the bounding set.
 fn drop_bounding(keep: u64) -> Result<(), Errno> {
     for capability in (0..64).filter(|bit| keep & (1 << bit) == 0) {
         // SAFETY: takes and returns numbers only.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong) };
         match Errno::result(result) {
-            // The kernel knows fewer.
+            // The kernel knows fewer capabilities.
             Err(Errno::EINVAL) => break,
             other => other?,
         };
@@ -144,7 +144,7 @@ struct Header {
     pid: i32,
 }
 
-/// `struct __user_cap_data_struct`; two of them hold 64 bits each.
+/// `struct __user_cap_data_struct`; two of them hold 64 bits of each set.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Data {
@@ -158,7 +158,7 @@ const HEADER: Header = Header {
     pid: 0,
 };
 
-/// Those of the calling process, without its bounding set.
+/// The calling process's capabilities, without its bounding set.
 fn capabilities() -> Result<Capabilities, Errno> {
     let mut header = HEADER;
     let mut data = [Data::default(); 2];
@@ -174,7 +174,7 @@ fn capabilities() -> Result<Capabilities, Errno> {
     })
 }
 
-/// Sets those of the calling process; the effective ones are the permitted ones.
+/// Sets the calling process's capabilities; the effective set becomes the permitted set.
 fn set_capabilities(wanted: Capabilities) -> Result<(), Errno> {
     let half = |shift: u32| Data {
         effective: (wanted.permitted >> shift) as u32,
@@ -188,7 +188,7 @@ fn set_capabilities(wanted: Capabilities) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
-/// What cannot be read of a process.
+/// The error if a process's data cannot be parsed.
 pub(super) fn unreadable() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
@@ -218,7 +218,7 @@ mod tests {
         let rights = Rights::parse(STATUS, Some(&(uids.clone(), gids))).unwrap();
         assert_eq!((rights.uid, rights.gid), (7, 0));
         assert_eq!(rights.groups, [10]);
-        // A user without a name inside.
+        // The user has no id inside.
         assert_eq!(Rights::parse(STATUS, Some(&(uids.clone(), uids))), None);
         assert_eq!(Rights::parse("Uid:\t0\t0\t0\t0\n", None), None);
     }

@@ -1,4 +1,4 @@
-//! Listings that a kernel of the test's making interrupts.
+//! Listings that a simulated kernel interrupts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,10 +21,10 @@ enum Part {
     Failed(i32),
 }
 
-/// A socket whose other side answers each request with the next listing of a script; with the last one again, when
-/// there is no other.
+/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the end of
+/// the script.
 struct Kernel {
-    /// For its flags alone.
+    /// Only used for its flags.
     socket: Socket,
     listings: Mutex<VecDeque<Vec<Part>>>,
     asked: Arc<AtomicU32>,
@@ -143,7 +143,7 @@ impl AsyncSocket for Kernel {
     }
 }
 
-/// The devices that such a kernel lists, or the error, and how often it was asked.
+/// The devices that such a kernel lists, or the error, and the number of requests.
 async fn listed(listings: &[&[Part]]) -> (Result<Vec<u32>, String>, u32) {
     let asked = Arc::new(AtomicU32::new(0));
     let kernel = Kernel {
@@ -175,7 +175,7 @@ async fn an_interrupted_listing_is_asked_for_again() {
     ][..];
     assert_eq!(listed(&[whole]).await, (Ok(vec![1, 2, 3]), 1));
     for torn in [
-        // Marked where it went on, and at its end where nothing was left.
+        // Marked in a later part, and at the end when nothing was left.
         &[Device(1, false), Device(3, true), Done(false)][..],
         &[Device(1, false), Done(true)],
     ] {

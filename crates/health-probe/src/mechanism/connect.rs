@@ -19,15 +19,15 @@ use crate::Outcome;
 
 /// Most addresses of a name that are tried.
 const ADDRESSES: usize = 8;
-/// Most of a handshake of TLS, bytes.
+/// Most bytes of a TLS handshake.
 pub(super) const HANDSHAKE_MAX: usize = 64 * 1024;
-/// Most that is read without a pause, bytes. A server that never stops must not hold up the probes of others.
+/// Most bytes read without a pause. A server that never stops must not hold up other probes.
 const READ_AT_ONCE: usize = 8 * 1024;
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
-    /// Nobody answered in time.
+    /// No answer came in time.
     #[error("timed out")]
     TimedOut,
     /// The name did not resolve in time.
@@ -36,13 +36,13 @@ pub(super) enum ConnectError {
     /// The name has no address.
     #[error("cannot resolve {0}: {1}")]
     Lookup(String, #[source] io::Error),
-    /// All look-ups that may run at a time are waiting for an answer.
+    /// All slots for look-ups are waiting for an answer.
     #[error("too many names are being looked up")]
     LookupsBusy,
     /// The target, or the network, refused.
     #[error("{0}")]
     Refused(#[source] io::Error),
-    /// This host cannot open one more connection.
+    /// This host cannot open another connection.
     #[error("cannot open a socket: {0}")]
     Socket(#[source] io::Error),
     /// The network namespace cannot be entered.
@@ -52,7 +52,7 @@ pub(super) enum ConnectError {
 
 impl ConnectError {
     fn new(error: io::Error) -> Self {
-        // The last is of a host without a free port, or without an address to connect from.
+        // The last one means that this host has no free port, or no address to connect from.
         const OWN: [Errno; 5] = [
             Errno::EMFILE,
             Errno::ENFILE,
@@ -68,7 +68,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether it says nothing about the target.
+    /// Whether the error says nothing about the target.
     pub(super) fn is_own(&self) -> bool {
         match self {
             Self::LookupsBusy | Self::Socket(_) | Self::Namespace(_) => true,
@@ -76,7 +76,7 @@ impl ConnectError {
         }
     }
 
-    /// What a probe of `target` comes to that ends with it.
+    /// The outcome of a probe of `target` that fails with this error.
     pub(super) fn outcome(&self, target: &impl std::fmt::Display, deadline: Deadline) -> Outcome {
         let message = match self {
             Self::TimedOut => {
@@ -96,7 +96,7 @@ impl ConnectError {
     }
 }
 
-/// Connects to a target, by each of its addresses in turn.
+/// Connects to a target, trying each of its addresses in turn.
 pub(super) async fn connect(
     target: &Target,
     usage: Usage,
@@ -114,7 +114,7 @@ pub(super) async fn connect(
     let mut left = addresses.len() as u32;
     let mut last = ConnectError::TimedOut;
     for address in addresses {
-        // A silent one leaves time for the others.
+        // A silent address leaves time for the others.
         let share = deadline.at().saturating_duration_since(Instant::now()) / left;
         let until = Instant::now() + share;
         match attempt(address, netns, usage, deadline, until).await {
@@ -166,7 +166,7 @@ async fn attempt(
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     };
-    // A socket stays in the namespace that it was opened in, so only this takes a thread there.
+    // A socket stays in the namespace that it was opened in, so only this step enters the namespace.
     let socket = match netns {
         None => open(),
         Some(netns) => netns.run_in(open)?,
@@ -188,22 +188,22 @@ async fn attempt(
 pub(super) struct Usage {
     /// How it ends.
     pub(super) ending: Ending,
-    /// Most that is read from it, bytes. What comes after that is an error.
+    /// Most bytes to read from it. Anything beyond is an error.
     pub(super) read_max: usize,
-    /// Whether something is written at once.
+    /// Whether data is written at once.
     pub(super) writes_first: bool,
-    /// Whether more than one thing is written. It must not wait for the acknowledgement of the one before.
+    /// Whether there is more than one write, which must not wait for the acknowledgement of the previous one.
     pub(super) no_delay: bool,
 }
 
-/// How a connection ends, without leaving TIME_WAIT on either side: 60 s of a port and a conntrack entry for each probe.
-/// `SO_LINGER` with a time does not shorten that, and has `close` block.
+/// How a connection ends, without leaving TIME_WAIT on either side: that would cost a port and a conntrack entry for 60 s
+/// per probe. `SO_LINGER` with a time does not shorten that, and makes `close` block.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
-    /// By a FIN, so that the server reads the end of the stream and no error. The socket is forgotten once the server's
-    /// kernel has it, and what the server sends from then on is answered by a reset.
+    /// With a FIN, so that the server reads the end of the stream and no error. Our socket is forgotten once the server's
+    /// kernel has the FIN; anything that the server sends after that is answered with a reset.
     Fin,
-    /// By a reset. For a server that was asked to close the connection itself: a FIN after its own would end the
+    /// With a reset. For a server that was asked to close the connection itself: a FIN after its own would close the
     /// connection in order, with a TIME_WAIT on its side.
     Reset,
 }
@@ -212,10 +212,10 @@ pub(super) enum Ending {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// Most that is read, bytes, and how much of it was.
+    /// Most bytes to read, and how many were read.
     read_max: usize,
     read: usize,
-    /// What was read since the last pause, bytes.
+    /// Bytes read since the last pause.
     read_at_once: usize,
 }
 
@@ -236,7 +236,7 @@ impl Connection {
         })
     }
 
-    /// Writes what there is room for, without waiting.
+    /// Writes as much as fits, without waiting.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.try_write(bytes)
     }
@@ -294,7 +294,7 @@ impl AsyncWrite for Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing: an end in order is one with a TIME_WAIT. Dropping it ends it.
+    /// Does nothing: an orderly shutdown would leave a TIME_WAIT. Dropping the connection closes it.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -1,5 +1,5 @@
-//! Until when a probe may take. A late prober is not a late target: what has come when the deadline is seen counts, and
-//! time in which this thread waited for a processor does not.
+//! How long a probe may take. A late prober is not a late target: an answer that has arrived when the deadline is noticed
+//! counts, and time that this thread spent waiting for a CPU does not.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -13,18 +13,18 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-/// How often what a probe waits for is looked at once more when the deadline has passed. A turn of the runtime asks the
-/// kernel first and looks at the clock last, so it may see the deadline before an answer that came earlier; and an answer
-/// of the container runtime passes through a few tasks.
+/// How many more times the awaited work is polled after the deadline has passed. A turn of the runtime asks the kernel first
+/// and checks the clock last, so it may see the deadline before an answer that came earlier; and an answer of the container
+/// runtime passes through a few tasks.
 const LAST_LOOKS: u32 = 8;
 /// Less lost time than this is not made up for.
 const LOST_MIN: Duration = Duration::from_millis(1);
-/// Most of the lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
+/// Most lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
 const LOST_MAX: u32 = 3;
-/// A reading of the lost time serves all probes that begin within so long.
+/// How long one reading of the lost time serves all starting probes.
 const READING_MAX: Duration = Duration::from_millis(1);
 
-/// Until when a probe may take.
+/// The deadline of a probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Instant,
@@ -33,7 +33,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// This long from now on.
+    /// This long from now.
     pub fn after(timeout: Duration) -> Self {
         Self {
             at: Instant::now() + timeout,
@@ -42,7 +42,7 @@ impl Deadline {
         }
     }
 
-    /// The same, of a thread whose waiting nobody looks at: for tests on paused time.
+    /// The same without watching the thread's waiting time: for tests with paused time.
     #[cfg(test)]
     pub(super) fn unwatched(self) -> Self {
         Self {
@@ -51,12 +51,12 @@ impl Deadline {
         }
     }
 
-    /// When it is, if this thread never waited for a processor.
+    /// The deadline if this thread never waited for a CPU.
     pub fn at(self) -> Instant {
         self.at
     }
 
-    /// When it is, with the time added in which this thread waited for a processor since the probe began.
+    /// The deadline plus the time that this thread has waited for a CPU since the probe started.
     pub fn made_up(self) -> Instant {
         self.at + self.lost()
     }
@@ -71,7 +71,7 @@ impl Deadline {
         lost.min(self.timeout.saturating_mul(LOST_MAX))
     }
 
-    /// What `work` comes to; `None` if it takes too long.
+    /// The result of `work`; `None` if it takes too long.
     pub(super) async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
         self.bound_until(self.at, work).await
     }
@@ -107,7 +107,7 @@ impl Deadline {
     }
 }
 
-/// What a thread had waited for a processor at some time.
+/// How long a thread had waited for a CPU at some time.
 #[derive(Clone, Copy, Debug)]
 struct Watch {
     thread: ThreadId,
@@ -115,7 +115,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// As of now; `None` where the kernel does not count it.
+    /// As of now; `None` if the kernel does not count it.
     fn begin() -> Option<Self> {
         Some(Self {
             thread: thread::current().id(),
@@ -123,7 +123,7 @@ impl Watch {
         })
     }
 
-    /// How long this thread has waited since; nothing is known of another one.
+    /// How long this thread has waited since then; zero on another thread, whose waiting time is unknown.
     fn lost(self) -> Duration {
         if thread::current().id() != self.thread {
             return Duration::ZERO;
@@ -133,7 +133,7 @@ impl Watch {
     }
 }
 
-/// How long this thread has waited for a processor since it began; a reading may be as old as `age`.
+/// How long this thread has waited for a CPU since it started; a reading may be as old as `age`.
 fn waited(age: Duration) -> Option<Duration> {
     thread_local! {
         static READER: RefCell<Option<Reader>> = RefCell::new(Reader::open());
@@ -141,14 +141,14 @@ fn waited(age: Duration) -> Option<Duration> {
     READER.with_borrow_mut(|reader| reader.as_mut()?.waited(age))
 }
 
-/// The kernel's account of a thread.
+/// The kernel's accounting of a thread.
 struct Reader {
     file: File,
     last: Option<(std::time::Instant, Duration)>,
 }
 
 impl Reader {
-    /// That of this thread.
+    /// Opens the accounting of the current thread.
     fn open() -> Option<Self> {
         let file = File::open("/proc/thread-self/schedstat").ok()?;
         Some(Self { file, last: None })
@@ -162,7 +162,7 @@ impl Reader {
         }
         let mut text = [0; 64];
         let len = self.file.read_at(&mut text, 0).ok()?;
-        // Time on a processor, time spent waiting for one, both in ns, and how often it got one.
+        // Time on a CPU and time spent waiting for one, both in ns, and how often it got one.
         let text = std::str::from_utf8(&text[..len]).ok()?;
         let waited = text.split_whitespace().nth(1)?.parse().ok()?;
         let waited = Duration::from_nanos(waited);
@@ -184,7 +184,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_come_when_the_deadline_is_seen_counts() {
         let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
-        // It came in time, and takes a few tasks until it is here.
+        // It came in time, but takes a few tasks to get here.
         let answer = async {
             sleep_until(deadline.at()).await;
             for _ in 0..3 {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn time_without_a_processor_is_known_and_made_up_for() {
-        // Two threads that never rest share a processor.
+        // Two threads that never rest share one CPU.
         let this = Pid::from_raw(0);
         let all = sched_getaffinity(this).unwrap();
         let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu).unwrap());
@@ -226,10 +226,10 @@ mod tests {
                 let deadline = Deadline::after(Duration::from_secs(1));
                 while deadline.lost() < Duration::from_millis(50) {}
                 assert!(deadline.made_up() >= deadline.at() + Duration::from_millis(50));
-                // Nothing is known of another thread.
+                // Another thread's waiting time is unknown.
                 let elsewhere = scope.spawn(move || deadline.lost());
                 assert_eq!(elsewhere.join().unwrap(), Duration::ZERO);
-                // What is made up for has an end.
+                // The time made up for is bounded.
                 let short = Deadline {
                     timeout: Duration::from_millis(1),
                     ..deadline

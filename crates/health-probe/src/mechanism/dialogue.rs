@@ -1,4 +1,4 @@
-//! What is said on a connection, apart from the connection: protocols are plain state machines that take bytes and give
+//! The conversation on a connection, separate from the connection: protocols are plain state machines that take and return
 //! bytes, and one loop serves them all.
 
 use std::cell::RefCell;
@@ -9,30 +9,30 @@ use std::task::ready;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// Most that is read at a time, bytes. Nearly all answers are shorter.
+/// Most bytes to read at a time. Nearly all answers are shorter.
 const PIECE: usize = 4 * 1024;
 
 thread_local! {
-    /// What was read last on this thread. Nothing stays in it, so that connections that wait hold no buffer.
+    /// This thread's read buffer. No data stays in it, so waiting connections hold no buffer.
     static LAST: RefCell<[u8; PIECE]> = const { RefCell::new([0; PIECE]) };
 }
 
-/// One side of what is said on a connection.
+/// One side of the conversation on a connection.
 pub(super) trait Dialogue {
-    /// What it comes to.
+    /// Its result.
     type End;
 
-    /// What to write next; nothing if it is the other side's turn.
+    /// What to write next; empty if it is the other side's turn.
     fn to_write(&mut self) -> Vec<u8>;
 
-    /// Takes what the other side said. Returns what the dialogue comes to, if that is known now.
+    /// Handles data from the other side. Returns the result once it is known.
     fn receive(&mut self, piece: &[u8]) -> Option<Self::End>;
 
-    /// What it comes to if the other side says no more: it closed the connection, or that broke.
+    /// The result if the other side sends no more: it closed the connection, or the connection broke.
     fn end(&mut self, because: Option<io::Error>) -> Self::End;
 }
 
-/// Has a dialogue on a connection.
+/// Runs a dialogue on a connection.
 pub(super) async fn hold<D: Dialogue>(
     dialogue: &mut D,
     connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -41,7 +41,7 @@ pub(super) async fn hold<D: Dialogue>(
         let bytes = dialogue.to_write();
         if !bytes.is_empty() {
             let mut written = connection.write_all(&bytes).await;
-            // TLS may keep what there was no room for.
+            // TLS may buffer what did not fit.
             if written.is_ok() {
                 written = connection.flush().await;
             }
@@ -106,7 +106,7 @@ mod tests {
             theirs.write_all(&heard).await.unwrap();
         };
         let holding = async { tokio::join!(hold(&mut greeting, &mut ours), answering).0 };
-        // The clock runs only when nobody has anything to do.
+        // The clock only advances when there is nothing to do.
         let held = tokio::time::timeout(Duration::from_secs(1), holding).await;
         assert_eq!(held.as_deref(), Ok(&b"hello"[..]));
     }

@@ -1,6 +1,6 @@
-//! Probes by gRPC: `grpc.health.v1.Health/Check`, in plain text or over TLS.
+//! gRPC probes: `grpc.health.v1.Health/Check`, in plain text or over TLS.
 //!
-//! Each probe is one call on a connection of its own.
+//! Each probe is one call on its own connection.
 
 mod call;
 mod hpack;
@@ -21,14 +21,14 @@ use super::{Deadline, Target, USER_AGENT, failure, success};
 use crate::Outcome;
 
 const PATH: &str = "/grpc.health.v1.Health/Check";
-/// Most bytes that a server may send, TLS besides: more than headers and a reply.
+/// Most bytes that a server may send, not counting TLS: more than headers and a reply need.
 const READ_MAX: usize = 32 * 1024;
-/// What stands in front of a message: whether it is compressed, and its length in four bytes.
+/// The prefix of a message: whether it is compressed, and its length in four bytes.
 const PREFIX_LEN: usize = 5;
-/// Pause before the next attempt to connect, where somebody refuses.
+/// Pause before the next attempt to connect after a refusal.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What to ask, and whom.
+/// What to ask, and where.
 #[derive(Clone, Debug)]
 pub struct GrpcProbe {
     /// Where to connect to.
@@ -39,7 +39,7 @@ pub struct GrpcProbe {
     pub tls: Option<TlsClient>,
 }
 
-/// `grpc.health.v1.HealthCheckRequest`. These two messages are all that is needed of the protocol.
+/// `grpc.health.v1.HealthCheckRequest`. These two messages are all that we need of the protocol.
 #[derive(Clone, PartialEq, Message)]
 struct Question {
     #[prost(string, tag = "1")]
@@ -63,14 +63,14 @@ enum Health {
     ServiceUnknown = 3,
 }
 
-/// Why there is no status.
+/// Why no status was received.
 #[derive(Debug)]
 enum NoStatus {
     /// The call failed.
     Call(CallError),
     /// The call ended with this code.
     Code(Code),
-    /// What was received is no answer of gRPC.
+    /// The data received is not a gRPC answer.
     Malformed(&'static str),
 }
 
@@ -80,7 +80,7 @@ pub async fn probe(probe: &GrpcProbe, deadline: Deadline) -> Outcome {
     let refused = loop {
         match attempt(probe, deadline).await {
             Ok(outcome) => return outcome,
-            // As long as there is time, a server may come.
+            // A server may still come up while there is time.
             Err(refused) if Instant::now() + PAUSE < deadline.at() => {
                 let _ = refused;
                 tokio::time::sleep(PAUSE).await;
@@ -99,7 +99,7 @@ fn dial_timed_out(target: &Target, deadline: Deadline, because: impl fmt::Displa
     ))
 }
 
-/// One attempt. An error is one that the next attempt may not have.
+/// One attempt. An error is one that the next attempt may not hit.
 async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, String> {
     let target = &probe.target;
     let timeout = deadline.timeout();
@@ -110,7 +110,7 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             Some(_) => READ_MAX + HANDSHAKE_MAX,
         },
         writes_first: true,
-        // A plain call is written at once, and nothing waits for acknowledgements of frames.
+        // A plain call is written in one go, and no frame waits for acknowledgements.
         no_delay: probe.tls.is_some(),
     };
     let connection = match connect(target, usage, deadline).await {
@@ -211,7 +211,7 @@ fn question(service: &str) -> Vec<u8> {
     bytes
 }
 
-/// The status that an answer tells. What else the server says stays with it.
+/// The status in an answer. Anything else that the server says is ignored.
 fn read(answer: &Answer) -> Result<Health, NoStatus> {
     if !answer.is_grpc() {
         return Err(NoStatus::Malformed(match answer.status.as_slice() {

@@ -1,6 +1,6 @@
-//! Probes by HTTP and HTTPS: a GET over a connection of its own, and what the answer's status means.
+//! HTTP and HTTPS probes: a GET on its own connection, and the meaning of the answer's status.
 //!
-//! The kubelet's rules, with one difference: a body that stalls fails the probe, as its headers would.
+//! Follows the kubelet's rules, with one difference: a body that stalls fails the probe, like stalled headers.
 
 mod answer;
 mod request;
@@ -17,25 +17,25 @@ use super::url::{BadLocation, Redirect, Url, target};
 use super::{Deadline, OUTPUT_LIMIT, Target, failure, outcome, own_error, success};
 use crate::{Outcome, RawResult};
 
-/// Most requests of one probe: the first and those that redirects lead to.
+/// Most requests of one probe: the first, and those that redirects lead to.
 const REQUESTS: usize = 10;
-/// Most bytes that a server may send, TLS besides: the head, and as much of the body as is read even if it comes in
-/// chunks of a byte.
+/// Most bytes that a server may send, not counting TLS: the head, and as much of the body as is read, even if it comes in
+/// one-byte chunks.
 const READ_MAX: usize = 2 * answer::HEAD_LIMIT + OUTPUT_LIMIT;
 
-/// What to ask, and whom.
+/// What to ask, and where.
 #[derive(Clone, Debug)]
 pub struct HttpProbe {
     /// Where to connect to.
     pub target: Target,
-    /// By what.
+    /// The scheme.
     pub scheme: Scheme,
-    /// The path, and a query if there is one, as in a manifest.
+    /// The path, with the query if any, as in a manifest.
     pub path: String,
-    /// Headers of the request. One of them may come several times. A `Host` is what the server is told to be, an empty
-    /// `User-Agent` or `Accept` is not sent.
+    /// Headers of the request. Names may repeat. `Host` replaces the host name sent to the server; an empty `User-Agent` or
+    /// `Accept` is not sent.
     pub headers: Vec<(String, String)>,
-    /// How to speak TLS, be it after a redirect.
+    /// How to speak TLS, also after a redirect.
     pub tls: TlsClient,
 }
 
@@ -70,7 +70,7 @@ enum HttpError {
     Location(#[from] BadLocation),
 }
 
-/// Why no more came.
+/// Why the data stopped.
 #[derive(Debug, thiserror::Error)]
 enum Cut {
     #[error("the server closed the connection")]
@@ -85,9 +85,9 @@ impl Cut {
     }
 }
 
-/// What a request led to.
+/// The result of a request.
 enum Step {
-    /// Status, and how much of the body was read, bytes.
+    /// Status, and how many bytes of the body were read.
     Answered(u16, usize),
     Redirected(Redirect),
 }
@@ -118,7 +118,7 @@ fn judge(status: u16) -> Outcome {
     }
 }
 
-/// The final answer's status, and how much of its body was read, bytes.
+/// The final answer's status, and how many bytes of its body were read.
 async fn ask(probe: &HttpProbe, deadline: Deadline) -> Result<(u16, usize), HttpError> {
     let first = Url {
         scheme: probe.scheme,
@@ -163,7 +163,7 @@ async fn send(
             Scheme::Https => READ_MAX + HANDSHAKE_MAX,
         },
         writes_first: true,
-        // A plain request is written at once.
+        // A plain request is written in one go.
         no_delay: url.scheme == Scheme::Https,
     };
     let mut connection =
@@ -201,16 +201,16 @@ async fn send(
 
 /// A request and its answer.
 struct Exchange<'a> {
-    /// What the probe is for.
+    /// The URL of the probe.
     first: &'a Url,
-    /// What is asked now.
+    /// The URL of this request.
     url: &'a Url,
-    /// Empty once it was written.
+    /// Empty once written.
     request: Vec<u8>,
     place: Place,
 }
 
-/// Where in the answer it is.
+/// The current position in the answer.
 enum Place {
     Head(HeadReader),
     Body {
@@ -221,7 +221,7 @@ enum Place {
 }
 
 impl Exchange<'_> {
-    /// Where a redirect leads that is to be followed.
+    /// The target of a redirect that must be followed.
     fn followed(&self, head: &Head) -> Result<Option<Redirect>, BadLocation> {
         let Some(location) = &head.location else {
             return Ok(None);
@@ -256,7 +256,7 @@ impl Exchange<'_> {
         };
         let progress = body.receive(piece, read);
         let progress = progress.map_err(|error| HttpError::Body(self.url.clone(), error))?;
-        // Nothing of the body is kept.
+        // None of the body is kept.
         let answered = Step::Answered(*status, OUTPUT_LIMIT.min(*read));
         Ok((progress == Progress::Done).then_some(answered))
     }
@@ -275,7 +275,7 @@ impl Dialogue for Exchange<'_> {
 
     fn end(&mut self, because: Option<io::Error>) -> Self::End {
         let url = self.url.clone();
-        // Of TLS, which many servers leave without its own end. As for the kubelet, this is one too.
+        // From TLS: many servers close the connection without a TLS close. As for the kubelet, that also counts as an end.
         let because = because.filter(|error| error.kind() != io::ErrorKind::UnexpectedEof);
         match &self.place {
             Place::Head(_) => Err(HttpError::HeadCut(url, Cut::new(because))),

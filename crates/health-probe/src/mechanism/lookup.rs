@@ -1,4 +1,4 @@
-//! Places for look-ups of names, shared among those who ask.
+//! Slots for name look-ups, shared among askers.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -6,22 +6,22 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after
-/// the probe has.
+/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after the
+/// probe has.
 const MOST: usize = 16;
 
-/// Those of this process.
+/// The look-ups of this process.
 pub(super) static LOOKUPS: LazyLock<Lookups> = LazyLock::new(Lookups::default);
 
-/// Who looks names up. An asker gets another place only while it holds fewer than are free: one whose names do not resolve
-/// leaves half of the places to others.
+/// The slots that each asker holds. An asker only gets another slot while it holds fewer than are free: one whose names do
+/// not resolve leaves half of the slots to others.
 #[derive(Debug, Default)]
 pub(super) struct Lookups {
     held: Mutex<HashMap<Arc<str>, usize>>,
     ended: Notify,
 }
 
-/// A place. It ends with its value.
+/// A slot. Dropping it frees it.
 #[derive(Debug)]
 pub(super) struct Place {
     lookups: &'static Lookups,
@@ -29,11 +29,11 @@ pub(super) struct Place {
 }
 
 impl Lookups {
-    /// Waits for a place.
+    /// Waits for a slot.
     pub(super) async fn place(&'static self, asker: &Arc<str>) -> Place {
         loop {
             let mut ended = pin!(self.ended.notified());
-            // From here on, no end is missed.
+            // From here on, no release is missed.
             ended.as_mut().enable();
             if let Some(place) = self.try_place(asker) {
                 return place;

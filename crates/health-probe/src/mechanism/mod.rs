@@ -1,7 +1,7 @@
 //! How targets are probed: by HTTP, TCP, gRPC, or a command in the container.
 //!
-//! Each mechanism takes all that it needs to know, and a [`Deadline`] for everything that it does. What goes wrong on
-//! this side, such as too few file descriptors, says nothing about the target: it is an error, never a failure.
+//! Each mechanism is passed everything that it needs to know, and one [`Deadline`] for all of its work. Problems on this
+//! side, such as too few file descriptors, say nothing about the target: they are errors, never failures.
 
 mod connect;
 mod deadline;
@@ -30,26 +30,26 @@ pub use deadline::Deadline;
 
 use crate::{Outcome, RawResult};
 
-/// How probes call themselves. Servers, their logs and their rules tell probes from other requests by the kubelet's
-/// name, followed by the version of Kubernetes whose probes these are.
+/// The user agent of probes: the kubelet's name, which servers, their logs and their rules use to tell probes from other
+/// requests, followed by the version of Kubernetes whose probes these are.
 pub const USER_AGENT: &str = "kube-probe/1.35";
 
-/// Most of a body, or of a command's output, that is read, bytes.
+/// How much of a body, or of a command's output, is read at most, in bytes.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;
 
 /// A target's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// Its address, such as the pod's.
+    /// An address, such as the pod's.
     Ip(IpAddr),
-    /// A name, to be resolved for each probe.
+    /// A name, resolved for each probe.
     Name(String),
 }
 
 impl FromStr for Host {
     type Err = Infallible;
 
-    /// An address, in brackets or not, or else a name.
+    /// Parses an address, with or without brackets, or else a name.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         let bare = text
             .strip_prefix('[')
@@ -77,7 +77,7 @@ pub struct Target {
     pub port: u16,
     /// The network namespace to connect in; `None` for the agent's own. Names are resolved in the agent's.
     pub netns: Option<Arc<NetNs>>,
-    /// Who asks: the namespace of the pod. Look-ups of names are shared among those who do.
+    /// Who asks: the pod's Kubernetes namespace. Askers share the slots for name look-ups.
     pub asker: Arc<str>,
 }
 
@@ -98,7 +98,7 @@ fn failure(message: impl Into<String>) -> Outcome {
     outcome(RawResult::Failure, message, false)
 }
 
-/// Of an attempt that went wrong on this side.
+/// The outcome of an attempt that went wrong on this side.
 fn own_error(message: impl Into<String>) -> Outcome {
     outcome(RawResult::Unknown, message, true)
 }
@@ -111,7 +111,7 @@ fn outcome(result: RawResult, message: impl Into<String>, errored: bool) -> Outc
     }
 }
 
-/// An error and what caused it, in one line. Each cause is told once.
+/// An error and its causes, in one line. Each cause appears once.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Probes by TCP: whether somebody accepts a connection.
+//! TCP probes: whether a connection is accepted.
 
 use super::connect::{Ending, Usage, connect};
 use super::{Deadline, Target, success};

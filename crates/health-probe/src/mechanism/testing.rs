@@ -1,4 +1,4 @@
-//! Servers that misbehave, for tests of mechanisms.
+//! Misbehaving servers, for tests of mechanisms.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use super::{Deadline, Host, Target};
 use crate::{Outcome, RawResult};
 
-/// For what must come, however busy the machine is.
+/// Timeout for what must come, however busy the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// For what never comes.
+/// Timeout for what never comes.
 pub(super) const SHORT: Duration = Duration::from_millis(300);
 
 pub(super) fn patience() -> Deadline {
@@ -25,8 +25,8 @@ pub(super) fn short() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// What a probe comes to that takes too long at a stage, which its message tells. On a busy machine it may take too long
-/// before, and gets more time then.
+/// The outcome of a probe that takes too long at a stage, which its message names. On a busy machine it may take too long
+/// before that, and then gets more time.
 pub(super) async fn late_at<F>(stage: &str, probe: impl Fn(Deadline) -> F) -> Outcome
 where
     F: Future<Output = Outcome>,
@@ -57,7 +57,7 @@ pub(super) fn target(address: SocketAddr) -> Target {
     }
 }
 
-/// A server that does the same with each connection. It ends with its value.
+/// A server that treats all connections alike. Dropping it stops it.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     task: JoinHandle<()>,
@@ -100,7 +100,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads the head of a request of HTTP/1; what there is of it if the client goes, or speaks something else.
+/// Reads the head of an HTTP/1 request, or as much as came before the client left or if it speaks another protocol.
 pub(super) async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -113,7 +113,7 @@ pub(super) async fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&head).into_owned()
 }
 
-/// Writes the same again and again, until the client goes. Returns how much of it was taken, bytes.
+/// Writes the same piece repeatedly, until the client leaves. Returns how many bytes were taken.
 pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8], pause: Duration) -> usize {
     let mut written = 0;
     while stream.write_all(piece).await.is_ok() {
@@ -123,18 +123,18 @@ pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8], pause: D
     written
 }
 
-/// Ends a connection with a reset.
+/// Closes a connection with a reset.
 pub(super) fn reset(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
 }
 
-/// Nothing until the client goes.
+/// Sends nothing until the client leaves.
 pub(super) async fn say_nothing(mut stream: TcpStream) {
     let mut piece = [0; 1024];
     while matches!(stream.read(&mut piece).await, Ok(1..)) {}
 }
 
-/// Waits until the client has closed its side, and returns whether that was its end and no reset.
+/// Waits until the client has closed its side, and returns whether that was an orderly close and not a reset.
 pub(super) async fn is_closed_politely(stream: &mut TcpStream) -> bool {
     let mut piece = [0; 1024];
     loop {
@@ -146,7 +146,7 @@ pub(super) async fn is_closed_politely(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// A port of the loopback address that nobody listens on.
+/// A port of the loopback address without a listener.
 pub(super) fn unused_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
@@ -162,7 +162,7 @@ pub(super) fn open_ends(port: u16) -> usize {
     ends(port, |state| state != TIME_WAIT && state != LISTEN)
 }
 
-/// States as `/proc/net/tcp` has them.
+/// States as in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 

@@ -1,6 +1,6 @@
-//! TLS for probes by HTTPS and gRPC. As with the kubelet, certificates are not verified unless the settings ask for it. A
-//! probe that verifies nothing accepts what Go does: also the key exchange [`group`] and the suites of [`cbc`], and any
-//! signature.
+//! TLS for HTTPS and gRPC probes. As with the kubelet, certificates are only verified if the settings ask for it. A probe
+//! that verifies nothing accepts everything that Go does, including the key exchange [`group`], the suites of [`cbc`], and
+//! any signature.
 
 mod cbc;
 mod group;
@@ -25,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 use super::Host;
 use super::connect::Connection;
 
-/// What HTTP/2 is called in TLS.
+/// The name of HTTP/2 in ALPN.
 const H2: &[u8] = b"h2";
 
 static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
@@ -34,19 +34,19 @@ static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
     is_verified: false,
 });
 
-/// Why settings of TLS are of no use.
+/// Why TLS settings are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The certificates of authorities cannot be read.
     #[error("cannot read the certificates to verify with: {0}")]
     Authorities(#[source] pem::Error),
-    /// There is none.
+    /// There is no authority certificate.
     #[error("there is no certificate to verify with")]
     NoAuthority,
-    /// One of them is no authority's.
+    /// One of them is not an authority's certificate.
     #[error("cannot verify with a certificate: {0}")]
     Authority(#[source] rustls::Error),
-    /// The name cannot be a server's.
+    /// The name is not a valid server name.
     #[error("{0:?} cannot be a server's name")]
     ServerName(String),
     /// The client's certificate cannot be read.
@@ -55,26 +55,26 @@ pub enum TlsError {
     /// The client's key cannot be read.
     #[error("cannot read the client's key: {0}")]
     Key(#[source] pem::Error),
-    /// The client's certificate and key do not serve.
+    /// The client's certificate and key cannot be used together.
     #[error("cannot use the client's certificate with its key: {0}")]
     Identity(#[source] rustls::Error),
 }
 
-/// How to speak TLS. The default is as the kubelet does: nothing is verified, and no certificate shown.
+/// How to speak TLS. The default is the kubelet's: nothing is verified, and no certificate is presented.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// Certificates of authorities to verify the server's with, PEM.
+    /// Authority certificates to verify the server's certificate with, PEM.
     pub authorities: Option<Vec<u8>>,
-    /// The name to ask for and to verify; else the target's host, or its address.
+    /// The name to ask for and to verify; by default the target's host, or its address.
     pub server_name: Option<String>,
-    /// The certificate to show to a server that asks for one.
+    /// The certificate to present to a server that asks for one.
     pub identity: Option<TlsIdentity>,
 }
 
 /// A client's certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsIdentity {
-    /// The chain of certificates, PEM.
+    /// The certificate chain, PEM.
     pub certificates: Vec<u8>,
     /// The private key, PEM.
     pub key: Vec<u8>,
@@ -87,7 +87,7 @@ impl fmt::Debug for TlsIdentity {
     }
 }
 
-/// Settings of TLS, ready for use.
+/// TLS settings, ready for use.
 #[derive(Clone, Debug)]
 pub struct TlsClient {
     configs: Configs,
@@ -103,7 +103,7 @@ struct Configs {
 
 impl Configs {
     fn of(mut config: ClientConfig) -> Self {
-        // A resumed session would not show whether the certificate is still good, and each probe stands for itself.
+        // A resumed session would not show whether the certificate is still valid, and each probe is independent.
         config.resumption = Resumption::disabled();
         let http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![H2.to_vec()];
@@ -114,7 +114,7 @@ impl Configs {
     }
 }
 
-/// What is spoken over TLS.
+/// The protocol inside TLS.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Protocol {
     Http1,
@@ -128,7 +128,7 @@ impl Default for TlsClient {
 }
 
 impl TlsClient {
-    /// Fails if certificates or keys are not what they should be.
+    /// Fails if certificates or keys are invalid.
     pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
         let builder = match &settings.authorities {
             None => unverified_builder(),
@@ -156,7 +156,7 @@ impl TlsClient {
         })
     }
 
-    /// The handshake, with the server on a host.
+    /// Does the handshake with the server on a host.
     pub(super) async fn connect(
         &self,
         host: &Host,
@@ -180,7 +180,7 @@ impl TlsClient {
             },
         };
         let connector = TlsConnector::from(config.clone());
-        // In boxes, so that probes in plain text need no room for a session.
+        // Boxed, so that plain-text probes need no space for a session.
         let stream = Box::pin(connector.connect(name, connection)).await?;
         Ok(TlsConnection {
             stream: Box::new(stream),
@@ -196,7 +196,7 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// With all that Go's clients accept.
+/// Everything that Go's clients accept.
 fn lenient_provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = ring::default_provider();
@@ -236,7 +236,7 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// Takes any certificate, also one that cannot be read, and any signature.
+/// Accepts any certificate, even an unreadable one, and any signature.
 #[derive(Debug)]
 struct Unverified;
 
@@ -271,7 +271,7 @@ impl ServerCertVerifier for Unverified {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        // In the order of Go. What is not offered here, a server does not sign with.
+        // In Go's order. A server does not sign with a scheme that is not offered here.
         vec![
             SignatureScheme::RSA_PSS_SHA256,
             SignatureScheme::ECDSA_NISTP256_SHA256,
@@ -289,7 +289,8 @@ impl ServerCertVerifier for Unverified {
     }
 }
 
-/// A connection with TLS. It tells the server of its end, which would else take it for an attack.
+/// A TLS connection. Sends the server a close notification when dropped; otherwise the server would suspect a truncation
+/// attack.
 #[derive(Debug)]
 pub(super) struct TlsConnection {
     stream: Box<TlsStream<Connection>>,
@@ -299,12 +300,12 @@ impl Drop for TlsConnection {
     fn drop(&mut self) {
         let (connection, session) = self.stream.get_mut();
         session.send_close_notify();
-        // As far as there is room: nobody waits for it.
+        // As far as it fits; we do not wait for it.
         let _ = session.write_tls(&mut Unwaiting(connection));
     }
 }
 
-/// Writes into a connection what there is room for.
+/// Writes to a connection as much as fits.
 struct Unwaiting<'a>(&'a Connection);
 
 impl io::Write for Unwaiting<'_> {
@@ -340,7 +341,7 @@ impl AsyncWrite for TlsConnection {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    /// Does nothing: dropping it closes it.
+    /// Does nothing: dropping the connection closes it.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

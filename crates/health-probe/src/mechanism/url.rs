@@ -1,4 +1,4 @@
-//! Where a probe by HTTP goes: what its path comes to in a request, and where a redirect leads.
+//! Where an HTTP probe goes: how its path appears in a request, and where a redirect leads.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::Host;
 
-/// What cannot stand in a path as it is.
+/// Characters that must be encoded in a path.
 const PATH: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -19,15 +19,15 @@ const PATH: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'|')
     .add(b'}');
-/// What cannot stand in a path that was not meant as a URL.
+/// Characters that must be encoded in a path that is not a URL.
 const RAW_PATH: &AsciiSet = &PATH.add(b'%').add(b'?').add(b'#');
-/// What cannot stand in a query.
+/// Characters that must be encoded in a query.
 const QUERY: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>');
 
-/// By what to ask.
+/// The scheme of a URL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scheme {
-    /// In plain text.
+    /// Plain text.
     #[default]
     Http,
     /// Over TLS.
@@ -49,7 +49,7 @@ pub(super) struct Url {
     pub(super) scheme: Scheme,
     pub(super) host: Host,
     pub(super) port: u16,
-    /// Path and query, as they stand in a request.
+    /// Path and query, as they appear in a request.
     pub(super) target: String,
 }
 
@@ -59,11 +59,11 @@ impl fmt::Display for Url {
     }
 }
 
-/// What a redirect's `Location` comes to.
+/// The target of a redirect's `Location`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     pub(super) url: Url,
-    /// It names a host, be it the same.
+    /// Whether it names a host, even the same one.
     pub(super) is_absolute: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Redirect {
 pub(super) struct BadLocation;
 
 impl Url {
-    /// Host and port, as they stand in the header `Host`.
+    /// Host and port, as they appear in the header `Host`.
     pub(super) fn authority(&self) -> String {
         match &self.host {
             Host::Ip(ip) => std::net::SocketAddr::new(*ip, self.port).to_string(),
@@ -81,7 +81,7 @@ impl Url {
         }
     }
 
-    /// Whether a redirect to another URL stays with the host that the probe is for.
+    /// Whether a redirect to this URL stays with the host of another.
     pub(super) fn has_host_of(&self, other: &Self) -> bool {
         match (&self.host, &other.host) {
             (Host::Name(a), Host::Name(b)) => a.eq_ignore_ascii_case(b),
@@ -89,7 +89,7 @@ impl Url {
         }
     }
 
-    /// Where a `Location` leads that this URL was answered with.
+    /// Resolves a `Location` that this URL was answered with.
     pub(super) fn redirect(&self, location: &str) -> Result<Redirect, BadLocation> {
         let location = location.split('#').next().unwrap_or_default();
         let (scheme, rest) = match scheme(location) {
@@ -133,8 +133,8 @@ impl Url {
     }
 }
 
-/// What a manifest's path comes to in a request: a query is one, a fragment is not sent, and what is no URL is taken
-/// as a path byte by byte.
+/// Turns a manifest's path into a request target: a query stays a query, a fragment is not sent, and a path that is not a
+/// valid URL is encoded byte by byte.
 pub(super) fn target(path: &str) -> String {
     let is_url = !path.bytes().any(|byte| byte.is_ascii_control())
         && is_encoded(path.split(['?', '#']).next().unwrap_or_default());
@@ -147,7 +147,7 @@ pub(super) fn target(path: &str) -> String {
         Some((_, rest)) if rest.starts_with("//") => rest,
         _ => path,
     };
-    // A host in there is not the target's.
+    // A host in the path does not change the target's.
     let rest = match rest.strip_prefix("//") {
         Some(rest) => &rest[rest.find(['/', '?']).unwrap_or(rest.len())..],
         None => rest,
@@ -155,7 +155,7 @@ pub(super) fn target(path: &str) -> String {
     encode(rest)
 }
 
-/// Path and query with all that cannot stand in a request encoded, and a slash in front.
+/// Path and query, with invalid characters encoded and a leading slash.
 fn encode(target: &str) -> String {
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -171,7 +171,7 @@ fn encode(target: &str) -> String {
     encoded
 }
 
-/// Whether each per cent sign begins an encoded byte.
+/// Whether each per cent sign starts an encoded byte.
 fn is_encoded(path: &str) -> bool {
     path.split('%').skip(1).all(|rest| {
         let digits = rest.as_bytes().get(..2);
@@ -214,7 +214,7 @@ fn host_and_port(authority: &str) -> Result<(Host, Option<u16>), BadLocation> {
     Ok((host, port))
 }
 
-/// A path, and its query, with the steps to this folder and the one above taken (RFC 3986, 5.2.4).
+/// Removes dot segments from the path (RFC 3986, 5.2.4); keeps the query.
 fn without_dots(target: &str) -> Cow<'_, str> {
     let (path, query) = target.split_at(target.find('?').unwrap_or(target.len()));
     if !path.split('/').any(|step| step == "." || step == "..") {

@@ -1,4 +1,4 @@
-//! One attempt: from a probe and what is known of its container to a mechanism, and what it came to.
+//! One attempt: passes a probe and what is known of its container to a mechanism, and returns the outcome.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,8 +21,8 @@ use crate::spec::{Handler, HttpGet, Origin, TargetAction, Tls};
 use crate::worker::{Report, Start, WorkerId};
 use crate::{Outcome, RawResult};
 
-/// An attempt that failed by so much after its deadline was not watched: the answer may have come in time.
-/// That is for long timeouts; for short ones it is a quarter of the timeout, and at least the other.
+/// An attempt that failed this long after its deadline was not watched: the answer may have come in time. This value is for
+/// long timeouts; for short ones it is a quarter of the timeout, and at least the minimum.
 const UNWATCHED: Duration = Duration::from_millis(100);
 const UNWATCHED_MIN: Duration = Duration::from_millis(5);
 
@@ -34,7 +34,7 @@ pub(super) struct Attempt<'a> {
     pub(super) commands: &'a Commands,
 }
 
-/// Why certificates are of no use.
+/// Why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 enum CertificateError {
     #[error("cannot read {0}: {1}")]
@@ -46,8 +46,8 @@ enum CertificateError {
 }
 
 impl Attempt<'_> {
-    /// Makes it. A failure that only a late look at the clock tells is no failure of the target. Commands tell that
-    /// themselves: their time counts from when they were started.
+    /// Makes the attempt. If it only failed because the clock was checked late, that is not a failure of the target.
+    /// Commands detect this themselves: their time counts from when they were started.
     pub(super) async fn make(&self) -> Report {
         let deadline = Deadline::after(self.start.probe.timeout);
         let outcome = self.outcome(deadline).await;
@@ -91,7 +91,7 @@ impl Attempt<'_> {
             asker: Arc::from(&*pod.namespace),
         };
         match target.action {
-            // In a box, so that other probes need no room for it.
+            // Boxed, so that other probes need no space for it.
             TargetAction::Exec(command) => Box::pin(self.exec(command, deadline)).await,
             TargetAction::Tcp { host, port } => tcp::probe(&to(host, port), deadline).await,
             TargetAction::Http {
@@ -143,7 +143,7 @@ impl Attempt<'_> {
         http::probe(&probe, deadline).await
     }
 
-    /// Reads the certificates anew, as others renew them.
+    /// Reads the certificates each time, because others may renew them.
     async fn tls(&self, tls: &Tls) -> Result<TlsClient, CertificateError> {
         if *tls == Tls::default() {
             return Ok(TlsClient::default());
@@ -188,7 +188,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Of an attempt that went wrong on this side.
+/// The outcome of an attempt that went wrong on this side.
 fn unknown(message: impl ToString) -> Outcome {
     Outcome {
         result: RawResult::Unknown,
@@ -217,11 +217,11 @@ fn client(tls: &Tls, folder: &Path) -> Result<TlsClient, CertificateError> {
     Ok(TlsClient::new(&settings)?)
 }
 
-/// The commands that a runtime runs: each run waits for what is left of the one before.
+/// The commands that a runtime executes: each run waits for what is left of the one before.
 #[derive(Debug, Default)]
 pub(super) struct Commands(Mutex<HashMap<WorkerId, (Command, CriExec)>>);
 
-/// The container, by the runtime's id, and the command.
+/// The runtime's container ID, and the command.
 type Command = (String, Vec<String>);
 
 impl Commands {
@@ -237,7 +237,7 @@ impl Commands {
         exec
     }
 
-    /// Forgets those of other workers.
+    /// Forgets the commands of other workers.
     pub(super) fn retain(&self, is_known: impl Fn(WorkerId) -> bool) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|worker, _| is_known(*worker));

@@ -1,8 +1,7 @@
-//! The prober: makes the runs that a [`Manager`] asks for, and tells it what came of them.
+//! The prober: executes the runs that a [`Manager`] asks for, and reports their outcomes to it.
 //!
-//! One task waits for the manager's next time and starts what is due; each run is a task of its own, for as long as it
-//! lasts. The manager stands behind a lock that nobody holds while anything is waited for, so pods are added and listed
-//! directly.
+//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts. A
+//! lock protects the manager. It is never held across an await, so pods are added and listed directly.
 
 mod attempt;
 mod news;
@@ -36,47 +35,47 @@ pub use self::news::{News, NewsReceiver};
 pub use self::stats::{DURATION_BOUNDS, Histogram, ProbeName, ProbeStats, Stats};
 pub use self::trial::{Trial, Tried};
 
-/// What the prober has to know of containers, beside their manifests.
+/// What the prober needs to know about containers, beyond their manifests.
 pub trait Containers: Send + Sync {
     /// The network namespace of a pod.
     fn netns(&self, pod: &PodSpec) -> Option<Arc<NetNs>>;
 
-    /// How commands are run in a container.
+    /// How to run commands in a container.
     fn execution(&self, pod: &PodSpec, container_id: &str) -> Option<Execution>;
 }
 
-/// How commands are run in a container.
+/// How to run commands in a container.
 #[derive(Clone, Debug)]
 pub enum Execution {
-    /// By this host itself, where a process of the container is.
+    /// By this host itself, in the environment of one of the container's processes.
     Direct {
         /// The process.
         pid: u32,
-        /// When it was started, in ticks since boot, if known.
+        /// When it started, in ticks since boot, if known.
         started: Option<u64>,
     },
     /// By the container runtime.
     Runtime {
         /// The runtime.
         runtime: Runtime,
-        /// What the runtime calls the container.
+        /// The runtime's ID for the container.
         container_id: String,
         /// A process of the container, if known.
         pid: Option<u32>,
     },
 }
 
-/// What a prober begins with.
+/// What a prober starts with.
 pub struct ProberOptions {
-    /// What its manager begins with.
+    /// The options of its manager.
     pub manager: ManagerOptions,
-    /// What it has to know of containers.
+    /// What it needs to know about containers.
     pub containers: Arc<dyn Containers>,
     /// The folder of the certificates and keys that annotations name.
     pub certificates: PathBuf,
 }
 
-/// Probes containers. Clones share it; the probing ends with the last one.
+/// Probes containers. Clones share state; probing stops when the last one is dropped.
 #[derive(Clone)]
 pub struct Prober(Arc<Shared>);
 
@@ -84,9 +83,9 @@ struct Shared {
     manager: Mutex<Manager>,
     /// The manager's time zero.
     began: Instant,
-    /// Told when there is something to do before the time in `awake_at`.
+    /// Notified when work is due before the time in `awake_at`.
     wake: Arc<Notify>,
-    /// When the task that starts runs looks again, ns since the beginning; `u64::MAX` for never.
+    /// When the task that starts runs checks again, ns since `began`; `u64::MAX` for never.
     awake_at: AtomicU64,
     containers: Arc<dyn Containers>,
     certificates: PathBuf,
@@ -96,9 +95,9 @@ struct Shared {
 }
 
 impl Prober {
-    /// Begins to probe, on a thread of its own: no slow request of the API delays a probe, and all that a probe takes is
-    /// done without handing it from thread to thread. Probes from the network namespace that this is called in. Whoever
-    /// has the receiver acts on what is told. An error is one of the thread.
+    /// Starts probing on its own thread: slow API requests cannot delay a probe, and no step of a probe moves between
+    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news. Fails
+    /// if the thread cannot start.
     pub fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (prober, told, ends) = {
@@ -107,7 +106,7 @@ impl Prober {
         };
         thread::Builder::new()
             .name("prober".to_owned())
-            // A task that panicked has said so.
+            // A task that panicked has already reported it.
             .spawn(move || drop(runtime.block_on(ends)))?;
         Ok((prober, told))
     }
@@ -155,7 +154,7 @@ impl Prober {
         (prober, told, task)
     }
 
-    /// Starts what is due. Returns when there will be more.
+    /// Starts whatever is due. Returns when more will be due.
     fn start_due(&self) -> Option<Instant> {
         let (starts, next) = {
             let mut manager = self.manager();
@@ -163,7 +162,7 @@ impl Prober {
             let wall = Timestamp::now();
             let starts: Vec<Start> = std::iter::from_fn(|| manager.poll(now, wall)).collect();
             let next = manager.next_wake();
-            // Under the lock, so that whoever changes the manager after this sees it.
+            // Under the lock, so that anyone who changes the manager after this sees it.
             self.0.awake_at.store(nanoseconds(next), Ordering::Relaxed);
             (starts, next)
         };
@@ -174,11 +173,11 @@ impl Prober {
         next.map(|next| self.0.began + next)
     }
 
-    /// Makes a run: an attempt, and others if it errs.
+    /// Executes a run: one attempt, and further ones if it errs.
     async fn run(self, start: Start) {
         let mut next = Some(start);
         while let Some(start) = next.take() {
-            // Whatever happens to the attempt, the manager is answered.
+            // Whatever happens to the attempt, the manager gets an answer.
             let mut unanswered = Unanswered(&self, Some(start));
             let Some(start) = &unanswered.1 else { break };
             let begun = self.now();
@@ -216,7 +215,7 @@ impl Prober {
         self.wake_in_time();
     }
 
-    /// Wakes the task that starts runs if it would look too late.
+    /// Wakes the task that starts runs if it would check too late.
     fn wake_in_time(&self) {
         let next = nanoseconds(self.manager().next_wake());
         if next < self.0.awake_at.load(Ordering::Relaxed) {
@@ -224,7 +223,7 @@ impl Prober {
         }
     }
 
-    /// Passes on what has changed.
+    /// Sends out what has changed.
     fn tell(&self) {
         let mut manager = self.manager();
         for update in manager.take_updates() {
@@ -238,7 +237,7 @@ impl Prober {
         }
     }
 
-    /// Changes something, and has what follows from it done and told.
+    /// Applies a change, then sends out and schedules what follows from it.
     fn change<T>(&self, change: impl FnOnce(&mut Manager, Duration) -> T) -> T {
         let changed = change(&mut self.manager(), self.now());
         self.tell();
@@ -246,13 +245,13 @@ impl Prober {
         changed
     }
 
-    /// Probes a pod as its spec says from now on.
+    /// From now on, probes a pod according to its spec.
     pub fn add_pod(&self, spec: Arc<PodSpec>) {
         self.change(|manager, now| manager.add_pod(now, spec));
         self.forget_commands();
     }
 
-    /// Tells what is known of a pod, see [`Manager::set_status`].
+    /// Passes on the known state of a pod, see [`Manager::set_status`].
     pub fn set_status(&self, uid: &str, status: PodStatus) {
         self.change(|manager, now| manager.set_status(now, uid, status));
     }
@@ -264,51 +263,51 @@ impl Prober {
         self.forget_commands();
     }
 
-    /// Removes all pods but those that are desired.
+    /// Removes all pods that are not desired.
     pub fn cleanup_pods(&self, is_desired: impl Fn(&str) -> bool) {
         self.change(|manager, now| manager.cleanup_pods(now, &is_desired));
         self.stats().retain_pods(is_desired);
         self.forget_commands();
     }
 
-    /// What is known of a pod, with `ready` and `started` computed.
+    /// The known status of a pod, with `ready` and `started` computed.
     pub fn status(&self, uid: &str) -> Option<PodStatus> {
         self.manager().status(uid).cloned()
     }
 
-    /// All containers that are to be killed, see [`Manager::kills`].
+    /// All containers that must be killed, see [`Manager::kills`].
     pub fn kills(&self) -> Vec<Kill> {
         self.manager().kills()
     }
 
-    /// What follows from a failed probe of a container, whether it runs any more or not, see [`Manager::condemned`].
+    /// What follows from a container's failed probe, whether or not it is still running, see [`Manager::condemned`].
     pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         self.manager().condemned(pod_uid, container_id)
     }
 
-    /// Looks at all workers, by `look`, which must not take long. Times count from the second argument on.
+    /// Calls `look` for each worker; it must not take long. Times count from its second argument.
     pub fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
         let manager = self.manager();
         manager.list().for_each(|worker| look(worker, self.0.began));
     }
 
-    /// What the next agent is to know.
+    /// The state for the next agent.
     pub fn snapshot(&self) -> Snapshot {
         let now = self.now();
         self.manager().snapshot(now)
     }
 
-    /// What probes came to, and how long they took.
+    /// The results of probes, and how long they took.
     pub fn statistics(&self) -> Stats {
         self.stats().clone()
     }
 
-    /// Looks at what probes came to, by `look`, which must not take long.
+    /// Calls `look` with the statistics; it must not take long.
     pub(crate) fn look_at_statistics<T>(&self, look: impl FnOnce(&Stats) -> T) -> T {
         look(&self.stats())
     }
 
-    /// Those of workers that are gone.
+    /// Forgets the commands of workers that are gone.
     fn forget_commands(&self) {
         let manager = self.manager();
         self.0.commands.retain(|worker| manager.has_worker(worker));
@@ -329,12 +328,12 @@ impl Prober {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The task that waits ends with it.
+        // The waiting task then ends.
         self.wake.notify_one();
     }
 }
 
-/// An attempt whose outcome the manager waits for. If it is dropped, as in a panic, it counts as not sent.
+/// An attempt whose outcome the manager is waiting for. If it is dropped, as in a panic, it counts as not sent.
 struct Unanswered<'a>(&'a Prober, Option<Start>);
 
 impl Drop for Unanswered<'_> {

@@ -1,7 +1,7 @@
-//! What a prober tells, on its way to whoever acts on it.
+//! The queue of news from a prober to the task that acts on it.
 //!
-//! Nobody waits to tell: whoever acts may be the one who tells. So there is room for [`ROOM`] news, and after that what is
-//! newer takes the place of what it makes void. No more than that, and one for each probe and pod, ever waits.
+//! Sending never waits: the receiver may itself be the sender. The queue has space for [`ROOM`] news; once that is full,
+//! newer news replaces the news that it makes obsolete. So at most this many news, plus one per probe and pod, ever wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,17 +14,17 @@ use crate::spec::{PodSpec, ProbeType};
 use crate::worker::restart::Kill;
 use crate::worker::{Event, PodStatus, ResultUpdate};
 
-/// News that wait at most before newer ones replace older ones.
+/// Most waiting news before newer ones replace older ones.
 const ROOM: usize = 4096;
 
-/// What a prober tells, in the order in which it came to be.
+/// What a prober reports, in order of occurrence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// A result is new or has changed, and has its container killed in some cases.
+    /// A result that is new or has changed, and the kill that follows from it in some cases.
     Result(ResultUpdate, Option<Kill>),
     /// A pod's status has changed.
     Status(Arc<str>, PodStatus),
-    /// Something is to be told of a container.
+    /// An event to report about a container.
     Event {
         /// The pod.
         pod: Arc<PodSpec>,
@@ -32,13 +32,13 @@ pub enum News {
         container: Arc<str>,
         /// The type of the probe.
         kind: ProbeType,
-        /// What.
+        /// The event.
         event: Event,
     },
 }
 
-/// What news are about. Later ones about the same make earlier ones void: a failure that has its container killed is the
-/// last result of that container.
+/// What a piece of news is about. Later news on the same subject makes earlier news obsolete: a failure that kills its
+/// container is the last result of that container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Probe(Arc<str>, Arc<str>, ProbeType),
@@ -46,7 +46,7 @@ enum Subject {
 }
 
 impl News {
-    /// `None` for what nothing later makes void.
+    /// `None` for news that nothing later makes obsolete.
     fn subject(&self) -> Option<Subject> {
         match self {
             Self::Result(update, _) => Some(Subject::Probe(
@@ -63,11 +63,11 @@ impl News {
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
-    /// By their number.
+    /// By number.
     news: BTreeMap<u64, News>,
-    /// The latest of each subject.
+    /// The latest news on each subject.
     latest: HashMap<Subject, u64>,
-    /// Events that there was no room for.
+    /// Events for which there was no space.
     lost: u64,
     is_closed: bool,
 }
@@ -123,22 +123,22 @@ impl Queue {
     }
 }
 
-/// Where news go in.
+/// The sending end.
 #[derive(Debug)]
 pub(super) struct NewsSender(Arc<Queue>);
 
-/// Where news come out.
+/// The receiving end.
 #[derive(Debug)]
 pub struct NewsReceiver(Arc<Queue>);
 
-/// A way from who tells to who acts.
+/// Creates a queue.
 pub(super) fn channel() -> (NewsSender, NewsReceiver) {
     let queue = Arc::new(Queue::default());
     (NewsSender(queue.clone()), NewsReceiver(queue))
 }
 
 impl NewsSender {
-    /// Tells. Never waits. Nobody may want to know.
+    /// Sends news. Never waits. The news may have no receiver.
     pub(super) fn send(&self, news: News) {
         let mut waiting = self.0.waiting();
         if waiting.is_closed {
@@ -151,10 +151,10 @@ impl NewsSender {
 }
 
 impl NewsReceiver {
-    /// The next news; `None` when the prober has ended. Nothing is lost if this is dropped before it is done.
+    /// The next news; `None` when the prober has stopped. Cancel-safe: nothing is lost if this future is dropped.
     pub async fn recv(&mut self) -> Option<News> {
         loop {
-            // In this order: what is told before the end is there.
+            // In this order: news sent before the close is already in the queue.
             let is_closed = self.0.waiting().is_closed;
             if let Some(news) = self.try_recv() {
                 return Some(news);
@@ -166,7 +166,7 @@ impl NewsReceiver {
         }
     }
 
-    /// The next news, if there are any.
+    /// The next news, if any.
     pub fn try_recv(&mut self) -> Option<News> {
         let mut waiting = self.0.waiting();
         let lost = std::mem::take(&mut waiting.lost);
@@ -229,7 +229,7 @@ mod tests {
         for pod in 0..ROOM {
             sender.send(status(pod % 8, false));
         }
-        // Nobody reads: what is void goes, and what is new comes last.
+        // Without a reader, obsolete news is removed, and new news comes last.
         for _ in 0..3 {
             for pod in 0..16 {
                 sender.send(status(pod, true));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(all.len(), ROOM + 8);
         let last: Vec<News> = (0..16).map(|pod| status(pod, true)).collect();
         assert_eq!(all[all.len() - 16..], last);
-        // There is room again, for events too, and nothing is left out.
+        // There is space again, for events too, and nothing is left out.
         for news in [status(1, false), event(), status(1, true)] {
             sender.send(news.clone());
             assert_eq!(receiver.recv().await, Some(news));

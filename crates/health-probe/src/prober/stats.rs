@@ -1,4 +1,4 @@
-//! What probes came to, for metrics.
+//! Probe statistics, for metrics.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,40 +7,40 @@ use std::time::Duration;
 use crate::spec::{PodSpec, ProbeType};
 use crate::worker::{Counted, Start};
 
-/// Upper bounds of the buckets of durations, those of the kubelet and shorter ones, seconds.
+/// Upper bounds of the duration buckets, in seconds: the kubelet's, and shorter ones.
 pub const DURATION_BOUNDS: [f64; 14] = [
     0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
-/// What tells a probe from others: the pod's UID, the container's name, and the type.
+/// Identifies a probe: the pod's UID, the container's name, and the type.
 pub type ProbeName = (Arc<str>, Arc<str>, ProbeType);
 
-/// What all probes came to.
+/// The statistics of all probes.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Each probe's, in any order.
+    /// Statistics per probe, in any order.
     pub probes: HashMap<ProbeName, ProbeStats>,
-    /// How late runs began, all together.
+    /// How late runs started, over all probes.
     pub delays: Histogram,
-    /// What those of pods that are gone came to, as in [`ProbeStats::runs`].
+    /// Run counts for pods that are gone, as in [`ProbeStats::runs`].
     pub past: [u64; Counted::ALL.len()],
 }
 
-/// What one probe of one container came to.
+/// The statistics of one probe of one container.
 #[derive(Clone, Debug)]
 pub struct ProbeStats {
     /// The pod.
     pub pod: Arc<PodSpec>,
-    /// How often it came to what, in the order of [`Counted::ALL`].
+    /// Run counts by result, in the order of [`Counted::ALL`].
     pub runs: [u64; Counted::ALL.len()],
-    /// How long runs took that were sent.
+    /// How long sent runs took.
     pub durations: Histogram,
 }
 
 /// How often a duration was within each of [`DURATION_BOUNDS`], and beyond the last.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// The buckets, each without those before it.
+    /// The buckets, not cumulative.
     pub buckets: [u64; DURATION_BOUNDS.len() + 1],
     /// The sum of all durations.
     pub sum: Duration,
@@ -56,14 +56,14 @@ impl Histogram {
 }
 
 impl Stats {
-    /// Each probe's, in the order of their names.
+    /// Statistics per probe, sorted by name.
     pub fn by_name(&self) -> Vec<(&ProbeName, &ProbeStats)> {
         let mut probes: Vec<_> = self.probes.iter().collect();
         probes.sort_unstable_by_key(|(name, _)| *name);
         probes
     }
 
-    /// How often all probes together came to each of [`Counted::ALL`].
+    /// Run counts over all probes, in the order of [`Counted::ALL`].
     pub(crate) fn totals(&self) -> [u64; Counted::ALL.len()] {
         let mut totals = self.past;
         for stats in self.probes.values() {

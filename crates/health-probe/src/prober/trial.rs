@@ -1,4 +1,4 @@
-//! One run of one probe, outside of any schedule: what it comes to, and what would follow.
+//! One run of one probe, outside of any schedule: its outcome, and what would follow.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Trial {
     pub pod: Arc<PodSpec>,
     /// The container's name.
     pub container: Arc<str>,
-    /// The container's ID, if it is known; [`Containers`] gets it.
+    /// The container's ID, if known; passed to [`Containers`].
     pub container_id: Arc<str>,
     /// The type of the probe.
     pub kind: ProbeType,
@@ -27,21 +27,21 @@ pub struct Trial {
     pub probe: Arc<Probe>,
 }
 
-/// What a trial came to.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
-    /// What the last attempt came to; none if this host did not look in time.
+    /// The outcome of the last attempt; `None` if this host did not check in time.
     pub outcome: Option<Outcome>,
-    /// What that means, before any threshold; none as above.
+    /// What the outcome means, before any threshold; `None` under the same condition.
     pub judgement: Option<Judgement>,
-    /// How many attempts were made: further ones while they err, as in any run.
+    /// How many attempts were made: further ones follow while they err, as in any run.
     pub attempts: u32,
     /// How long the last attempt took.
     pub took: Duration,
 }
 
 impl Tried {
-    /// Whether the target is well.
+    /// Whether the target is healthy.
     pub fn is_success(&self) -> bool {
         self.outcome.as_ref().is_some_and(|outcome| {
             !outcome.errored && matches!(outcome.result, RawResult::Success | RawResult::Warning)

@@ -1,11 +1,11 @@
-//! What a container is made of, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The runtime tells it
-//! as JSON in the details of a container, with these names, and takes it as a message.
+//! A container's configuration, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The runtime reports it as
+//! JSON in a container's details, with these names, and takes it as a protobuf message.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// Derives what each of these messages has.
+/// Adds the derives that all of these messages share.
 macro_rules! messages {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_attr:meta])* $field:ident: $type:ty,)* })*) => {
         $(
@@ -324,10 +324,10 @@ messages! {
     }
 }
 
-/// What a container is made of, in the details that the runtime tells of it (JSON).
+/// A container's configuration, in the details that the runtime reports (JSON).
 #[derive(Deserialize)]
 pub(super) struct Info<T> {
-    /// Its first process; 0 for none.
+    /// PID of its first process; 0 if none.
     #[serde(default)]
     pub(super) pid: u32,
     pub(super) config: Option<T>,

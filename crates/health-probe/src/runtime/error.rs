@@ -1,4 +1,4 @@
-//! Why the runtime was of no use.
+//! Why a call of the runtime failed.
 
 use std::fmt;
 use std::path::Path;
@@ -10,13 +10,13 @@ use tonic::Code;
 /// A call of the runtime failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct RuntimeError {
-    /// Where it listens.
+    /// The socket that it listens on.
     pub(super) socket: Arc<Path>,
-    /// What was called.
+    /// The method that was called.
     pub(super) method: &'static str,
     /// The container or pod that it was about; may be empty.
     pub(super) subject: String,
-    /// Why.
+    /// The reason.
     #[source]
     pub(super) reason: Reason,
 }
@@ -37,12 +37,12 @@ impl fmt::Display for RuntimeError {
 }
 
 impl RuntimeError {
-    /// Why.
+    /// The reason.
     pub fn reason(&self) -> &Reason {
         &self.reason
     }
 
-    /// Whether there is no such container or pod.
+    /// Whether the container or pod does not exist.
     pub(super) fn is_not_found(&self) -> bool {
         matches!(self.reason, Reason::Refused(Code::NotFound, _))
     }
@@ -51,16 +51,16 @@ impl RuntimeError {
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// Nobody listens there, or the connection broke.
+    /// Nothing listens on the socket, or the connection broke.
     #[error("it cannot be reached: {0}")]
     Away(String),
     /// No answer in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// It says no, or what it says is not gRPC.
+    /// The runtime refused, or its answer is not gRPC.
     #[error("{0:?}: {1}")]
     Refused(Code, String),
-    /// What it says lacks something, or cannot be read.
+    /// Its answer lacks something, or cannot be read.
     #[error("its answer cannot be used: {0}")]
     Unusable(String),
 }

@@ -1,5 +1,5 @@
-//! `ExecSync`, whose answer is read as it comes. Runtimes pass on 16 MiB of what a command writes, and probes keep a few KiB of
-//! it: the rest never takes memory, however many commands write at once.
+//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes keep a
+//! few KiB of it: the rest never takes memory, however many commands write at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::mechanism::{OUTPUT_LIMIT, chain};
 
 const METHOD: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
 
-/// What is kept of `runtime.v1.ExecSyncResponse`.
+/// The kept part of `runtime.v1.ExecSyncResponse`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Executed {
     pub(crate) exit_code: i32,
@@ -29,7 +29,7 @@ pub(crate) struct Executed {
 }
 
 impl Runtime {
-    /// Has a command run in a container, without a limit of time of its own.
+    /// Runs a command in a container, without its own time limit.
     pub(crate) async fn exec_sync(&self, request: &ExecSyncRequest) -> Result<Executed, Status> {
         let request = Request::post(METHOD)
             .header(CONTENT_TYPE, "application/grpc")
@@ -61,7 +61,7 @@ impl Runtime {
     }
 }
 
-/// A message behind the prefix of gRPC.
+/// A message with gRPC's prefix.
 fn framed(message: &ExecSyncRequest) -> Bytes {
     let mut framed = BytesMut::new();
     framed.put_u8(0);
@@ -70,7 +70,7 @@ fn framed(message: &ExecSyncRequest) -> Bytes {
     framed.freeze()
 }
 
-/// Whether headers say that a call went well; an error if they say that it did not.
+/// Whether headers report that a call succeeded; an error if they report that it failed.
 fn refused(headers: &HeaderMap) -> Result<bool, Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
@@ -78,11 +78,11 @@ fn refused(headers: &HeaderMap) -> Result<bool, Status> {
     }
 }
 
-/// `runtime.v1.ExecSyncResponse` behind the prefix of gRPC, as far as it has been read.
+/// `runtime.v1.ExecSyncResponse` after gRPC's prefix, as far as read.
 #[derive(Debug, Default)]
 struct Answer {
     step: Step,
-    /// Bytes of the message that are still to come.
+    /// Bytes of the message still to come.
     left: u32,
     outputs: [Vec<u8>; 2],
     exit_code: i32,
@@ -91,15 +91,15 @@ struct Answer {
 /// What comes next.
 #[derive(Debug)]
 enum Step {
-    /// The prefix: whether the message is compressed, and its length. So much of it was read.
+    /// The prefix: whether the message is compressed, and its length. With the number of bytes read so far.
     Prefix([u8; 5], usize),
-    /// A number, and what it is for. So many bits of it were read.
+    /// A number, and its purpose. With the number of bits read so far.
     Number(Number, u64, u32),
-    /// So many bytes of the field with this number.
+    /// The content of the field with this number; this many bytes are left.
     Content(u64, u64),
 }
 
-/// What a number is for. Fields have numbers of their own.
+/// The purpose of a number; fields are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     Tag,
@@ -169,7 +169,7 @@ impl Answer {
         Ok(())
     }
 
-    /// What follows a number (`https://protobuf.dev/programming-guides/encoding/`).
+    /// The step that follows a number (`https://protobuf.dev/programming-guides/encoding/`).
     fn after(&mut self, purpose: Number, number: u64) -> Result<Step, Status> {
         Ok(match purpose {
             Number::Tag => match (number >> 3, number & 7) {
@@ -183,7 +183,7 @@ impl Answer {
             Number::LengthOf(field) => Step::Content(field, number),
             Number::ValueOf(field) => {
                 if field == EXIT_CODE {
-                    // The protocol has negative ones in 64 bits.
+                    // The protocol encodes negative codes in 64 bits.
                     self.exit_code = number as i32;
                 }
                 BETWEEN_FIELDS
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::runtime::testing::ExecSyncResponse;
 
-    /// The bytes of an answer, with a field that this version does not know.
+    /// The bytes of an answer, including fields that this version does not know.
     fn answer(stdout: &[u8], stderr: &[u8], exit_code: i32) -> Vec<u8> {
         let message = ExecSyncResponse {
             stdout: stdout.to_vec(),
@@ -278,7 +278,7 @@ mod tests {
             vec![0, 0xff, 0xff, 0xff, 0xff],
             vec![0, 0, 0, 0, 1, 3],
             [&[0, 0, 0, 0, 11][..], &[0xff; 11]].concat(),
-            // A field that is longer than its message.
+            // A field longer than its message.
             vec![0, 0, 0, 0, 3, 1 << 3 | 2, 100, b'x'],
         ] {
             assert!(read(&bytes, 3).is_err(), "{bytes:?}");

@@ -1,6 +1,5 @@
-//! The container runtime, by its CRI (`runtime.v1` of k8s.io/cri-api): which pods and containers it has and how they do,
-//! and to end containers and start them again. Commands in containers are run in
-//! [`mechanism::exec`](crate::mechanism::exec).
+//! The container runtime, through its CRI (`runtime.v1` of k8s.io/cri-api): lists pods and containers and their states, and
+//! stops and restarts containers. Commands in containers are run by [`mechanism::exec`](crate::mechanism::exec).
 
 mod config;
 mod error;
@@ -39,21 +38,21 @@ pub(crate) use self::messages::ExecSyncRequest;
 pub use self::error::{Reason, RuntimeError};
 pub use self::status::{Observation, RuntimeContainer, RuntimePod};
 
-/// Most bytes of an answer. Runtimes hold back what is more than 16 MiB, as the kubelet takes no more.
+/// Largest answer, in bytes. Runtimes send at most 16 MiB, because the kubelet accepts no more.
 const ANSWER_LIMIT: usize = 17 << 20;
-/// Most bytes of a command's output that wait to be read, and of all commands.
+/// Most bytes of unread output: of one command, and of all commands.
 const COMMAND_WINDOW: u32 = 64 << 10;
 const COMMANDS_WINDOW: u32 = 1 << 20;
-/// Longest time for an answer.
+/// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where a container is made or started.
+/// The same for calls that create or start a container.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A container runtime. It is connected to when it is needed, and again whenever it is back.
+/// A container runtime. Connects on demand, and reconnects once the runtime is back.
 #[derive(Clone)]
 pub struct Runtime {
     channel: Channel,
-    /// For commands: what these write is in no other call's way.
+    /// For commands, so that their output does not hold up other calls.
     commands: Channel,
     socket: Arc<Path>,
 }
@@ -67,7 +66,7 @@ impl fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    /// The one that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a tokio
+    /// The runtime that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a tokio
     /// runtime.
     pub fn at(socket: &Path) -> Self {
         let path: Arc<Path> = socket.into();
@@ -98,8 +97,8 @@ impl Runtime {
         &self.socket
     }
 
-    /// Ends a container: it may take `grace` (whole seconds, rounded up) to end by itself, and is killed then. Good too if
-    /// it is gone or has ended already.
+    /// Stops a container: it may take `grace` (whole seconds, rounded up) to exit by itself, and is killed after that. Also
+    /// succeeds if it is gone or has already exited.
     pub async fn stop(&self, container_id: &str, grace: Duration) -> Result<(), RuntimeError> {
         let seconds = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
         let request = StopContainerRequest {
@@ -114,7 +113,7 @@ impl Runtime {
         }
     }
 
-    /// One call, which is about `subject`.
+    /// Makes one call, about `subject`.
     async fn call<Q, A>(
         &self,
         method: &'static str,
@@ -144,7 +143,7 @@ impl Runtime {
         }
     }
 
-    /// A call without a limit of time of its own.
+    /// A call without its own time limit.
     async fn unary<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
     where
         Q: Message + Default + 'static,

@@ -1,4 +1,4 @@
-//! Which pods and containers a runtime has.
+//! Lists the pods and containers of a runtime.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use super::{Observation, PATIENCE, Reason, Runtime, RuntimeContainer, RuntimeErr
 use crate::worker::ContainerState;
 
 impl Runtime {
-    /// All pods and containers. Details are asked for only of what is not in the same state in `known`, so that a node
-    /// where nothing changes costs two calls. What vanishes meanwhile is left out;
-    /// what cannot be told stays as it was, and is a problem of the observation.
+    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node costs
+    /// two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous value and
+    /// adds a problem to the observation.
     pub async fn observe(&self, known: &Observation) -> Result<Observation, RuntimeError> {
         let pods: PodSandboxList = self
             .call("ListPodSandbox", "", Nothing {}, PATIENCE)
@@ -85,7 +85,7 @@ impl Runtime {
         let ips = [network.ip]
             .into_iter()
             .chain(network.additional_ips.into_iter().map(|one| one.ip));
-        // What is no address leaves the pod without that one.
+        // A string that is not an address is skipped.
         observed.ips = ips.filter_map(|ip| parse_ip(&ip).ok()).collect();
         observed.pid = pid(&answer.info).filter(|_| is_ready);
         Ok(Some(observed))
@@ -130,7 +130,7 @@ impl Runtime {
 }
 
 impl Observation {
-    /// What was told, or else what was known before. Fails if the runtime is away, which is not about this one alone.
+    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this item.
     fn or_before<T: Clone>(
         &mut self,
         told: Result<Option<T>, RuntimeError>,
@@ -147,13 +147,13 @@ impl Observation {
     }
 }
 
-/// The first process, if the details tell it.
+/// The PID of the first process, if the details include it.
 fn pid(info: &BTreeMap<String, String>) -> Option<u32> {
     let info = Info::<IgnoredAny>::read(info).ok()?;
     Some(info.pid).filter(|pid| *pid > 0)
 }
 
-/// Whether this is what the runtime's number says.
+/// Whether a state matches the runtime's number.
 fn is_in(state: ContainerState, number: i32) -> bool {
     match state {
         ContainerState::Waiting => number != RUNNING && number != EXITED,
@@ -162,13 +162,13 @@ fn is_in(state: ContainerState, number: i32) -> bool {
     }
 }
 
-/// Nanoseconds since the epoch; 0 for none.
+/// From nanoseconds since the epoch; 0 for none.
 fn timestamp(nanoseconds: i64) -> Option<Timestamp> {
     let set = Some(nanoseconds).filter(|time| *time > 0)?;
     Timestamp::from_nanosecond(set.into()).ok()
 }
 
-/// The newest pod of each UID.
+/// The newest pod for each UID.
 fn newest(pods: Vec<PodSandbox>) -> BTreeMap<String, PodSandbox> {
     let mut newest = BTreeMap::<String, PodSandbox>::new();
     for pod in pods {

@@ -1,4 +1,4 @@
-//! Containers that have ended are made and started again.
+//! Recreates and restarts containers that have exited.
 
 use super::config::{ContainerConfig, ContainerMetadata, Info, PodSandboxConfig};
 use super::messages::{
@@ -8,13 +8,13 @@ use super::messages::{
 use super::{LONG_PATIENCE, PATIENCE, Reason, Runtime, RuntimeError};
 
 impl Runtime {
-    /// Has a container that has ended run again: makes the next one from its configuration, in the same pod, starts it,
-    /// and removes the attempts before it. If there is a later attempt already, because an agent was killed on its way,
-    /// that one is started unless it was; one that was made and never started is started itself. Returns the ID of the
-    /// container that runs then; `None` if the container runs, so that nothing was done.
+    /// Restarts an exited container: creates the next one from its configuration, in the same pod, starts it, and removes
+    /// the earlier attempts. If a later attempt already exists, because an agent was killed midway, starts that one unless
+    /// it was already started; if the container itself was created but never started, starts it. Returns the ID of the
+    /// container that then runs; `None` if the container is running, so nothing was done.
     ///
-    /// The configuration is what the runtime tells in the details of a container. Fields that CRI 1.33 does not have are
-    /// not taken over.
+    /// The configuration is taken from the container's details, as reported by the runtime. Fields unknown in CRI 1.33 are
+    /// not carried over.
     pub async fn restart(&self, container_id: &str) -> Result<Option<String>, RuntimeError> {
         let containers: ContainerList = self
             .call("ListContainers", container_id, Nothing {}, PATIENCE)
@@ -35,7 +35,7 @@ impl Runtime {
         };
         let started = self.call::<_, Nothing>("StartContainer", &id, request, LONG_PATIENCE);
         let started = started.await;
-        // Also if that failed: each try would leave one more.
+        // Even if that failed: otherwise each try would leave another container.
         let attempts = containers.containers.iter();
         for earlier in attempts.filter(|one| key(one) == key(ended) && one.state == EXITED) {
             self.remove(&earlier.id).await;
@@ -43,7 +43,8 @@ impl Runtime {
         started.map(|_| Some(id))
     }
 
-    /// Removes a container that has ended. Its successor runs by now, and whoever runs pods collects what is left.
+    /// Removes an exited container. Its successor is running by now, and whatever is left is collected by the process that
+    /// runs the pods.
     async fn remove(&self, container_id: &str) {
         let request = ContainerId {
             container_id: container_id.to_owned(),
@@ -99,7 +100,7 @@ impl Runtime {
     }
 }
 
-/// The same once more: the next attempt, with a log of its own where the name of the log says which attempt it is of.
+/// The same configuration for the next attempt, with a separate log if the name of the log includes the attempt.
 fn next(mut config: ContainerConfig) -> Option<ContainerConfig> {
     let metadata = config.metadata.take()?;
     let attempt = metadata.attempt.saturating_add(1);

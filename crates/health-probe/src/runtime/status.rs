@@ -1,4 +1,4 @@
-//! What a runtime has, and what the kubelet would say of it.
+//! The pods and containers of a runtime, and the status that the kubelet would report.
 
 use std::net::IpAddr;
 
@@ -8,25 +8,25 @@ use super::RuntimeError;
 use crate::spec::{PodSpec, RestartPolicy, Role};
 use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 
-/// What a runtime has.
+/// The pods and containers of a runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Its pods; of several with one UID, the newest.
+    /// Its pods; the newest if several have one UID.
     pub pods: Vec<RuntimePod>,
-    /// What it did not tell.
+    /// What it could not report.
     pub problems: Vec<RuntimeError>,
 }
 
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimePod {
-    /// The UID that it was made with.
+    /// The UID that it was created with.
     pub uid: String,
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// What the runtime calls it.
+    /// The runtime's ID for it.
     pub sandbox_id: String,
     /// Whether containers can run in it.
     pub is_ready: bool,
@@ -34,30 +34,30 @@ pub struct RuntimePod {
     pub ips: Vec<IpAddr>,
     /// A process in its namespaces, if known.
     pub pid: Option<u32>,
-    /// Its containers; of several with one name, that of the last attempt.
+    /// Its containers; the last attempt if several have one name.
     pub containers: Vec<RuntimeContainer>,
 }
 
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeContainer {
-    /// What the runtime calls it.
+    /// The runtime's ID for it.
     pub id: String,
     /// Its name in the pod.
     pub name: String,
-    /// How often it was made before.
+    /// How many times it was created before.
     pub attempt: u32,
-    /// Whether it runs.
+    /// Whether it is running.
     pub state: ContainerState,
-    /// Its first process, if it runs and the runtime tells.
+    /// Its first process, if it is running and the runtime reports it.
     pub pid: Option<u32>,
-    /// When it ended.
+    /// When it exited.
     pub finished_at: Option<Timestamp>,
 }
 
 impl RuntimePod {
-    /// What the kubelet would say of a pod that is to be as `spec`: its containers in the order of the manifest, and its
-    /// phase (pkg/kubelet/kubelet_pods.go, `getPhase`). One that the runtime does not have waits.
+    /// The status that the kubelet would report for a pod with this `spec`: its containers in manifest order, and its phase
+    /// (pkg/kubelet/kubelet_pods.go, `getPhase`). A container that the runtime does not have is waiting.
     pub fn status(&self, spec: &PodSpec) -> PodStatus {
         let status = |name: &std::sync::Arc<str>| {
             let known = self.containers.iter().find(|known| *known.name == **name);

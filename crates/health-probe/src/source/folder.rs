@@ -1,4 +1,4 @@
-//! A folder of manifests of pods.
+//! A folder of pod manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,14 +12,14 @@ use tracing::info;
 use super::{Keeper, PodSet, SourcedPod};
 use crate::spec::{self, Manifest};
 
-/// A folder of manifests. Dropping it ends the watch.
+/// A folder of manifests. Dropping it stops the watch.
 #[derive(Debug)]
 pub struct Folder(folder::Folder<PodSet>);
 
 impl Folder {
-    /// Begins to watch a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name begins with no dot. What
-    /// cannot be used stands in [`PodSet::problems`]; pods that were read before from such a file stay as they were.
-    /// Must be called in a tokio runtime.
+    /// Starts watching a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
+    /// Anything unusable is listed in [`PodSet::problems`]; pods read earlier from such a file stay unchanged. Must be
+    /// called in a tokio runtime.
     pub fn watch(path: &Path) -> Self {
         Self(folder::Folder::watch(path, FilePods::default(), set))
     }
@@ -30,7 +30,7 @@ impl Folder {
     }
 }
 
-/// All that is known. Of two pods with one UID, that of the first file stays.
+/// All known pods. If two pods have the same UID, the one from the first file stays.
 fn set(files: &Files<FilePods>) -> PodSet {
     let problem = |subject: &Path, problem: String| PodProblem {
         subject: subject.display().to_string(),

@@ -1,4 +1,4 @@
-//! Several sources as one.
+//! Merges several sources into one.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::{Keeper, PodSet, SourcedPod};
 use crate::spec::PodSpec;
 
-/// Several sources as one. Dropping it ends that.
+/// Several sources merged into one. Dropping it stops the merging.
 #[derive(Debug)]
 pub struct Merged {
     pods: watch::Receiver<Arc<PodSet>>,
@@ -20,7 +20,7 @@ pub struct Merged {
 }
 
 impl Merged {
-    /// Of these, those that count more first. Must be called in a tokio runtime.
+    /// Merges these sources, in order of precedence. Must be called in a tokio runtime.
     pub fn of(mut sources: Vec<watch::Receiver<Arc<PodSet>>>) -> Self {
         let (sender, pods) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
@@ -48,9 +48,9 @@ impl Drop for Merged {
     }
 }
 
-/// All pods of these sets, each once: of a pod that two sets have, what the first one says of its probes, and what a
-/// kubelet says of its containers. That two have it is a problem, unless one only shows the other's, as a kubelet has
-/// the API show the pods of its own folder.
+/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and a
+/// kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's pod,
+/// as a kubelet mirrors the pods of its own folder in the API.
 pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut merged = PodSet {
         is_complete: sets.iter().all(|set| set.is_complete),
@@ -60,7 +60,7 @@ pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut names: HashMap<(String, String), usize> = HashMap::new();
     for set in sets {
         merged.problems.extend(set.problems.iter().cloned());
-        // Within one set, UIDs alone tell pods apart.
+        // Within one set, pods differ by UID alone.
         let earlier = merged.pods.len();
         for pod in &set.pods {
             let spec = &pod.spec;
@@ -86,7 +86,7 @@ pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     merged
 }
 
-/// Adds to a pod what another set says of it.
+/// Adds to a pod what another set says about it.
 fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     let spec = &other.spec;
     let is_one = |one: &PodSpec| (&one.namespace, &one.name) == (&spec.namespace, &spec.name);
@@ -121,7 +121,7 @@ fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     })
 }
 
-/// Whether two pods of one name may be the same: no source gave them different UIDs.
+/// Whether two pods with one name may be the same: no source gave them different UIDs.
 fn may_be_one(one: &PodSpec, other: &PodSpec) -> bool {
     match (one.known_uid(), other.known_uid()) {
         (Some(one), Some(other)) => one == other,
@@ -129,7 +129,7 @@ fn may_be_one(one: &PodSpec, other: &PodSpec) -> bool {
     }
 }
 
-/// Waits until a source changes. A source that has ended says nothing more.
+/// Waits until a source changes. A closed source never changes again.
 async fn changed(sources: &mut [watch::Receiver<Arc<PodSet>>]) {
     let mut waiting: Vec<Pin<Box<_>>> = sources
         .iter_mut()
@@ -239,7 +239,7 @@ mod tests {
             ..PodStatus::default()
         });
         let merged = merge(&[folder, set(&[claims])]);
-        // A pod of its own, beside it.
+        // A separate pod, next to it.
         assert_eq!(shown(&merged), [("a", "a.yaml"), ("evil", "kubernetes")]);
         assert_eq!(merged.pods[0].keeper, Keeper::Agent);
         assert_eq!(merged.pods[0].status, None);
@@ -254,7 +254,7 @@ mod tests {
             assert_eq!(shown(&merged), names.map(|name| (name, "kubernetes")));
             assert_ne!(merged.pods[0].spec.uid, merged.pods[1].spec.uid);
         }
-        // The folder's own stays with the mirror of its name, whatever others claim.
+        // The folder's own pod stays with the mirror of its name, whatever others claim.
         let folder = set(&[pod("a.yaml", "static-n1", Some("u"), Keeper::Agent)]);
         let merged = merge(&[folder, set(&["evil", "static-n1"].map(mirror))]);
         assert_eq!(
@@ -286,7 +286,7 @@ mod tests {
         assert!(!seen.unwrap().is_complete);
         kubernetes.send_replace(set(&[]));
         pods.wait_for(|set| set.is_complete).await.unwrap();
-        // One that ends keeps what it said.
+        // A closed source keeps its last state.
         drop(kubernetes);
         folder.send_replace(set(&[]));
         let seen = pods.wait_for(|set| set.pods.is_empty()).await;

@@ -20,20 +20,20 @@ pub use object::ObjectPod;
 pub struct PodSet {
     /// The pods.
     pub pods: Vec<SourcedPod>,
-    /// What is wrong with some.
+    /// Problems with some of them.
     pub problems: Vec<PodProblem>,
-    /// Whether it was read as a whole at least once: what it does not have is not there.
+    /// Whether the source was read completely at least once: anything it lacks then does not exist.
     pub is_complete: bool,
 }
 
 /// A pod of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourcedPod {
-    /// What is to be probed.
+    /// What to probe.
     pub spec: Arc<PodSpec>,
-    /// What the source says of its containers, if it says something.
+    /// What the source says about its containers, if anything.
     pub status: Option<PodStatus>,
-    /// Where it was read.
+    /// Where it was read from.
     pub source: Arc<str>,
     /// Who runs its containers.
     pub keeper: Keeper,
@@ -42,12 +42,12 @@ pub struct SourcedPod {
 /// Who runs the containers of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keeper {
-    /// Nobody but this agent.
+    /// Only this agent.
     #[default]
     Agent,
-    /// A kubelet: it starts them again, and the pod's status is what it says of them.
+    /// A kubelet: it restarts them, and reports their state in the pod's status.
     Kubelet {
-        /// Whether the source only shows a pod of the kubelet's own folder of manifests.
+        /// Whether the source only mirrors a pod from the kubelet's own manifest folder.
         is_mirror: bool,
     },
 }

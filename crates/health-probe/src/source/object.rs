@@ -9,26 +9,26 @@ use tracing::warn;
 use super::{Keeper, SourcedPod};
 use crate::spec;
 
-/// What [`SourcedPod::source`] says of them.
+/// The value of [`SourcedPod::source`] for these pods.
 const SOURCE: &str = "kubernetes";
-/// The annotation by which a kubelet says that an object only shows a pod of its own folder of manifests: with that
+/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. Its value is that
 /// pod's UID, which the runtime has too. Others can write it as well.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What was read of an object.
+/// What was read from an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectPod {
     /// `NAMESPACE/NAME`.
     name: String,
-    /// The object's own.
+    /// The object's own UID.
     uid: String,
     pod: Option<SourcedPod>,
     errors: Vec<String>,
 }
 
 impl ObjectPod {
-    /// Reads an object of kind `Pod`, `before` being what was read of the one of this name before. Of an object with an
-    /// error, what is probed stays as it was; how its containers do is followed.
+    /// Reads an object of kind `Pod`; `before` is what was last read for this name. If the object has an error, the probes
+    /// stay unchanged, but the state of its containers is still followed.
     pub fn read(object: Value, before: Option<&Self>) -> Self {
         let text = |pointer: &str| {
             let found = object.pointer(pointer).and_then(Value::as_str);
@@ -81,7 +81,7 @@ impl ObjectPod {
         self.pod.as_ref()
     }
 
-    /// What is wrong with it.
+    /// Problems with the object.
     pub fn problems(&self) -> impl Iterator<Item = PodProblem> {
         self.errors.iter().map(|error| PodProblem {
             subject: format!("{SOURCE}: {}", self.name),
@@ -122,7 +122,7 @@ mod tests {
             problems[0].problem.contains("tcpSocket.port"),
             "{problems:?}"
         );
-        // Another pod of that name is not what it was.
+        // Another pod with the same name does not inherit from it.
         bad["metadata"]["uid"] = "u-2".into();
         assert_eq!(ObjectPod::read(bad, Some(&first)).pod(), None);
     }

@@ -1,4 +1,4 @@
-//! What Kubernetes has no fields for: annotations of a pod, `probe.health-agent.io/CONTAINER.TYPE.SETTING`.
+//! Settings that Kubernetes has no fields for: annotations of a pod, `probe.health-agent.io/CONTAINER.TYPE.SETTING`.
 //!
 //! `TYPE` is `startup`, `readiness` or `liveness`. The settings are:
 //!
@@ -9,9 +9,9 @@
 //! | `period-until-ready` | `50ms` | the period of a readiness probe while its result is not a success, or of a startup probe until it succeeds; at most the period |
 //! | `from` | `node`, `pod` | the network namespace that the target is reached from; `node` if not set. Not for commands |
 //! | `mode` | `Plaintext`, `TLS` | whether a gRPC target speaks TLS; `Plaintext` if not set |
-//! | `ca` | a file name | the certificates that may have signed the server's, which is checked then. HTTPS and gRPC with TLS, as are those below |
-//! | `server-name` | a name | the name that the server's certificate is checked for, and asked for by SNI. Needs `ca` |
-//! | `client-cert`, `client-key` | file names | what is shown to a server that asks for a certificate. Both or none |
+//! | `ca` | a file name | the certificates that may have signed the server's, which is then checked. For HTTPS and gRPC with TLS, like the next three |
+//! | `server-name` | a name | the name that the server's certificate is checked for, and that SNI asks for. Needs `ca` |
+//! | `client-cert`, `client-key` | file names | presented to a server that asks for a certificate. Both or none |
 //!
 //! Durations are whole milliseconds. Files are names in the node's folder of certificates, not paths.
 
@@ -23,17 +23,17 @@ use health_model::duration::parse_duration;
 use super::error::{Errors, Problem};
 use super::{ClientIdentity, Handler, HttpGet, Origin, Probe, ProbeType, ServerCheck, Tls};
 
-/// What the keys of our annotations begin with.
+/// The prefix of our annotation keys.
 pub const PREFIX: &str = "probe.health-agent.io/";
 
 /// Shortest period.
 const PERIOD_MIN: Duration = Duration::from_millis(10);
-/// Shortest time-out.
+/// Shortest timeout.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
-/// Longest of both, that of Kubernetes.
+/// Longest period and timeout; same as in Kubernetes.
 const LONGEST: Duration = Duration::from_secs(i32::MAX as u64);
 
-/// Their names.
+/// The names of the settings.
 const SETTINGS: [&str; 9] = [
     "period",
     "timeout",
@@ -46,7 +46,7 @@ const SETTINGS: [&str; 9] = [
     "client-key",
 ];
 
-/// The annotations of a pod that no probe has taken yet: by container and type, then by setting the whole key and the
+/// A pod's annotations that no probe has taken yet: by container and type, then by setting; with the whole key and the
 /// value.
 #[derive(Debug, Default)]
 pub(super) struct Annotations<'a> {
@@ -62,7 +62,7 @@ pub(super) fn path(key: &str) -> String {
 }
 
 impl<'a> Annotations<'a> {
-    /// Those of ours. Keys that have another form are errors.
+    /// Reads our annotations. Keys of another form are errors.
     pub(super) fn read(all: Option<&'a BTreeMap<String, String>>, errors: &mut Errors) -> Self {
         let mut annotations = Self::default();
         for (key, value) in all.into_iter().flatten() {
@@ -94,14 +94,14 @@ impl<'a> Annotations<'a> {
         annotations
     }
 
-    /// Those of one probe.
+    /// Takes the annotations of one probe.
     pub(super) fn take(&mut self, container: &str, kind: ProbeType) -> Settings<'a> {
         let probes = self.containers.get_mut(container);
         let settings = probes.and_then(|probes| probes.remove(&kind));
         settings.unwrap_or_default()
     }
 
-    /// What is left belongs to no probe.
+    /// Reports the remaining annotations, which belong to no probe.
     pub(super) fn refuse_rest(self, is_container: impl Fn(&str) -> bool, errors: &mut Errors) {
         for (container, probes) in self.containers {
             let problem = if is_container(container) {
@@ -116,7 +116,7 @@ impl<'a> Annotations<'a> {
     }
 }
 
-/// Changes a probe as its annotations say.
+/// Applies annotations to a probe.
 pub(super) fn apply(
     mut settings: Settings<'_>,
     kind: ProbeType,

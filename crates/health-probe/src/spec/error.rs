@@ -1,18 +1,18 @@
-//! Why a manifest is refused, and where in it.
+//! Why a manifest is rejected, and where in it the problem is.
 
 use std::fmt;
 
 pub use health_model::manifest::Problem;
 
-/// One thing that is wrong with a manifest.
+/// One problem with a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct SpecError {
-    /// `NAMESPACE/NAME` of the pod, if it could be told yet.
+    /// `NAMESPACE/NAME` of the pod, if already known.
     pub pod: Option<String>,
-    /// The container, if it is about one that has a name.
+    /// The container, if the problem concerns one that has a name.
     pub container: Option<String>,
-    /// The path of the field as Kubernetes writes it, such as `spec.containers[0].livenessProbe.httpGet.port`; empty
-    /// for the text as a whole.
+    /// The path of the field as Kubernetes writes it, such as `spec.containers[0].livenessProbe.httpGet.port`; empty for the
+    /// text as a whole.
     pub path: String,
     /// What is wrong.
     pub problem: Problem,
@@ -34,7 +34,7 @@ impl fmt::Display for SpecError {
     }
 }
 
-/// What is wrong with the pod that is read, and which part of it is.
+/// Problems with the pod that is being read, and the part that is being read.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     pub(super) list: Vec<SpecError>,

@@ -1,4 +1,4 @@
-//! Texts with pods in them.
+//! Reads pods from text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::error::{Problem, SpecError};
 use super::{PodSpec, ProbeType, object};
 use crate::worker::PodStatus;
 
-/// What holds pods, or templates of pods.
+/// The objects that hold pods or pod templates.
 const KINDS: ObjectKinds = ObjectKinds {
     kinds: &[
         POD,
@@ -34,7 +34,7 @@ const KINDS: ObjectKinds = ObjectKinds {
     },
     noun: "pod",
 };
-/// Those that messages name. A list can be in no list.
+/// The kinds that messages name. A list cannot be in a list.
 const NAMES: &[&str] = &[
     "Pod",
     "Deployment",
@@ -87,24 +87,24 @@ const FIELDS: [(&str, &[&str]); 5] = [
     ("grpc", &["port", "service"]),
 ];
 
-/// What a text holds. A pod with an error is left out as a whole; the others do not suffer for it.
+/// The contents of a text. A pod with an error is left out completely; other pods are not affected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// The pods, in the order of the text. No two have one UID.
+    /// The pods, in the order of the text. All UIDs differ.
     pub pods: Vec<PodSpec>,
-    /// What the text says of their containers, by UID, where it says something.
+    /// The container statuses that the text gives, if any, by UID.
     pub statuses: BTreeMap<Arc<str>, PodStatus>,
-    /// All that is wrong.
+    /// All errors.
     pub errors: Vec<SpecError>,
-    /// Kind and name of the objects of other kinds, where the text has pods besides.
+    /// Kind and name of each object of another kind, if the text also has pods.
     pub skipped: Vec<String>,
-    /// Those of the pods.
+    /// The UIDs of the pods.
     uids: BTreeSet<Arc<str>>,
 }
 
-/// Reads the pods of a text in YAML, which may hold several documents, or JSON: objects of kind `Pod`, those with a template
-/// of pods, and lists. A template becomes one pod with the name of its object. Fields of probes that do not exist are
-/// errors; other fields are not looked at.
+/// Reads the pods in a text, which is JSON, or YAML with one or more documents: objects of kind `Pod`, objects with a pod
+/// template, and lists. A template becomes one pod with the name of its object. Unknown fields of probes are errors; other
+/// fields are ignored.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let mut others = Vec::new();
@@ -124,14 +124,14 @@ pub fn read(text: &str) -> Manifest {
     for (name, path, problem) in others {
         match has_pods {
             true => manifest.skipped.push(name),
-            // Nothing of it is of use: that is worth more than a hint.
+            // Nothing in the text is usable: that is more than a hint.
             false => manifest.add_error(path, problem),
         }
     }
     manifest
 }
 
-/// Where objects of a kind have their template of pods; nothing for pods.
+/// The path of the pod template in objects of a kind; empty for pods.
 fn template_path(kind: ObjectKind) -> &'static str {
     match kind {
         POD => "",
@@ -140,7 +140,7 @@ fn template_path(kind: ObjectKind) -> &'static str {
     }
 }
 
-/// The pod of an object's template at a path: with the object's name and namespace. `None` if it has no template.
+/// The pod from an object's template at a path, with the object's name and namespace. `None` if it has no template.
 fn templated(object: &mut Value, path: &str) -> Option<Value> {
     let pointer = format!("/{}", path.replace('.', "/"));
     let mut pod = object.pointer_mut(&pointer)?.take();
@@ -208,7 +208,7 @@ impl Manifest {
                 .errors
                 .extend(errors.into_iter().map(|error| SpecError {
                     path: match &*error.path {
-                        // These are the object's own.
+                        // These belong to the object itself.
                         "metadata.name" | "metadata.namespace" => {
                             format!("{own_prefix}{}", error.path)
                         }
@@ -220,7 +220,8 @@ impl Manifest {
     }
 }
 
-/// A pod, or all that is wrong with it. What has a wrong type is told and taken out, so that the rest is looked at too.
+/// Reads a pod, or returns all problems with it. Values of the wrong type are reported and removed, so that the rest is
+/// checked too.
 pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
     let mut problems = unknown_fields(&object);
     let mut typed = typed::<object::Pod>(&mut object);
@@ -240,7 +241,7 @@ pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>)
         Ok(_) => Err(in_pod(&object, problems)),
         Err(errors) => {
             let mut all = in_pod(&object, problems);
-            // What is missing only because it was taken out is no error of its own.
+            // A field that is missing only because it was removed is not an error of its own.
             let is_own = |error: &SpecError| !typed.is_removed(&error.path);
             all.extend(errors.into_iter().filter(is_own));
             Err(all)
@@ -248,13 +249,13 @@ pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>)
     }
 }
 
-/// What a pod says of its containers, if that can be read.
+/// The container statuses that a pod gives, if they can be read.
 pub(crate) fn read_status(object: &Value) -> Option<PodStatus> {
     let pod = object::Pod::deserialize(object).ok()?;
     PodStatus::from_pod(&pod.into())
 }
 
-/// The problems as those of this pod.
+/// Turns problems into errors of this pod.
 fn in_pod(object: &Value, problems: Vec<(String, Problem)>) -> Vec<SpecError> {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let name = text("/metadata/name");
@@ -276,7 +277,7 @@ fn in_pod(object: &Value, problems: Vec<(String, Problem)>) -> Vec<SpecError> {
         .collect()
 }
 
-/// The fields of probes that do not exist, and those of containers that look as if they were to hold a probe.
+/// Unknown fields of probes, and fields of containers that look like they should hold a probe.
 fn unknown_fields(object: &Value) -> Vec<(String, Problem)> {
     let mut unknown = Vec::new();
     for list in ["containers", "initContainers"] {

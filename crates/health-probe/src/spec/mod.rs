@@ -1,8 +1,8 @@
-//! What is to be probed, from the manifests of pods.
+//! What to probe, read from pod manifests.
 //!
-//! [`read`] takes a text in YAML or JSON, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and
-//! the checks of Kubernetes 1.20 and later to all that matters for probes, and to our [`annotation`]s, and report every
-//! error at once, each with the path of its field.
+//! [`read`] takes YAML or JSON text, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and checks
+//! of Kubernetes 1.20 and later to all fields that matter for probes, and to our [`annotation`]s. They report all errors at
+//! once, each with the path of its field.
 
 pub mod annotation;
 mod container;
@@ -36,8 +36,8 @@ pub use target::{Target, TargetAction, TargetError};
 /// A pod, as far as its probes need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSpec {
-    /// What tells it from all other pods: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without. For
-    /// mirrors see [`mirror`](Self::mirror).
+    /// Its unique ID: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without a UID. For mirrors see
+    /// [`mirror`](Self::mirror).
     pub uid: Arc<str>,
     /// The UID that an object that mirrors a static pod claims for that pod.
     pub mirrored_uid: Option<Arc<str>>,
@@ -47,48 +47,48 @@ pub struct PodSpec {
     pub name: String,
     /// Its addresses, the primary one first; none while they are not known.
     pub ips: Vec<IpAddr>,
-    /// Whether its containers are restarted when they end.
+    /// Whether its containers are restarted when they exit.
     pub restart_policy: RestartPolicy,
-    /// How long its containers may take to end before they are killed.
+    /// How long its containers may take to exit before they are killed.
     pub termination_grace: Duration,
     /// Regular containers, then init containers, each in the order of the manifest.
     pub containers: Vec<ContainerSpec>,
 }
 
 impl PodSpec {
-    /// Makes it the mirror of the static pod with this UID. Anybody who may write pods can claim a UID, and only for a pod
-    /// of the same name: so the name is part of what tells it from others.
+    /// Makes it the mirror of the static pod with this UID. Anyone who may write pods can claim a UID, but only for a pod of
+    /// the same name: so the name is part of the unique ID.
     pub(crate) fn mirror(&mut self, uid: &str) {
         self.uid = Arc::from(format!("{uid}@{}/{}", self.namespace, self.name));
         self.mirrored_uid = Some(Arc::from(uid));
     }
 
-    /// The UID that the runtime knows it by; `None` for a manifest without.
+    /// The UID that the runtime knows it by; `None` for a manifest without a UID.
     pub fn known_uid(&self) -> Option<&str> {
         let has_uid = *self.uid != format!("{}/{}", self.namespace, self.name);
         let own = has_uid.then_some(&self.uid);
         self.mirrored_uid.as_ref().or(own).map(|uid| &**uid)
     }
 
-    /// What a listing shows as its UID. Two pods of different names may have the same.
+    /// The UID that listings show. Two pods of different names may have the same.
     pub fn shown_uid(&self) -> &str {
         self.known_uid().unwrap_or(&self.uid)
     }
 
-    /// The container of this name.
+    /// The container with this name.
     pub fn container(&self, name: &str) -> Option<&ContainerSpec> {
         let mut containers = self.containers.iter();
         containers.find(|container| &*container.name == name)
     }
 }
 
-/// Whether containers are restarted when they end.
+/// Whether containers are restarted when they exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
-    /// However they ended.
+    /// However they exited.
     #[default]
     Always,
-    /// If they ended with an exit code other than 0.
+    /// If they exited with a code other than 0.
     OnFailure,
     /// Not at all.
     Never,
@@ -97,13 +97,13 @@ pub enum RestartPolicy {
 /// A container of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerSpec {
-    /// Its name, which no other container of the pod has.
+    /// Its name, unique in the pod.
     pub name: Arc<str>,
-    /// What it is to the pod.
+    /// Its role in the pod.
     pub role: Role,
     /// Its image; may be empty.
     pub image: String,
-    /// The environment variables that the manifest gives a literal value.
+    /// The environment variables with a literal value in the manifest.
     pub env: BTreeMap<String, String>,
     /// The ports that the manifest lists, with and without names.
     pub ports: Vec<NamedPort>,
@@ -126,22 +126,22 @@ impl ContainerSpec {
     }
 }
 
-/// What a container is to its pod.
+/// A container's role in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// One of those that the pod is there for.
+    /// A main container, which the pod exists for.
     Regular,
-    /// An init container that is restarted always, and runs beside the regular ones: it may have probes.
+    /// An init container that is always restarted, and runs beside the regular ones: it may have probes.
     Sidecar,
-    /// An init container that ends before others begin: it has no probes.
+    /// An init container that finishes before others start: it has no probes.
     Init,
 }
 
-/// What a probe is for. In the order in which the workers of a container are created.
+/// What a probe is for. Ordered as the workers of a container are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeType {
-    /// Whether the container has started: the others wait for it.
+    /// Whether the container has started: the other probes wait for it.
     Startup,
     /// Whether it can serve.
     Readiness,
@@ -162,7 +162,7 @@ impl ProbeType {
         }
     }
 
-    /// Its name at the beginning of a sentence and in metrics: `Startup`, `Readiness`, `Liveness`.
+    /// Its name at the start of a sentence and in metrics: `Startup`, `Readiness`, `Liveness`.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
@@ -187,7 +187,7 @@ impl fmt::Display for ProbeType {
     }
 }
 
-/// The text names no type of probe.
+/// The text does not name a type of probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a type of probe; there are startup, readiness and liveness")]
 pub struct ProbeTypeError;
@@ -206,28 +206,28 @@ impl FromStr for ProbeType {
 pub struct Probe {
     /// How.
     pub handler: Handler,
-    /// No probe before the container has run for so many seconds. Zero and less mean none.
+    /// No probe before the container has run for this many seconds. Zero and less mean no delay.
     pub initial_delay_seconds: i32,
-    /// From one probe to the next.
+    /// Time from one probe to the next.
     pub period: Duration,
-    /// The same until the container is ready, or has started; an annotation sets it.
+    /// The period until the container is ready, or has started; set by an annotation.
     pub period_until_ready: Option<Duration>,
-    /// Within which the answer must have come.
+    /// Time limit for the answer.
     pub timeout: Duration,
-    /// Successes in a row that make a success. At least 1.
+    /// Consecutive successes needed for a success. At least 1.
     pub success_threshold: u32,
-    /// Failures in a row that make a failure. At least 1.
+    /// Consecutive failures needed for a failure. At least 1.
     pub failure_threshold: u32,
-    /// How long the container may take to end when this probe has it restarted; the pod says it otherwise.
+    /// How long the container may take to exit when this probe causes a restart; by default the pod's value applies.
     pub termination_grace: Option<Duration>,
-    /// From where the target is reached. Means nothing for a command.
+    /// Where the target is reached from. Ignored for commands.
     pub origin: Origin,
 }
 
-/// From which network namespace a target is reached.
+/// Which network namespace a target is reached from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// The node's, as the kubelet does.
+    /// The node's, as for the kubelet.
     #[default]
     Node,
     /// The pod's own, so that no policy has to let the node in.
@@ -246,7 +246,7 @@ pub enum Handler {
     Http(HttpGet),
     /// A connection.
     Tcp {
-        /// An address or name; the pod's address if there is none.
+        /// An address or name; `None` for the pod's address.
         host: Option<String>,
         /// Its port.
         port: Port,
@@ -255,9 +255,9 @@ pub enum Handler {
     Grpc {
         /// Its port.
         port: Port,
-        /// The service that is asked for; empty for the server as a whole.
+        /// The service to ask for; empty for the server as a whole.
         service: String,
-        /// TLS; none for plain text.
+        /// TLS; `None` for plain text.
         tls: Option<Tls>,
     },
 }
@@ -280,40 +280,40 @@ impl Handler {
 pub struct HttpGet {
     /// TLS, for the scheme HTTPS.
     pub tls: Option<Tls>,
-    /// An address or name; the pod's address if there is none.
+    /// An address or name; `None` for the pod's address.
     pub host: Option<String>,
     /// Its port.
     pub port: Port,
-    /// Path and query, as the manifest has them; never empty.
+    /// Path and query, as written in the manifest; never empty.
     pub path: String,
-    /// Names and values of headers, in the order of the manifest.
+    /// Names and values of headers, in manifest order.
     pub headers: Vec<(String, String)>,
 }
 
-/// What annotations say of TLS. Files are names in the node's folder of certificates, never paths: who may write a pod
-/// must not choose what the agent reads.
+/// TLS settings from annotations. Files are names in the node's folder of certificates, never paths: those who may write a
+/// pod must not choose what the agent reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Whom the server's certificate is checked against; it is not checked if there is none.
+    /// How to check the server's certificate; `None` if it is not checked.
     pub check: Option<ServerCheck>,
-    /// What we show to a server that asks for it.
+    /// What we present to a server that asks for a certificate.
     pub client: Option<ClientIdentity>,
 }
 
 /// How a server's certificate is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerCheck {
-    /// The file with the certificates of those that may have signed it, in PEM.
+    /// The PEM file with the certificates of the accepted signers.
     pub ca: String,
-    /// The name that it must be for; the host that is probed if there is none.
+    /// The name that the certificate must be for; `None` for the host that is probed.
     pub server_name: Option<String>,
 }
 
 /// A client's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The file with the certificate and those between it and its root, in PEM.
+    /// The PEM file with the certificate and its intermediates.
     pub certificate: String,
-    /// The file with its private key, in PEM.
+    /// The PEM file with its private key.
     pub key: String,
 }

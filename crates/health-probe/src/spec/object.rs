@@ -1,5 +1,5 @@
-//! The fields of a pod that matter for probes, as a text has them. Those of Kubernetes' own types that nobody looks at
-//! would take half a megabyte of code to read.
+//! The fields of a pod that matter for probes, as they appear in text. Parsing the unused fields of Kubernetes' own types
+//! would cost half a megabyte of code.
 
 use std::collections::BTreeMap;
 

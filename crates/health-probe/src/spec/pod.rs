@@ -16,7 +16,7 @@ use super::{ContainerSpec, PodSpec, RestartPolicy, container};
 const TERMINATION_GRACE: i64 = 30;
 
 impl PodSpec {
-    /// What is to be probed of a pod, or all that is wrong with it.
+    /// What to probe in a pod, or all problems with it.
     pub fn from_pod(pod: &k8s::Pod) -> Result<Self, Vec<SpecError>> {
         let mut errors = Errors::default();
         let spec = read(pod, &mut errors);
@@ -73,7 +73,7 @@ fn read(pod: &k8s::Pod, errors: &mut Errors) -> PodSpec {
     }
 }
 
-/// Regular containers, then init containers. No two have one name.
+/// Regular containers, then init containers. All names differ.
 fn containers(
     spec: &k8s::PodSpec,
     annotations: &mut Annotations<'_>,
@@ -123,7 +123,7 @@ fn termination_grace(spec: &k8s::PodSpec, errors: &mut Errors) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Its addresses, each once.
+/// Its addresses, without duplicates.
 fn addresses(pod: &k8s::Pod, errors: &mut Errors) -> Vec<IpAddr> {
     let status = pod.status.as_ref();
     let primary = status.and_then(|status| status.pod_ip.as_deref());

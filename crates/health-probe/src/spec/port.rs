@@ -11,7 +11,7 @@ pub struct NamedPort {
     pub port: u16,
 }
 
-/// A port as a probe has it.
+/// A port as given in a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
     /// Its number.
@@ -29,7 +29,7 @@ impl fmt::Display for Port {
     }
 }
 
-/// The probe has a port that does not exist.
+/// The probe names a port that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
     /// No port has the number.
@@ -41,7 +41,7 @@ pub enum PortError {
 }
 
 impl Port {
-    /// Its number, by the ports of the container.
+    /// Resolves it to a number, using the container's ports.
     pub fn resolve(&self, ports: &[NamedPort]) -> Result<u16, PortError> {
         let number = match self {
             Self::Number(number) => i64::from(*number),

@@ -17,7 +17,7 @@ const FAILURE_THRESHOLD: i32 = 3;
 
 const NEGATIVE: &str = "must be greater than or equal to 0";
 
-/// The probe, unless it has no handler that can be used.
+/// Reads a probe; `None` if it has no usable handler.
 pub(super) fn read(
     probe: &k8s::Probe,
     kind: ProbeType,
@@ -25,7 +25,7 @@ pub(super) fn read(
     env: &BTreeMap<String, String>,
     errors: &mut Errors,
 ) -> Option<Probe> {
-    // A zero is as if the field were not there.
+    // Zero means that the field is not set.
     let mut number = |name: &str, value: Option<i32>, default: i32| match value {
         Some(value) if value < 0 => {
             let problem = Problem::invalid_number(value.into(), NEGATIVE);
@@ -93,7 +93,7 @@ fn termination_grace(
     }
 }
 
-/// The one handler of the probe. The first counts, and each later one is an error.
+/// The handler of the probe. The first one counts, and each further one is an error.
 fn handler(
     probe: &k8s::Probe,
     path: &str,

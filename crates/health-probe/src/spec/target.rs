@@ -1,31 +1,31 @@
-//! What one probe is sent to, as far as it can be told.
+//! The target of one probe, as far as it can be determined.
 
 use std::fmt;
 
 use super::{ContainerSpec, Handler, HttpGet, NamedPort, Origin, PodSpec, PortError, Probe, Tls};
 use crate::{Outcome, RawResult};
 
-/// What one probe is sent to.
+/// The target of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// From where.
+    /// Where it is reached from.
     pub origin: Origin,
-    /// What is done.
+    /// How to probe it.
     pub action: TargetAction<'a>,
 }
 
-/// What is done to find out.
+/// How to probe a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetAction<'a> {
-    /// A command is run in the container.
+    /// Runs a command in the container.
     Exec(&'a [String]),
     /// A GET request.
     Http {
-        /// An address (of IPv6 without brackets) or a name.
+        /// An address (IPv6 without brackets) or a name.
         host: String,
         /// Its port.
         port: u16,
-        /// The rest.
+        /// The rest of the request.
         request: &'a HttpGet,
     },
     /// A connection.
@@ -41,9 +41,9 @@ pub enum TargetAction<'a> {
         host: String,
         /// Its port.
         port: u16,
-        /// The service that is asked for.
+        /// The service to ask for.
         service: &'a str,
-        /// TLS; none for plain text.
+        /// TLS; `None` for plain text.
         tls: Option<&'a Tls>,
     },
 }
@@ -88,7 +88,7 @@ impl fmt::Display for TargetAction<'_> {
     }
 }
 
-/// A host as URLs have it: addresses of IPv6 in brackets.
+/// A host as written in URLs: IPv6 addresses in brackets.
 struct InUrl<'a>(&'a str);
 
 impl fmt::Display for InUrl<'_> {
@@ -100,19 +100,19 @@ impl fmt::Display for InUrl<'_> {
     }
 }
 
-/// There is nothing that a probe could be sent to.
+/// The probe has no target to be sent to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// No such port.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// The pod's address is not known.
+    /// The pod's address is unknown.
     #[error("the pod has no address yet")]
     NoAddress,
 }
 
 impl From<TargetError> for Outcome {
-    /// Nothing is known of the target, and nothing is concluded.
+    /// Nothing is known about the target, and no conclusion is drawn.
     fn from(error: TargetError) -> Self {
         Self {
             result: RawResult::Unknown,
@@ -123,7 +123,7 @@ impl From<TargetError> for Outcome {
 }
 
 impl Probe {
-    /// What the probe of this container is sent to.
+    /// The target of a probe of this container.
     pub fn target<'a>(
         &'a self,
         pod: &PodSpec,

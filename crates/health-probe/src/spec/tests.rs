@@ -1,4 +1,4 @@
-//! Tests of the reading of manifests.
+//! Tests of reading manifests.
 
 use serde_json::{Value, json};
 
@@ -566,7 +566,7 @@ fn templates_of_pods_are_pods_with_the_names_of_their_objects() {
         }
         assert!(manifest.statuses.is_empty());
     }
-    // The API leaves kind and version out of a list of one kind.
+    // The API omits kind and version in a list of one kind.
     let mut bare = objects[0].clone();
     for field in ["kind", "apiVersion"] {
         bare.as_object_mut().unwrap().remove(field);
@@ -886,7 +886,7 @@ fn hostile_types_end() {
             );
         }
     }
-    // Many at once are not all told, but it ends.
+    // If there are many at once, not all are reported, but reading finishes.
     let many: Vec<_> = (0..1000).map(|_| json!({"name": 1})).collect();
     let told = errors(&manifest(json!(many), json!({})));
     assert!((32..100).contains(&told.len()), "{}", told.len());

@@ -1,4 +1,4 @@
-//! What is done to containers: those whose probes fail are ended, and those that have ended are started again.
+//! Acting on containers: stops those whose probes fail, and restarts those that have exited.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::spec::{PodSpec, Role};
 use crate::worker::ContainerState;
 use crate::worker::restart::{Kill, restarts};
 
-/// A container that was made again is to be started within so long.
+/// How soon a recreated container should be started.
 const UNSTARTED_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// Has a container ended whose probe failed, unless that is under way; tells why where it is not to be.
+    /// Stops a container whose probe failed, unless that is under way; reports why if it must not be stopped.
     pub(super) fn kill(&mut self, kill: &Kill) {
         let Some(pod) = self.spec(&kill.pod_uid) else {
             return;
@@ -30,7 +30,7 @@ impl Task {
         let container = &kill.container;
         let is_kubelets = self.is_kubelets(&kill.pod_uid);
         let (level, why) = match (&self.parts.runtime, self.parts.restarts) {
-            // Somebody else does it.
+            // The kubelet does it.
             (_, Restarts::None | Restarts::Own) if is_kubelets => {
                 (Level::Normal, "its restart is left to the kubelet")
             }
@@ -50,7 +50,7 @@ impl Task {
         }
     }
 
-    /// Has containers started again that have ended, and gives up what has become needless.
+    /// Restarts exited containers, and drops restarts that are no longer needed.
     pub(super) fn find_ended(&mut self) {
         let restarts = self.parts.restarts;
         if self.parts.runtime.is_none() || restarts == Restarts::None || !self.is_observed {
@@ -94,13 +94,13 @@ impl Task {
         pod.is_some_and(|pod| pod.sourced.keeper != Keeper::Agent)
     }
 
-    /// Has a container started again if it has ended and is to run. Returns whether it is to.
+    /// Restarts a container if it has exited and should run. Returns whether it should be restarted.
     fn consider(&mut self, pod: &Arc<PodSpec>, ended: &RuntimeContainer) -> bool {
         let Some(spec) = pod.container(&ended.name) else {
             return false;
         };
         if self.actions.is_restarting(&pod.uid, &ended.name) {
-            // What comes of that decides how long the next one waits.
+            // The outcome of that restart decides how long the next one waits.
             return true;
         }
         let exit_code = match ended.state {
@@ -125,7 +125,7 @@ impl Task {
         let at = self.ends.of(&ended.id).unwrap_or(now);
         let mut ready = self.parts.backoffs.ready(&pod.uid, &ended.name, at);
         if killed.is_none() {
-            // Its pod may be about to end, which the next look shows.
+            // Its pod may be about to finish, which the next look shows.
             ready = ready.max(now + LOOK_PERIOD);
         }
         let restart = Restart {
@@ -151,14 +151,14 @@ impl Task {
         true
     }
 
-    /// What was to follow where a container was killed because a probe failed, by an agent before this one too.
+    /// The planned consequence if a container was killed because a probe failed, possibly by an earlier agent.
     pub(super) fn killed(&self, pod: &PodSpec, container_id: &str) -> Option<Kill> {
         let killed = self.actions.killed(container_id).cloned();
         killed.or_else(|| self.shared.prober.condemned(&pod.uid, container_id))
     }
 
-    /// Has a container started that was made and not started for a while: an agent was killed in between. Returns whether
-    /// it is to be.
+    /// Starts a container that was created but not started for a while, because an agent was killed in between. Returns
+    /// whether it should be started.
     fn start_unstarted(
         &mut self,
         pod: &PodSpec,
@@ -166,7 +166,7 @@ impl Task {
         container: &RuntimeContainer,
     ) -> bool {
         if container.attempt == 0 {
-            // Whoever makes the pod starts it.
+            // The creator of the pod starts it.
             return false;
         }
         let now = self.began.elapsed();
@@ -182,9 +182,9 @@ impl Task {
         true
     }
 
-    /// Takes note of what came of an action.
+    /// Records the result of an action.
     pub(super) fn acted(&mut self, acted: Acted) {
-        // What came of it is to be seen at once.
+        // Check its effect at once.
         self.next_look = Instant::now();
         match acted {
             Acted::Killed(_, Ok(())) => {}
@@ -201,7 +201,7 @@ impl Task {
                 };
                 let name = &restart.container;
                 if !matches!(result, Ok(None)) {
-                    // Whatever came of it: the next one waits.
+                    // Whatever the result: the next restart waits.
                     let now = self.began.elapsed();
                     self.parts
                         .backoffs

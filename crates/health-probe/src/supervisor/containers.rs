@@ -1,4 +1,4 @@
-//! Where the processes of containers are, for the prober.
+//! Where the processes of containers run, for the prober.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,13 +12,13 @@ use crate::prober::{Containers, Execution};
 use crate::runtime::{Runtime, RuntimePod};
 use crate::spec::PodSpec;
 
-/// What is known of the containers of pods, by UID.
+/// Where the containers of each pod run, by UID.
 pub(super) struct KnownContainers {
     runtime: Option<Runtime>,
     pods: Mutex<HashMap<Arc<str>, Known>>,
 }
 
-/// What is known of a pod.
+/// Where a pod's containers run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     /// A process in its namespaces.
@@ -30,7 +30,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// By the runtime.
+    /// As the runtime reports it.
     pub(super) fn of(pod: &RuntimePod) -> Self {
         let pids = pod.containers.iter();
         Self {
@@ -91,8 +91,8 @@ impl Containers for KnownContainers {
     }
 }
 
-/// The process with the lowest number in a network namespace: of those that see other files than this agent, if there are any.
-/// What an administrator runs in a container's namespace is not the container.
+/// The lowest PID in a network namespace, preferably of a process in another mount namespace than this agent: what an
+/// administrator runs in a container's network namespace is not the container.
 fn first_process_in(netns: &Path) -> Option<u32> {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;

@@ -1,4 +1,4 @@
-//! When containers ended, by the monotonic clock.
+//! When containers exited, on the monotonic clock.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use jiff::Timestamp;
 use crate::runtime::{Observation, RuntimeContainer};
 use crate::worker::ContainerState;
 
-/// When containers ended, since the agent began. A runtime tells it by the wall clock, which may be set meanwhile: it is
-/// believed only as far as it lies between two looks.
+/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile, so
+/// the reported time is clamped to the interval between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// By ID of the container.
+    /// By container ID.
     ended: HashMap<String, Duration>,
-    /// When the runtime was last asked to good effect.
+    /// When the runtime was last asked successfully.
     looked: Duration,
 }
 
 impl Ends {
-    /// Takes note of what the runtime says `now`, having been asked at `asked`.
+    /// Records the runtime's answer received `now` to a query sent at `asked`.
     pub(super) fn note(
         &mut self,
         observation: &Observation,
@@ -36,7 +36,7 @@ impl Ends {
             .filter(has_ended)
             .map(|one| {
                 let ended = before.get(&one.id).copied().unwrap_or_else(|| {
-                    // One that ends in the future has ended now.
+                    // An exit in the future counts as an exit now.
                     let ago = one.finished_at.map(|at| wall.duration_since(at));
                     let ago = ago.and_then(|ago| Duration::try_from(ago).ok());
                     now.saturating_sub(ago.unwrap_or_default()).max(looked)
@@ -47,7 +47,7 @@ impl Ends {
         self.looked = asked;
     }
 
-    /// When a container ended, if it has.
+    /// When a container exited, if it has.
     pub(super) fn of(&self, container_id: &str) -> Option<Duration> {
         self.ended.get(container_id).copied()
     }
@@ -64,7 +64,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// A pod whose containers, of these IDs, ended by the wall clock so many seconds after [`WALL`].
+    /// A pod with containers of these IDs, which exited this many seconds after [`WALL`] by the wall clock.
     fn observed(ended: &[(&str, Option<i64>)]) -> Observation {
         let wall: Timestamp = WALL.parse().unwrap();
         let container = |&(id, after): &(&str, Option<i64>)| RuntimeContainer {
@@ -106,7 +106,7 @@ mod tests {
         let of = |ends: &Ends| all.map(|(id, _)| ends.of(id).map(|at| at.as_secs()));
         let expected = [108, 100, 100, 110, 110].map(Some);
         assert_eq!(of(&ends), expected);
-        // What was found out once stays.
+        // A time once determined does not change.
         let later = wall + jiff::SignedDuration::from_hours(1);
         ends.note(&observed(&all), secs(119), secs(120), later);
         assert_eq!(of(&ends), expected);

@@ -1,4 +1,4 @@
-//! What happened to containers: kept, counted, and told in the log.
+//! Container events: kept, counted and logged.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,19 +12,19 @@ use tracing::{info, warn};
 
 use crate::spec::PodSpec;
 
-/// Most events that are kept. Those of the namespace that has most go first, and of its pods those of the one that has
-/// most: whoever makes many takes no room from others.
+/// Most kept events. Beyond that, the oldest event of the pod with the most events goes, within the namespace with the most
+/// events: those who cause many events take no space from others.
 const KEPT: usize = 1000;
-/// Lines in the log for one pod: so many a second, and what it did not use of the last minute.
+/// Log lines for one pod: this many per second, plus what it did not use of the last minute.
 const LINES_PER_SECOND: u32 = 1;
 const LINES_ADVANCE: Duration = Duration::from_secs(60);
 
-/// Whether an event is bad.
+/// Whether an event is a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// It is as it should be.
+    /// Everything is fine.
     Normal,
-    /// It is not.
+    /// Something is wrong.
     Warning,
 }
 
@@ -37,10 +37,10 @@ impl Level {
     }
 }
 
-/// What makes two events one that happened twice.
+/// Identifies an event: two events with equal keys are one that happened twice.
 type Key = (Arc<str>, Arc<str>, &'static str, String);
 
-/// The last events. One that happens again is counted, and is the newest then.
+/// The latest events. An event that happens again is counted, and becomes the newest.
 #[derive(Debug)]
 pub(super) struct EventLog {
     began: Instant,
@@ -57,14 +57,14 @@ struct Kept {
     event: ContainerEvent,
 }
 
-/// What is kept of a namespace.
+/// What is kept for a namespace.
 #[derive(Debug, Default)]
 struct Namespace {
     count: usize,
     pods: HashMap<Arc<str>, OfPod>,
 }
 
-/// The numbers of a pod's events, and its lines in the log.
+/// The numbers of a pod's events, and its budget of log lines.
 #[derive(Debug)]
 struct OfPod {
     numbers: BTreeSet<u64>,
@@ -84,7 +84,7 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    /// Takes note of an event.
+    /// Records an event.
     pub(super) fn note(
         &mut self,
         pod: &PodSpec,
@@ -148,7 +148,7 @@ impl EventLog {
         }
     }
 
-    /// The oldest event of the pod with most events in the namespace with most events; of several, the oldest.
+    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of all.
     fn first_of_largest(&self) -> Option<u64> {
         let first = |pod: &OfPod| pod.numbers.first().copied();
         let largest = self.namespaces.values().max_by_key(|one| {
@@ -160,7 +160,7 @@ impl EventLog {
         first(pod)
     }
 
-    /// Takes an event out; its pod, too, if that has no other and is to go.
+    /// Removes an event; if `is_final`, also its pod once that has no other event.
     fn remove(&mut self, number: u64, is_final: bool) -> Option<ContainerEvent> {
         let Kept {
             key,
@@ -182,14 +182,14 @@ impl EventLog {
         Some(event)
     }
 
-    /// Those with a larger number, the oldest first.
+    /// Events with a larger number, oldest first.
     pub(super) fn since(&self, number: u64) -> Vec<ContainerEvent> {
         let later = self.events.range(number.saturating_add(1)..);
         later.map(|(_, kept)| kept.event.clone()).collect()
     }
 }
 
-/// Logs an event when it happens first: one that repeats would fill the log.
+/// Logs an event when it first happens: repetitions would fill the log.
 fn tell(event: &ContainerEvent, level: Level) {
     let ContainerEvent {
         pod,

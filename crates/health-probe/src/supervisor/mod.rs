@@ -1,9 +1,9 @@
-//! The supervisor: has the pods of its sources probed, and acts on what comes of it.
+//! The supervisor: has the pods of its sources probed, and acts on the results.
 //!
-//! A source says which pods there are, the container runtime (or else the source, or else the pod's endpoint) how their
-//! containers do. The [`Prober`] probes them. A container that fails its liveness or startup probe is ended through the
-//! runtime; one that has ended is started again, by the pod's restart policy and the kubelet's back-off. Readiness goes to
-//! the pod's endpoint. What is known survives a restart of the agent in a file.
+//! A source says which pods exist; the container runtime (or else the source, or else the pod's endpoint) says what state
+//! their containers are in. The [`Prober`] probes them. The supervisor stops a container that fails its liveness or startup
+//! probe, through the runtime; it restarts one that has exited, according to the pod's restart policy and the kubelet's
+//! back-off. It passes readiness on to the pod's endpoint. Its state survives a restart of the agent in a file.
 
 mod acting;
 mod containers;
@@ -44,50 +44,50 @@ use crate::source::PodSet;
 use crate::spec::PodSpec;
 use crate::worker::{Limits, ManagerOptions};
 
-/// What a supervisor begins with.
+/// What a supervisor starts with.
 pub struct SupervisorOptions {
     /// The pods.
     pub pods: watch::Receiver<Arc<PodSet>>,
     /// The container runtime, if there is one.
     pub runtime: Option<Runtime>,
-    /// Which containers are ended and started again; of others it is only told that they should be.
+    /// Which containers to stop and restart; for others, the supervisor only reports that it should happen.
     pub restarts: Restarts,
     /// The endpoints of this node.
     pub endpoints: Arc<dyn Endpoints>,
     /// The addresses of pods that use the host's network.
     pub node_addresses: Vec<IpAddr>,
-    /// How many probes are sent.
+    /// How many probes may be sent.
     pub limits: Limits,
     /// The folder of the certificates and keys that annotations name.
     pub certificates: PathBuf,
-    /// The file of what survives a restart of the agent.
+    /// The file with the state that survives a restart of the agent.
     pub state_file: PathBuf,
 }
 
-/// Which containers are ended and started again.
+/// Which containers are stopped and restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restarts {
     /// None.
     None,
-    /// Those that no kubelet runs.
+    /// Containers that no kubelet runs.
     Own,
     /// All.
     All,
 }
 
-/// The endpoints of a node, as far as pods have to do with them.
+/// The endpoints of a node, as far as pods need them.
 pub trait Endpoints: Send + Sync {
-    /// The endpoint of a pod: the one with one of its addresses, or with its name where the pod has none.
+    /// Finds a pod's endpoint: the one that has one of its addresses, or its name if the pod has no address.
     fn find(&self, pod: &PodSpec) -> Option<LocalEndpoint>;
 
-    /// Whether the containers behind an endpoint can serve; `None` if they are not probed.
+    /// Sets whether the containers behind an endpoint can serve; `None` if they are not probed.
     fn set_ready(&self, id: u16, ready: Option<bool>);
 
-    /// Changes whenever an endpoint does.
+    /// Changes whenever an endpoint changes.
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
-/// Of a node that has none.
+/// The endpoints of a node without any.
 #[derive(Clone, Copy, Debug)]
 pub struct NoEndpoints;
 
@@ -106,7 +106,7 @@ impl Endpoints for NoEndpoints {
 /// An endpoint of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalEndpoint {
-    /// Its number.
+    /// Its ID.
     pub id: u16,
     /// Its addresses, the primary one first.
     pub ips: Vec<IpAddr>,
@@ -114,11 +114,11 @@ pub struct LocalEndpoint {
     pub netns: PathBuf,
 }
 
-/// Has pods probed, and acts. Clones share it.
+/// Has pods probed, and acts on the results. Clones share state.
 #[derive(Clone)]
 pub struct Supervisor(Arc<Shared>);
 
-/// What the task and those who read have in common.
+/// State shared by the task and the readers.
 struct Shared {
     prober: Prober,
     node_addresses: Vec<IpAddr>,
@@ -130,22 +130,22 @@ struct Shared {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What there is to read.
+/// The readable state.
 #[derive(Default)]
 struct State {
     pods: Pods,
     events: EventLog,
-    /// By subject.
+    /// Sorted by subject.
     problems: Vec<PodProblem>,
 }
 
 impl Supervisor {
-    /// Begins. Must be called in a tokio runtime. An error is one of the prober's thread.
+    /// Starts the supervisor. Must be called in a tokio runtime. Fails if the prober's thread cannot start.
     pub fn start(options: SupervisorOptions) -> io::Result<Self> {
         Self::start_with(options, Prober::start_on_thread)
     }
 
-    /// Begins, with a prober that `start_prober` starts.
+    /// Starts the supervisor with the prober that `start_prober` returns.
     fn start_with(
         options: SupervisorOptions,
         start_prober: impl FnOnce(ProberOptions) -> io::Result<(Prober, NewsReceiver)>,
@@ -213,23 +213,23 @@ impl Supervisor {
         self.0.state().pods.shown()
     }
 
-    /// Whether the pod that has an address can serve, as far as that is known. Left out are the addresses of the node,
-    /// and those that several pods have: one pod must not speak for the others.
+    /// Whether the pod at each address can serve, as far as known. Leaves out the node's addresses, and addresses that
+    /// several pods share: one pod must not speak for the others.
     pub fn readiness(&self) -> HashMap<IpAddr, bool> {
         self.0.state().pods.readiness(&self.0.node_addresses)
     }
 
-    /// What happened, or happened again, since the event of this number; the oldest first.
+    /// Events that happened, or happened again, since the event with this number; oldest first.
     pub fn events_since(&self, number: u64) -> Vec<ContainerEvent> {
         self.0.state().events.since(number)
     }
 
-    /// What keeps pods from being probed.
+    /// Problems that keep pods from being probed.
     pub fn problems(&self) -> Vec<PodProblem> {
         self.0.state().problems.clone()
     }
 
-    /// All in all.
+    /// A summary of everything.
     pub fn summary(&self) -> ContainerProbeSummary {
         let mut summary = view::summary(&self.0.prober);
         let state = self.0.state();
@@ -238,27 +238,27 @@ impl Supervisor {
         summary
     }
 
-    /// Changes whenever something of this does, but for the times and counts of single runs.
+    /// Changes whenever any of this changes, except for the times and counts of single runs.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// What probes came to, and how long they took.
+    /// The results of probes, and how long they took.
     pub fn statistics(&self) -> Stats {
         self.0.prober.statistics()
     }
 
-    /// How often containers were started again, by pod and container.
+    /// How often each container was restarted, by pod and container.
     pub fn restarts(&self) -> Vec<(Arc<PodSpec>, Arc<str>, u64)> {
         self.0.state().pods.restarts()
     }
 
-    /// How it does.
+    /// The supervisor's activity.
     pub fn activity(&self) -> Activity {
         self.0.activity.clone()
     }
 
-    /// Stops, and writes down what the next agent is to know. Containers stay as they are.
+    /// Stops, and saves the state for the next agent. Containers are left alone.
     pub async fn shutdown(&self) {
         self.0.stop.send_replace(true);
         let task = self
@@ -268,7 +268,7 @@ impl Supervisor {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(task) = task {
-            // A task that panicked has said so.
+            // A task that panicked has already reported it.
             let _ = task.await;
         }
     }

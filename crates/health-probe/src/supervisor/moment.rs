@@ -1,4 +1,4 @@
-//! How much time passes between two runs of the agent, whatever happens to the wall clock.
+//! How much time passes between two runs of the agent, regardless of changes to the wall clock.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// A moment by the wall clock, and by the boot clock if that can be read.
+/// A moment on the wall clock, and on the boot clock if that can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) wall: Timestamp,
     pub(super) boot: Option<SinceBoot>,
 }
 
-/// The boot clock, which nobody sets and which goes on while the machine sleeps.
+/// The boot clock, which cannot be set, and which keeps running while the machine sleeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SinceBoot {
-    /// Which boot it counts from.
+    /// ID of the boot that it counts from.
     pub(super) id: String,
     #[serde(with = "health_model::duration::nanoseconds", rename = "clock_ns")]
     pub(super) clock: Duration,
@@ -31,7 +31,7 @@ impl Moment {
         }
     }
 
-    /// How much later this is: by the boot clock within one boot, else by the wall clock; never less than nothing.
+    /// How much later this is: by the boot clock within one boot, otherwise by the wall clock; never negative.
     pub(super) fn since(&self, earlier: &Self) -> Duration {
         self.since_in_boot(earlier).unwrap_or_else(|| {
             let passed = Duration::try_from(self.wall.duration_since(earlier.wall));
@@ -41,7 +41,7 @@ impl Moment {
 
     fn since_in_boot(&self, earlier: &Self) -> Option<Duration> {
         let (now, then) = (self.boot.as_ref()?, earlier.boot.as_ref()?);
-        // In another time namespace, the clock may show less.
+        // In another time namespace, the clock may show an earlier time.
         now.clock
             .checked_sub(then.clock)
             .filter(|_| now.id == then.id)

@@ -1,4 +1,4 @@
-//! The pods that are probed, and what is known of them.
+//! The probed pods, and their known state.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,24 +15,24 @@ use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 #[derive(Debug, Default)]
 pub(super) struct Pods(HashMap<Arc<str>, TrackedPod>);
 
-/// A pod that is probed.
+/// A probed pod.
 #[derive(Debug)]
 pub(super) struct TrackedPod {
-    /// As its source has it.
+    /// As its source lists it.
     pub(super) sourced: SourcedPod,
-    /// What is probed: the same, with its addresses.
+    /// The probed spec: the source's, with the pod's addresses.
     pub(super) spec: Arc<PodSpec>,
-    /// What the prober was told of it last.
+    /// The status last passed to the prober.
     pub(super) told: Option<PodStatus>,
-    /// What that and its probes come to.
+    /// The status that follows from that and its probes.
     pub(super) status: Option<PodStatus>,
-    /// Whether an earlier agent knew it to be ready. Counts until this one knows.
+    /// Whether an earlier agent knew it to be ready. Applies until this agent knows.
     pub(super) was_ready: bool,
-    /// Number of its endpoint.
+    /// ID of its endpoint.
     pub(super) endpoint: Option<u16>,
-    /// How often its containers were started again, by name.
+    /// How often its containers were restarted, by name.
     pub(super) restarts: HashMap<Arc<str>, u64>,
-    /// When containers are started again that wait for it, by name.
+    /// When waiting containers will be restarted, by name.
     pub(super) restart_at: HashMap<Arc<str>, Timestamp>,
 }
 
@@ -50,7 +50,7 @@ impl TrackedPod {
         }
     }
 
-    /// Whether all its containers can serve; `None` while nothing is known of it.
+    /// Whether all its containers can serve; `None` while its status is unknown.
     pub(super) fn ready(&self) -> Option<bool> {
         let status = self.status.as_ref()?;
         let is_ready = |name: &Arc<str>| {
@@ -62,7 +62,7 @@ impl TrackedPod {
         Some(!status.phase.is_final() && serving.all(|container| is_ready(&container.name)))
     }
 
-    /// Whether it is at its end.
+    /// Whether it has finished.
     fn is_over(&self) -> bool {
         let status = self.status.as_ref();
         status.is_some_and(|status| status.phase.is_final())
@@ -134,21 +134,21 @@ impl Pods {
         self.0.keys().cloned().collect()
     }
 
-    /// How many there are, and how many of them are ready.
+    /// The number of pods, and of ready pods.
     pub(super) fn counts(&self) -> (u64, u64) {
         let ready = self.iter().filter(|pod| pod.ready() == Some(true));
         (self.0.len() as u64, ready.count() as u64)
     }
 
-    /// All, by name.
+    /// All pods, sorted by name.
     pub(super) fn shown(&self) -> Vec<ProbedPod> {
         let mut shown: Vec<_> = self.iter().map(TrackedPod::show).collect();
         shown.sort_by(|one, other| (&one.pod, &one.uid).cmp(&(&other.pod, &other.uid)));
         shown
     }
 
-    /// Whether the pod that has an address can serve. None is told of that nothing is known of, and of an address that
-    /// several pods have, or the node itself: one of them must not speak for the others.
+    /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses that
+    /// several pods share: one of them must not speak for the others.
     pub(super) fn readiness(&self, node_addresses: &[IpAddr]) -> HashMap<IpAddr, bool> {
         let mut owners: HashMap<IpAddr, Vec<&TrackedPod>> = HashMap::new();
         for pod in self.iter() {
@@ -164,7 +164,7 @@ impl Pods {
         let known = owners.into_iter().filter_map(|(ip, pods)| {
             let living: Vec<_> = pods.iter().filter(|pod| !pod.is_over()).collect();
             match living[..] {
-                // One that is over has an address until somebody else gets it.
+                // A finished pod keeps its address until another pod gets it.
                 [] => Some((ip, false)),
                 [pod] => Some((ip, pod.ready().or(pod.was_ready.then_some(true))?)),
                 _ => None,
@@ -173,7 +173,7 @@ impl Pods {
         known.collect()
     }
 
-    /// How often containers were started again.
+    /// How often containers were restarted.
     pub(super) fn restarts(&self) -> Vec<(Arc<PodSpec>, Arc<str>, u64)> {
         let pods = self.iter();
         pods.flat_map(|pod| {
@@ -207,7 +207,7 @@ mod tests {
 
     const NODE: [u8; 4] = [172, 30, 0, 1];
 
-    /// A pod at `10.1.0.LAST`, or at another address, whose only container is ready or not.
+    /// A pod at the address `ip`, with a single container that is ready or not.
     fn pod(name: &str, ip: &str, phase: Phase, ready: Option<bool>) -> TrackedPod {
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: {name}}}\n\
@@ -258,9 +258,9 @@ mod tests {
         let told = readiness(vec![
             one("a", "10.1.0.1", Some(true)),
             one("b", "10.1.0.2", Some(false)),
-            // Nothing is known of it.
+            // Its state is unknown.
             one("c", "10.1.0.3", None),
-            // Pods that share an address, and one that has the node's.
+            // Pods that share an address, and one at the node's address.
             one("d", "10.1.0.4", Some(true)),
             one("e", "10.1.0.4", Some(false)),
             one("f", "172.30.0.1", Some(false)),

@@ -1,4 +1,4 @@
-//! What is known of a pod, brought together: its addresses, its endpoint, and how its containers do.
+//! Combines what is known about a pod: its addresses, its endpoint, and the state of its containers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl Task {
         self.shared.note_change();
     }
 
-    /// Brings what is probed of a pod, and what is told of its containers, in line with what is known.
+    /// Updates a pod's probes, and the status passed to the prober, to what is now known.
     pub(super) fn refresh(&mut self, uid: &Arc<str>, is_changed: bool) {
         let Some((sourced, spec, told, was_ready)) = self.shared.state().pods.get(uid).map(|pod| {
             let was_ready = pod.ready().unwrap_or(pod.was_ready);
@@ -63,7 +63,7 @@ impl Task {
         let is_news = match (&told, &status) {
             (Some(told), Some(status)) => !is_like(told, status),
             (None, Some(_)) => true,
-            // Nothing is known any more: what was known stays.
+            // Its state is no longer known: keep the last known one.
             (_, None) => false,
         };
         let former = {
@@ -87,12 +87,12 @@ impl Task {
         self.tell_endpoint(uid);
     }
 
-    /// Tells a pod's endpoint whether it can serve.
+    /// Passes on to a pod's endpoint whether it can serve.
     pub(super) fn tell_endpoint(&self, uid: &str) {
         let told = {
             let state = self.shared.state();
             let pod = state.pods.get(uid);
-            // What is not known is not "not ready".
+            // Unknown does not mean "not ready".
             pod.and_then(|pod| Some((pod.endpoint?, pod.ready().or(pod.was_ready.then_some(true)))))
         };
         if let Some((endpoint, ready)) = told {
@@ -110,7 +110,7 @@ impl Task {
         }
     }
 
-    /// What the runtime says comes first: a manifest may be older than the pod.
+    /// The runtime's answer comes first: a manifest may be older than the pod.
     fn addresses(
         &self,
         spec: &PodSpec,
@@ -121,14 +121,14 @@ impl Task {
             (Some(running), _) if !running.ips.is_empty() => running.ips.clone(),
             _ if !spec.ips.is_empty() => spec.ips.clone(),
             (_, Some(endpoint)) => endpoint.ips.clone(),
-            // It has none of its own: it uses the host's network.
+            // It has no address of its own: it uses the host's network.
             (Some(running), None) if running.is_ready => self.parts.node_addresses.clone(),
             (_, None) => Vec::new(),
         }
     }
 
-    /// What the runtime says of a pod. One whose container was killed to be started again is not at its end, however that
-    /// container ended.
+    /// The pod status that the runtime reports. A pod with a container that was killed in order to be restarted has not
+    /// finished, however that container exited.
     pub(super) fn observed_status(&self, spec: &PodSpec, running: &RuntimePod) -> PodStatus {
         let mut status = running.status(spec);
         let is_restarted = |id: &str| self.killed(spec, id).is_some_and(|kill| kill.restart);
@@ -138,7 +138,7 @@ impl Task {
         status
     }
 
-    /// How the containers do; `None` if nobody says it.
+    /// The state of the containers; `None` if no source reports it.
     fn status(
         &self,
         sourced: &SourcedPod,
@@ -155,7 +155,7 @@ impl Task {
         if let Some(status) = &sourced.status {
             return Some(status.clone());
         }
-        // All that is known is that there is an endpoint: then its containers run.
+        // All we know is that an endpoint exists: then its containers run.
         let endpoint = endpoint?;
         let containers = sourced.spec.containers.iter();
         let regular = containers.filter(|container| container.role == Role::Regular);
@@ -175,7 +175,7 @@ impl Task {
     }
 }
 
-/// That a pod is to end, or is at its end, only its kubelet knows.
+/// Only a pod's kubelet knows that the pod is being deleted or has finished.
 fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
     match (&sourced.status, sourced.keeper) {
         (Some(told), Keeper::Kubelet { .. }) => PodStatus {
@@ -190,7 +190,7 @@ fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
     }
 }
 
-/// The pod as the runtime has it, of this name: the one with its UID, or any where the manifest has no UID of its own.
+/// The runtime's pod with this name: the one with the same UID, or any if the manifest has no UID of its own.
 pub(super) fn observed_pod<'a>(
     observation: &'a Observation,
     spec: &PodSpec,

@@ -1,4 +1,4 @@
-//! Containers that are ended and started again.
+//! Stopping and restarting containers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,39 +10,39 @@ use tokio::time::Instant;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::worker::restart::Kill;
 
-/// The wait after the first try that failed; twice as long after each further one, up to the longest.
+/// The wait after the first failed try; doubled after each further failure, up to the longest.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// A container that has ended and is to be started again.
+/// An exited container that must be restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Restart {
     /// The pod's UID.
     pub(super) pod_uid: Arc<str>,
     /// The container's name.
     pub(super) container: Arc<str>,
-    /// The container that has ended.
+    /// The container that exited.
     pub(super) container_id: Arc<str>,
-    /// When it ended, since the agent began.
+    /// When it exited, since the agent started.
     pub(super) ended: Duration,
 }
 
-/// What came of an action.
+/// The result of an action.
 pub(super) enum Acted {
-    /// A container was to be ended.
+    /// Tried to stop a container.
     Killed(Kill, Result<(), RuntimeError>),
-    /// A container was to be started again. The ID of the one that was started.
+    /// Tried to restart a container. On success, the ID of the container that was started.
     Restarted(Restart, Result<Option<String>, RuntimeError>),
 }
 
-/// How far something is that is done to a container.
+/// Progress of an action on a container.
 #[derive(Clone, Copy, Debug)]
 enum Progress {
-    /// It is to be done then.
+    /// Due at this time.
     Waiting(Instant),
     /// It is under way.
     UnderWay,
-    /// It was done then.
+    /// Done at this time.
     Done(Instant),
 }
 
@@ -53,18 +53,18 @@ struct Action<T> {
     failures: u32,
 }
 
-/// What is done to containers, by the ID of the container: each thing once. Killing is tried again when it failed.
+/// Actions on containers, by container ID: each at most once. A failed kill is retried.
 #[derive(Default)]
 pub(super) struct Actions {
     kills: HashMap<Arc<str>, Action<Kill>>,
     restarts: HashMap<Arc<str>, Action<Restart>>,
-    /// Those that should be killed and are not, and the UIDs of their pods.
+    /// Containers that should be killed but are not, and the UIDs of their pods.
     spared: HashMap<Arc<str>, Arc<str>>,
     running: JoinSet<Acted>,
 }
 
 impl Actions {
-    /// Has a container killed. Returns whether this is news.
+    /// Schedules killing a container. Returns whether this is new.
     pub(super) fn kill(&mut self, kill: &Kill, now: Instant) -> bool {
         if let Some(action) = self.kills.get_mut(&kill.container_id)
             && let Progress::Done(at) = action.progress
@@ -76,24 +76,24 @@ impl Actions {
         add(&mut self.kills, &kill.container_id, now, || kill.clone())
     }
 
-    /// Takes note of a container that should be killed and is not. Returns whether this is news.
+    /// Records a container that should be killed but is not. Returns whether this is new.
     pub(super) fn spare(&mut self, kill: &Kill) -> bool {
         let uid = kill.pod_uid.clone();
         self.spared.insert(kill.container_id.clone(), uid).is_none()
     }
 
-    /// Whether a container was killed here, and what was to follow.
+    /// The kill of a container, with its planned consequence, if this agent killed it.
     pub(super) fn killed(&self, container_id: &str) -> Option<&Kill> {
         self.kills.get(container_id).map(|action| &action.what)
     }
 
-    /// Has a container started again at a time. Returns whether this is news.
+    /// Schedules restarting a container at a time. Returns whether this is new.
     pub(super) fn restart(&mut self, restart: Restart, at: Instant) -> bool {
         let id = restart.container_id.clone();
         add(&mut self.restarts, &id, at, || restart)
     }
 
-    /// Whether a container of a pod is being started again.
+    /// Whether a restart of a pod's container is under way.
     pub(super) fn is_restarting(&self, pod_uid: &str, container: &str) -> bool {
         let is_meant =
             |restart: &Restart| *restart.pod_uid == *pod_uid && *restart.container == *container;
@@ -102,7 +102,7 @@ impl Actions {
             .any(|action| is_meant(&action.what) && matches!(action.progress, Progress::UnderWay))
     }
 
-    /// Gives up the restarts that wait and are not wanted any more, and returns them.
+    /// Drops pending restarts that are no longer wanted, and returns them.
     pub(super) fn give_up_restarts(&mut self, is_wanted: impl Fn(&str) -> bool) -> Vec<Restart> {
         let given_up = self.restarts.extract_if(|id, restart| {
             matches!(restart.progress, Progress::Waiting(_)) && !is_wanted(id)
@@ -110,7 +110,7 @@ impl Actions {
         given_up.map(|(_, restart)| restart.what).collect()
     }
 
-    /// Begins what is due.
+    /// Starts the actions that are due.
     pub(super) fn begin(&mut self, runtime: &Runtime, now: Instant) {
         for action in self.kills.values_mut().filter(|action| action.is_due(now)) {
             action.progress = Progress::UnderWay;
@@ -131,7 +131,7 @@ impl Actions {
         }
     }
 
-    /// When something is due next.
+    /// When the next action is due.
     pub(super) fn next(&self) -> Option<Instant> {
         let kills = self.kills.values().filter_map(Action::due);
         kills
@@ -139,12 +139,12 @@ impl Actions {
             .min()
     }
 
-    /// Waits for the next action to end; forever while there is none.
+    /// Waits for the next action to finish; forever while none is running.
     pub(super) async fn acted(&mut self) -> Acted {
         loop {
             match self.running.join_next().await {
                 Some(Ok(acted)) => break self.note(acted),
-                // It panicked: the container is looked at again.
+                // It panicked: the container is checked again.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
             }
@@ -163,7 +163,7 @@ impl Actions {
                     action.end(true);
                 }
             }
-            // What there is to start now, and when, the next look shows.
+            // The next look shows which container to start now, and when.
             Acted::Restarted(restart, Err(_)) => {
                 self.restarts.remove(&restart.container_id);
             }
@@ -171,7 +171,7 @@ impl Actions {
         acted
     }
 
-    /// Gives up what waits to be done to the containers of a pod.
+    /// Drops pending actions on the containers of a pod.
     pub(super) fn forget_pod(&mut self, uid: &str) {
         let waits = |progress| matches!(progress, Progress::Waiting(_));
         self.kills
@@ -181,7 +181,7 @@ impl Actions {
         self.spared.retain(|_, pod| **pod != *uid);
     }
 
-    /// Forgets what was to be done to containers that are no more, but for what is under way.
+    /// Forgets actions on containers that no longer exist, except those under way.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         let is_under_way = |progress| matches!(progress, Progress::UnderWay);
         self.kills

@@ -1,4 +1,4 @@
-//! What survives a restart of the agent.
+//! State that survives a restart of the agent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,10 +14,10 @@ use super::moment::{Moment, SinceBoot};
 use crate::worker::Snapshot;
 use crate::worker::restart::Backoffs;
 
-/// What an agent left to the next one.
+/// What an agent leaves to the next one.
 #[derive(Debug, Default)]
 pub(super) struct SavedState {
-    /// What was known of probes; `None` if no agent was here before.
+    /// The state of probes; `None` if no agent ran here before.
     pub(super) snapshot: Option<Snapshot>,
     /// How long containers wait for their next restart.
     pub(super) backoffs: Backoffs,
@@ -30,7 +30,7 @@ pub(super) struct SavedState {
 struct File {
     version: u32,
     written: Timestamp,
-    /// Earlier agents did not write it.
+    /// Missing in files of earlier agents.
     #[serde(default)]
     written_since_boot: Option<SinceBoot>,
     ready: BTreeSet<String>,
@@ -40,7 +40,7 @@ struct File {
 const VERSION: u32 = 1;
 
 impl SavedState {
-    /// What the file has. One that cannot be used is told, and taken for none: what is not known is found out again.
+    /// Reads the file. One that cannot be used is logged and ignored: the agent finds out again what it does not know.
     pub(super) fn read(path: &Path, now: &Moment) -> Self {
         let text = match fs::read(path) {
             Ok(text) => text,
@@ -81,7 +81,7 @@ impl File {
     }
 }
 
-/// Writes it down: whole, or as it was.
+/// Writes the file atomically: it is replaced as a whole, or left unchanged.
 pub(super) fn write(
     path: &Path,
     now: Moment,
@@ -114,7 +114,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// A moment so many seconds after a day by the wall clock, in a boot.
+    /// A moment this many seconds after a fixed wall-clock time, within a boot.
     fn moment(wall: i64, boot: Option<(&str, u64)>) -> Moment {
         let day: Timestamp = "2026-11-21T03:00:00Z".parse().unwrap();
         Moment {
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// A container that was started again just now, and the hold of a pod that went a minute ago.
+    /// A container that was restarted just now, and the held result of a pod that was removed a minute ago.
     fn snapshot() -> Snapshot {
         let mut backoffs = Backoffs::default();
         let (pod, container) = (Arc::from("u"), Arc::from("app"));
@@ -154,7 +154,7 @@ mod tests {
         (dir, path)
     }
 
-    /// How much time has passed for what was saved: for the back-off, and for the hold.
+    /// How much time has passed for the saved state: for the back-off, and for the held result.
     fn passed(saved: &SavedState) -> (Duration, Duration) {
         let age = saved.backoffs.save(Duration::ZERO)[0].age;
         let gone = saved.snapshot.as_ref().unwrap().workers[0].gone;
@@ -197,7 +197,7 @@ mod tests {
             (30, Some(("b2", 5000)), 30),
             (-30, Some(("b2", 5000)), 0),
             (30, None, 30),
-            // The clock of a time namespace that shows less.
+            // The clock of a time namespace that shows an earlier time.
             (30, Some(("b1", 10)), 30),
         ] {
             let saved = SavedState::read(&path, &moment(wall, boot));
@@ -235,7 +235,7 @@ mod tests {
             fs::write(&path, unusable).unwrap();
             assert!(SavedState::read(&path, &now).snapshot.is_none());
         }
-        // It is a folder.
+        // A folder.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(SavedState::read(&path, &now).snapshot.is_none());

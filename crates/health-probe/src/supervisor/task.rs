@@ -1,4 +1,4 @@
-//! The task of the supervisor: takes in what the source, runtime, endpoints and probes say, and does what follows.
+//! The supervisor's task: receives what the source, runtime, endpoints and probes report, and acts on it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -28,11 +28,11 @@ use crate::source::{PodSet, SourcedPod};
 use crate::spec::PodSpec;
 use crate::worker::restart::Backoffs;
 
-/// How often the runtime is asked, as the kubelet does.
+/// How often the runtime is asked; same as the kubelet.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// What changed is written down after so long, with all that changed meanwhile.
+/// Changes are saved after this delay, together with all further changes until then.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
-/// Counts that no result came of are written down this often.
+/// How often counts that did not lead to a result are saved.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the task works with.
@@ -62,11 +62,11 @@ pub(super) struct Task {
     save_problem: Option<String>,
     observing: Option<JoinHandle<Result<Observation, RuntimeError>>>,
     pub(super) next_look: Instant,
-    /// When the runtime was last asked, since the beginning.
+    /// When the runtime was last asked, since `began`.
     asked: Duration,
     pub(super) ends: Ends,
     next_save: Instant,
-    /// Whether the source has told all that it had at first.
+    /// Whether the source has listed everything that it had at first.
     is_complete: bool,
     pub(super) actions: Actions,
 }
@@ -139,7 +139,7 @@ impl Task {
         }
     }
 
-    /// Asks the runtime; without one, that the task lives is all there is to report.
+    /// Asks the runtime; without one, only reports that the task is alive.
     fn look(&mut self) {
         let Some(runtime) = self.parts.runtime.clone() else {
             self.report(None);
@@ -150,7 +150,7 @@ impl Task {
         self.observing = Some(tokio::spawn(async move { runtime.observe(&known).await }));
     }
 
-    /// Says how it goes: what is wrong with the runtime, and whether probes are overdue.
+    /// Reports the supervisor's health: runtime problems and overdue probes.
     fn report(&mut self, runtime: Option<String>) {
         let overdue = Overdue::of(&self.shared.prober);
         let count = overdue.as_ref().map_or(0, |overdue| overdue.count);
@@ -198,14 +198,14 @@ impl Task {
                 .collect();
             self.actions.retain(|id| there.contains(id));
         }
-        // Those too that failed before the container was known to run.
+        // Including those that failed before the container was known to be running.
         for kill in self.shared.prober.kills() {
             self.kill(&kill);
         }
         self.find_ended();
     }
 
-    /// Takes over what the source has.
+    /// Takes over the pods of the source.
     fn follow_pods(&mut self) {
         let set = self.parts.pods.borrow_and_update().clone();
         let mut pods: HashMap<Arc<str>, SourcedPod> = HashMap::new();
@@ -334,7 +334,7 @@ impl Task {
         self.next_save = self.next_save.min(Instant::now() + SAVE_DELAY);
     }
 
-    /// Writes down what the next agent is to know.
+    /// Saves the state for the next agent.
     fn save(&mut self) {
         self.next_save = Instant::now() + SAVE_PERIOD;
         let now = Moment::now();
@@ -367,7 +367,7 @@ impl Task {
     }
 }
 
-/// The first of them, and how many others there are.
+/// The first problem, and the number of others.
 fn told_as_one(problems: &[RuntimeError]) -> Option<String> {
     let (first, others) = problems.split_first()?;
     Some(match others.len() {
@@ -376,7 +376,7 @@ fn told_as_one(problems: &[RuntimeError]) -> Option<String> {
     })
 }
 
-/// Waits for the runtime's answer; forever while it is not asked.
+/// Waits for the runtime's answer; forever while no query is under way.
 async fn observed(
     observing: &mut Option<JoinHandle<Result<Observation, RuntimeError>>>,
 ) -> Result<Observation, String> {

@@ -14,11 +14,11 @@ use crate::prober::{DURATION_BOUNDS, Prober};
 use crate::worker::{Counted, ProbeResult, WorkerView};
 use health_model::duration::duration_text;
 
-/// By how much the wall clock must be off what it was to be believed.
+/// How far the wall clock must have moved from the known value before we believe it.
 const STEP: Duration = Duration::from_millis(100);
 
-/// When the prober began, by the wall clock: the same run has the same time whenever it is shown, unless the clock
-/// was set meanwhile.
+/// The prober's start time on the wall clock. Cached, so that the same run always shows the same time, unless the clock was
+/// set meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Beginning(Mutex<Option<Timestamp>>);
 
@@ -60,7 +60,7 @@ fn show(
 ) -> ContainerProbe {
     let WorkerView { pod, probe, .. } = view;
     let overdue = view.overdue(now);
-    // All probes are late by a moment now and then.
+    // Every probe is a moment late now and then.
     let delay = view.delay.filter(|_| overdue.is_some());
     let waiting = view.waiting.map(|why| why.text());
     let container = pod.container(view.container);
@@ -94,7 +94,7 @@ fn show(
     }
 }
 
-/// How many there are, and how they do.
+/// The number of probes, and the state they are in.
 pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
     let mut summary = ContainerProbeSummary {
         enabled: true,
@@ -123,16 +123,16 @@ pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
     summary
 }
 
-/// Probes whose results are too old to be taken for present ones.
+/// Probes whose results are too old to be considered current.
 pub(super) struct Overdue {
     /// How many.
     pub(super) count: u64,
-    /// The one that is so for longest, for how long, and why, as far as that is this agent's doing.
+    /// The probe overdue for longest: for how long, which one, and why, as far as this agent is the cause.
     longest: (Duration, String),
 }
 
 impl Overdue {
-    /// If there are any.
+    /// Returns the overdue probes, if any.
     pub(super) fn of(prober: &Prober) -> Option<Self> {
         let mut found: Option<Self> = None;
         prober.each_worker(|view, began| {

@@ -1,4 +1,4 @@
-//! What a finished run is told as, and counted as.
+//! How a finished run is reported and counted.
 
 use crate::spec::ProbeType;
 use crate::worker::ProbeResult;
@@ -7,11 +7,11 @@ use crate::{Outcome, RawResult};
 /// What a run counts as in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counted {
-    /// The target is well.
+    /// The target is healthy.
     Successful,
-    /// The target is not well.
+    /// The target is unhealthy.
     Failed,
-    /// Nothing was found out about the target.
+    /// Nothing was learned about the target.
     Errored,
     /// The probe could not be sent in time.
     NotSent,
@@ -32,7 +32,7 @@ impl Counted {
     }
 }
 
-/// Something about a container that is to be told. All are warnings.
+/// An event to report about a container. All are warnings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// `Unhealthy` or `ProbeWarning`.
@@ -44,15 +44,15 @@ pub struct Event {
 /// What the last attempt of a run means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// What it is for the thresholds; none if nothing is concluded.
+    /// The result for the thresholds; `None` if no conclusion is drawn.
     pub result: Option<ProbeResult>,
     /// What it counts as.
     pub counted: Counted,
-    /// What is to be told.
+    /// The event to report.
     pub event: Option<Event>,
 }
 
-/// Judges what a probe came to, before any threshold.
+/// Judges the outcome of a probe, before any threshold.
 pub fn judge(kind: ProbeType, outcome: &Outcome) -> Judgement {
     let title = kind.title();
     let message = &outcome.message;

@@ -1,4 +1,4 @@
-//! What is known of probes that have no worker now.
+//! State of probes that have no worker now.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,20 +8,21 @@ use super::SavedWorker;
 use super::restart::RESET_AFTER;
 use crate::spec::ProbeType;
 
-/// Most probes of pods that went which are remembered.
+/// Most remembered probes of removed pods.
 const KEPT: usize = 1000;
 
 type Key = (String, String, ProbeType);
 
-/// What an earlier agent left of pods that did not come yet, and the holds of pods that went: they may come back.
+/// An earlier agent's state for pods that have not appeared yet, and the held results of removed pods: they may come back.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// With the time until when it is kept; none while its pod may be there.
+    /// With the time until which it is kept; `None` while its pod may still exist.
     workers: HashMap<Key, (SavedWorker, Option<Duration>)>,
 }
 
 impl Left {
-    /// What an earlier agent left. What is of pods that had not gone is kept until the sources have told all their pods.
+    /// An earlier agent's state. State of pods that had not been removed is kept until the sources have listed all their
+    /// pods.
     pub(super) fn by_earlier_agent(workers: impl IntoIterator<Item = SavedWorker>) -> Self {
         let workers = workers.into_iter().map(|mut saved| {
             let until = saved.gone.take();
@@ -33,7 +34,7 @@ impl Left {
         }
     }
 
-    /// Keeps what holds of a pod that goes `now`.
+    /// Keeps the held results of a pod that is removed `now`.
     pub(super) fn keep(&mut self, now: Duration, workers: impl IntoIterator<Item = SavedWorker>) {
         let held = workers.into_iter().filter(|saved| saved.on_hold);
         let until = Some(now + RESET_AFTER);
@@ -42,7 +43,7 @@ impl Left {
         self.forget_old(now);
     }
 
-    /// What is known of a probe that begins `now`.
+    /// Takes out the state of a probe that starts `now`.
     pub(super) fn take(
         &mut self,
         now: Duration,
@@ -60,7 +61,7 @@ impl Left {
         self.workers.retain(|(pod, _, _), _| *pod != *uid);
     }
 
-    /// Of pods that are not desired, only what holds is kept, for a while.
+    /// For pods that are not desired, keeps only held results, for a while.
     pub(super) fn cleanup(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
         self.workers.retain(|(pod, _, _), (saved, until)| {
             if !is_desired(pod) && until.is_none() {
@@ -72,7 +73,7 @@ impl Left {
         self.forget_old(now);
     }
 
-    /// All of it, as of `now`.
+    /// All of the state, as of `now`.
     pub(super) fn save(&self, now: Duration) -> impl Iterator<Item = SavedWorker> {
         let workers = self.workers.values();
         workers.map(move |(saved, until)| SavedWorker {

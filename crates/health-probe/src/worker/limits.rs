@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use health_model::pace::Budget;
 
-/// What bounds the probes of a node.
+/// The limits on a node's probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most attempts a second, in the long run.
+    /// Most attempts per second, in the long run.
     pub per_second: u32,
     /// Most runs at the same time.
     pub concurrent: usize,
-    /// Most attempts of one pod a second, in the long run.
+    /// Most attempts per second for one pod, in the long run.
     pub pod_per_second: u32,
 }
 
-/// What is used of the limits.
+/// How much of the limits is used.
 #[derive(Debug)]
 pub(super) struct Usage {
     budget: Budget,
@@ -24,7 +24,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Nothing is used.
+    /// Starts with nothing used.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             budget: Budget::new(limits.per_second),
@@ -33,7 +33,7 @@ impl Usage {
         }
     }
 
-    /// Whether a run may begin.
+    /// Whether a run may start.
     pub(super) fn allows(&self, now: Duration) -> bool {
         self.free() > 0 && self.budget.allows(now)
     }
@@ -43,23 +43,23 @@ impl Usage {
         self.concurrent.saturating_sub(self.in_flight)
     }
 
-    /// When a run may begin, unless one has to end before.
+    /// When a run may start, unless one has to end first.
     pub(super) fn ready(&self) -> Option<Duration> {
         (self.free() > 0).then(|| self.budget.ready())
     }
 
-    /// A run begins. Returns when it would if runs began evenly, see [`Budget::take`].
+    /// Records that a run starts. Returns when it would start if runs were evenly spaced, see [`Budget::take`].
     pub(super) fn begin(&mut self, now: Duration) -> Duration {
         self.in_flight += 1;
         self.budget.take(now)
     }
 
-    /// A further attempt of a run: it does not wait, but those that follow do.
+    /// Records a further attempt of a run: it does not wait, but later runs do.
     pub(super) fn repeat(&mut self, now: Duration) {
         self.budget.take(now);
     }
 
-    /// A run has ended.
+    /// Records that a run has ended.
     pub(super) fn end(&mut self) {
         self.in_flight -= 1;
     }

@@ -1,4 +1,4 @@
-//! The worker: what is decided before a run of one probe, and what is made of its outcome.
+//! The worker: the decisions before a run of one probe, and what its outcome means.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,44 +12,44 @@ use super::{
 use crate::Outcome;
 use crate::spec::{Probe, ProbeType, RestartPolicy, Role};
 
-/// What a worker looks at before a run.
+/// What a worker considers before a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
-    /// What is known of the pod.
+    /// The known status of the pod.
     pub status: Option<&'a PodStatus>,
     /// The container's name.
     pub container: &'a str,
     /// The pod's policy.
     pub restart_policy: RestartPolicy,
-    /// Time since the agent began.
+    /// Time since the agent started.
     pub now: Duration,
     /// The wall clock.
     pub wall: Timestamp,
-    /// The wall clock when the agent began.
+    /// The wall clock when the agent started.
     pub agent_start: Timestamp,
 }
 
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing now; it looks again at its next tick.
+    /// Nothing now; it checks again at its next tick.
     Wait(Waiting),
     /// It probes.
     Run,
-    /// It is not needed any more.
+    /// It is no longer needed.
     Exit(Exit),
 }
 
 /// Why a worker does not probe now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// Nothing is known of the pod.
+    /// The pod's status is unknown.
     NoStatus,
-    /// There is no such container yet.
+    /// The container does not exist yet.
     NoContainer,
-    /// All is decided until there is a new container.
+    /// The verdict stands until there is a new container.
     OnHold,
-    /// The container does not run.
+    /// The container is not running.
     NotRunning,
     /// It has not run for long enough.
     InitialDelay,
@@ -60,7 +60,7 @@ pub enum Waiting {
 }
 
 impl Waiting {
-    /// What a listing says.
+    /// The text for listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoStatus => "nothing is known of the pod",
@@ -74,10 +74,10 @@ impl Waiting {
     }
 }
 
-/// Why a worker ends.
+/// Why a worker stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Nothing of the pod will run again.
+    /// No container of the pod will run again.
     PodEnded,
     /// The container will not run again.
     ContainerEnded,
@@ -85,19 +85,19 @@ pub enum Exit {
     PodDeleting,
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// The target was probed.
     Outcome(Outcome),
-    /// The attempt could not be sent or observed in time, for reasons of this node: it says nothing of the target.
+    /// The attempt could not be sent or observed in time, for reasons of this node: it says nothing about the target.
     NotSent,
 }
 
-/// What is made of a report.
+/// What follows from a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conclusion {
-    /// The attempt erred: it is to be repeated at once.
+    /// The attempt erred: repeat it at once.
     Again {
         /// The number of the next attempt, from 1.
         attempt: u32,
@@ -113,19 +113,19 @@ pub struct Worker {
     role: Role,
     probe: Arc<Probe>,
     container_id: Option<Arc<str>>,
-    /// When the container was first seen to run, and for how long it had by then.
+    /// When the container was first seen running, and how long it had run by then.
     seen: Option<(Duration, Duration)>,
     cache: Cache,
     last: Option<ProbeResult>,
     run: u32,
     on_hold: bool,
     attempt: u32,
-    /// What an earlier agent knew, until a container is seen.
+    /// An earlier agent's state, until a container is seen.
     saved: Option<SavedWorker>,
 }
 
 impl Worker {
-    /// A worker that has seen nothing.
+    /// A worker that has not seen a container.
     pub fn new(kind: ProbeType, role: Role, probe: Arc<Probe>, saved: Option<SavedWorker>) -> Self {
         Self {
             kind,
@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// Decides whether to probe now. Results that are new or have changed are added to `news`.
+    /// Decides whether to probe now. Adds new and changed results to `news`.
     pub fn decide(
         &mut self,
         situation: &Situation<'_>,
@@ -244,7 +244,7 @@ impl Worker {
         }
     }
 
-    /// Meets a container with another ID.
+    /// Switches to a container with another ID.
     fn meet(
         &mut self,
         container: &ContainerStatus,
@@ -292,14 +292,14 @@ impl Worker {
         let (since, ran) = *self.seen.get_or_insert_with(|| {
             let ran = started_at.map(|at| situation.wall.duration_since(at));
             let ran = ran.unwrap_or(SignedDuration::ZERO);
-            // One that starts in the future starts now.
+            // A start in the future counts as a start now.
             (situation.now, ran.try_into().unwrap_or(Duration::ZERO))
         });
         let delay = u64::try_from(self.probe.initial_delay_seconds).unwrap_or(0);
         ran + situation.now.saturating_sub(since) >= Duration::from_secs(delay)
     }
 
-    /// How many runs with this result make it the result.
+    /// How many consecutive runs with this result it takes to change the result.
     pub fn threshold(&self, result: ProbeResult) -> u32 {
         match result {
             ProbeResult::Success => self.probe.success_threshold,
@@ -307,7 +307,7 @@ impl Worker {
         }
     }
 
-    /// From one probe to the next, as things are.
+    /// The current time from one probe to the next.
     pub fn period(&self) -> Duration {
         let is_reached = match self.kind {
             ProbeType::Liveness => true,
@@ -318,13 +318,13 @@ impl Worker {
         fast.unwrap_or(self.probe.period)
     }
 
-    /// The result of the container with this ID, also one that an earlier agent left.
+    /// The result for the container with this ID, including one from an earlier agent.
     pub fn result_of(&self, container_id: &str) -> Option<ProbeResult> {
         let known = self.cache.get(container_id);
         known.or_else(|| self.saved_of(container_id)?.result)
     }
 
-    /// The result that holds until the container with this ID is replaced, if one does; also one that an earlier agent left.
+    /// The result that holds until the container with this ID is replaced, if any, including one from an earlier agent.
     pub fn held(&self, container_id: &str) -> Option<ProbeResult> {
         if self.container_id.as_deref() == Some(container_id) {
             return self.cache.result().filter(|_| self.on_hold);
@@ -333,18 +333,18 @@ impl Worker {
         saved.result.filter(|_| saved.on_hold)
     }
 
-    /// What an earlier agent left of the container with this ID.
+    /// An earlier agent's state for the container with this ID.
     fn saved_of(&self, container_id: &str) -> Option<&SavedWorker> {
         let saved = self.saved.as_ref();
         saved.filter(|saved| *saved.container_id == *container_id)
     }
 
-    /// Its result, whichever container it is about.
+    /// Its result, for any container.
     pub fn result(&self) -> Option<ProbeResult> {
         self.cache.result()
     }
 
-    /// What its last run came to, and how many in a row did.
+    /// The result of its last run, and how many consecutive runs had it.
     pub fn run(&self) -> (Option<ProbeResult>, u32) {
         (self.last, self.run)
     }
@@ -369,12 +369,12 @@ impl Worker {
         &self.probe
     }
 
-    /// Changes the probe. All that is known stays.
+    /// Replaces the probe. Keeps all state.
     pub fn set_probe(&mut self, probe: Arc<Probe>) {
         self.probe = probe;
     }
 
-    /// What the next agent is to know of it; none before there was a container.
+    /// Its state for the next agent; `None` if there was no container yet.
     pub fn save(&self, pod_uid: &str, container: &str) -> Option<SavedWorker> {
         let Some(container_id) = &self.container_id else {
             return self.saved.clone();
@@ -393,7 +393,7 @@ impl Worker {
     }
 }
 
-/// Whether a container is older than the agent, so that it is not to be judged anew.
+/// Whether a container is older than the agent, so that it must not be judged from scratch.
 pub(super) fn has_survived(state: ContainerState, agent_start: Timestamp) -> bool {
     let ContainerState::Running {
         started_at: Some(started_at),

@@ -19,25 +19,25 @@ use super::{
 use crate::spec::{PodSpec, Probe, ProbeType};
 
 new_key_type! {
-    /// A worker of a manager. No later worker has the same.
+    /// A worker of a manager. Never reused for a later worker.
     pub struct WorkerId;
 }
 
-/// What a manager begins with.
+/// What a manager starts with.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// How many probes are sent.
+    /// How many probes may be sent.
     pub limits: Limits,
-    /// The wall clock when the agent began, which is its time zero.
+    /// The wall clock when the agent started, which is its time zero.
     pub agent_start: Timestamp,
-    /// What an earlier agent left, if this one takes over from it.
+    /// An earlier agent's state, if this one takes over from it.
     pub snapshot: Option<Snapshot>,
 }
 
-/// A run that is to be made.
+/// A run to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Whose run it is.
+    /// The worker that runs it.
     pub worker: WorkerId,
     /// The pod.
     pub pod: Arc<PodSpec>,
@@ -51,22 +51,22 @@ pub struct Start {
     pub probe: Arc<Probe>,
     /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// When it was due; the prober is late by what has passed since.
+    /// When it was due; the time passed since then is the prober's delay.
     pub due: Duration,
 }
 
-/// What is made of an attempt.
+/// What follows from an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// It erred: it is to be repeated at once.
+    /// It erred: repeat it at once.
     Again(Start),
     /// The run is over.
     Done(Judgement),
-    /// The worker was stopped meanwhile: nothing is concluded or told.
+    /// The worker was stopped meanwhile: no conclusion, no report.
     Dropped,
 }
 
-/// The workers of all pods of a node, and what they know.
+/// The workers of all pods of a node, and their state.
 #[derive(Debug)]
 pub struct Manager {
     pub(super) agent_start: Timestamp,
@@ -74,7 +74,7 @@ pub struct Manager {
     pub(super) pods: HashMap<Arc<str>, Pod>,
     pub(super) slots: SlotMap<WorkerId, Slot>,
     pub(super) wheel: Wheel<Timer>,
-    /// Those that are due, and wait for the limits.
+    /// Probes that are due, and wait for the limits.
     pub(super) shares: Shares,
     pub(super) usage: Usage,
     left: Left,
@@ -82,7 +82,7 @@ pub struct Manager {
     changed: Vec<Arc<str>>,
 }
 
-/// A pod and what is known of it.
+/// A pod and its known status.
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) spec: Arc<PodSpec>,
@@ -109,8 +109,8 @@ impl Manager {
         }
     }
 
-    /// Probes a pod as its spec says from now on. One that is known already is brought in line: workers are added for
-    /// new probes and stopped for those that are gone, and all others go on with what they know.
+    /// From now on, probes a pod according to its spec. A known pod is updated: workers are added for new probes and stopped
+    /// for removed ones, and all others carry on with their state.
     pub fn add_pod(&mut self, now: Duration, spec: Arc<PodSpec>) {
         let uid = spec.uid.clone();
         let known = self.pods.entry(uid.clone()).or_insert_with(|| Pod {
@@ -160,9 +160,9 @@ impl Manager {
         }
     }
 
-    /// Tells what is known of a pod. `ready` and `started` of its containers are computed; `ready` of a container that
-    /// has not started stays as given. Each call has the readiness of containers that are not ready probed at once: call
-    /// it when something has changed, and now and then. Without effect for a pod that was not added.
+    /// Passes in the known status of a pod. `ready` and `started` of its containers are computed; `ready` of a container
+    /// that has not started stays as given. Each call makes containers that are not ready probe their readiness at once:
+    /// call it when something has changed, and now and then. Has no effect for a pod that was not added.
     pub fn set_status(&mut self, now: Duration, uid: &str, mut status: PodStatus) {
         let Some(pod) = self.pods.get(uid) else {
             return;
@@ -173,7 +173,7 @@ impl Manager {
         self.replace_status(now, uid, status, &to_probe);
     }
 
-    /// Computes a pod's status anew, after results have changed.
+    /// Recomputes a pod's status after results have changed.
     pub(super) fn update_status(&mut self, now: Duration, uid: &str) {
         let Some(pod) = self.pods.get(uid) else {
             return;
@@ -231,18 +231,18 @@ impl Manager {
         }
     }
 
-    /// What is known of a pod, with `ready` and `started` computed.
+    /// The known status of a pod, with `ready` and `started` computed.
     pub fn status(&self, uid: &str) -> Option<&PodStatus> {
         self.pods.get(uid)?.status.as_ref()
     }
 
-    /// The pod as it was added last.
+    /// The pod as last added.
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodSpec>> {
         Some(&self.pods.get(uid)?.spec)
     }
 
-    /// Stops all probes of a pod that may come back: what holds is kept for [`RESET_AFTER`](restart::RESET_AFTER), so
-    /// that a container that is to be killed is, and one that has started has.
+    /// Stops all probes of a pod that may come back. Its held results are kept for [`RESET_AFTER`](restart::RESET_AFTER): a
+    /// container that must be killed still is, and one that has started still counts as started.
     pub fn retire_pod(&mut self, now: Duration, uid: &str) {
         let ids = self.pods.get(uid).map(|pod| pod.workers.values());
         let slots = ids
@@ -267,8 +267,8 @@ impl Manager {
         }
     }
 
-    /// Removes all pods but those that are desired. Of what an earlier agent knew of others, what holds is kept as by
-    /// [`retire_pod`](Self::retire_pod).
+    /// Removes all pods that are not desired. From an earlier agent's state for other pods, keeps only held results, as
+    /// [`retire_pod`](Self::retire_pod) does.
     pub fn cleanup_pods(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
         self.left.cleanup(now, &is_desired);
         let gone: Vec<_> = self
@@ -282,12 +282,12 @@ impl Manager {
         }
     }
 
-    /// The results that are new or have changed since the last call, in their order.
+    /// The results that are new or have changed since the last call, in order.
     pub fn take_updates(&mut self) -> Vec<ResultUpdate> {
         std::mem::take(&mut self.updates)
     }
 
-    /// The UIDs of the pods whose status has changed since the last call, by [`set_status`](Self::set_status) or by
+    /// The UIDs of the pods whose status has changed since the last call, through [`set_status`](Self::set_status) or
     /// results.
     pub fn take_status_changes(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.changed)
@@ -311,8 +311,8 @@ impl Manager {
         }
     }
 
-    /// Whether a result has its container killed: a failure of liveness or startup, of a container that runs. A failure
-    /// that no probe concluded kills nothing: the container did not run yet when it was looked at.
+    /// Whether a result must kill its container: a failed liveness or startup probe of a running container. A failure that
+    /// no probe concluded kills nothing: the container was not running yet when it was checked.
     pub fn kill(&self, update: &ResultUpdate) -> Option<Kill> {
         let pod = self.pods.get(&update.pod_uid)?;
         let (container, id) = pod.status.as_ref()?.container(&update.container)?;
@@ -324,7 +324,7 @@ impl Manager {
         restart::decide(&pod.spec, update)
     }
 
-    /// All containers that are to be killed: those of failures that were told of already too, until they are gone.
+    /// All containers that must be killed, including those whose failures were already reported, until they are gone.
     pub fn kills(&self) -> Vec<Kill> {
         let held = self.slots.values().filter(|slot| slot.worker.is_on_hold());
         held.filter_map(|slot| {
@@ -334,8 +334,8 @@ impl Manager {
         .collect()
     }
 
-    /// What follows from a failed liveness or startup probe of a container, whether it runs any more or not. An earlier
-    /// agent may have probed it.
+    /// What follows from a container's failed liveness or startup probe, whether or not it is still running. An earlier
+    /// agent may have sent the probe.
     pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         let pod = self.pods.get(pod_uid)?;
         let mut slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
@@ -345,7 +345,7 @@ impl Manager {
         })
     }
 
-    /// All workers, those of one pod together, by container and type.
+    /// All workers, grouped by pod, sorted by container and type.
     pub fn list(&self) -> impl Iterator<Item = WorkerView<'_>> {
         self.pods.values().flat_map(|pod| {
             let slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
@@ -353,17 +353,17 @@ impl Manager {
         })
     }
 
-    /// Whether there is this worker.
+    /// Whether this worker exists.
     pub fn has_worker(&self, worker: WorkerId) -> bool {
         self.slots.contains_key(worker)
     }
 
-    /// How many workers there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.pods.values().map(|pod| pod.workers.len()).sum()
     }
 
-    /// What the next agent is to know, as of `now`. Its back-offs are left to the caller.
+    /// The state for the next agent, as of `now`. The caller adds the back-offs.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
         let slots = self.slots.values().filter(|slot| !slot.is_stopped);
         let workers = slots.filter_map(|slot| slot.worker.save(&slot.pod_uid, &slot.container));

@@ -1,4 +1,4 @@
-//! What a failed probe and an ended container mean: kill, restart, and when.
+//! What a failed probe or an exited container leads to: kill, restart, and when.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::{ProbeResult, ResultUpdate};
 use crate::spec::{ContainerSpec, PodSpec, Probe, ProbeType, RestartPolicy, Role};
 
-/// The wait before the second restart in a row; the first one waits for nothing.
+/// The wait before the second restart in a row; the first one is immediate.
 pub const FIRST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
-/// A container that ends so long after its restart waits as if it had never been restarted.
+/// A container that exits at least this long after its restart waits as if it had never been restarted.
 pub const RESET_AFTER: Duration = Duration::from_secs(600);
-/// Most pods that are gone whose waits are remembered.
+/// Most removed pods whose waits are remembered.
 const GONE_KEPT: usize = 1000;
 
 /// A container that must be killed because a probe failed.
@@ -29,14 +29,14 @@ pub struct Kill {
     pub container_id: Arc<str>,
     /// The type of the probe that failed.
     pub kind: ProbeType,
-    /// How long it may take to end by itself.
+    /// How long it may take to exit by itself.
     pub grace: Duration,
-    /// Whether it is started again then.
+    /// Whether it is restarted afterwards.
     pub restart: bool,
 }
 
 impl Kill {
-    /// What the event says of it, which has the reason `Killing`.
+    /// The message of the event, which has the reason `Killing`.
     pub fn message(&self) -> String {
         let Self {
             container, kind, ..
@@ -49,7 +49,7 @@ impl Kill {
     }
 }
 
-/// What a result means for its container, which runs.
+/// What a result means for its running container.
 pub fn decide(pod: &PodSpec, update: &ResultUpdate) -> Option<Kill> {
     if update.result != ProbeResult::Failure || update.kind == ProbeType::Readiness {
         return None;
@@ -67,15 +67,14 @@ pub fn decide(pod: &PodSpec, update: &ResultUpdate) -> Option<Kill> {
     })
 }
 
-/// How long a container may take to end when its liveness or startup probe has it killed, and whether it is started
-/// again then.
+/// How long a container may take to exit when its liveness or startup probe kills it, and whether it is then restarted.
 pub fn consequence(pod: &PodSpec, container: &ContainerSpec, probe: &Probe) -> (Duration, bool) {
     let grace = probe.termination_grace.unwrap_or(pod.termination_grace);
     let restart = policy(pod, container.role) != RestartPolicy::Never;
     (grace, restart)
 }
 
-/// Whether a container that ended by itself is started again. One that was killed is as its [`Kill`] says.
+/// Whether a container that exited by itself is restarted. For one that was killed, see its [`Kill`].
 pub fn restarts(pod: &PodSpec, role: Role, exit_code: i32) -> bool {
     match policy(pod, role) {
         RestartPolicy::Always => true,
@@ -87,13 +86,13 @@ pub fn restarts(pod: &PodSpec, role: Role, exit_code: i32) -> bool {
 fn policy(pod: &PodSpec, role: Role) -> RestartPolicy {
     match (role, pod.restart_policy) {
         (Role::Sidecar, _) => RestartPolicy::Always,
-        // It has done its part if it ended well.
+        // It has done its job if it exited with 0.
         (Role::Init, RestartPolicy::Always) => RestartPolicy::OnFailure,
         (_, policy) => policy,
     }
 }
 
-/// How long containers wait for their restarts: 10 s, and twice as long each time, up to 5 min.
+/// How long containers wait before they are restarted: 10 s, doubled each time, up to 5 min.
 #[derive(Clone, Debug, Default)]
 pub struct Backoffs {
     /// By pod and container.
@@ -103,10 +102,10 @@ pub struct Backoffs {
 #[derive(Clone, Copy, Debug)]
 struct Backoff {
     wait: Duration,
-    /// When the container was restarted last, and how long before the agent's beginning that was if it was before.
+    /// When the container was last restarted, and how long before the agent's start that was, if it was before.
     restarted: Duration,
     before: Duration,
-    /// How often it was started again.
+    /// How often it was restarted.
     restarts: u64,
 }
 
@@ -117,7 +116,7 @@ impl Backoff {
             .saturating_sub(self.restarted)
     }
 
-    /// Whether a container that ended then has run for long.
+    /// Whether a container that exited at `ended` had run for a long time.
     fn is_over(&self, ended: Duration) -> bool {
         self.age(ended) > RESET_AFTER
     }
@@ -136,21 +135,21 @@ pub struct SavedBackoff {
     /// How long ago it was restarted when this was saved.
     #[serde(with = "health_model::duration::nanoseconds", rename = "age_ns")]
     pub age: Duration,
-    /// How often it was started again.
+    /// How often it was restarted.
     #[serde(default)]
     pub restarts: u64,
 }
 
 impl Backoffs {
-    /// From when on a container that ended at `ended` may be started. If that was tried since and failed, it waits from
-    /// then on.
+    /// The earliest time at which a container that exited at `ended` may be started. If a start has failed since then, the
+    /// wait counts from that attempt.
     pub fn ready(&self, pod_uid: &str, container: &str, ended: Duration) -> Duration {
         let backoff = self.pods.get(pod_uid).and_then(|pod| pod.get(container));
         let backoff = backoff.filter(|backoff| !backoff.is_over(ended));
         backoff.map_or(ended, |backoff| ended.max(backoff.restarted) + backoff.wait)
     }
 
-    /// A container that ended at `ended` is started again `now`.
+    /// Records that a container that exited at `ended` is restarted `now`.
     pub fn restarted(
         &mut self,
         pod_uid: &Arc<str>,
@@ -170,7 +169,7 @@ impl Backoffs {
         pod.insert(container.clone(), backoff);
     }
 
-    /// Counts a restart that came off.
+    /// Counts a successful restart.
     pub fn count(&mut self, pod_uid: &str, container: &str) {
         let pod = self.pods.get_mut(pod_uid);
         if let Some(backoff) = pod.and_then(|pod| pod.get_mut(container)) {
@@ -178,7 +177,7 @@ impl Backoffs {
         }
     }
 
-    /// How often the containers of a pod were started again, by name.
+    /// How often each container of a pod was restarted, by name.
     pub fn restarts(&self, pod_uid: &str) -> HashMap<Arc<str>, u64> {
         let containers = self.pods.get(pod_uid).into_iter().flatten();
         containers
@@ -186,7 +185,7 @@ impl Backoffs {
             .collect()
     }
 
-    /// Forgets pods that are gone: those whose last restart is [`RESET_AFTER`] ago, and the longest ago of too many.
+    /// Forgets removed pods: those last restarted more than [`RESET_AFTER`] ago, and the oldest if there are too many.
     pub fn forget_gone(&mut self, now: Duration, is_there: impl Fn(&str) -> bool) {
         let age = |pod: &HashMap<Arc<str>, Backoff>| {
             let ages = pod.values().map(|one| one.age(now));
@@ -202,7 +201,7 @@ impl Backoffs {
         }
     }
 
-    /// What the next agent is to know.
+    /// The state for the next agent.
     pub fn save(&self, now: Duration) -> Vec<SavedBackoff> {
         let mut saved = Vec::new();
         for (pod_uid, containers) in &self.pods {
@@ -219,7 +218,7 @@ impl Backoffs {
         saved
     }
 
-    /// What an earlier agent knew, as it is when this one begins.
+    /// Restores an earlier agent's state, as of this agent's start.
     pub fn restore(saved: Vec<SavedBackoff>) -> Self {
         let mut backoffs = Self::default();
         for one in saved {

@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::ProbeType;
 
-/// What is known of a container by one of its probes, thresholds considered.
+/// What one probe knows about a container, after thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeResult {
     /// Nothing yet.
     Unknown,
-    /// It is well.
+    /// It is healthy.
     Success,
-    /// It is not.
+    /// It is unhealthy.
     Failure,
 }
 
 impl ProbeResult {
-    /// What is taken for true of a container that was not probed yet.
+    /// The assumed result of a container that has not been probed yet.
     pub const fn initial(kind: ProbeType) -> Self {
         match kind {
             ProbeType::Startup => Self::Unknown,
@@ -29,14 +29,14 @@ impl ProbeResult {
     }
 }
 
-/// The last result of one probe, and the container that it is about.
+/// The last result of one probe, and its container.
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     entry: Option<(Arc<str>, ProbeResult)>,
 }
 
 impl Cache {
-    /// The result of the container with this ID.
+    /// The result for the container with this ID.
     pub fn get(&self, container_id: &str) -> Option<ProbeResult> {
         let (_, result) = self
             .entry
@@ -45,19 +45,19 @@ impl Cache {
         Some(*result)
     }
 
-    /// The result, whichever container it is about.
+    /// The result, for any container.
     pub fn result(&self) -> Option<ProbeResult> {
         self.entry.as_ref().map(|(_, result)| *result)
     }
 
-    /// Remembers the result of a container. Returns whether it is new or changed, which is when an update is due.
+    /// Stores the result of a container. Returns whether it is new or changed, in which case an update is due.
     pub fn set(&mut self, container_id: &Arc<str>, result: ProbeResult) -> bool {
         let is_news = self.get(container_id) != Some(result);
         self.entry = Some((container_id.clone(), result));
         is_news
     }
 
-    /// Forgets it.
+    /// Forgets the result.
     pub fn remove(&mut self) {
         self.entry = None;
     }

@@ -1,4 +1,4 @@
-//! When the workers of a manager look at their containers and probe them.
+//! When the workers of a manager check their containers and probe them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,28 +17,28 @@ use crate::spec::{PodSpec, Probe};
 /// Shortest time from one tick to the next.
 const PERIOD_MIN: Duration = Duration::from_millis(1);
 
-/// A worker and its times.
+/// A worker and its schedule.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) pod_uid: Arc<str>,
     pub(super) container: Arc<str>,
     pub(super) worker: Worker,
     pub(super) state: State,
-    /// The tick that it is at or waits for. Ticks are a period apart.
+    /// The current tick, or the one that it waits for. Ticks are one period apart.
     tick: Duration,
     /// When it is due: at the tick, or later if it was busy then.
     pub(super) due: Duration,
-    /// Whether it has looked at its container yet, from which on it has ticks.
+    /// Whether it has checked its container yet; its ticks count from then on.
     has_begun: bool,
-    /// Whether it goes when its run ends.
+    /// Whether it is removed when its run ends.
     pub(super) is_stopped: bool,
     pub(super) waiting: Option<Waiting>,
     pub(super) last_run: Option<LastRun>,
-    /// What its pod holds of places and rate.
+    /// Its pod's share of slots and rate.
     pub(super) share: PodKey,
-    /// When a run last found something out, or it was not to be probed.
+    /// When a run last learned something, or when it last was not supposed to probe.
     pub(super) fresh: Duration,
-    /// When the first run since then began.
+    /// When the first run since then started.
     pub(super) begun: Option<Duration>,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Timer {
     Pod(PodKey),
 }
 
-/// What a worker is at.
+/// What a worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// It waits for its time.
@@ -63,13 +63,13 @@ pub(super) enum State {
 }
 
 impl Slot {
-    /// A run found something out, or it is not to be probed.
+    /// Records that a run learned something, or that it should not probe now.
     fn refresh(&mut self, now: Duration) {
         self.fresh = now;
         self.begun = None;
     }
 
-    /// A result of its worker about a container.
+    /// Its worker's result for a container.
     pub(super) fn update(&self, container_id: Arc<str>, result: ProbeResult) -> ResultUpdate {
         ResultUpdate {
             pod_uid: self.pod_uid.clone(),
@@ -82,14 +82,14 @@ impl Slot {
 }
 
 impl Manager {
-    /// When to call [`poll`](Self::poll) next, unless a run ends or something changes before.
+    /// When to call [`poll`](Self::poll) next, unless a run ends or something changes earlier.
     pub fn next_wake(&self) -> Option<Duration> {
         let is_ready = self.shares.is_ready();
         let queued = is_ready.then(|| self.usage.ready()).flatten();
         self.wheel.next().into_iter().chain(queued).min()
     }
 
-    /// A run that is to be made now. Call it until there is none.
+    /// Returns a run to execute now. Call it until it returns `None`.
     pub fn poll(&mut self, now: Duration, wall: Timestamp) -> Option<Start> {
         loop {
             while let Some(timer) = self.wheel.pop(now) {
@@ -114,8 +114,8 @@ impl Manager {
         }
     }
 
-    /// Has a worker decide. If it is to probe it counts as queued from now on, and this returns true; else it waits for
-    /// its next tick or is gone.
+    /// Lets a worker decide. If it wants to probe, it counts as queued from now on, and this returns true; otherwise it
+    /// waits for its next tick or is gone.
     fn look(&mut self, now: Duration, wall: Timestamp, id: WorkerId) -> bool {
         let slot = &mut self.slots[id];
         let Some(pod) = self.pods.get(&slot.pod_uid) else {
@@ -156,7 +156,7 @@ impl Manager {
         slot.state = State::InFlight;
         slot.begun.get_or_insert(now);
         if !slot.has_begun {
-            // Its ticks count from here, or from a little later: those that begin together at first do so no more.
+            // Its ticks count from here, or from a little later, to spread out workers that started together.
             slot.has_begun = true;
             let period = slot.worker.period().max(PERIOD_MIN).as_nanos();
             let apart = even.saturating_sub(now).as_nanos() % period;
@@ -179,7 +179,7 @@ impl Manager {
         })
     }
 
-    /// Tells what came of an attempt. Each [`Start`] must be answered by one call, whatever happens.
+    /// Reports the result of an attempt. Each [`Start`] must be answered by one call, whatever happens.
     pub fn finish(&mut self, now: Duration, id: WorkerId, report: Report) -> Finished {
         let Some(slot) = self.slots.get_mut(id) else {
             return Finished::Dropped;
@@ -200,7 +200,7 @@ impl Manager {
                 slot.due = now;
                 self.usage.repeat(now);
                 self.shares.repeat(slot.share, now);
-                // The pod of a worker that is not stopped is there.
+                // The pod of a worker that is not stopped exists.
                 return self
                     .attempt(id, attempt)
                     .map_or(Finished::Dropped, Finished::Again);
@@ -229,12 +229,12 @@ impl Manager {
         self.usage.in_flight()
     }
 
-    /// Runs that are due and wait for the limits.
+    /// Due runs that wait for the limits.
     pub fn queued(&self) -> usize {
         self.shares.queued()
     }
 
-    /// Adds a worker, which looks at its container at once, or soon after a restart of the agent.
+    /// Adds a worker, which checks its container at once, or soon after a restart of the agent.
     pub(super) fn insert(
         &mut self,
         now: Duration,
@@ -270,7 +270,7 @@ impl Manager {
         })
     }
 
-    /// Changes the probe of a worker.
+    /// Replaces the probe of a worker.
     pub(super) fn set_probe(&mut self, now: Duration, id: WorkerId, probe: &Arc<Probe>) {
         if let Some(slot) = self.slots.get_mut(id)
             && slot.worker.probe() != probe
@@ -280,8 +280,8 @@ impl Manager {
         }
     }
 
-    /// Has a worker look at its container now, and from now on a period after the other. One that is about to do so, or
-    /// is at it, does not do it twice.
+    /// Makes a worker check its container now, and then once per period. A worker that is about to check, or is in a run,
+    /// does not do it twice.
     pub(super) fn trigger(&mut self, now: Duration, id: WorkerId) {
         if let Some(slot) = self.slots.get_mut(id)
             && let State::Timed(timer) = slot.state
@@ -294,11 +294,11 @@ impl Manager {
         }
     }
 
-    /// Sets a worker's next time: its next tick, or now if that is over. Ticks that it missed are one.
+    /// Sets a worker's next time: its next tick, or now if that has passed. Missed ticks merge into one.
     fn schedule(&mut self, now: Duration, id: WorkerId) {
         let slot = &mut self.slots[id];
         let period = match slot.waiting {
-            // Nothing is waited for in haste.
+            // No hurry: it waits for nothing.
             Some(Waiting::Started) => slot.worker.probe().period,
             _ => slot.worker.period(),
         };
@@ -320,7 +320,7 @@ impl Manager {
         slot.state = State::Timed(self.wheel.insert(slot.due, Timer::Worker(id)));
     }
 
-    /// Ends a worker: at once, or when its run ends.
+    /// Stops a worker: at once, or when its run ends.
     pub(super) fn stop(&mut self, id: WorkerId) {
         let Some(slot) = self.slots.get_mut(id) else {
             return;
@@ -342,7 +342,7 @@ impl Manager {
         }
     }
 
-    /// Forgets a worker that is neither queued nor at a run.
+    /// Forgets a worker that is neither queued nor in a run.
     fn remove(&mut self, id: WorkerId) {
         let share = self.slots.remove(id).map(|slot| slot.share);
         let parked = share.and_then(|share| self.shares.leave(share));

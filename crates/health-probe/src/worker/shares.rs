@@ -1,9 +1,9 @@
-//! Whose turn it is. Probes that are due wait here, and the pods and namespaces of a node share its places and its rate.
+//! Whose turn it is. Due probes wait here, and the pods and namespaces of a node share its run slots and its rate.
 //!
-//! A run may hold its place for as long as its timeout, which is the pod's choice. So no pod and no namespace may hold
-//! what the others need: a run begins only while what its pod and its namespace hold, added up, is less than what is
-//! free. One namespace alone gets half of the places and one pod alone a third; with more of them that are slow, each gets
-//! less, and a few places stay free for whoever comes next. Namespaces take turns, and so do the pods of each.
+//! A run may hold its slot for as long as its timeout, which the pod chooses. So no pod and no namespace may hold what the
+//! others need: a run starts only while the slots that its pod and its namespace hold, added up, are fewer than the free
+//! ones. A single namespace gets half of the slots, and a single pod a third; the more of them are slow, the less each gets,
+//! and a few slots stay free for newcomers. Namespaces take turns, and so do the pods within each.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use slotmap::{SlotMap, new_key_type};
 use super::{TimerId, WorkerId};
 
 new_key_type! {
-    /// A pod that shares. No later pod has the same.
+    /// A pod that shares. Never reused for a later pod.
     pub(super) struct PodKey;
     struct NamespaceKey;
 }
 
-/// So much of its rate a pod may use at once, after it used less: all probes of a pod may be due when it begins.
+/// How much of its rate a pod may use at once after it used less: all probes of a pod may be due when it starts.
 const POD_ADVANCE: Duration = Duration::from_secs(1);
 
-/// Why a probe that is due has not begun.
+/// Why a due probe has not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
-    /// Its pod has begun as many as it may for now.
+    /// Its pod has used up its rate for now.
     PodRate,
-    /// Its pod and its namespace hold their share of the places.
+    /// Its pod and its namespace hold their share of the slots.
     Share,
     /// Others go first.
     Turn,
 }
 
 impl Delay {
-    /// What a listing says.
+    /// The text for listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::PodRate => "due, and its pod's rate is used up",
@@ -45,19 +45,19 @@ impl Delay {
     }
 }
 
-/// The pods and namespaces, what they hold, and which of their probes are due.
+/// The pods and namespaces, the slots that they hold, and their due probes.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Most attempts of a pod, a second.
+    /// Most attempts of a pod per second.
     pod_per_second: u32,
     pods: SlotMap<PodKey, Pod>,
     namespaces: SlotMap<NamespaceKey, Namespace>,
     by_uid: HashMap<Arc<str>, PodKey>,
     by_name: HashMap<String, NamespaceKey>,
-    /// Those with pods in their ring, in turn.
+    /// Namespaces with pods in their ring, in turn.
     ring: VecDeque<NamespaceKey>,
     queued: usize,
-    /// Nobody in the ring may begin until something changes.
+    /// No pod in the ring may start a run until something changes.
     is_stuck: bool,
 }
 
@@ -67,7 +67,7 @@ struct Namespace {
     pods: usize,
     /// Runs under way.
     held: usize,
-    /// Pods with probes that are due, in turn, but for parked ones.
+    /// Pods with due probes, in turn, except parked ones.
     ring: VecDeque<PodKey>,
 }
 
@@ -79,14 +79,14 @@ struct Pod {
     /// Runs under way.
     held: usize,
     budget: Budget,
-    /// Probes that are due, in order of arrival.
+    /// Due probes, in order of arrival.
     queue: VecDeque<WorkerId>,
-    /// Fires when its rate allows the next one.
+    /// Fires when the pod's rate allows the next one.
     parked: Option<TimerId>,
 }
 
 impl Shares {
-    /// Nobody shares anything.
+    /// Starts without any pods.
     pub(super) fn new(pod_per_second: u32) -> Self {
         Self {
             pod_per_second,
@@ -100,7 +100,7 @@ impl Shares {
         }
     }
 
-    /// A worker of a pod begins to share.
+    /// Adds a worker to a pod's share.
     pub(super) fn join(&mut self, uid: &Arc<str>, namespace: &str) -> PodKey {
         let key = match self.by_uid.get(uid) {
             Some(known) => *known,
@@ -138,7 +138,7 @@ impl Shares {
         key
     }
 
-    /// A worker that is neither queued nor at a run leaves. Returns the timer of a pod that goes with it.
+    /// Removes a worker that is neither queued nor in a run. If its pod goes with it, returns the pod's timer.
     pub(super) fn leave(&mut self, key: PodKey) -> Option<TimerId> {
         let pod = &mut self.pods[key];
         pod.workers -= 1;
@@ -157,7 +157,7 @@ impl Shares {
         pod.parked
     }
 
-    /// A worker is due.
+    /// Queues a worker that is due.
     pub(super) fn enqueue(&mut self, key: PodKey, worker: WorkerId) {
         self.queued += 1;
         let pod = &mut self.pods[key];
@@ -167,7 +167,7 @@ impl Shares {
         }
     }
 
-    /// A worker that is due does not wait any more.
+    /// Takes a worker that is due out of the queue.
     pub(super) fn withdraw(&mut self, key: PodKey, worker: WorkerId) {
         let pod = &mut self.pods[key];
         let before = pod.queue.len();
@@ -183,9 +183,9 @@ impl Shares {
         }
     }
 
-    /// A pod's timer has fired.
+    /// Handles a pod's timer that has fired.
     pub(super) fn unpark(&mut self, key: PodKey) {
-        // One that has gone had it cancelled.
+        // A pod that is gone had its timer cancelled.
         let Some(pod) = self.pods.get_mut(key) else {
             return;
         };
@@ -195,7 +195,7 @@ impl Shares {
         }
     }
 
-    /// Puts a pod in the ring.
+    /// Adds a pod to the ring.
     fn list(&mut self, key: PodKey) {
         let namespace = self.pods[key].namespace;
         let ring = &mut self.namespaces[namespace].ring;
@@ -206,8 +206,8 @@ impl Shares {
         self.is_stuck = false;
     }
 
-    /// Takes out the worker whose turn it is, where `free` places are left. A pod whose rate is used up waits for the timer
-    /// that `park` sets.
+    /// Takes out the worker whose turn it is, with `free` slots left. A pod whose rate is used up waits for the timer that
+    /// `park` sets.
     pub(super) fn next(
         &mut self,
         now: Duration,
@@ -263,7 +263,7 @@ impl Shares {
         None
     }
 
-    /// A run of a pod begins.
+    /// Records that a run of a pod starts.
     pub(super) fn begin(&mut self, key: PodKey, now: Duration) {
         let pod = &mut self.pods[key];
         pod.held += 1;
@@ -271,12 +271,12 @@ impl Shares {
         self.namespaces[pod.namespace].held += 1;
     }
 
-    /// A further attempt of a run: it does not wait, but those that follow do.
+    /// Records a further attempt of a run: it does not wait, but later runs do.
     pub(super) fn repeat(&mut self, key: PodKey, now: Duration) {
         self.pods[key].budget.take(now);
     }
 
-    /// A run of a pod has ended.
+    /// Records that a run of a pod has ended.
     pub(super) fn end(&mut self, key: PodKey) {
         let pod = &mut self.pods[key];
         pod.held -= 1;
@@ -284,17 +284,17 @@ impl Shares {
         self.is_stuck = false;
     }
 
-    /// Whether one of those that are due may be able to begin.
+    /// Whether a due probe may be able to start.
     pub(super) fn is_ready(&self) -> bool {
         !self.is_stuck && !self.ring.is_empty()
     }
 
-    /// How many are due and wait.
+    /// How many due probes wait.
     pub(super) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Why a pod's probes that are due wait, where `free` places are left.
+    /// Why a pod's due probes wait, with `free` slots left.
     pub(super) fn delay(&self, key: PodKey, free: usize) -> Delay {
         let pod = &self.pods[key];
         if pod.parked.is_some() {

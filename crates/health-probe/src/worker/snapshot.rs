@@ -1,4 +1,4 @@
-//! What survives a restart of the agent.
+//! State that survives a restart of the agent.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use super::ProbeResult;
 use super::restart::SavedBackoff;
 use crate::spec::ProbeType;
 
-/// The state of all probes. It holds for the containers that it names and for no others.
+/// The state of all probes. It applies only to the containers that it names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The workers.
     pub workers: Vec<SavedWorker>,
-    /// The waits before further restarts, for the keeper of [`Backoffs`](super::restart::Backoffs) to fill in and to take out.
+    /// The waits before further restarts. The owner of the [`Backoffs`](super::restart::Backoffs) fills them in and takes
+    /// them out.
     #[serde(default)]
     pub backoffs: Vec<SavedBackoff>,
 }
 
 impl Snapshot {
-    /// Takes into account that so much time has passed since it was made.
+    /// Adjusts all ages for the time that has passed since the snapshot was taken.
     pub fn age(&mut self, passed: Duration) {
         let gone = self.workers.iter_mut().filter_map(|one| one.gone.as_mut());
         let ages = self.backoffs.iter_mut().map(|one| &mut one.age);
@@ -42,13 +43,13 @@ pub struct SavedWorker {
     pub container_id: String,
     /// Its result, if there was one.
     pub result: Option<ProbeResult>,
-    /// What its last run came to.
+    /// The result of its last run.
     pub last: Option<ProbeResult>,
-    /// How many runs in a row came to that.
+    /// How many consecutive runs had that result.
     pub run: u32,
-    /// Whether it is not probed any more.
+    /// Whether it is no longer probed.
     pub on_hold: bool,
-    /// For how long its pod had been gone when this was saved; none if it is there.
+    /// How long its pod had been gone when this was saved; `None` if it still exists.
     #[serde(
         default,
         rename = "gone_ns",

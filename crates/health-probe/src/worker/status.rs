@@ -1,41 +1,41 @@
-//! What is known of a pod and its containers while they run.
+//! The known runtime status of a pod and its containers.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 
-/// How far a pod is.
+/// A pod's phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// Not all of its containers have been started.
     #[default]
     Pending,
-    /// It runs.
+    /// It is running.
     Running,
-    /// All its containers have ended well, for good.
+    /// All its containers have exited with 0, for good.
     Succeeded,
-    /// All its containers have ended, for good, and not all well.
+    /// All its containers have exited, for good, and at least one did not exit with 0.
     Failed,
-    /// It cannot be told.
+    /// Its phase cannot be determined.
     Unknown,
 }
 
 impl Phase {
-    /// Whether nothing of it will run again.
+    /// Whether none of its containers will run again.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
 
-/// What is known of a pod.
+/// The known status of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodStatus {
-    /// How far it is.
+    /// Its phase.
     pub phase: Phase,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether it was last told to be ready as a whole, by an earlier agent too.
+    /// Whether it was last reported ready as a whole, possibly by an earlier agent.
     pub ready: bool,
     /// Its regular containers.
     pub containers: Vec<ContainerStatus>,
@@ -43,14 +43,14 @@ pub struct PodStatus {
     pub init_containers: Vec<ContainerStatus>,
 }
 
-/// What is known of a container.
+/// The known status of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerStatus {
     /// Its name in the pod.
     pub name: Arc<str>,
-    /// The ID that the runtime gave it, which each restart changes; none if there is no container.
+    /// The ID that the runtime gave it, which changes with each restart; `None` if there is no container.
     pub id: Option<Arc<str>>,
-    /// Whether it runs.
+    /// Whether it is running.
     pub state: ContainerState,
     /// Whether it can serve. The manager computes it.
     pub ready: bool,
@@ -58,33 +58,33 @@ pub struct ContainerStatus {
     pub started: Option<bool>,
 }
 
-/// Whether a container runs.
+/// Whether a container is running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Not yet, or not again yet.
+    /// Not running yet, or not again yet.
     #[default]
     Waiting,
-    /// It does.
+    /// Running.
     Running {
-        /// Since when, if it is known.
+        /// Since when, if known.
         started_at: Option<Timestamp>,
     },
-    /// It has ended.
+    /// Exited.
     Terminated {
-        /// With this code.
+        /// The exit code.
         exit_code: i32,
     },
 }
 
 impl ContainerState {
-    /// Whether it runs.
+    /// Whether it is running.
     pub const fn is_running(self) -> bool {
         matches!(self, Self::Running { .. })
     }
 }
 
 impl PodStatus {
-    /// The container of this name, if there is one with an ID, regular ones first.
+    /// The container with this name, if it has an ID; regular containers first.
     pub(super) fn container(&self, name: &str) -> Option<(&ContainerStatus, &Arc<str>)> {
         let mut all = self.containers.iter().chain(&self.init_containers);
         let container = all.find(|container| *container.name == *name)?;
@@ -92,7 +92,7 @@ impl PodStatus {
         Some((container, id))
     }
 
-    /// What the Kubernetes API says of a pod; none if it has no status.
+    /// The status that the Kubernetes API reports for a pod; `None` if it has none.
     pub fn from_pod(pod: &k8s::Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let phase = match status.phase.as_deref().unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! What results make of a pod's status: `ready` and `started` of its containers.
+//! How results determine a pod's status: `ready` and `started` of its containers.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use super::machine::has_survived;
 use super::{ContainerState, ContainerStatus, PodStatus, ProbeResult};
 use crate::spec::{PodSpec, ProbeType, Role};
 
-/// What is known of a container by one of its probes.
+/// What one of its probes says about a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
-    /// It has no such probe, or it is not probed any more.
+    /// It has no such probe, or is no longer probed.
     Unprobed,
-    /// It was not probed yet.
+    /// It has not been probed yet.
     Pending,
     /// It has this result.
     Result(ProbeResult),
 }
 
-/// Computes `ready` and `started` of each container, and returns those whose readiness is to be probed at once.
+/// Computes `ready` and `started` of each container, and returns the containers whose readiness must be probed at once.
 ///
-/// `known` tells a probe's result of a container by its name, the type and its ID.
+/// `known` returns a probe's result for a container by its name, the probe type and the container ID.
 pub(super) fn compute(
     pod: &PodSpec,
     status: &mut PodStatus,
@@ -53,7 +53,7 @@ pub(super) fn compute(
             continue;
         }
         if !is_started {
-            // What does not run is not ready, whatever was said of it before.
+            // A container that is not running is not ready, whatever was reported before.
             container.ready &= is_running;
             continue;
         }
@@ -73,7 +73,7 @@ pub(super) fn compute(
     to_probe
 }
 
-/// Whether the same container has been told to have started.
+/// Whether the same container was reported as started.
 fn was_started(before: Option<&PodStatus>, container: &ContainerStatus) -> bool {
     let told = before.and_then(|status| status.container(&container.name));
     told.is_some_and(|(told, _)| told.id == container.id && told.started == Some(true))

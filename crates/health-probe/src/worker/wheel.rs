@@ -5,26 +5,26 @@ use std::time::Duration;
 use slotmap::{SlotMap, new_key_type};
 
 new_key_type! {
-    /// A timer of a wheel. It is of no use once the timer has fired or was cancelled.
+    /// A timer of a wheel. Invalid once the timer has fired or was cancelled.
     pub struct TimerId;
 }
 
-/// Bits of a time that a level tells apart.
+/// Time bits that each level distinguishes.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
-/// Enough for all times of 64 bits.
+/// Enough for all 64-bit times.
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 
-/// Timers by the millisecond in which they fire: a hierarchy of slots, of 1 ms each at the lowest level, and each level
-/// above with slots as long as all of those below. Adding, cancelling and firing cost the same with any number of
-/// timers; a timer moves down at most once a level. No timer fires early.
+/// Timers, by the millisecond in which they fire, in a hierarchy of slots: 1 ms each at the lowest level, and at each level
+/// above as long as all slots of the level below. The cost of adding, cancelling and firing does not depend on the number of
+/// timers; a timer moves down at most once per level. No timer fires early.
 #[derive(Debug)]
 pub struct Wheel<T> {
     timers: SlotMap<TimerId, Timer<T>>,
     /// The millisecond up to which timers have fired.
     now: u64,
     levels: Box<[Level; LEVELS]>,
-    /// Those that fire now.
+    /// Timers that fire now.
     due: List,
 }
 
@@ -32,7 +32,7 @@ pub struct Wheel<T> {
 struct Timer<T> {
     value: T,
     at: u64,
-    /// Level and slot; none if it is due.
+    /// Level and slot; `None` if it is due.
     place: Option<(usize, usize)>,
     previous: Option<TimerId>,
     next: Option<TimerId>,
@@ -46,7 +46,7 @@ struct List {
 
 #[derive(Clone, Copy, Debug)]
 struct Level {
-    /// Slots that hold a timer, by bit.
+    /// Bitmap of the slots that hold a timer.
     occupied: u64,
     slots: [List; SLOTS],
 }
@@ -67,7 +67,7 @@ impl<T> Default for Wheel<T> {
 }
 
 impl<T> Wheel<T> {
-    /// Adds a timer that fires in the first whole millisecond that is not before `at`; at once if that is over.
+    /// Adds a timer that fires in the first whole millisecond that is not before `at`; at once if that has passed.
     pub fn insert(&mut self, at: Duration, value: T) -> TimerId {
         let at = at.as_nanos().div_ceil(1_000_000);
         let id = self.timers.insert(Timer {
@@ -102,7 +102,7 @@ impl<T> Wheel<T> {
         Some(timer.value)
     }
 
-    /// The next timer that fires no later than `now`. Those of one millisecond fire in any order.
+    /// The next timer that fires no later than `now`. Timers of the same millisecond fire in any order.
     pub fn pop(&mut self, now: Duration) -> Option<T> {
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         while self.due.first.is_none() {
@@ -123,7 +123,7 @@ impl<T> Wheel<T> {
         self.cancel(self.due.first?)
     }
 
-    /// When to call [`pop`](Self::pop) next: no later than a timer fires. A timer far away has it called once or twice in
+    /// When to call [`pop`](Self::pop) next: no later than the next timer fires. A far timer causes a call or two in
     /// between.
     pub fn next(&self) -> Option<Duration> {
         if self.due.first.is_some() {
@@ -133,17 +133,17 @@ impl<T> Wheel<T> {
         Some(Duration::from_millis(begins))
     }
 
-    /// How many timers there are.
+    /// The number of timers.
     pub fn len(&self) -> usize {
         self.timers.len()
     }
 
-    /// Whether there is no timer.
+    /// Whether no timer exists.
     pub fn is_empty(&self) -> bool {
         self.timers.is_empty()
     }
 
-    /// The first slot that holds timers, and when it begins. All timers of a level lie before those of the next: they
+    /// The first slot that holds timers, and when it begins. All timers of a level come before those of the next level: they
     /// share more of their bits with `now`.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
         let level = self.levels.iter().position(|level| level.occupied != 0)?;
@@ -156,7 +156,7 @@ impl<T> Wheel<T> {
         Some((level, slot as usize, above | (u64::from(slot) << shift)))
     }
 
-    /// Puts a timer where it belongs as of now: at the level of the highest bits in which it differs from now.
+    /// Puts a timer where it belongs at the current time: at the level of the highest bits in which it differs from `now`.
     fn put(&mut self, id: TimerId) {
         let timer = &mut self.timers[id];
         timer.place = (timer.at > self.now).then(|| {

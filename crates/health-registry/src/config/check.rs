@@ -1,4 +1,4 @@
-//! Which settings can be used.
+//! Validation of the settings.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use ipnet::IpNet;
 
 use super::{Config, GcInterval, ListenAddress, RegistrySpec, RemoteCluster};
 
-/// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
+/// Longest name of a node or cluster in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
-/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+/// Longest interface name in bytes (`IFNAMSIZ` less the final zero).
 const MAX_INTERFACE_LEN: usize = 15;
 
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -20,11 +20,11 @@ const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const MIN_GC_INTERVAL: Duration = Duration::from_secs(1);
 const MIN_GC_MAX_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) const MAX_GC_INTERVAL: Duration = Duration::from_secs(12 * 3600);
-/// Cilium's bounds.
+/// The same bounds as Cilium's.
 const MIN_FLOWS: u32 = 1 << 10;
 const MAX_FLOWS: u32 = 1 << 24;
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
-/// What is left of the probes still tells an outage from loss within minutes.
+/// The remaining probes still distinguish an outage from loss within minutes.
 const MAX_PASSIVE_RELIEF: u8 = 5;
 const MAX_COOLING_TIME: Duration = Duration::from_secs(24 * 3600);
 const MAX_PROBE_RATE: u32 = 1_000_000;
@@ -32,8 +32,8 @@ const MAX_PROBE_RATE: u32 = 1_000_000;
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Config {
-    /// Checks every setting by itself and all of them together. What only the machine can tell (is
-    /// there such an interface?) is left to the start of the agent.
+    /// Checks each setting by itself, and all of them together. What depends on the machine (does this interface
+    /// exist?) is checked when the agent starts.
     pub fn validated(self) -> Result<Self, InvalidSetting> {
         let location = self.location.clone().validated()?;
         self.check_cluster()?;
@@ -46,7 +46,7 @@ impl Config {
         Ok(Self { location, ..self })
     }
 
-    /// The node, its cluster and the others, and where they are known from.
+    /// Checks the node, its cluster and the remote clusters, and the sources of these.
     fn check_cluster(&self) -> Result<(), InvalidSetting> {
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
@@ -72,7 +72,7 @@ impl Config {
         Ok(())
     }
 
-    /// Addresses of this node and of its endpoints, and devices.
+    /// Checks the addresses of this node and of its endpoints, and the devices.
     fn check_endpoints(&self) -> Result<(), InvalidSetting> {
         for address in &self.node_addresses {
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
@@ -105,7 +105,7 @@ impl Config {
         Ok(())
     }
 
-    /// When and how targets are probed, and what is made of it.
+    /// Checks when and how targets are probed, and how results are rated.
     fn check_probing(&self) -> Result<(), InvalidSetting> {
         if self.health_port == 0 {
             return Err(InvalidSetting::new(
@@ -192,7 +192,7 @@ impl Config {
         Ok(())
     }
 
-    /// Conntrack and translation.
+    /// Checks conntrack and translation.
     fn check_conntrack(&self) -> Result<(), InvalidSetting> {
         if let GcInterval::Fixed(interval) = self.conntrack_gc_interval {
             within(
@@ -229,7 +229,7 @@ impl Config {
         Ok(())
     }
 
-    /// Where pages for monitoring are served.
+    /// Checks where the monitoring pages are served.
     fn check_monitoring(&self) -> Result<(), InvalidSetting> {
         let mut listens = vec![
             ("--metrics-address", self.metrics_address),
@@ -259,7 +259,7 @@ impl Config {
     }
 }
 
-/// Names stand in `cluster/node` and in one-line reports.
+/// Checks a name. Names appear in `cluster/node` and in one-line reports.
 fn name(flag: &'static str, value: &str) -> Result<(), InvalidSetting> {
     let printable = |c: char| c != '/' && !c.is_whitespace() && !c.is_control();
     if (1..=MAX_NAME_LEN).contains(&value.len()) && value.chars().all(printable) {
@@ -273,7 +273,7 @@ fn name(flag: &'static str, value: &str) -> Result<(), InvalidSetting> {
     }
 }
 
-/// What the kernel takes for the name of an interface (`dev_valid_name`).
+/// Checks that the kernel accepts the text as an interface name (`dev_valid_name`).
 fn interface(value: &str) -> Result<(), InvalidSetting> {
     let valid = (1..=MAX_INTERFACE_LEN).contains(&value.len())
         && !matches!(value, "." | "..")

@@ -1,4 +1,4 @@
-//! How long conntrack entries live, how many there may be, and how often they are collected.
+//! Lifetimes and limits of conntrack entries, and how often they are collected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use super::seconds::Seconds;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum GcInterval {
-    /// By how much each collection removes.
+    /// Depends on how many entries each collection removes.
     Adaptive,
     /// Always the same.
     Fixed(Duration),
@@ -30,7 +30,7 @@ impl fmt::Display for GcInterval {
     }
 }
 
-/// The text is no [`GcInterval`].
+/// The text is not a [`GcInterval`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write it like 30s or 5m, or adaptive")]
 pub struct GcIntervalError;
@@ -51,7 +51,7 @@ impl FromStr for GcInterval {
 
 text_form!(GcInterval, GcIntervalError);
 
-/// How long an entry outlives its last packet: up to ten days.
+/// How long an entry is kept after its last packet: up to ten days.
 pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 
 /// How long entries live; flags of `run`, too.

@@ -1,4 +1,4 @@
-//! Which containers are probed, and how much.
+//! Which containers to probe, and how much.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RegistrySpec;
 
-/// Most probes a second, and at a time, that can be asked for.
+/// Upper limits of the settings for probes per second and concurrent probes.
 const MAX_RATE: u32 = 1_000_000;
 const MAX_CONCURRENT: u32 = 100_000;
 
@@ -51,18 +51,18 @@ pub struct ContainerProbing {
     pub container_probe_pod_rate: u32,
 }
 
-/// With whose credentials an API server is asked: `default`, or the path of a kubeconfig.
+/// Whose credentials to use for an API server: `default`, or the path of a kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum ApiAccess {
-    /// Those of the registry, if that is in Kubernetes; else those that this process finds.
+    /// The registry's credentials if it is in Kubernetes, else those that this process finds.
     Default,
-    /// Those of the kubeconfig at an absolute path.
+    /// The credentials of the kubeconfig at an absolute path.
     Kubeconfig(PathBuf),
 }
 
 impl ApiAccess {
-    /// The path of the kubeconfig, if one is named: here, or by the registry.
+    /// The path of the kubeconfig, if this setting or the registry names one.
     pub fn kubeconfig<'a>(&'a self, registry: &'a RegistrySpec) -> Option<&'a Path> {
         match (self, registry) {
             (Self::Kubeconfig(path), _) => Some(path),
@@ -81,7 +81,7 @@ impl fmt::Display for ApiAccess {
     }
 }
 
-/// The text is no [`ApiAccess`].
+/// The text is not an [`ApiAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no kubeconfig; write its absolute path, or the flag without a value")]
 pub struct ApiAccessError;
@@ -100,7 +100,7 @@ impl FromStr for ApiAccess {
 
 text_form!(ApiAccess, ApiAccessError);
 
-/// The path, which tools of the CRI write with `unix://` in front.
+/// Parses the path of a socket. CRI tools write it with the prefix `unix://`.
 fn socket(text: &str) -> Result<PathBuf, Infallible> {
     Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(text)))
 }
@@ -126,7 +126,7 @@ impl ContainerProbing {
         self.pod_manifests.is_some() || self.pods_from_kubernetes.is_some()
     }
 
-    /// Whether these can be used.
+    /// Checks these settings.
     pub(super) fn check(&self) -> Result<(), InvalidSetting> {
         let paths = [
             ("--pod-manifests", &self.pod_manifests),

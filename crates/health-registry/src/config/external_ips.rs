@@ -1,4 +1,4 @@
-//! Which external addresses services may have.
+//! The setting of which external addresses services may have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,23 +7,23 @@ use health_model::address::parse_network_or_ip;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// The external addresses (`spec.externalIPs`) at which services are served: `no-nodes`, `all`, `none`, or networks, separated
-/// by commas.
+/// The external addresses (`spec.externalIPs`) at which services are served: `no-nodes`, `all`, `none`, or networks
+/// separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum ExternalIpSetting {
-    /// All but the addresses of nodes.
+    /// All except the addresses of nodes.
     #[default]
     NoNodes,
     /// All.
     All,
     /// None.
     None,
-    /// Those in these networks.
+    /// Addresses in these networks.
     Within(Vec<IpNet>),
 }
 
-/// The text is no [`ExternalIpSetting`].
+/// The text is not an [`ExternalIpSetting`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write no-nodes, all, none, or networks such as 203.0.113.0/24,2001:db8::/64")]
 pub struct ExternalIpSettingError;

@@ -1,4 +1,4 @@
-//! Where the pages for monitoring are served.
+//! Where the monitoring pages are served.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,20 +7,20 @@ use std::str::FromStr;
 use health_model::address::parse_socket_address;
 use serde::{Deserialize, Serialize};
 
-/// Where a page for monitoring is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
+/// Where a monitoring page is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum ListenAddress {
     /// Nowhere.
     Off,
-    /// On a port of the loopback addresses that the host has, of both IP versions.
+    /// On a port of the host's loopback addresses, of both IP versions.
     Localhost(u16),
     /// On one address.
     Address(SocketAddr),
 }
 
 impl ListenAddress {
-    /// The TCP port; none if it is nowhere.
+    /// The TCP port; `None` if the page is not served.
     pub fn port(self) -> Option<u16> {
         match self {
             Self::Off => None,
@@ -40,7 +40,7 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// The text is no [`ListenAddress`].
+/// The text is not a [`ListenAddress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not an address to listen on; write it like 127.0.0.1:9962, [::1]:9962, localhost:9962 or off"

@@ -1,4 +1,4 @@
-//! What is masqueraded, by the flags.
+//! The masquerading settings, from the flags.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use health_model::settings::InvalidSetting;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-/// Lower ports are those of well-known services (RFC 6335 section 6).
+/// Lower ports belong to well-known services (RFC 6335 section 6).
 const MIN_PORT: u16 = 1024;
 
-/// The ports that translated flows get, both ends included.
+/// The ports for translated flows, both ends inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MasqueradePorts(Ports);
@@ -26,7 +26,7 @@ impl fmt::Display for MasqueradePorts {
     }
 }
 
-/// The text is no [`MasqueradePorts`].
+/// The text is not a [`MasqueradePorts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write it like 32768-65535: the lowest port and the highest, {MIN_PORT} or more")]
 pub struct MasqueradePortsError;
@@ -51,25 +51,25 @@ impl FromStr for MasqueradePorts {
 
 text_form!(MasqueradePorts, MasqueradePortsError);
 
-/// Whose packets get this node's address.
+/// Whose packets are masqueraded with this node's address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MasqueradeSettings {
-    /// Destinations that are reached without translation. Those of an IP version turn masquerading on
-    /// for it.
+    /// Destinations that are reached without translation. A prefix of an IP version turns masquerading on for that
+    /// version.
     pub native_routing_cidrs: Vec<IpNet>,
-    /// More destinations of that kind, which turn nothing on.
+    /// More such destinations, which do not turn masquerading on.
     pub masquerade_excludes: Vec<IpNet>,
-    /// The ports that translated flows get.
+    /// The ports for translated flows.
     pub masquerade_ports: MasqueradePorts,
-    /// Sources behind this host that are masqueraded besides its endpoints.
+    /// Sources behind this host that are masqueraded in addition to its endpoints.
     pub gateway_cidrs: Vec<IpNet>,
 }
 
-/// Why a node cannot masquerade as the flags ask for.
+/// Why a node cannot masquerade as the flags request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MasqueradeError {
-    /// Masquerading was asked for in an IP version in which the node has no address.
+    /// Masquerading was requested for an IP version in which the node has no address.
     #[error(
         "--native-routing-cidr {cidr}: this node has no address of that IP version to masquerade with; leave the flag out or \
          give the node one"
@@ -78,7 +78,7 @@ pub enum MasqueradeError {
         /// The flag's value.
         cidr: IpNet,
     },
-    /// Endpoints would be taken for hosts behind this one, whose flows no policy is asked about.
+    /// Endpoints would be treated as hosts behind this one, whose flows are not subject to policy.
     #[error(
         "--gateway-cidr {cidr} overlaps this node's pod CIDR {pod_cidr}; name networks without endpoints, which are \
          masqueraded anyway"
@@ -86,13 +86,13 @@ pub enum MasqueradeError {
     GatewayOverlapsPods {
         /// The flag's value.
         cidr: IpNet,
-        /// Addresses of this node's endpoints.
+        /// The prefix of this node's endpoints.
         pod_cidr: IpNet,
     },
 }
 
 impl MasqueradeSettings {
-    /// Checks the form of all, and that each has an effect.
+    /// Checks the form of all settings, and that each one has an effect.
     pub(super) fn validate(&self) -> Result<(), InvalidSetting> {
         let lists = [
             ("--native-routing-cidr", &self.native_routing_cidrs),
@@ -137,8 +137,8 @@ impl MasqueradeSettings {
             .any(|cidr| is_ipv4(cidr) == is_v4)
     }
 
-    /// What the programs are told, on a node with these addresses whose endpoints' are in `pod_cidrs`. The
-    /// node's first address of an IP version is what sources become.
+    /// The programs' configuration on a node with these addresses, whose endpoints have addresses in `pod_cidrs`.
+    /// Sources are translated to the node's first address of their IP version.
     pub fn of_node(
         &self,
         addresses: &[IpAddr],
@@ -163,8 +163,9 @@ impl MasqueradeSettings {
         })
     }
 
-    /// As [`of_node`](Self::of_node) on a node that serves clients outside: where nothing is masqueraded, no destination is
-    /// reached with translation, but what is sent to backends elsewhere has to leave with the node's address.
+    /// Like [`of_node`](Self::of_node), for a node that serves outside clients. Where masquerading is off, no
+    /// destination is reached with translation, but packets to backends on other nodes must leave with the node's
+    /// address.
     pub fn of_serving_node(
         &self,
         addresses: &[IpAddr],
@@ -183,7 +184,7 @@ impl MasqueradeSettings {
         };
         masquerade.node_be = node_be;
         masquerade.ports = self.masquerade_ports.0;
-        // The first prefix, without a single bit, has all addresses.
+        // The first prefix has length 0, so it covers all addresses.
         masquerade.native_count = 1;
     }
 
@@ -226,7 +227,7 @@ fn first_addresses(addresses: &[IpAddr]) -> (Option<u32>, Option<[u32; 4]>) {
     (v4, v6)
 }
 
-/// Puts values into the first places; how many.
+/// Writes values to the first slots. Returns how many.
 fn fill<T>(places: &mut [T], values: impl Iterator<Item = T>) -> u32 {
     let mut count = 0;
     for (place, value) in places.iter_mut().zip(values) {

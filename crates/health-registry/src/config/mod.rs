@@ -1,4 +1,4 @@
-//! The settings of one agent, validated once and then read only.
+//! The settings of one agent: validated once, then read-only.
 
 #[macro_use]
 mod text;
@@ -46,41 +46,40 @@ pub use self::services::{FORWARDING_NEEDS_KEY, ServiceSettings};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Config {
-    /// Where the agent keeps its things.
+    /// Where the agent keeps its files.
     #[serde(flatten)]
     pub location: Location,
     /// This node's name in the registry.
     pub node_name: String,
     /// Name of this node's cluster.
     pub cluster_name: String,
-    /// Where the nodes of this cluster come from.
+    /// Source of the nodes of this cluster.
     pub registry: RegistrySpec,
-    /// Other clusters that are probed too.
+    /// Other clusters to probe.
     pub remote_clusters: Vec<RemoteCluster>,
-    /// Where the identities of this cluster are kept: a file or etcd.
+    /// Where the identities of this cluster are stored: a file or etcd.
     pub identity_store: RegistrySpec,
-    /// This node's addresses, for registries in which a node registers itself. Empty: those of the
-    /// uplinks.
+    /// This node's addresses, for registries in which nodes register themselves. Empty: the addresses of the uplinks.
     pub node_addresses: Vec<IpAddr>,
-    /// Prefixes of this node's endpoints, for registries in which a node registers itself.
+    /// Prefixes of this node's endpoints, for registries in which nodes register themselves.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of the pod CIDRs that no endpoint gets.
+    /// Addresses in the pod CIDRs that no endpoint gets.
     pub ipam_excludes: Vec<AddressRange>,
     /// When policy is enforced.
     pub policy_mode: PolicyMode,
     /// Whether the local host may reach its endpoints unless a rule denies it.
     pub policy_allow_localhost: bool,
-    /// Whether endpoints may ask for addresses by DHCPv6, whatever their policy.
+    /// Whether endpoints may request addresses by DHCPv6, whatever their policy.
     pub policy_allow_dhcpv6: bool,
-    /// How long an address that was given back is not given out again.
+    /// How long a released address is not reused.
     #[serde(
         rename = "ipam-cooling-time-ns",
         with = "health_model::duration::nanoseconds"
     )]
     pub ipam_cooling_time: Duration,
-    /// Uplinks, by interface name. Empty: those that carry the node's addresses.
+    /// Uplinks, by interface name. Empty: the interfaces that carry the node's addresses.
     pub devices: Vec<String>,
-    /// What holds the programs on their devices.
+    /// What keeps the programs attached to their devices.
     pub attach_mode: AttachMode,
     /// TCP port of the `/hello` responders, on this node and on all peers.
     pub health_port: u16,
@@ -90,9 +89,9 @@ pub struct Config {
         with = "health_model::duration::nanoseconds"
     )]
     pub probe_interval: Duration,
-    /// Targets with another interval, or none.
+    /// Targets that are probed at another interval, or not at all.
     pub probes: Vec<ProbeChoice>,
-    /// Most probes a second, over all targets.
+    /// Maximum probes per second, over all targets.
     pub probe_rate: u32,
     /// How long a probe waits for its answer.
     #[serde(
@@ -100,43 +99,43 @@ pub struct Config {
         with = "health_model::duration::nanoseconds"
     )]
     pub probe_timeout: Duration,
-    /// Time between two looks at the MTU of the path to an address.
+    /// Time between two checks of the path MTU to an address.
     pub path_mtu_interval: Interval,
-    /// The part of a target's probes, in percent, whose loss degrades it.
+    /// Percentage of lost probes at which a target counts as degraded.
     pub loss_threshold: u8,
-    /// Whether this node has a health endpoint, and probes those of others.
+    /// Whether this node has a health endpoint, and probes the health endpoints of other nodes.
     pub endpoint_health: bool,
-    /// Whether round trips of the TCP connections to nodes and health endpoints are measured.
+    /// Whether to measure round trips of TCP connections to nodes and health endpoints.
     pub passive_rtt: bool,
-    /// How many times less often an address is probed by ICMP while such a connection shows that it
-    /// answers; 1 for no less often.
+    /// How many times less often an address is probed by ICMP while such a connection shows that it answers; 1 means no
+    /// less often.
     pub passive_relief: u8,
-    /// Time between two collections of conntrack entries.
+    /// Time between two conntrack garbage collections.
     pub conntrack_gc_interval: GcInterval,
-    /// The longest one, where it adapts to what expires.
+    /// Longest such time, if it adapts to how many entries expire.
     #[serde(
         rename = "conntrack-gc-max-interval-ns",
         with = "health_model::duration::nanoseconds"
     )]
     pub conntrack_gc_max_interval: Duration,
-    /// Whose packets get this node's address.
+    /// Whose packets are masqueraded with this node's address.
     #[serde(flatten)]
     pub masquerade: MasqueradeSettings,
     /// How long conntrack entries live.
     #[serde(flatten)]
     pub conntrack_timeouts: ConntrackTimeouts,
-    /// Most conntrack entries of TCP, each IP version's.
+    /// Maximum TCP conntrack entries per IP version.
     pub conntrack_max_entries: u32,
-    /// Most conntrack entries of other protocols, each IP version's.
+    /// Maximum conntrack entries of other protocols per IP version.
     pub conntrack_any_max_entries: u32,
-    /// Most NAT entries of TCP, each IP version's; a translation has two.
+    /// Maximum TCP NAT entries per IP version; a translation takes two.
     pub nat_max_entries: u32,
-    /// Most NAT entries of other protocols, each IP version's.
+    /// Maximum NAT entries of other protocols per IP version.
     pub nat_any_max_entries: u32,
-    /// File with the key that the agents of the mesh know each other and each other's probes by. Without,
-    /// they use one that everybody knows.
+    /// File with the key by which the agents of the mesh authenticate each other and each other's probes. Without it,
+    /// they use a well-known key.
     pub mesh_key_file: Option<PathBuf>,
-    /// Whether delays of each direction are measured, which takes clocks that are in step.
+    /// Whether to measure one-way delays, which requires synchronized clocks.
     pub one_way: bool,
     /// Container probes.
     #[serde(flatten)]
@@ -144,18 +143,18 @@ pub struct Config {
     /// Services.
     #[serde(flatten)]
     pub services: ServiceSettings,
-    /// Group that may use the API's socket; without one the agent's.
+    /// Group that may use the API socket; without one, the agent's group.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
     pub metrics_address: ListenAddress,
-    /// Whether there are series for every target, not for failing ones alone.
+    /// Whether metrics have a series for every target, not only for failing ones.
     pub metrics_per_target: bool,
     /// Where `GET /healthz` is served.
     pub healthz_address: ListenAddress,
 }
 
 impl Config {
-    /// How often each kind of target is probed.
+    /// How often to probe each kind of target.
     pub fn probe_intervals(&self) -> ProbeIntervals {
         ProbeIntervals::new(self.probe_interval, &self.probes)
     }

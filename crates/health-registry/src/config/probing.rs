@@ -1,4 +1,4 @@
-//! What is probed, and how often.
+//! What to probe, and how often.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,8 +8,8 @@ use health_common::probe::{Path, Protocol};
 use health_model::duration::{duration_text, parse_duration};
 use serde::{Deserialize, Serialize};
 
-/// Time between two probes of a target, by what its address belongs to and how it is probed. Without
-/// one, such targets are not probed.
+/// Time between two probes of a target, by path (what the address belongs to) and protocol. Targets without an interval
+/// are not probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeIntervals {
     /// Nodes' own addresses, ICMP.
@@ -23,7 +23,7 @@ pub struct ProbeIntervals {
 }
 
 impl ProbeIntervals {
-    /// All targets are probed once in `interval`.
+    /// Probes all targets once per `interval`.
     pub fn all(interval: Duration) -> Self {
         Self {
             host_icmp: Some(interval),
@@ -33,8 +33,7 @@ impl ProbeIntervals {
         }
     }
 
-    /// All targets are probed once in `interval`, but for `choices`, of which a later one has the
-    /// last word.
+    /// Probes all targets once per `interval`, except as `choices` say; later choices override earlier ones.
     pub fn new(interval: Duration, choices: &[ProbeChoice]) -> Self {
         let mut intervals = Self::all(interval);
         for choice in choices {
@@ -49,7 +48,7 @@ impl ProbeIntervals {
         intervals
     }
 
-    /// The interval of such targets; `None` if they are not probed.
+    /// The interval of these targets; `None` if they are not probed.
     pub fn get(&self, path: Path, protocol: Protocol) -> Option<Duration> {
         let mut intervals = *self;
         *intervals.get_mut(path, protocol)
@@ -83,11 +82,11 @@ const CLASSES: [(Path, Protocol); 4] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ProbeChoice {
-    /// What their addresses belong to; any without.
+    /// What the addresses belong to; `None` means any.
     pub path: Option<Path>,
-    /// How they are probed; either way without.
+    /// How the targets are probed; `None` means either way.
     pub protocol: Option<Protocol>,
-    /// Their interval; without one they are not probed.
+    /// Their interval; `None` means that they are not probed.
     pub interval: Option<Duration>,
 }
 
@@ -114,7 +113,7 @@ impl fmt::Display for ProbeChoice {
     }
 }
 
-/// The text is no [`ProbeChoice`].
+/// The text is not a [`ProbeChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "write it like http=30s or endpoint-icmp=off; targets are icmp, http, host, endpoint, host-icmp, \
@@ -145,7 +144,7 @@ impl FromStr for ProbeChoice {
 
 text_form!(ProbeChoice, ProbeChoiceError);
 
-/// Time between two looks at something, or `off`.
+/// Time between two checks of something, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Interval(pub Option<Duration>);
@@ -159,7 +158,7 @@ impl fmt::Display for Interval {
     }
 }
 
-/// The text is no [`Interval`].
+/// The text is not an [`Interval`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write it like 10m or 1m30s, or off")]
 pub struct IntervalError;

@@ -1,4 +1,4 @@
-//! Where nodes come from.
+//! The sources of nodes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A node registry: `file:PATH`, `etcd:URL[,URL...]`, `etcd:PATH` of a configuration, `kubernetes`
-/// or `kubernetes:PATH` of a kubeconfig. Paths are absolute.
+/// A node registry: `file:PATH`, `etcd:URL[,URL...]`, `etcd:PATH` of a configuration file, `kubernetes`, or
+/// `kubernetes:PATH` of a kubeconfig. Paths are absolute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum RegistrySpec {
@@ -17,13 +17,13 @@ pub enum RegistrySpec {
     Etcd(Vec<String>),
     /// An etcd cluster, by a file with URLs, certificates and credentials.
     EtcdConfig(PathBuf),
-    /// A Kubernetes cluster; without a kubeconfig the one that this host's pod runs in, or that of
-    /// the environment.
+    /// A Kubernetes cluster. Without a kubeconfig: the cluster of the pod that this process runs in, or the one that
+    /// the environment names.
     Kubernetes(Option<PathBuf>),
 }
 
 impl RegistrySpec {
-    /// Whether nodes register themselves in it: etcd.
+    /// Whether nodes register themselves in it, as in etcd.
     pub const fn is_written_by_nodes(&self) -> bool {
         matches!(self, Self::Etcd(_) | Self::EtcdConfig(_))
     }
@@ -41,7 +41,7 @@ impl fmt::Display for RegistrySpec {
     }
 }
 
-/// The text is no [`RegistrySpec`].
+/// The text is not a [`RegistrySpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no registry; write it like file:/etc/nodes.yaml, etcd:http://192.0.2.1:2379, etcd:/etc/etcd.yaml, \
@@ -84,7 +84,7 @@ fn urls(list: &str) -> Option<Vec<String>> {
 
 text_form!(RegistrySpec, RegistrySpecError);
 
-/// Another cluster, whose nodes are probed too: `NAME=REGISTRY`.
+/// Another cluster whose nodes are probed too: `NAME=REGISTRY`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct RemoteCluster {
@@ -100,13 +100,13 @@ impl fmt::Display for RemoteCluster {
     }
 }
 
-/// The text is no [`RemoteCluster`].
+/// The text is not a [`RemoteCluster`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteClusterError {
-    /// No name.
+    /// The name is missing.
     #[error("write it like NAME=etcd:http://192.0.2.1:2379")]
     NoName,
-    /// The part behind the name.
+    /// The part after the name is invalid.
     #[error(transparent)]
     Registry(#[from] RegistrySpecError),
 }

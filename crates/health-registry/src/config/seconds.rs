@@ -1,4 +1,4 @@
-//! Settings of whole seconds.
+//! Settings in whole seconds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,17 +8,17 @@ use health_model::duration::{duration_text, nanoseconds, parse_duration};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Whole seconds, at least `MIN` and at most `MAX`; in JSON nanoseconds.
+/// Whole seconds, from `MIN` to `MAX`; nanoseconds in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seconds<const MIN: u32, const MAX: u32>(u32);
 
 impl<const MIN: u32, const MAX: u32> Seconds<MIN, MAX> {
-    /// As a number.
+    /// The number of seconds.
     pub const fn secs(self) -> u32 {
         self.0
     }
 
-    /// Of what is known to be within the bounds.
+    /// Creates the setting from a value that is known to be within the bounds.
     pub(super) const fn of(secs: u32) -> Self {
         assert!(MIN <= secs && secs <= MAX);
         Self(secs)
@@ -35,7 +35,7 @@ impl<const MAX: u32> Default for Seconds<0, MAX> {
     }
 }
 
-/// The text, or the duration, is not within the bounds of a [`Seconds`], which are given in seconds.
+/// The text or duration is outside the bounds of a [`Seconds`], which are given in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write whole seconds from {min}s to {}h, like 90s or 2h", max / 3600)]
 pub struct SecondsError {

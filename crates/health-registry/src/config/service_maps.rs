@@ -1,4 +1,4 @@
-//! How many services, endpoints and flows the maps of services have room for.
+//! The capacity of the service maps for services, endpoints and flows.
 
 use clap::Args;
 use health_common::service::socket::SOCKET_ENTRIES;
@@ -48,8 +48,8 @@ pub struct ServiceMapSettings {
     pub service_socket_max_entries: u32,
 }
 
-/// Room for TCP by the memory of this host, by the bounds of Linux' own conntrack (`nf_conntrack_init_start`,
-/// net/netfilter/nf_conntrack_core.c).
+/// Default capacity for TCP by this host's memory, with the thresholds of Linux' own conntrack
+/// (`nf_conntrack_init_start`, net/netfilter/nf_conntrack_core.c).
 fn default_flow_entries() -> u32 {
     let memory = sysinfo().map_or(0, |host| host.ram_total());
     if memory > 4 << 30 {
@@ -75,7 +75,7 @@ impl Default for ServiceMapSettings {
 }
 
 impl ServiceMapSettings {
-    /// Whether these can be used.
+    /// Checks these settings.
     pub(super) fn check(&self) -> Result<(), InvalidSetting> {
         let entries = MIN_ENTRIES..=MAX_ENTRIES;
         for (flag, value, range) in [

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::check::{network, within};
 use super::seconds::Seconds;
 
-/// Longest name of a scheduler, bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
+/// Longest scheduler name in bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
 const MAX_SCHEDULER_LEN: usize = 15;
 const MIN_DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
 
-/// How long IPVS keeps what is idle; 0 leaves the kernel's setting as it is. The kernel takes up to `INT_MAX / HZ` seconds
-/// (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
+/// How long IPVS keeps idle entries; 0 leaves the kernel's setting unchanged. The kernel accepts up to `INT_MAX / HZ`
+/// seconds (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
 pub type IdleTimeout = Seconds<0, { 480 * 3600 }>;
 
 /// What in the kernel serves services.
@@ -34,7 +34,7 @@ pub enum ServiceProxyMode {
 }
 
 impl ServiceProxyMode {
-    /// Its name in the flag and on `/proxyMode`.
+    /// The mode's name in the flag and on `/proxyMode`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ApiAccess, Config, RegistrySpec};
 
-/// Longest value of a label, bytes.
+/// Longest label value in bytes.
 const MAX_LABEL_LEN: usize = 63;
 
 /// Sources of services outside this node.
@@ -34,14 +34,14 @@ pub struct ServiceSources {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EtcdAccess {
-    /// The etcd of the registry.
+    /// The registry's etcd.
     Default,
-    /// This one: [`RegistrySpec::Etcd`] or [`RegistrySpec::EtcdConfig`].
+    /// This cluster: [`RegistrySpec::Etcd`] or [`RegistrySpec::EtcdConfig`].
     Cluster(RegistrySpec),
 }
 
 impl EtcdAccess {
-    /// The cluster; none if it is that of the registry, and the registry is not in etcd.
+    /// The cluster; `None` if it is the registry's and the registry is not in etcd.
     pub fn cluster<'a>(&'a self, registry: &'a RegistrySpec) -> Option<&'a RegistrySpec> {
         let cluster = match self {
             Self::Default => registry,

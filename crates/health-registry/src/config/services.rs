@@ -16,9 +16,9 @@ use super::{
     ServiceSources,
 };
 
-/// Longest name of a zone, bytes: that of the value of a label.
+/// Longest zone name in bytes: the limit of a label value.
 const MAX_ZONE_LEN: usize = 63;
-/// Why nothing but `snat` can be without a key that only nodes of the mesh have.
+/// Why every mode except `snat` needs a key that only nodes of the mesh have.
 pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with a key of one's own: by the public key anybody could send packets \
      in the name of a service";
 const MAX_SYNC_MIN: Duration = Duration::from_secs(10);
@@ -132,8 +132,8 @@ impl ServiceSettings {
         }
     }
 
-    /// Whether the agent's programs deliver packets to endpoints of this node: nothing else may translate addresses on the
-    /// way, so they do not unless they serve services.
+    /// Whether the agent's programs deliver packets to endpoints of this node. They do so only if they also serve
+    /// services, because nothing else may translate addresses on the way.
     pub const fn has_host_routing(&self) -> bool {
         matches!(
             (self.service_proxy_mode, self.host_routing),
@@ -141,7 +141,7 @@ impl ServiceSettings {
         ) && self.has_services()
     }
 
-    /// Where pages are served, by flag; nowhere without services.
+    /// Where pages are served, by flag; nowhere if no services are configured.
     pub(super) fn listens(&self) -> impl Iterator<Item = (&'static str, ListenAddress)> {
         let all = [
             ("--service-health-listen", self.service_health_listen),
@@ -150,7 +150,7 @@ impl ServiceSettings {
         all.into_iter().filter(|_| self.has_services())
     }
 
-    /// Checks whether backends' nodes can answer clients outside, if they shall.
+    /// Checks that backends' nodes can answer outside clients, if the forwarding mode requires it.
     fn check_forwarding(&self, config: &Config) -> Result<(), InvalidSetting> {
         let forwarding = self.service_forwarding;
         if forwarding != ServiceForwarding::Snat
@@ -162,7 +162,7 @@ impl ServiceSettings {
         self.check_forwarding_key(config.mesh_key_file.is_none())
     }
 
-    /// Checks whether what nodes tell each other of packets is safe, given whether the key of the mesh is public.
+    /// Checks that nodes can trust each other's information about packets, given whether the mesh key is well known.
     pub fn check_forwarding_key(&self, is_public: bool) -> Result<(), InvalidSetting> {
         let forwarding = self.service_forwarding;
         if is_public && forwarding != ServiceForwarding::Snat {

@@ -1,6 +1,6 @@
 //! Settings that are written as one text, as on the command line.
 
-/// Has serde write a type as it is displayed, and read it as it is parsed: `into = "String", try_from = "String"`.
+/// Makes serde write a type in its displayed form and parse it back: `into = "String", try_from = "String"`.
 macro_rules! text_form {
     ($setting:ty, $error:ty) => {
         impl From<$setting> for String {

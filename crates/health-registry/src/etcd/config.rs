@@ -1,5 +1,5 @@
-//! How an etcd cluster is reached: URLs alone, or a YAML file with certificates and credentials, in
-//! the form that etcd's own client and Cilium's cluster mesh read.
+//! How to reach an etcd cluster: URLs alone, or a YAML file with certificates and credentials, in the format that
+//! etcd's own client and Cilium's cluster mesh read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdConfigError {
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {what} {path}: {source}")]
     Unreadable {
         /// `etcd configuration`, or the field that names the file.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Not YAML, or not the fields that there are.
+    /// The file is not YAML, or has unknown or malformed fields.
     #[error("etcd configuration {path}: {reason}")]
     Malformed {
         /// The file.
@@ -35,7 +35,7 @@ pub enum EtcdConfigError {
         /// What is wrong, and where.
         reason: String,
     },
-    /// Fields that do not go together.
+    /// The fields do not fit together.
     #[error("etcd configuration {path}: {reason}")]
     Incomplete {
         /// The file.
@@ -45,14 +45,14 @@ pub enum EtcdConfigError {
     },
 }
 
-/// Where an etcd cluster's members are, and the file with the rest.
+/// The URLs of an etcd cluster's members, or a file with them and the rest of the configuration.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Urls(Vec<String>),
     File(PathBuf),
 }
 
-/// What it takes to connect.
+/// Everything needed to connect.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     /// At least one.
@@ -62,7 +62,7 @@ pub(crate) struct Access {
 }
 
 impl Source {
-    /// What the settings say; `None` where they mean no etcd.
+    /// The source that the settings name; `None` if they do not name etcd.
     pub(crate) fn of(spec: &RegistrySpec) -> Option<Self> {
         match spec {
             RegistrySpec::Etcd(urls) => Some(Self::Urls(urls.clone())),
@@ -71,7 +71,7 @@ impl Source {
         }
     }
 
-    /// Reads all files anew, so that renewed certificates are found.
+    /// Reads all files on each call, so that renewed certificates are found.
     pub(crate) fn access(&self) -> Result<Access, EtcdConfigError> {
         match self {
             Self::Urls(urls) => Ok(Access {
@@ -88,7 +88,7 @@ impl Source {
 }
 
 impl Access {
-    /// The options for one of the endpoints.
+    /// The options for one endpoint.
     pub(crate) fn options(&self, endpoint: &str) -> ConnectOptions {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)

@@ -1,5 +1,4 @@
-//! The keys under a prefix as they change, from any position in the store's history; a store that
-//! falls silent is found out.
+//! The keys under a prefix as they change, from any position in the store's history. Detects a store that falls silent.
 
 use std::time::Duration;
 
@@ -10,31 +9,31 @@ use tracing::info;
 use super::store::{self, Change, Pair, Position, Store, StoreError, Watch, WatchMessage};
 use crate::nodes::LastHeard;
 
-/// Time between two questions to a silent store whether it is still there.
+/// Interval at which a silent store is asked whether it is still there.
 const QUESTION_PERIOD: Duration = Duration::from_secs(3);
-/// A store that was silent for so long, with questions, is gone.
+/// A store that stays silent this long, despite being asked, is gone.
 const LONGEST_SILENCE: Duration = Duration::from_secs(7);
 
-/// Listings that follow each other at once because the history is gone, and the pause before each further one: a store
-/// that loses its history all the time, or says so, is not to be read without end.
+/// Listings that may follow each other immediately because the history is gone, and the pause before each further one:
+/// a store that keeps losing its history, or claims so, must not be read without end.
 const RELISTINGS: u32 = 3;
 const RELIST_PAUSE: Duration = Duration::from_millis(2500);
-/// A watch that lasts for so long ends such a row.
+/// A watch that lasts this long ends such a series.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// How far a store's keys are known, which outlives a connection.
+/// How far a store's keys are known. It outlives a connection.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    /// `None` where all has to be listed.
+    /// `None` if everything must be listed.
     position: Option<Position>,
     /// How often in a row the history was gone.
     gone: u32,
-    /// When the store was heard last.
+    /// When the store was last heard.
     pub(crate) heard: LastHeard,
 }
 
 impl Default for Cursor {
-    /// Nothing is known.
+    /// Nothing is known yet.
     fn default() -> Self {
         Self {
             position: None,
@@ -45,7 +44,7 @@ impl Default for Cursor {
 }
 
 impl Cursor {
-    /// The history is gone behind the position, of which a watch lasted so long.
+    /// Records that the history after the position is gone. The last watch ran for `lasted`.
     fn lose(&mut self, lasted: Duration) {
         if lasted >= LASTING {
             self.gone = 0;
@@ -54,7 +53,7 @@ impl Cursor {
         self.position = None;
     }
 
-    /// How long to wait before all is listed.
+    /// How long to wait before the next listing.
     fn pause(&self) -> Duration {
         match self.gone > RELISTINGS {
             true => RELIST_PAUSE,
@@ -71,24 +70,24 @@ pub(crate) struct Feed {
     question_at: Instant,
 }
 
-/// What is made of the keys. Times count from any fixed moment.
+/// A view built from the keys. Times count from any fixed moment.
 pub(crate) trait Mirror {
-    /// Takes all that the store has.
+    /// Replaces everything with what the store has.
     fn replace(&mut self, pairs: Vec<Pair>, now: Duration);
-    /// The store is back after an interruption.
+    /// Notes that the store is back after an interruption.
     fn resume(&mut self, now: Duration);
 }
 
-/// How a feed began.
+/// How a feed started.
 pub(crate) enum FeedStart {
-    /// Where the last one ended.
+    /// Where the last feed ended.
     Resumed,
-    /// With these keys: all there are.
+    /// With these keys, which are all keys.
     Listed(Vec<Pair>),
 }
 
 impl FeedStart {
-    /// Tells what is made of the keys.
+    /// Updates the mirror.
     pub(crate) fn take_up(self, mirror: &mut impl Mirror, now: Duration) {
         if let Self::Listed(pairs) = self {
             mirror.replace(pairs, now);
@@ -99,14 +98,14 @@ impl FeedStart {
 
 /// Why a feed ended.
 pub(crate) enum FeedEnd {
-    /// All has to be listed again, which the same connection may do.
+    /// Everything must be listed again, which can be done on the same connection.
     HistoryGone(&'static str),
-    /// The connection is of no more use.
+    /// The connection is unusable.
     Failed(StoreError),
 }
 
 impl FeedEnd {
-    /// Whether the same connection may begin another feed.
+    /// Succeeds if another feed can start on the same connection.
     pub(crate) fn or_again(self) -> Result<(), StoreError> {
         match self {
             Self::HistoryGone(reason) => {
@@ -119,7 +118,7 @@ impl FeedEnd {
 }
 
 impl Feed {
-    /// Begins behind what is known, or lists everything where that is not possible.
+    /// Starts after the last known change, or lists everything if that is not possible.
     pub(crate) async fn begin(
         store: &mut Store,
         cursor: &mut Cursor,
@@ -157,7 +156,7 @@ impl Feed {
         }
     }
 
-    /// The next changes, at least one. May be dropped while it waits.
+    /// Returns the next changes, at least one. Cancel safe: may be dropped while it waits.
     pub(crate) async fn next(&mut self, cursor: &mut Cursor) -> Result<Vec<Change>, FeedEnd> {
         const ATTEMPT: &str = "watch the keys";
         loop {
@@ -196,7 +195,7 @@ impl Feed {
                         let reason = format!("no answer for {LONGEST_SILENCE:?}");
                         return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, reason)));
                     }
-                    // An answer to an earlier one may be under way; one that fails shows as silence.
+                    // An answer to an earlier request may be on its way. A failed request shows up as silence.
                     let _ = self.stream.request_progress().await;
                 }
             }

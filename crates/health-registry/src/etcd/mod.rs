@@ -1,5 +1,5 @@
-//! What keeps things in etcd: how a cluster is reached, a connection to one of its members, and a
-//! feed of the keys under a prefix, and documents there. What the keys mean is for those who use it.
+//! Access to etcd: how to reach a cluster, a connection to one of its members, a feed of the keys under a prefix, and
+//! documents under a prefix. The users of this module define what the keys mean.
 
 mod config;
 mod documents;

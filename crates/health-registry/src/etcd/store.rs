@@ -1,4 +1,4 @@
-//! A connection to one member of an etcd cluster, and what is asked of it.
+//! A connection to one member of an etcd cluster, and the requests to it.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::config::{Access, Source};
 
 /// Longest wait for an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most keys that are asked for at once.
+/// Maximum keys per request.
 const PAGE: i64 = 500;
-/// Longest value that is read, bytes.
+/// Longest value that is read, in bytes.
 const MAX_VALUE_LEN: usize = 512 * 1024;
 
-/// Why a store's history does not reach back.
+/// Reason: the store's history does not reach back far enough.
 const COMPACTED: &str = "the store's history was compacted";
-/// Why a store's history does not reach so far.
+/// Reason: the store's history ends before the known position.
 const WENT_BACK: &str = "the store went back in time";
 
-/// Something that the store did not do.
+/// A request that the store did not fulfil.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {attempt}: {reason}")]
 pub(crate) struct StoreError {
@@ -50,8 +50,8 @@ pub(super) struct Position {
     cluster_id: u64,
     /// The first revision that may hold something new.
     next: i64,
-    /// The last change that is known. A store that lost its data, or got it back from a copy, may keep its number and have
-    /// counted its revisions further since: it has something else in this change's place.
+    /// The last known change. A store that lost its data, or was restored from a copy, may keep its cluster ID and have
+    /// advanced its revisions since; it then has something else in place of this change.
     last: Option<Event>,
 }
 
@@ -60,14 +60,14 @@ pub(super) struct Position {
 struct Event {
     key: Vec<u8>,
     revision: i64,
-    /// What was put; nothing where the key was deleted.
+    /// The pair that was put; `None` if the key was deleted.
     put: Option<KeyValue>,
 }
 
 impl Position {
-    /// Moves on to a change.
+    /// Advances to a change.
     fn note(&mut self, kv: &KeyValue, is_put: bool) {
-        // One revision's changes may come in several answers, so it is not done with yet.
+        // The changes of one revision may arrive in several answers, so this revision is not done yet.
         self.next = self.next.max(kv.mod_revision());
         self.last = Some(Event {
             key: kv.key().to_vec(),
@@ -77,47 +77,47 @@ impl Position {
     }
 }
 
-/// A watch that began.
+/// Result of starting a watch.
 pub(super) enum Watch {
-    /// It goes on from the position.
+    /// The watch continues from the position.
     From(Box<WatchStream>),
-    /// The store's history does not reach back to the position, or is another one.
+    /// The store's history does not reach back to the position, or is a different one.
     HistoryGone(&'static str),
 }
 
-/// Changes in the order in which they were made.
+/// A change; changes come in the order in which they were made.
 pub(crate) enum Change {
     Put(Pair),
     Delete(String),
 }
 
-/// What a watch told.
+/// A message of a watch.
 pub(super) enum WatchMessage {
     Changes(Vec<Change>),
     HistoryGone(&'static str),
 }
 
-/// A key and its value, as the store has them.
+/// A key and its value, as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) key: String,
     pub(crate) value: Value,
-    /// Counts up with every change of the store: the older a key, the lower.
+    /// Increases with every change of the store: the older the key, the lower.
     pub(crate) create_revision: i64,
     pub(crate) mod_revision: i64,
 }
 
-/// What stands at a key.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// These bytes.
+    /// The bytes.
     Bytes(Vec<u8>),
-    /// More than is read: how many bytes, where that is known.
+    /// More bytes than are read. Holds their number, if known.
     TooLarge(Option<usize>),
 }
 
 impl Value {
-    /// The bytes, unless they are more than `most`.
+    /// Returns the bytes, unless they are more than `most`.
     pub(crate) fn within(&self, most: usize) -> Result<&[u8], String> {
         let length = match self {
             Self::Bytes(bytes) if bytes.len() <= most => return Ok(bytes),
@@ -141,7 +141,7 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// A connection, made when it is used first, to the keys under one prefix.
+/// A connection to the keys under one prefix. It connects on first use.
 #[derive(Clone)]
 pub(crate) struct Store {
     client: Client,
@@ -150,7 +150,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Prepares to talk to a member, another one each turn; and its URL.
+    /// Prepares a connection to a member, a different one each turn. Also returns the member's URL.
     pub(crate) async fn of_turn(
         source: &Source,
         turn: usize,
@@ -164,7 +164,7 @@ impl Store {
         Ok((store, endpoint.clone()))
     }
 
-    /// Prepares to talk to one of the members.
+    /// Prepares a connection to one of the members.
     pub(crate) async fn connect(
         access: &Access,
         endpoint: &str,
@@ -178,7 +178,7 @@ impl Store {
         })
     }
 
-    /// All keys at one revision, and the position behind it.
+    /// Lists all keys at one revision. Also returns the position after it.
     pub(super) async fn list(&mut self) -> Result<(Vec<Pair>, Position), StoreError> {
         let end = end_of(&self.prefix);
         let mut from = self.prefix.as_bytes().to_vec();
@@ -193,7 +193,7 @@ impl Store {
             }
             let page = match self.get(&from, options.clone()).await? {
                 Some(page) => page,
-                // Some value is very large. Find it, and take the others.
+                // Some value is very large. Find it, and read the others.
                 None if limit > 1 => {
                     limit = (limit / 8).max(1);
                     continue;
@@ -245,7 +245,7 @@ impl Store {
         Ok((pairs, position))
     }
 
-    /// `None` when the answer is larger than answers may be.
+    /// Returns `None` if the answer exceeds the size limit of answers.
     async fn get(
         &mut self,
         from: &[u8],
@@ -259,12 +259,12 @@ impl Store {
         }
     }
 
-    /// Begins to watch all keys, behind the list that the position is of.
+    /// Starts to watch all keys, after the listing that the position belongs to.
     pub(super) async fn watch(&mut self, position: &Position) -> Result<Watch, StoreError> {
         self.watch_from(position.next, position).await
     }
 
-    /// Watches all keys again, from the last change that is known: the store is known again by it alone.
+    /// Watches all keys again, starting at the last known change: only that change identifies the store.
     pub(super) async fn resume(&mut self, position: &Position) -> Result<Watch, StoreError> {
         let Some(last) = &position.last else {
             return Ok(Watch::HistoryGone("no change of the store is known"));
@@ -273,7 +273,7 @@ impl Store {
         if matches!(begun, Watch::HistoryGone(_)) {
             return Ok(begun);
         }
-        // Not before: the watch ends with the store that is asked here.
+        // Check this only once the watch has started: the watch ends with the store that is queried here.
         let recalled = self.recall(last).await?;
         Ok(recalled.map_or_else(Watch::HistoryGone, |()| begun))
     }
@@ -304,7 +304,7 @@ impl Store {
         })
     }
 
-    /// Finds a change in the store's history; the inner error says why it is not there.
+    /// Finds a change in the store's history. The inner error says why it is not there.
     async fn recall(&mut self, event: &Event) -> Result<Result<(), &'static str>, StoreError> {
         let then = match self.key_at(&event.key, event.revision).await? {
             Ok(then) => then,
@@ -329,7 +329,7 @@ impl Store {
         })
     }
 
-    /// A key as it was; the inner error says why the store cannot tell it.
+    /// Reads a key at a revision. The inner error says why the store does not have it.
     async fn key_at(
         &mut self,
         key: &[u8],
@@ -348,22 +348,22 @@ impl Store {
         }
     }
 
-    /// Makes a lease; its number.
+    /// Creates a lease and returns its ID.
     pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
         let seconds = ttl.as_secs().cast_signed();
         let granted = answered("get a lease", self.client.lease_grant(seconds, None)).await?;
         Ok(granted.id())
     }
 
-    /// Begins to keep a lease.
+    /// Starts to keep a lease alive.
     pub(crate) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
         let kept = answered("keep the lease", self.client.lease_keep_alive(lease)).await;
-        // The client refuses a lease that is no more.
+        // The client refuses a lease that no longer exists.
         let (keeper, answers) = kept?;
         Ok(LeaseHold { keeper, answers })
     }
 
-    /// Does one of two things at once, by what stands at the keys.
+    /// Runs a transaction: one of two sets of operations, depending on the contents of the keys.
     pub(crate) async fn transact(
         &mut self,
         attempt: &'static str,
@@ -373,14 +373,14 @@ impl Store {
     }
 }
 
-/// A lease that is kept.
+/// A lease that is being kept alive.
 pub(crate) struct LeaseHold {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
 }
 
 impl LeaseHold {
-    /// Extends the lease. Returns whether it was still there.
+    /// Extends the lease. Returns whether it still existed.
     pub(crate) async fn extend(&mut self) -> Result<bool, StoreError> {
         const ATTEMPT: &str = "keep the lease";
         answered(ATTEMPT, self.keeper.keep_alive()).await?;
@@ -389,7 +389,7 @@ impl LeaseHold {
     }
 }
 
-/// Reads what a watch told, and moves the position on.
+/// Reads a watch response, and advances the position.
 pub(super) fn read(response: &WatchResponse, position: &mut Position) -> WatchMessage {
     if response.canceled() {
         return WatchMessage::HistoryGone(canceled(response));
@@ -430,7 +430,8 @@ fn unanswered(attempt: &'static str) -> StoreError {
     StoreError::new(attempt, format!("no answer for {REQUEST_TIMEOUT:?}"))
 }
 
-/// Fails unless a page has what was asked for, in order, and leads further if there is more: the list would not end.
+/// Fails unless a page holds the requested keys in order, and advances if there are more; otherwise the listing would
+/// never end.
 fn check_page(keys: &[&[u8]], more: bool, from: &[u8], end: &[u8]) -> Result<(), StoreError> {
     let is_inside = keys.iter().all(|key| (from..end).contains(key));
     if is_inside && keys.is_sorted_by(|one, next| one < next) && !(more && keys.is_empty()) {
@@ -448,7 +449,7 @@ fn is_too_large(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message().contains("message length too large"))
 }
 
-/// Why there is no such revision; `None` for other errors.
+/// Why a revision does not exist; `None` for other errors.
 fn out_of_history(error: &Error) -> Option<&'static str> {
     let Error::GRpcStatus(status) = error else {
         return None;
@@ -461,7 +462,7 @@ fn out_of_history(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// Whether what the store sent was the trouble, so that asking for the same again is of no use.
+/// Whether the error is in what the store sent, so that repeating the request is useless.
 pub(super) fn is_unreadable(error: &Error) -> bool {
     is_too_large(error)
         || matches!(error, Error::GRpcStatus(status) if status.message().contains("decode"))
@@ -471,7 +472,7 @@ pub(super) fn watch_failed(error: &Error) -> StoreError {
     StoreError::from_client("watch the keys", error)
 }
 
-/// In one line, the innermost cause too: "transport error" alone says nothing.
+/// The error on one line, with its innermost cause: "transport error" alone says nothing.
 fn reason(error: &Error) -> String {
     let (mut text, mut cause) = match error {
         Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
@@ -506,18 +507,18 @@ fn pair(kv: &KeyValue, value: Value) -> Pair {
     }
 }
 
-/// The key; with escapes where it is no UTF-8, for two such keys are not to be one.
+/// The key as text. Escapes a key that is not UTF-8, so that two such keys never become the same.
 fn text(key: &[u8]) -> String {
     let text = std::str::from_utf8(key).map(str::to_owned);
     text.unwrap_or_else(|_| key.escape_ascii().to_string())
 }
 
-/// The first key behind this one.
+/// The first key after this one.
 fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// The first key behind all that begin with this; the prefixes end with a slash.
+/// The first key after all keys with this prefix. Prefixes end with a slash.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -1,5 +1,5 @@
-//! Who gives out identities: the same number for the same labels on every node, whatever races
-//! happen, by means of a store that all nodes share.
+//! The identity allocator: gives the same labels the same number on every node, whatever races happen, by means of a
+//! store that all nodes share.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ use crate::config::RegistrySpec;
 use crate::etcd::{EtcdConfigError, Source};
 use crate::nodes::Staleness;
 
-/// Why labels get no identity.
+/// Why labels got no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// The store does not answer, or is damaged.
     #[error("the identity store {store} cannot be used: {reason}")]
     Unavailable {
-        /// As the settings write it.
+        /// The store as written in the settings.
         store: String,
         /// What is wrong.
         reason: String,
@@ -40,12 +40,12 @@ pub enum IdentityError {
          endpoint to endpoint"
     )]
     Exhausted {
-        /// How the labels begin.
+        /// The first labels of the set.
         labels: String,
         /// How many numbers there are.
         count: usize,
     },
-    /// What stands in the store cannot be right.
+    /// An entry of the store cannot be correct.
     #[error("the identity store's {key} cannot be used: {reason}; fix or delete it")]
     Corrupt {
         /// Its name in the store.
@@ -53,27 +53,27 @@ pub enum IdentityError {
         /// What is wrong.
         reason: String,
     },
-    /// No label.
+    /// The set has no labels.
     #[error("an endpoint without labels has no identity of its own; give it a label")]
     NoLabels,
-    /// A label that an endpoint may not have.
+    /// An endpoint may not have this label.
     #[error(
         "label {0} is not for endpoints: labels of {RESERVED} and {CIDR} are given by the agent"
     )]
     NotForEndpoints(Label),
 }
 
-/// Why no allocator can work with the settings.
+/// Why no allocator can be created with these settings.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// An etcd cluster's settings.
+    /// The settings of an etcd cluster cannot be used.
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
-    /// A kind of store that this agent was built without.
+    /// This agent was built without that kind of store.
     #[error("cannot use {0}: this agent was built without etcd; use another build, or a file")]
     NotBuilt(RegistrySpec),
-    /// Neither a file nor etcd.
+    /// The setting is neither a file nor etcd.
     #[error(
         "{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
     )]
@@ -83,27 +83,26 @@ pub enum OpenError {
 /// What to do while the store cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnOutage {
-    /// Wait until it can be.
+    /// Wait until it can be used again.
     Wait,
     /// Fail with [`IdentityError::Unavailable`], within seconds at most.
     Fail,
 }
 
-/// Times that an allocator keeps to.
+/// Times that an allocator uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long references and addresses of a node outlive its agent, and at least an agent that
-    /// restarts.
+    /// How long references and addresses of a node outlive its agent, so that they also survive a restart of the agent.
     pub lease: Duration,
-    /// How long something stays known that was seen to go.
+    /// How long an entry stays known after it was seen to disappear.
     pub settle_seen: Duration,
-    /// How long something stays known that was gone when the store came back.
+    /// How long an entry stays known that was missing when the store came back.
     pub settle_unseen: Duration,
-    /// How long an identity that nobody uses is kept.
+    /// How long an unused identity is kept.
     pub collect_after: Duration,
-    /// Time between two looks for those.
+    /// Time between two checks for unused identities.
     pub look_period: Duration,
-    /// How long the number of a collected identity is not given out again.
+    /// How long the number of a collected identity is not reused.
     pub reuse_after: Duration,
 }
 
@@ -129,8 +128,8 @@ impl Timing {
     }
 }
 
-/// Gives out identities and tells of all there are. Dropping it ends the connection to the store;
-/// what it holds there stays for the time of a lease, for the next agent of this node.
+/// Allocates identities, and reports all existing ones. Dropping it closes the connection to the store; what it holds
+/// there stays for the time of a lease, for this node's next agent.
 #[derive(Debug)]
 pub struct IdentityAllocator {
     shared: Arc<Shared>,
@@ -143,27 +142,27 @@ pub struct IdentityAllocator {
 pub struct IdentityActivities {
     /// Reads the store, and writes what this node wants.
     pub store: Activity,
-    /// Removes identities that nobody uses.
+    /// Removes unused identities.
     pub collector: Activity,
 }
 
-/// What callers and the task that talks to the store share.
+/// State shared by the callers and the task that talks to the store.
 #[derive(Debug)]
 pub(super) struct Shared {
     wants: Mutex<Wants>,
-    /// Told when there is something to do.
+    /// Notified when there is work to do.
     pub(super) wake: Notify,
     pub(super) hub: Arc<Hub>,
-    /// As the settings write it.
+    /// The store as written in the settings.
     pub(super) store: String,
-    /// Told how it goes to use the store.
+    /// Reports activity on the store.
     pub(super) store_reporter: Reporter,
-    /// Told how it goes to collect.
+    /// Reports activity of the collector.
     pub(super) collector_reporter: Reporter,
 }
 
 impl Shared {
-    /// For a store that nothing was heard of yet, and how it does.
+    /// Creates the state for a store that was not heard yet, with its activities.
     pub(super) fn new(store: String) -> (Self, IdentityActivities) {
         let stale = Staleness {
             since: Timestamp::now(),
@@ -191,7 +190,7 @@ impl Shared {
         self.wants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store cannot be used since `since`.
+    /// Notes that the store has been unusable since `since`.
     pub(super) fn fail(&self, since: Timestamp, reason: String) {
         self.wants().fail(IdentityError::Unavailable {
             store: self.store.clone(),
@@ -203,7 +202,7 @@ impl Shared {
     }
 }
 
-/// Where identities are kept.
+/// Where identities are stored.
 #[derive(Clone, Debug)]
 enum Place {
     #[cfg(feature = "etcd")]
@@ -212,7 +211,7 @@ enum Place {
 }
 
 impl Place {
-    /// What the settings say.
+    /// The place that the settings name.
     fn of(store: &RegistrySpec) -> Result<Self, OpenError> {
         match store {
             RegistrySpec::File(path) => Ok(Self::File(path.clone())),
@@ -232,8 +231,8 @@ impl Place {
 }
 
 impl IdentityAllocator {
-    /// Begins to follow a store, as `node` of `cluster`. Fails only when the settings cannot be used:
-    /// a store that does not answer is waited for. Must be called in a tokio runtime.
+    /// Starts to follow a store, as `node` of `cluster`. Fails only if the settings cannot be used; a store that does
+    /// not answer is retried. Must be called in a tokio runtime.
     #[cfg_attr(
         not(feature = "etcd"),
         expect(unused_variables, reason = "a file is for one cluster")
@@ -261,8 +260,8 @@ impl IdentityAllocator {
         })
     }
 
-    /// An identity for one endpoint with these labels; give it back with [`Self::release`]. Those of
-    /// reserved identities need no store. May be dropped while it waits, and then holds nothing.
+    /// Allocates an identity for one endpoint with these labels; give it back with [`Self::release`]. Labels of
+    /// reserved identities need no store. Cancel safe: if dropped while it waits, it holds nothing.
     pub async fn acquire(
         &self,
         labels: &LabelSet,
@@ -287,59 +286,55 @@ impl IdentityAllocator {
         Ok(answer)
     }
 
-    /// Gives back an identity that was acquired, once for each time. The store hears of it as soon as
-    /// it can be used.
+    /// Releases an identity; call this once per [`Self::acquire`]. The store is updated as soon as it can be used.
     pub fn release(&self, labels: &LabelSet) {
         self.shared.wants().unwant(labels);
         self.shared.wake.notify_one();
     }
 
-    /// Tells the other nodes which identity an endpoint's address has, and that the endpoint is on
-    /// the node with the address `node`. The store hears of it as soon as it can be used.
+    /// Announces to the other nodes which identity an endpoint's address has, and that the endpoint is on the node with
+    /// the address `node`. The store is updated as soon as it can be used.
     pub fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {
         if self.shared.wants().announce(ip, identity, node) {
             self.shared.wake.notify_one();
         }
     }
 
-    /// Takes back what was announced.
+    /// Withdraws an announced address.
     pub fn withdraw(&self, ip: IpAddr) {
         self.shared.wants().withdraw(ip);
         self.shared.wake.notify_one();
     }
 
-    /// Drops what an earlier agent of this node left in the store and what was not acquired and
-    /// announced again. Call it once the endpoints are restored; without it that is kept for the time
-    /// of a lease.
+    /// Deletes what an earlier agent of this node left in the store, unless it was acquired or announced again. Call
+    /// this once the endpoints are restored; without it, the leftovers are kept for the time of a lease.
     pub fn forget_earlier(&self) {
         self.shared.wants().forget_earlier();
         self.shared.wake.notify_one();
     }
 
-    /// All identities, now and whenever something changes; changes come up to 100 ms later. What was
-    /// known stands when the store fails.
+    /// Follows all identities; changes arrive up to 100 ms later. The known ones stand while the store fails.
     pub fn identities(&self) -> watch::Receiver<Arc<Identities>> {
         self.shared.hub.identities()
     }
 
-    /// The addresses of the cluster's endpoints, likewise.
+    /// Likewise follows the addresses of the cluster's endpoints.
     pub fn addresses(&self) -> watch::Receiver<Arc<Addresses>> {
         self.shared.hub.addresses()
     }
 
-    /// The identities that were acquired, by labels. One changes when the store lost its data and its
-    /// number was given to others before it could be written again.
+    /// Follows the identities that were acquired, by labels. One changes if the store lost its data and the number was
+    /// given to others before it could be written again.
     pub fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.shared.hub.held()
     }
 
-    /// How it does. What goes wrong is a warning: what is known stands.
+    /// State of the allocator's activities. Failures are warnings, because the known identities stand.
     pub fn activities(&self) -> IdentityActivities {
         self.activities.clone()
     }
 
-    /// This node's own identities of CIDRs, which are kept in `state_dir` and shown among
-    /// [`Self::identities`].
+    /// This node's own identities of CIDRs. They are stored in `state_dir` and listed among [`Self::identities`].
     pub fn cidrs(&self, state_dir: &Path) -> CidrIdentities {
         CidrIdentities::open(state_dir, self.shared.hub.clone())
     }
@@ -351,7 +346,7 @@ impl Drop for IdentityAllocator {
     }
 }
 
-/// Takes back what one wanted who did not get it.
+/// Withdraws a request on drop, if it got no answer.
 struct WantWithdrawal<'a> {
     allocator: &'a IdentityAllocator,
     labels: Option<&'a LabelSet>,
@@ -365,7 +360,7 @@ impl Drop for WantWithdrawal<'_> {
     }
 }
 
-/// The reserved identity of a set, if it is one's; an error for sets that no endpoint may have.
+/// The reserved identity of a label set, if it belongs to one; an error for sets that no endpoint may have.
 fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
     if labels.is_empty() {
         return Err(IdentityError::NoLabels);
@@ -379,14 +374,14 @@ fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
         .ok_or_else(|| IdentityError::NotForEndpoints(label.clone()))
 }
 
-/// A label that no endpoint may have.
+/// The first label that no endpoint may have.
 pub(super) fn not_for_endpoints(labels: &LabelSet) -> Option<&Label> {
     labels
         .iter()
         .find(|label| matches!(label.source(), RESERVED | CIDR))
 }
 
-/// How labels begin, for messages.
+/// The first labels of the set, for messages.
 pub(super) fn shown(labels: &LabelSet) -> String {
     const MOST: usize = 5;
     let first: Vec<_> = labels.iter().take(MOST).map(Label::to_string).collect();

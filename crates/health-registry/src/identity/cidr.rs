@@ -1,4 +1,4 @@
-//! Identities of prefixes that policy names, this node's own: other nodes number theirs as they like.
+//! Identities of the prefixes that policy names. They are local to this node: other nodes number theirs independently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use super::view::Hub;
 /// Name of the file in the state folder.
 pub const FILE: &str = "cidr-identities.json";
 
-/// Numbers without the bit of local ones: 1 to this.
+/// The largest number, without the bit that marks local ones; the smallest is 1.
 const LAST: u32 = LOCAL - 1;
 
-/// The prefixes that policy needs, and their identities. Numbers are kept over restarts, so that
-/// entries that a former agent left in the kernel stay right.
+/// The prefixes that policy needs, and their identities. Numbers are kept across restarts, so that entries that an
+/// earlier agent left in the kernel stay correct.
 #[derive(Debug)]
 pub struct CidrIdentities {
     path: PathBuf,
@@ -29,24 +29,24 @@ pub struct CidrIdentities {
     hub: Arc<Hub>,
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CidrDocument {
-    /// Counts up, so that a number is not reused at once.
+    /// Increases, so that a number is not reused at once.
     next: u32,
     prefixes: BTreeMap<IpNet, Identity>,
 }
 
 impl CidrIdentities {
-    /// Reads what an earlier agent kept in `state_dir`. A file that cannot be used is told of and put
-    /// aside; its numbers are then hardly met again, since others are begun with at random.
+    /// Reads what an earlier agent saved in `state_dir`. A file that cannot be used is reported and renamed. Its
+    /// numbers are then unlikely to be reused, because new ones start at a random number.
     pub(super) fn open(state_dir: &Path, hub: Arc<Hub>) -> Self {
         let path = state_dir.join(FILE);
         let kept = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
             tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are renumbered");
-            // It is of no use to anybody but those who want to know what happened.
+            // The file is of no use, except to find out what happened.
             let _ = fs::rename(&path, &aside);
             CidrDocument {
                 next: rand::random_range(1..=LAST),
@@ -64,9 +64,9 @@ impl CidrIdentities {
         cidrs
     }
 
-    /// Gives each of these prefixes an identity, with labels `cidr:PREFIX` and `reserved:world`, and
-    /// releases all others. Host bits are ignored. Those of length 0 too: [`Identity::WORLD`] is of both
-    /// IP versions. Returns the identity of each.
+    /// Gives each of these prefixes an identity, with the labels `cidr:PREFIX` and `reserved:world`, and releases all
+    /// others. Ignores host bits. Prefixes of length 0 get one too, because [`Identity::WORLD`] is for both IP
+    /// versions. Returns the identity of each.
     pub fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
         let prefixes: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
         let mut kept = self.kept();
@@ -81,8 +81,8 @@ impl CidrIdentities {
         kept.prefixes.clone()
     }
 
-    /// The prefixes that have an identity now; those of an earlier agent until [`Self::require`] is
-    /// called first.
+    /// The prefixes that have an identity now. Until the first call of [`Self::require`], these are the prefixes of an
+    /// earlier agent.
     pub fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
         self.kept().prefixes.clone()
     }
@@ -102,16 +102,16 @@ impl CidrIdentities {
 }
 
 impl CidrDocument {
-    /// With identities of these prefixes and of no others.
+    /// The same document with identities of exactly these prefixes.
     fn with_just(mut self, prefixes: BTreeSet<IpNet>) -> Self {
-        // Those that go now are not given out in the same step.
+        // Numbers that are released now are not reused in the same step.
         let mut used: BTreeSet<Identity> = self.prefixes.values().copied().collect();
         self.prefixes.retain(|prefix, _| prefixes.contains(prefix));
         for prefix in prefixes {
             if self.prefixes.contains_key(&prefix) {
                 continue;
             }
-            // There are more numbers than a map has room for prefixes.
+            // There are more numbers than prefixes that fit in a map.
             while !used.insert(Identity(LOCAL | self.next)) {
                 self.next = following(self.next);
             }
@@ -157,7 +157,7 @@ fn read(path: &Path) -> io::Result<CidrDocument> {
     Ok(kept)
 }
 
-/// Replaces the file at once.
+/// Replaces the file atomically.
 fn write(path: &Path, kept: &CidrDocument) -> io::Result<()> {
     let mut text = serde_json::to_vec(kept)?;
     text.push(b'\n');
@@ -202,7 +202,7 @@ mod tests {
         let second = again.require(&prefixes(&["10.0.0.0/8", "192.0.2.7/24"]));
         assert_eq!(second[&ten], first[&ten]);
         assert_eq!(second.len(), 2);
-        // The number of the one that went is not that of the one that came.
+        // The removed prefix's number is not reused for the new one.
         assert!(
             first
                 .values()

@@ -1,4 +1,4 @@
-//! Identities of addresses for the programs: every prefix that has an identity of its own.
+//! Identities of addresses for the programs: every prefix with an identity of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,14 +9,14 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::Addresses;
 use crate::nodes::Node;
 
-/// What is known of addresses.
+/// Everything that is known about addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct IpcacheInputs<'a> {
     /// Addresses of this node.
     pub host: &'a [IpAddr],
-    /// What else leads to this host.
+    /// Other prefixes that lead to this host.
     pub host_prefixes: &'a [IpNet],
-    /// Addresses of services that are not translated before policy judges.
+    /// Addresses of services that are not translated before policy is applied.
     pub services: &'a BTreeSet<IpAddr>,
     /// Addresses of this node's health endpoint.
     pub health: &'a [IpAddr],
@@ -24,16 +24,16 @@ pub struct IpcacheInputs<'a> {
     pub endpoints: &'a BTreeMap<IpAddr, Identity>,
     /// This node's full name, `cluster/node`.
     pub own: &'a str,
-    /// All nodes, this one among them or not.
+    /// All nodes, with or without this one.
     pub nodes: &'a [Node],
-    /// What nodes announced of their endpoints.
+    /// The endpoints that nodes announced.
     pub announced: &'a Addresses,
     /// Prefixes that policy names.
     pub cidrs: &'a BTreeMap<IpNet, Identity>,
 }
 
-/// Prefixes that lead to this host and nobody else, whoever else is said to have them: this network and loopback
-/// (RFC 1122 section 3.2.1.3), broadcast, link-local of endpoints' own links, and the same of IPv6 (RFC 4291 section 2.5).
+/// Prefixes that lead to this host only, whoever else claims them: this network and loopback (RFC 1122 section
+/// 3.2.1.3), broadcast, link-local of endpoints' own links, and the same of IPv6 (RFC 4291 section 2.5).
 const OF_HOST: [IpNet; 6] = [
     v4([0, 0, 0, 0], 8),
     v4([127, 0, 0, 0], 8),
@@ -42,7 +42,7 @@ const OF_HOST: [IpNet; 6] = [
     v6([0, 0, 0, 0, 0, 0, 0, 1], 128),
     v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
 ];
-/// Groups: what is sent there gets to this host, if it listens. A rule can name groups by CIDR.
+/// Multicast groups: packets to them reach this host if it listens. A rule can name groups by CIDR.
 const GROUPS: [IpNet; 2] = [v4([224, 0, 0, 0], 4), v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8)];
 
 const fn v4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
@@ -56,15 +56,14 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
     ))
 }
 
-/// The identity of each prefix, and the node of what is an endpoint of another node. The longest
-/// prefix counts. Where several give one to the same prefix, the first of these does: this node's
-/// addresses, its health endpoint, its endpoints, other nodes' addresses, their health endpoints,
-/// announced endpoints, services, prefixes of policy, the world. Within prefixes that lead to this host alone, nobody else has
-/// any. So nobody else can claim what this node knows
-/// for itself, and a prefix of policy never hides an endpoint.
+/// The identity of each prefix, and for another node's endpoint also its node. The longest prefix wins. If several
+/// sources give an identity to the same prefix, the first of these wins: this node's addresses, its health endpoint,
+/// its endpoints, other nodes' addresses, their health endpoints, announced endpoints, services, prefixes of policy,
+/// the world. Prefixes that lead to this host only have no other owner. So no other node can claim what this node knows
+/// of itself, and a prefix of policy never hides an endpoint.
 pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
     let mut entries = BTreeMap::new();
-    // From the last to the first: a later one replaces.
+    // In reverse order: later entries replace earlier ones.
     for world in [
         IpNet::from(Ipv4Net::default()),
         IpNet::from(Ipv6Net::default()),
@@ -77,8 +76,8 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     for (prefix, identity) in inputs.cidrs {
         entries.insert(prefix.trunc(), (*identity, None));
     }
-    // Any endpoint may be behind one: it is not of the world, which no rule means that is about places outside. A rule can
-    // name it by a prefix of its own.
+    // Any endpoint may be behind a service, so a service is not part of the world: rules about outside places do not
+    // mean it. A rule can name it by a prefix.
     for ip in inputs.services {
         let named = inputs.cidrs.iter();
         let named = named.filter(|(prefix, _)| prefix.prefix_len() > 0 && prefix.contains(ip));
@@ -86,7 +85,7 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
         let identity = named.map_or(Identity::UNKNOWN, |(_, identity)| *identity);
         entries.insert(IpNet::from(*ip), (identity, None));
     }
-    // This node knows its own endpoints better than what it announced before.
+    // This node knows its own endpoints better than its earlier announcements do.
     for (prefix, one) in &inputs.announced.0 {
         if !inputs.host.contains(&one.node) {
             entries.insert(*prefix, (one.identity, Some(one.node)));
@@ -125,7 +124,7 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     entries
 }
 
-/// The node's address of the same family, else its first.
+/// The node's address of the same family, else its first address.
 fn address_of(node: &Node, ip: IpAddr) -> Option<IpAddr> {
     let same = |other: &&IpAddr| other.is_ipv4() == ip.is_ipv4();
     let addresses = || node.addresses.iter();
@@ -158,7 +157,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The longest prefix that holds an address.
+    /// Looks up the longest prefix that contains an address.
     fn lookup(
         cache: &BTreeMap<IpNet, (Identity, Option<IpAddr>)>,
         ip: IpAddr,
@@ -184,9 +183,9 @@ mod tests {
         };
         let addresses = Addresses(BTreeMap::from([
             (ip("10.244.2.9").into(), announced(300, "172.30.0.2", "b")),
-            // Left over from an endpoint that this node had.
+            // Left over from an earlier endpoint of this node.
             (ip("10.244.1.9").into(), announced(300, "172.30.0.1", "a")),
-            // Somebody else claims what is this node's.
+            // Another node claims this node's address.
             (ip("172.30.0.1").into(), announced(300, "172.30.0.2", "b")),
         ]));
         let cidrs = BTreeMap::from([
@@ -221,7 +220,7 @@ mod tests {
             ("172.30.0.2", Identity::REMOTE_NODE, None),
             ("fd00:30::2", Identity::REMOTE_NODE, None),
             ("fd00:10:244:2::2", Identity::HEALTH, Some("fd00:30::2")),
-            // Services: by the prefix of a rule, by none, and an endpoint that is one.
+            // Services: one named by a rule's prefix, one not named, and an endpoint that is also a service.
             ("10.96.0.1", Identity(1 << 24 | 1), None),
             ("203.0.113.1", Identity::UNKNOWN, None),
             ("203.0.113.2", Identity::WORLD, None),
@@ -243,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Few addresses, so that they meet.
+    /// Few addresses, so that they collide.
     fn address() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             (0..12_u8).prop_map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))),

@@ -1,5 +1,5 @@
-//! A map whose entries remain for a while after their removal, so that a mistake or a loss at the
-//! store can be repaired before it has effects. Times count from any fixed moment.
+//! A map whose entries remain for a while after removal, so that a mistake or a loss at the store can be repaired
+//! before it has effects. Times count from any fixed moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub(super) struct LastingMap<K, V> {
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
-    /// When it goes; `None` while it is really there.
+    /// When the entry expires; `None` while it is present.
     leaves_at: Option<Duration>,
 }
 
@@ -26,20 +26,20 @@ impl<K, V> Default for LastingMap<K, V> {
 }
 
 impl<K: Ord, V> LastingMap<K, V> {
-    /// Puts a value, which stays until it is taken away.
+    /// Inserts a value, which stays until it is removed.
     pub(super) fn put(&mut self, key: K, value: V) {
         let leaves_at = None;
         self.entries.insert(key, Entry { value, leaves_at });
     }
 
-    /// Takes one away, which goes at `at`, or before if it was to go before.
+    /// Removes an entry. It expires at `at`, or earlier if that was due already.
     pub(super) fn remove(&mut self, key: &K, at: Duration) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.leaves_at = Some(entry.leaves_at.map_or(at, |before| before.min(at)));
         }
     }
 
-    /// Takes all away that are not wanted, as [`Self::remove`] does.
+    /// Removes all unwanted entries, as [`Self::remove`] does.
     pub(super) fn retain(&mut self, at: Duration, is_wanted: impl Fn(&K) -> bool) {
         for (key, entry) in &mut self.entries {
             if !is_wanted(key) {
@@ -48,14 +48,14 @@ impl<K: Ord, V> LastingMap<K, V> {
         }
     }
 
-    /// Gives all that are about to go until `at` at least.
+    /// Keeps all removed entries until `at` at least.
     pub(super) fn prolong(&mut self, at: Duration) {
         for entry in self.entries.values_mut() {
             entry.leaves_at = entry.leaves_at.map(|before| before.max(at));
         }
     }
 
-    /// Lets those go whose time has come. Returns whether there were any.
+    /// Drops expired entries. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Duration) -> bool {
         let before = self.entries.len();
         self.entries
@@ -63,28 +63,28 @@ impl<K: Ord, V> LastingMap<K, V> {
         self.entries.len() != before
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// When [`Self::expire`] will next have work to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.entries.values().filter_map(|e| e.leaves_at).min()
     }
 
-    /// One that is really there.
+    /// The value, if it was not removed.
     pub(super) fn present(&self, key: &K) -> Option<&V> {
         let entry = self.entries.get(key)?;
         entry.leaves_at.is_none().then_some(&entry.value)
     }
 
-    /// Whether one is there, if only for a while.
+    /// Whether the entry exists, including removed but not yet expired ones.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// One that is there, if only for a while.
+    /// The value, even if it was removed and has not expired yet.
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
 
-    /// All, those included that are about to go.
+    /// All entries, including those that were removed and have not expired yet.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, entry)| (key, &entry.value))
     }

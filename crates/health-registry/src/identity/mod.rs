@@ -1,9 +1,8 @@
-//! Security identities: a number for each set of labels, the same on every node, and who has which
-//! addresses.
+//! Security identities: one number per label set, the same on every node, and which identity each address has.
 //!
-//! `allocator` is what others use. `wants` is what this node wants of the store, `view` what is known
-//! of the whole cluster; `etcd` and `file` are the stores that bring the two together. `cidr` gives
-//! prefixes identities of this node's own, and `ipcache` puts all addresses together.
+//! Other crates use `allocator`. `wants` is what this node wants from the store, and `view` is what is known about the
+//! whole cluster; the stores `etcd` and `file` reconcile the two. `cidr` gives prefixes identities that are local to
+//! this node, and `ipcache` combines all addresses.
 
 mod allocator;
 mod cidr;
@@ -29,7 +28,7 @@ mod view;
 )]
 mod wants;
 
-/// Name of the file in the state folder that holds the identities of a machine by itself.
+/// Name of the file in the state folder that holds the identities of a standalone machine.
 pub const FILE: &str = "identities.json";
 
 pub use self::allocator::{

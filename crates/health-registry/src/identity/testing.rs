@@ -1,11 +1,11 @@
-//! How much the models of identities try.
+//! Effort of the model tests of identities.
 
 use proptest::test_runner::Config;
 
-/// Sequences of a run of all tests, and of a long one.
+/// Number of sequences: in a normal test run, and in a long one.
 const SEQUENCES: [u32; 2] = [300, 100_000];
 
-/// So many sequences as this run has time for.
+/// As many sequences as this run has time for.
 pub(super) fn sequences() -> Config {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
     Config::with_cases(SEQUENCES[usize::from(is_long)])

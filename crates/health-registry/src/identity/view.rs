@@ -1,5 +1,5 @@
-//! What is known of all identities and addresses of the cluster: made of what a store says, handed
-//! out in whole snapshots.
+//! Everything that is known of the cluster's identities and addresses: built from the contents of a store, and
+//! published in complete snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,30 +14,30 @@ use tokio::sync::watch;
 use super::lasting::LastingMap;
 use crate::nodes::{Staleness, UnusableEntry};
 
-/// Most entries of a store that are told one by one as unusable.
+/// Maximum unusable entries of a store that are reported individually.
 pub(super) const MOST_REJECTED: usize = 100;
 
-/// All identities at one time.
+/// All identities at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identities {
-    /// Labels of each: reserved ones, those of the cluster, and this node's own of CIDRs. The same
-    /// `Arc` as before while no identity came, went or changed.
+    /// Labels per identity: the reserved identities, the cluster's, and this node's own for CIDRs. The same `Arc` as
+    /// before unless an identity was added, removed or changed.
     pub labels: Arc<BTreeMap<Identity, Arc<LabelSet>>>,
-    /// The nodes that use an identity, sorted; only for those of the cluster.
+    /// The nodes that use an identity, sorted; only for identities of the cluster.
     pub references: BTreeMap<Identity, Vec<String>>,
-    /// The store of the cluster's identities as the settings write it.
+    /// The store of the cluster's identities, as written in the settings.
     pub store: String,
-    /// Since when it cannot be used, and why; what it said last stands meanwhile.
+    /// Since when and why the store cannot be used; its last contents stand meanwhile.
     pub stale: Option<Staleness>,
-    /// What stands in it and cannot be used.
+    /// Entries of the store that cannot be used.
     pub rejected: Vec<UnusableEntry>,
 }
 
-/// The addresses of the cluster's endpoints at one time, as their nodes announced them.
+/// The addresses of the cluster's endpoints at one moment, as their nodes announced them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses(pub BTreeMap<IpNet, AddressAnnouncement>);
 
-/// What a node announced of an address.
+/// A node's announcement of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressAnnouncement {
     /// The endpoint's identity.
@@ -51,23 +51,23 @@ pub struct AddressAnnouncement {
 /// The identities that this node holds for its endpoints.
 pub type HeldIdentities = BTreeMap<Arc<LabelSet>, Identity>;
 
-/// Times that a view keeps to.
+/// Times that a view uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settle {
-    /// How long something stays that was seen to go: its node may put it back.
+    /// How long an entry stays after it was seen to disappear: its node may restore it.
     pub(super) seen: Duration,
-    /// How long something stays that was gone when the store came back: stores come back without
-    /// their data, and then wait for the agents to write theirs.
+    /// How long an entry stays that was missing when the store came back: stores come back without their data, and then
+    /// wait for the agents to write theirs.
     pub(super) unseen: Duration,
 }
 
-/// What one store says. Times count from any fixed moment.
+/// The contents of one store. Times count from any fixed moment.
 #[derive(Debug)]
 pub(super) struct View {
     settle: Settle,
     identities: LastingMap<Identity, Arc<LabelSet>>,
     references: BTreeMap<Identity, BTreeSet<String>>,
-    /// By address and owner; the number is greater for what was announced later.
+    /// By address and owner; later announcements have greater numbers.
     addresses: LastingMap<(IpAddr, String), (u64, AddressAnnouncement)>,
 }
 
@@ -81,7 +81,7 @@ impl View {
         }
     }
 
-    /// Begins to take over everything: what is not in `identities` and `addresses` goes, in time.
+    /// Starts to replace everything: entries that are not in `identities` and `addresses` are removed after a while.
     pub(super) fn retain(
         &mut self,
         identities: &BTreeSet<Identity>,
@@ -94,7 +94,7 @@ impl View {
         self.references.clear();
     }
 
-    /// Nodes may have been cut off as this one was: what is about to go gets time again.
+    /// Other nodes may have been cut off like this one: entries that are about to be removed get time again.
     pub(super) fn resume(&mut self, now: Duration) {
         self.identities.prolong(now + self.settle.seen);
         self.addresses.prolong(now + self.settle.seen);
@@ -122,7 +122,7 @@ impl View {
         }
     }
 
-    /// `order` is greater for what was announced later.
+    /// `order` is greater for later announcements.
     pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: AddressAnnouncement) {
         let key = (ip, announced.owner.clone());
         self.addresses.put(key, (order, announced));
@@ -133,46 +133,46 @@ impl View {
         self.addresses.remove(&(ip, owner.to_owned()), at);
     }
 
-    /// Lets go what has to. Returns whether there was anything.
+    /// Drops expired entries. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Duration) -> bool {
         let identities = self.identities.expire(now);
         let addresses = self.addresses.expire(now);
         identities || addresses
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// When [`Self::expire`] will next have work to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         let identities = self.identities.next_expiry();
         let addresses = self.addresses.next_expiry();
         identities.into_iter().chain(addresses).min()
     }
 
-    /// The labels of an identity that stands in the store.
+    /// The labels of an identity that is in the store.
     pub(super) fn present(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
         self.identities.present(&identity)
     }
 
-    /// Whether a number is known, if only for a while.
+    /// Whether a number is known, even if only for a while longer.
     pub(super) fn is_known(&self, identity: Identity) -> bool {
         self.identities.contains(&identity)
     }
 
-    /// The labels of an identity, also if it is known only for a while.
+    /// The labels of an identity, even if it is known only for a while longer.
     pub(super) fn labels(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
         self.identities.get(&identity)
     }
 
-    /// All that are known.
+    /// All known identities.
     pub(super) fn identities(&self) -> impl Iterator<Item = (&Identity, &Arc<LabelSet>)> {
         self.identities.iter()
     }
 
-    /// Whether some node uses it.
+    /// Whether any node uses the identity.
     pub(super) fn is_referenced(&self, identity: Identity) -> bool {
         self.references.contains_key(&identity)
     }
 
-    /// An address that two nodes announce is that of the later announcement.
+    /// If two nodes announce an address, the later announcement wins.
     fn addresses(&self) -> Addresses {
         let mut newest: BTreeMap<IpNet, (u64, &AddressAnnouncement)> = BTreeMap::new();
         for ((ip, _), (order, announced)) in self.addresses.iter() {
@@ -188,7 +188,7 @@ impl View {
     }
 }
 
-/// Hands out what stores and this node's own CIDRs say.
+/// Publishes the contents of the store and this node's own CIDRs.
 #[derive(Debug)]
 pub(super) struct Hub {
     local: Mutex<BTreeMap<Identity, Arc<LabelSet>>>,
@@ -198,7 +198,7 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    /// With the reserved identities alone, of a store that nothing was heard of yet.
+    /// Starts with the reserved identities only, for a store that was not heard yet.
     pub(super) fn new(store: String, stale: Staleness) -> Self {
         let identities = Identities {
             labels: Arc::new(with_reserved(BTreeMap::new())),
@@ -227,7 +227,7 @@ impl Hub {
         self.held.subscribe()
     }
 
-    /// Tells what a view has by now.
+    /// Publishes the current contents of a view.
     pub(super) fn tell(&self, view: &View, rejected: Vec<UnusableEntry>, stale: Option<Staleness>) {
         let local = self.local();
         let known = self.identities.borrow().clone();
@@ -244,7 +244,7 @@ impl Hub {
             stale,
             rejected,
         };
-        // Whoever waits for the identities finds the addresses told too.
+        // A reader that waits for the identities then finds the addresses updated too.
         let addresses = view.addresses();
         self.addresses.send_if_modified(|known| {
             let is_other = **known != addresses;
@@ -263,7 +263,7 @@ impl Hub {
         self.identities.borrow().stale.is_some()
     }
 
-    /// Tells that the store cannot be used; what is known stands.
+    /// Publishes that the store cannot be used; what is known stands.
     pub(super) fn tell_stale(&self, stale: Staleness) {
         self.identities.send_modify(|known| {
             let next = Identities {
@@ -274,7 +274,7 @@ impl Hub {
         });
     }
 
-    /// Tells this node's own identities.
+    /// Publishes this node's own identities.
     pub(super) fn tell_local(&self, next: BTreeMap<Identity, Arc<LabelSet>>) {
         let mut local = self.local();
         *local = next;
@@ -290,7 +290,7 @@ impl Hub {
         });
     }
 
-    /// Tells what this node holds.
+    /// Publishes what this node holds.
     pub(super) fn tell_held(&self, held: HeldIdentities) {
         self.held.send_if_modified(|known| {
             let is_other = **known != held;
@@ -301,7 +301,7 @@ impl Hub {
         });
     }
 
-    /// Held while a snapshot is made, so that two makers do not undo each other.
+    /// Held while a snapshot is built, so that two builders do not undo each other's work.
     fn local(&self) -> MutexGuard<'_, BTreeMap<Identity, Arc<LabelSet>>> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }

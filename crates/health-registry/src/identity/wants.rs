@@ -12,17 +12,17 @@ use tokio::time::Instant;
 
 use super::{HeldIdentities, IdentityError, OnOutage};
 
-/// The answer to one who waits.
+/// The answer to a waiting caller.
 pub(super) type Answer = Result<Identity, IdentityError>;
 
-/// All that is wanted.
+/// Everything that this node wants.
 #[derive(Debug, Default)]
 pub(super) struct Wants {
     sets: BTreeMap<Arc<LabelSet>, Want>,
     addresses: BTreeMap<IpAddr, Announce>,
     /// Why the store cannot be used now.
     outage: Option<IdentityError>,
-    /// Whether what an earlier agent of this node left is to go.
+    /// Whether to delete what an earlier agent of this node left.
     forgets_earlier: bool,
 }
 
@@ -33,9 +33,9 @@ struct Want {
     uses: usize,
     waiters: Vec<(OnOutage, oneshot::Sender<Answer>)>,
     identity: Option<Identity>,
-    /// When the reference was written last; `None` while there is none.
+    /// When the reference was last written; `None` while there is none.
     written: Option<Instant>,
-    /// When the store refused it last.
+    /// When the store last refused it.
     refused: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Announce {
     pub(super) identity: Identity,
     /// The address of this node.
     pub(super) node: IpAddr,
-    /// When it was written last.
+    /// When it was last written.
     pub(super) written: Option<Instant>,
 }
 
@@ -55,16 +55,16 @@ pub(super) struct Announce {
 pub(super) struct WantedIdentity {
     /// The set.
     pub(super) labels: Arc<LabelSet>,
-    /// The identity that it had last.
+    /// Its last identity.
     pub(super) identity: Option<Identity>,
-    /// When its reference was written last.
+    /// When its reference was last written.
     pub(super) written: Option<Instant>,
-    /// When the store refused it last.
+    /// When the store last refused it.
     pub(super) refused: Option<Instant>,
 }
 
 impl Wants {
-    /// Wants an identity for one more endpoint. The answer comes at once where it is known.
+    /// Requests an identity for one more endpoint. If it is known, the answer comes at once.
     pub(super) fn want(
         &mut self,
         labels: &LabelSet,
@@ -85,7 +85,7 @@ impl Wants {
             (None, None) => None,
         };
         match known {
-            // The receiver is here.
+            // Cannot fail: the receiver still exists.
             Some(known) => drop(sender.send(known)),
             None => {
                 want.refused = None;
@@ -95,7 +95,7 @@ impl Wants {
         answer
     }
 
-    /// Wants it for one endpoint less.
+    /// Releases the identity for one endpoint.
     pub(super) fn unwant(&mut self, labels: &LabelSet) {
         if let Some(want) = self.sets.get_mut(labels) {
             want.uses = want.uses.saturating_sub(1);
@@ -105,7 +105,7 @@ impl Wants {
         }
     }
 
-    /// Wants an address to be known. Returns whether that is news.
+    /// Announces an address. Returns whether that is new.
     pub(super) fn announce(&mut self, ip: IpAddr, identity: Identity, node: IpAddr) -> bool {
         let known = self.addresses.get(&ip);
         let is_news = known.is_none_or(|known| (known.identity, known.node) != (identity, node));
@@ -121,12 +121,12 @@ impl Wants {
         is_news
     }
 
-    /// Wants an address to be known no more.
+    /// Withdraws an address.
     pub(super) fn withdraw(&mut self, ip: IpAddr) {
         self.addresses.remove(&ip);
     }
 
-    /// What an earlier agent of this node left is of no use any more.
+    /// Marks for deletion everything that an earlier agent of this node left.
     pub(super) fn forget_earlier(&mut self) {
         self.forgets_earlier = true;
     }
@@ -136,12 +136,12 @@ impl Wants {
         self.forgets_earlier
     }
 
-    /// Whether somebody waits for an answer.
+    /// Whether any caller waits for an answer.
     pub(super) fn has_waiters(&self) -> bool {
         self.sets.values().any(|want| !want.waiters.is_empty())
     }
 
-    /// The label sets that are wanted.
+    /// The wanted label sets.
     pub(super) fn sets(&self) -> impl Iterator<Item = WantedIdentity> {
         self.sets.iter().map(|(labels, want)| WantedIdentity {
             labels: labels.clone(),
@@ -151,17 +151,17 @@ impl Wants {
         })
     }
 
-    /// The addresses that are to be known.
+    /// The announced addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (IpAddr, &Announce)> {
         self.addresses.iter().map(|(ip, announce)| (*ip, announce))
     }
 
-    /// Whether an address is to be known.
+    /// Whether an address is announced.
     pub(super) fn is_announced(&self, ip: IpAddr) -> bool {
         self.addresses.contains_key(&ip)
     }
 
-    /// What came of asking the store for a label set.
+    /// Records the store's answer for a label set.
     pub(super) fn answered(&mut self, labels: &LabelSet, answer: &Answer, now: Instant) {
         let Some(want) = self.sets.get_mut(labels) else {
             return;
@@ -182,7 +182,7 @@ impl Wants {
             }
         }
         for (_, waiter) in want.waiters.drain(..) {
-            // One who waits no more takes it back itself.
+            // A caller that stopped waiting withdraws its request itself.
             let _ = waiter.send(answer.clone());
         }
         if let Ok(identity) = answer {
@@ -190,7 +190,7 @@ impl Wants {
         }
     }
 
-    /// Another label set that had this number has lost it, and asks again at once.
+    /// Takes the number from any other label set that had it. That set has lost it, and asks again at once.
     fn take_from_others(&mut self, labels: &LabelSet, identity: Identity) {
         let others = self
             .sets
@@ -201,7 +201,7 @@ impl Wants {
         }
     }
 
-    /// An address was written.
+    /// Notes that an address was written.
     pub(super) fn announced(&mut self, ip: IpAddr, identity: Identity, now: Instant) {
         let announce = self.addresses.get_mut(&ip);
         if let Some(announce) = announce.filter(|announce| announce.identity == identity) {
@@ -209,7 +209,7 @@ impl Wants {
         }
     }
 
-    /// The store cannot be used: those go who do not wait for it.
+    /// Notes that the store cannot be used. Callers that do not wait for it get an error.
     pub(super) fn fail(&mut self, outage: IdentityError) {
         for want in self.sets.values_mut() {
             let waiters = std::mem::take(&mut want.waiters);
@@ -223,12 +223,12 @@ impl Wants {
         self.outage = Some(outage);
     }
 
-    /// The store can be used.
+    /// Notes that the store can be used.
     pub(super) fn recover(&mut self) {
         self.outage = None;
     }
 
-    /// Which identities this node has.
+    /// The identities that this node holds.
     pub(super) fn held(&self) -> HeldIdentities {
         let held = self.sets.iter();
         held.filter_map(|(labels, want)| Some((labels.clone(), want.identity?)))

@@ -1,4 +1,4 @@
-//! Access to an API server: whose credentials, and over what kind of connection.
+//! Access to an API server: which credentials, and which kind of connection.
 
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
@@ -18,24 +18,24 @@ use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, Kubeco
 use tokio::sync::Notify;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-/// A host that does not answer the connection is given up on after this time.
+/// Time after which a connection attempt is given up if the host does not answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest time for an answer: all of it, but of a watch only the headers.
+/// Longest time for an answer: for all of it, except that only the headers of a watch count.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer, or of one event of a watch: room for a page of very large objects.
+/// Maximum bytes of an answer, or of one event of a watch: enough for a page of very large objects.
 const MAX_ANSWER: usize = 32 << 20;
-/// A connection on which nothing moves is probed after this time...
+/// An idle connection is probed after this time...
 const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
 /// ...this often...
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
-/// ...and is dead after so many probes without an answer, 19 s in all. A watch can be silent for a
-/// minute, so nothing else would tell that the server's host is gone.
+/// ...and counts as dead after this many unanswered probes, 19 s in all. A watch can be silent for a minute, so nothing
+/// else would reveal that the server's host is gone.
 const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Why there are no usable credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// A file that is named cannot be used.
+    /// The named file cannot be used.
     #[error("cannot use kubeconfig {path}: {source}")]
     Kubeconfig {
         /// The file.
@@ -43,15 +43,15 @@ pub enum AccessError {
         /// What is wrong with it.
         source: KubeconfigError,
     },
-    /// Nothing names a cluster.
+    /// No cluster is configured.
     #[error(
         "no Kubernetes cluster is known: not in a pod ({in_cluster}), and {environment}; name a \
          kubeconfig with --registry kubernetes:PATH, --pods-from-kubernetes=PATH or --services-from-kubernetes=PATH"
     )]
     NoCluster {
-        /// Why it's not the one of this pod.
+        /// Why the pod's own cluster cannot be used.
         in_cluster: InClusterError,
-        /// Why it's not the one of the environment.
+        /// Why the environment's kubeconfig cannot be used.
         environment: KubeconfigError,
     },
     /// The credentials cannot be used.
@@ -64,12 +64,12 @@ pub enum AccessError {
     },
 }
 
-/// Where credentials are read, each time that a client is made.
+/// Where to read credentials, each time a client is created.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
     /// The file at a path.
     Kubeconfig(PathBuf),
-    /// The service account of the pod.
+    /// The service account of this process's pod.
     Pod,
     /// `KUBECONFIG`, or `~/.kube/config`.
     Environment,
@@ -94,8 +94,8 @@ impl Access {
         }
     }
 
-    /// Reads the credentials and makes a client with them. `watched` is told each time that the
-    /// server accepts a watch, which the stream of its events does not tell before the first one.
+    /// Reads the credentials and creates a client with them. Notifies `watched` each time the server accepts a watch;
+    /// the event stream does not show that before the first event.
     pub(crate) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
         let config = self.config().await?;
         if config.proxy_url.is_some() {
@@ -135,7 +135,7 @@ impl Access {
     }
 }
 
-/// The URL of the API server that a kubeconfig names, or without one the environment; none if there is none.
+/// The URL of the API server in a kubeconfig, or without one in the environment. `None` if neither exists.
 pub(crate) async fn server(kubeconfig: Option<&Path>) -> Option<String> {
     let config = Access::find(kubeconfig).ok()?.config().await.ok()?;
     Some(config.cluster_url.to_string())
@@ -148,12 +148,13 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
     })
 }
 
-/// Kube's own stack retries by itself, waits for answers without a limit, and takes answers of any
-/// size; this one does none of it.
+/// Builds a client with a custom stack. Kube's own stack retries by itself, waits for answers without a limit, and
+/// accepts answers of any size; this one does none of that.
 fn connect(mut config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
     let is_plain = config.cluster_url.scheme_str() == Some("http");
     if is_plain || config.accept_invalid_certs {
-        // Else those of the system are looked for, which small images lack and nothing here is checked with.
+        // Otherwise kube loads the system's certificates. Small images lack them, and nothing here is verified with
+        // them.
         config.root_cert.get_or_insert_default();
     }
     let mut tcp = HttpConnector::new();
@@ -204,7 +205,8 @@ where
         .unwrap_or_else(|_| Err(format!("no answer within {ANSWER_TIMEOUT:?}").into()))
 }
 
-/// The events of a watch, a line each. Whoever reads them keeps a line until it ends, so one that is too long is an error.
+/// The events of a watch, one per line. The reader buffers a line until it ends, so a line that is too long is an
+/// error.
 fn bounded_lines(events: Incoming) -> UnsyncBoxBody<Bytes, BoxError> {
     let mut length = 0;
     let frames = BodyStream::new(events).map(move |frame| {
@@ -215,7 +217,7 @@ fn bounded_lines(events: Incoming) -> UnsyncBoxBody<Bytes, BoxError> {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Counts the bytes of the line that the frames seen so far end with.
+/// Counts the bytes of the last, incomplete line of the frames so far.
 fn bound_line(length: &mut usize, frame: &Frame<Bytes>) -> Result<(), BoxError> {
     let Some(bytes) = frame.data_ref() else {
         return Ok(());
@@ -230,7 +232,7 @@ fn bound_line(length: &mut usize, frame: &Frame<Bytes>) -> Result<(), BoxError> 
     Ok(())
 }
 
-/// What went wrong, for a report: one line of bounded length, whatever the server sent.
+/// The error for a report: one line of bounded length, whatever the server sent.
 pub(crate) fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.code {
@@ -253,7 +255,7 @@ pub(crate) fn reason(error: &kube::Error) -> String {
     }
 }
 
-/// The last of the causes says most: `connection refused`.
+/// The innermost cause, which says the most: `connection refused`.
 fn innermost(error: &(dyn StdError + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -262,7 +264,7 @@ fn innermost(error: &(dyn StdError + 'static)) -> String {
     innermost.to_string()
 }
 
-/// Brings text of any length on a line.
+/// Puts text of any length on one line.
 pub(crate) fn line(text: &str) -> String {
     const LONGEST: usize = 240;
     let words: Vec<_> = text.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Follows the objects of one kind, and says how well it does.
+//! Follows the objects of one kind, and reports problems.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -17,46 +17,46 @@ use super::access::{self, Access};
 use crate::nodes::backoff::Backoff;
 use crate::nodes::{LastHeard, Staleness};
 
-/// Objects in a page of a list: some megabytes of text, which is what a list costs in memory.
+/// Objects per page of a listing: a page is some megabytes of text, which is the memory cost of a listing.
 const PAGE_SIZE: u32 = 200;
-/// Range of the time after which the server ends a watch and the agent begins the next one. Random,
-/// so that agents which came back together do not come together again.
+/// Range of the time after which the server ends a watch and the agent starts the next one. Random, so that agents that
+/// came back together do not come back together again.
 const WATCH_SECS: std::ops::Range<u32> = 240..300;
-/// A watch that was accepted and goes well for this long is taken for a good one.
+/// An accepted watch that runs this long without an error counts as good.
 const SETTLED: Duration = Duration::from_millis(500);
-/// A change is shown at once, and those that come within this time after it are collected: objects come and go by the
-/// hundred.
+/// The first change is published at once; changes that arrive within this time after it are batched, because objects
+/// come and go by the hundred.
 const COLLECT: Duration = Duration::from_millis(100);
 
-/// What is kept of the objects, and shown to others.
+/// The state that is kept of the objects and published.
 pub(crate) trait Kept: Send {
-    /// An object as it is read.
+    /// An object as read from the API.
     type Object: Clone + Debug + DeserializeOwned + Send + 'static;
 
-    /// What the API calls them all: `nodes`.
+    /// The resource name of the objects in the API: `nodes`.
     fn resource(&self) -> &'static str;
-    /// Where they are, and which of them are wanted: a label selector or a field selector.
+    /// The API that serves the objects.
     fn api(&self, client: Client) -> Api<Self::Object>;
-    /// Sets the selectors.
+    /// Sets the label selector or field selector of the wanted objects.
     fn select(&self, config: watcher::Config) -> watcher::Config;
 
-    /// A list begins.
+    /// Starts a listing.
     fn begin_list(&mut self);
-    /// Takes an object of a list.
+    /// Adds an object of a listing.
     fn list(&mut self, object: Self::Object);
-    /// The list is complete. Fails if it cannot be right: what was known stays.
+    /// Completes a listing. Fails if it cannot be correct; the known state then stays.
     fn end_list(&mut self) -> Result<(), String>;
-    /// Takes a new or changed object. Tells whether what is shown may differ.
+    /// Records a new or changed object. Returns whether the published state may differ.
     fn apply(&mut self, object: Self::Object) -> bool;
-    /// Forgets an object. Tells whether what is shown may differ.
+    /// Removes an object. Returns whether the published state may differ.
     fn delete(&mut self, object: Self::Object) -> bool;
-    /// Shows what is known.
+    /// Publishes the known state.
     fn publish(&mut self);
-    /// Shows since when and why what is known may no longer be right, or that it is.
+    /// Publishes since when and why the known state may be outdated, or that it is up to date.
     fn set_stale(&mut self, stale: Option<Staleness>);
 }
 
-/// Keeps what is known of the objects right.
+/// Keeps the known state of the objects up to date.
 pub(crate) struct Follower<K> {
     access: Access,
     kept: K,
@@ -65,7 +65,7 @@ pub(crate) struct Follower<K> {
     backoff: Backoff,
 }
 
-/// What holds before the first answer.
+/// The staleness before the first answer.
 pub(crate) fn unheard(heard: &LastHeard) -> Staleness {
     Staleness {
         since: heard.time(),
@@ -77,7 +77,7 @@ impl<K: Kept> Follower<K>
 where
     K::Object: kube::Resource,
 {
-    /// `kept` is [`unheard`] of so far, and shows so.
+    /// Expects a `kept` that is [`unheard`] so far, and shows so.
     pub(crate) fn new(access: Access, heard: LastHeard, kept: K) -> Self {
         Self {
             access,
@@ -88,7 +88,7 @@ where
         }
     }
 
-    /// Goes on until it is dropped.
+    /// Runs until it is dropped.
     pub(crate) async fn run(mut self) {
         loop {
             let watched = Arc::new(Notify::new());
@@ -103,7 +103,7 @@ where
         }
     }
 
-    /// Returns when it must begin anew, with credentials that are read again and another list.
+    /// Returns when everything must start over: with credentials read again and a new listing.
     async fn follow(&mut self, api: Api<K::Object>, watched: &Notify) {
         let config = watcher::Config::default()
             .page_size(PAGE_SIZE)
@@ -164,7 +164,7 @@ where
             }
             Event::InitDone => {
                 self.kept.end_list()?;
-                // Objects first, so that nobody sees a set that is neither complete nor stale.
+                // Objects first, so that no reader sees a set that is neither complete nor stale.
                 self.kept.publish();
                 self.recover();
                 false
@@ -193,7 +193,7 @@ where
             return;
         }
         if self.stale.is_none() {
-            // A list or watch that breaks off is noticed at once; a dead host, within the keepalive.
+            // A broken listing or watch is noticed at once; a dead host, within the keepalive time.
             self.heard.note();
         }
         let since = self.heard.time();
@@ -214,14 +214,14 @@ where
     }
 }
 
-/// What follows from an event.
+/// Effect of an event.
 enum Effect {
     None,
-    /// What is shown may differ.
+    /// The published state may differ.
     Change,
 }
 
-/// Never, where there is no time.
+/// Waits until `time`, or forever if there is none.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
@@ -229,8 +229,8 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// What an error says about what is known. Nothing, when the server no longer keeps the changes
-/// since the last one that we know: a list follows.
+/// What an error says about the known state. `None` if the server no longer keeps the changes since the last one that
+/// we know: a new listing follows.
 fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
     use watcher::Error::{
         InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
@@ -258,8 +258,8 @@ fn is_gone(error: &watcher::Error) -> bool {
     }
 }
 
-/// The watcher lists again when its watch is told that it is too old, but not when it is refused for
-/// that; and it keeps the credentials that it has.
+/// Whether to start over with a new watcher. The watcher itself lists again if its watch ends because it is too old,
+/// but not if the watch is refused for that reason; and it keeps its credentials.
 fn must_begin_anew(error: &watcher::Error) -> bool {
     use watcher::Error::{InitialListFailed, WatchStartFailed};
     match error {

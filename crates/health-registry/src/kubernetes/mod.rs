@@ -1,4 +1,4 @@
-//! Objects of a Kubernetes cluster: how its API server is reached, and how objects are followed there.
+//! Objects of a Kubernetes cluster: how to reach its API server, and how to follow objects there.
 
 pub(crate) mod access;
 pub(crate) mod follow;

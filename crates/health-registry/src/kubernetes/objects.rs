@@ -1,4 +1,4 @@
-//! The objects of one kind, as their cluster's API server has them.
+//! The objects of one kind, as the cluster's API server reports them.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::access::Access;
 use super::follow::{Follower, Kept, unheard};
 use crate::nodes::{LastHeard, Staleness};
 
-/// The objects of a kind.
+/// The objects of one kind.
 #[derive(Debug, PartialEq)]
 pub struct ObjectTable<T> {
-    /// What was made of each, by `NAMESPACE/NAME`.
+    /// What `read` made of each object, by `NAMESPACE/NAME`.
     pub objects: OrdMap<String, Arc<T>>,
-    /// Since when they may no longer be right, and why; they are as they were then.
+    /// Since when the objects may be outdated, and why. They are as of that time.
     pub stale: Option<Staleness>,
-    /// Whether there was a complete list: an object that is not in it is not there.
+    /// Whether there was a complete listing: if so, an object that is not in the table does not exist.
     pub is_complete: bool,
 }
 
@@ -35,21 +35,21 @@ impl<T> Clone for ObjectTable<T> {
     }
 }
 
-/// Which objects are followed.
+/// Which objects to follow.
 pub(super) struct Scope {
-    /// What the API calls them all: `pods`.
+    /// The resource name of the objects in the API: `pods`.
     pub(super) resource: &'static str,
     /// Kind and version.
     pub(super) kind: ApiResource,
-    /// Labels that they must have, or must not.
+    /// Label selector.
     pub(super) labels: Option<String>,
-    /// Values that their fields must have.
+    /// Field selector.
     pub(super) fields: Option<String>,
-    /// Whether there can be none. If not, a server that lists none has lost its store.
+    /// Whether there can be no objects. If not, a server that lists none has lost its store.
     pub(super) can_be_empty: bool,
 }
 
-/// Follows the objects of a kind. Dropping it ends the watch.
+/// Follows the objects of one kind. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct ObjectWatch<T> {
     table: watch::Receiver<Arc<ObjectTable<T>>>,
@@ -57,7 +57,7 @@ pub struct ObjectWatch<T> {
 }
 
 impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
-    /// `read` makes of an object what is kept of it; it gets what was made of the one of that name before.
+    /// `read` converts an object to what is kept of it; it also gets the previous result for the object of that name.
     pub(super) fn start(
         access: Access,
         scope: Scope,
@@ -85,7 +85,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
         }
     }
 
-    /// The objects, now and whenever they change.
+    /// Follows the objects: the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<ObjectTable<T>>> {
         self.table.clone()
     }
@@ -101,9 +101,9 @@ struct KeptObjects<T, R> {
     scope: Scope,
     read: R,
     table: ObjectTable<T>,
-    /// Those of a list that is not complete yet.
+    /// Objects of a listing that is not complete yet.
     listed: OrdMap<String, Arc<T>>,
-    /// Whether the log says that the objects are not up to date.
+    /// Whether the log says that the objects are outdated.
     is_told: bool,
     sender: watch::Sender<Arc<ObjectTable<T>>>,
 }
@@ -148,7 +148,7 @@ where
 
     fn list(&mut self, object: DynamicObject) {
         let (key, read) = self.read(object);
-        // One that is as it was stays the same in memory.
+        // An unchanged object keeps its allocation.
         let known = self.table.objects.get(&key);
         let known = known.filter(|before| ***before == read).cloned();
         let read = known.unwrap_or_else(|| Arc::new(read));
@@ -220,7 +220,7 @@ fn key(object: &DynamicObject) -> String {
     format!("{}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// The object as the API has it, without what of its metadata only the API itself needs.
+/// The object as in the API, without the metadata that only the API needs.
 fn value(object: DynamicObject, kind: &ApiResource) -> Value {
     let DynamicObject {
         metadata, mut data, ..

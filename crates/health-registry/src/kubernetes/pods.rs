@@ -1,4 +1,4 @@
-//! The pods of one node, as its cluster's API server has them.
+//! The pods of one node, as the cluster's API server reports them.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use serde_json::Value;
 use super::access::{Access, AccessError};
 use super::objects::{ObjectWatch, Scope};
 
-/// Begins to follow the pods that the cluster has put on a node: by the kubeconfig at a path, or with the service
-/// account of the pod that this process is in, or with the kubeconfig of the environment. `read` makes of an object
-/// what is kept of it; it gets what was made of the pod of that name before.
+/// Starts to follow the pods that the cluster has scheduled on a node. Uses the kubeconfig at the given path, else the
+/// service account of this process's pod, else the kubeconfig that the environment names. `read` converts an object to
+/// what is kept of it; it also gets the previous result for the pod of that name.
 ///
-/// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+/// Fails if there are no credentials. Does not wait for an answer. Must be called in a tokio runtime.
 pub fn watch_pods<T: PartialEq + Send + Sync + 'static>(
     kubeconfig: Option<&Path>,
     node: &str,

@@ -24,7 +24,8 @@ pub struct ServiceWatch<S, E> {
 pub struct ServiceScope {
     /// The label selector for both kinds, which the server applies.
     pub label_selector: String,
-    /// Whether a cluster can have none of them. If not, an empty list is refused: the server has lost its store.
+    /// Whether a cluster can have none of them. If not, an empty listing is refused, because the server has lost its
+    /// store.
     pub can_be_empty: bool,
 }
 
@@ -33,9 +34,9 @@ where
     S: PartialEq + Send + Sync + 'static,
     E: PartialEq + Send + Sync + 'static,
 {
-    /// Starts to follow the services and endpoint slices of a cluster, with the kubeconfig at this path; without a path,
-    /// with the service account of this process's pod, or else the kubeconfig of the environment. The functions convert an
-    /// object to what is kept of it; they also get what was kept of the former object of that name.
+    /// Starts to follow the services and endpoint slices of a cluster. Uses the kubeconfig at the given path, else the
+    /// service account of this process's pod, else the kubeconfig that the environment names. The functions convert an
+    /// object to what is kept of it; they also get the previous result for the object of that name.
     ///
     /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
     pub fn open(

@@ -1,14 +1,14 @@
-//! Pauses between attempts that fail: growing, bounded, and scattered so that many agents do not
-//! come back to a store at the same moment.
+//! Pauses between failing attempts: growing, bounded, and randomized so that many agents do not return to a store at
+//! the same moment.
 
 use std::time::Duration;
 
 /// The first pause.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The longest pause. Short enough for every agent to be back within seconds of its registry.
+/// The longest pause. It is short enough for every agent to be back within seconds of its registry.
 const LONGEST: Duration = Duration::from_millis(2500);
 
-/// How long to wait until the next attempt.
+/// The pause before the next attempt.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     next: Duration,
@@ -21,15 +21,15 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The pause after another failure, between half of a doubling time and all of it. `random` is
-    /// at least 0 and below 1.
+    /// The pause after another failure: between half and all of a time that doubles. `random` is at least 0 and below
+    /// 1.
     pub fn pause(&mut self, random: f64) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(LONGEST);
         full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
     }
 
-    /// Starts over, after a success.
+    /// Starts over after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

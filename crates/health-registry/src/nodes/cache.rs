@@ -1,5 +1,5 @@
-//! What registries said last, kept over restarts: an agent that starts while a registry is away
-//! begins with it.
+//! The last known contents of registries, kept across restarts: an agent that starts while a registry is unavailable
+//! starts with them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +17,8 @@ use super::validate::Claims;
 /// Name of the file in the state folder.
 pub const FILE: &str = "nodes.json";
 
-/// How old the file may be while nothing changes. It says as of when its nodes were right, so it
-/// is written now and then.
+/// How old the file may get while nothing changes. It records when its nodes were last correct, so it is rewritten from
+/// time to time.
 const LONGEST_AGE: Duration = Duration::from_secs(600);
 
 /// The last good set of each cluster.
@@ -26,7 +26,7 @@ const LONGEST_AGE: Duration = Duration::from_secs(600);
 pub(super) struct Cache {
     path: PathBuf,
     clusters: BTreeMap<String, CachedCluster>,
-    /// Whether the file lacks something that was noted.
+    /// Whether something was noted that is not in the file yet.
     pub(super) unsaved: bool,
 }
 
@@ -39,7 +39,7 @@ struct CachedCluster {
 }
 
 impl Cache {
-    /// Reads what an earlier agent kept in `state_dir`. What cannot be read is as good as absent.
+    /// Reads what an earlier agent saved in `state_dir`. An unreadable file counts as absent.
     pub(super) fn load(state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let clusters = read(&path).unwrap_or_else(|error| {
@@ -53,7 +53,7 @@ impl Cache {
         }
     }
 
-    /// The nodes of a cluster as this registry had them last, and when that was.
+    /// The last known nodes of a cluster in this registry, and when they were known.
     pub(super) fn get(&self, cluster: &str, registry: &str) -> Option<(Timestamp, Vec<Node>)> {
         let kept = self.clusters.get(cluster)?;
         if kept.registry != registry {
@@ -61,13 +61,13 @@ impl Cache {
         }
         let mut claims = Claims::default();
         let nodes = kept.nodes.iter().filter_map(|record| {
-            // Somebody may have edited the file.
+            // The file may have been edited.
             claims.take(record.clone().into_entry(FILE), cluster).ok()
         });
         Some((kept.as_of, nodes.collect()))
     }
 
-    /// Takes note of what a registry says, which is right as of `now`.
+    /// Notes the contents of a registry, which are correct as of `now`.
     pub(super) fn note(&mut self, cluster: &str, registry: &str, nodes: &[Node], now: Timestamp) {
         let kept = CachedCluster {
             registry: registry.to_owned(),
@@ -86,7 +86,7 @@ impl Cache {
         }
     }
 
-    /// What is to be written, and where to.
+    /// Takes the contents to write, and the path.
     pub(super) fn take_unsaved(&mut self) -> Save {
         self.unsaved = false;
         Save {
@@ -96,7 +96,7 @@ impl Cache {
     }
 }
 
-/// One content of the file.
+/// One version of the file's contents.
 #[derive(Debug)]
 pub(super) struct Save {
     path: PathBuf,
@@ -104,14 +104,14 @@ pub(super) struct Save {
 }
 
 impl Save {
-    /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
+    /// Replaces the file atomically: readers see either the old or the new file, complete.
     pub(super) fn write(&self) -> io::Result<()> {
         let mut text = serde_json::to_vec(&self.clusters)?;
         text.push(b'\n');
         durable::write(&self.path, &text)
     }
 
-    /// Where it goes.
+    /// Path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

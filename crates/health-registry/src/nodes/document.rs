@@ -1,4 +1,4 @@
-//! The YAML document of the node registry: parsing and validation, no files involved.
+//! Parses and validates the YAML document of the node registry. Does no file access.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatte
 use super::Node;
 use super::validate::{self, Claims, Entry, SourceText};
 
-/// Why a document is refused, and where in it.
+/// Why a document is refused, and at which place.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// Nothing but white space and comments.
+    /// The document holds only white space and comments.
     #[error("it is empty; it needs a list `nodes` with at least one node")]
     Empty,
-    /// Something in it is wrong.
+    /// Something in the document is wrong.
     #[error("{place}: {problem}")]
     At {
         /// Where.
@@ -22,7 +22,7 @@ pub enum DocumentError {
         /// What is wrong.
         problem: Problem,
     },
-    /// Something in it is wrong, and the parser could not tell where.
+    /// Something in the document is wrong, and the parser does not know where.
     #[error("{0}")]
     Somewhere(Problem),
 }
@@ -30,18 +30,18 @@ pub enum DocumentError {
 /// What is wrong with a document.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// Not YAML, or not the fields that a registry has.
+    /// Not YAML, or not the fields of a registry.
     #[error("{0}")]
     Malformed(String),
-    /// An empty list.
+    /// The list is empty.
     #[error("there are no nodes in it")]
     NoNodes,
-    /// An entry that cannot be used.
+    /// An entry cannot be used.
     #[error(transparent)]
     Entry(#[from] validate::Problem<Place>),
 }
 
-/// A place in the document, to refer to.
+/// A place in the document, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     line: u64,
@@ -100,14 +100,13 @@ struct DocumentEntry {
     secondary_addresses: Vec<Spanned<String>>,
 }
 
-/// Most YAML nodes in a registry. One of the cluster's nodes takes up to 30 of them, so there is room
-/// for 100 000.
+/// Maximum YAML nodes in a registry. A cluster node takes up to 30 of them, so there is space for 100 000.
 const YAML_NODES: usize = 3_000_000;
 
-/// Reads a registry; nodes that name no cluster are of `default_cluster`. Sorted by full name.
+/// Parses a registry. Nodes without a cluster belong to `default_cluster`. The result is sorted by full name.
 ///
-/// The result holds what [`Node`] promises: each node has an address, and no name, address or pod
-/// CIDR is another's.
+/// The result keeps what [`Node`] promises: each node has an address, and no two nodes share a name, address or pod
+/// CIDR.
 pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentError> {
     let blank = |line: &str| line.trim_start().is_empty() || line.trim_start().starts_with('#');
     if text.lines().all(blank) {

@@ -1,4 +1,4 @@
-//! The registry in a YAML file, reloaded when the file changes.
+//! The node registry in a YAML file, reloaded when the file changes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ use super::document::{self, DocumentError};
 use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness};
 use crate::config::RegistrySpec;
 
-/// How often the file is looked at. A change is taken when two looks in a row agree, so that a
-/// file being written is not read half way.
+/// How often to check the file. A change is accepted when two checks in a row agree, so that a file is not read while
+/// it is being written.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("nodes file {0} does not exist; name an existing one with --nodes-file")]
     Absent(PathBuf),
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read nodes file {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It does not say what it must.
+    /// The contents are invalid.
     #[error("nodes file {path}: {source}")]
     Invalid {
         /// The file.
@@ -42,7 +42,7 @@ pub enum FileError {
     },
 }
 
-/// The registry in a file. Dropping it ends the watch.
+/// The node registry in a file. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct FileRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
@@ -50,9 +50,9 @@ pub struct FileRegistry {
 }
 
 impl FileRegistry {
-    /// Reads the file and begins to watch it; nodes that name no cluster are of `default_cluster`.
-    /// Fails when the file cannot be used now; later errors leave the last good set and stand in
-    /// [`SourceState::stale`]. Must be called in a tokio runtime.
+    /// Reads the file and starts to watch it. Nodes without a cluster belong to `default_cluster`. Fails if the file
+    /// cannot be used now. Later errors keep the last good set and are reported in [`SourceState::stale`]. Must be
+    /// called in a tokio runtime.
     pub fn open(path: &Path, default_cluster: &str) -> Result<Self, FileError> {
         let mut file = RegistryFile {
             path: path.to_owned(),
@@ -87,9 +87,9 @@ impl Registry for FileRegistry {
 struct RegistryFile {
     path: PathBuf,
     default_cluster: String,
-    /// What stood there when it was read last; `None` for no file.
+    /// The version of the file that was last read; `None` if there was no file.
     taken: Option<FileIdentity>,
-    /// When the nodes were known to be those of the file.
+    /// When the nodes were last known to match the file.
     heard: LastHeard,
 }
 
@@ -221,7 +221,7 @@ mod tests {
         let set = next(&mut watch).await;
         assert_eq!((set.nodes[0].name.as_str(), stale(&set)), ("b", None));
 
-        // Each look at a file that is as before says that the nodes are right.
+        // Each check of an unchanged file confirms the nodes.
         let heard = &set.sources[0].heard;
         let first = heard.time();
         while heard.time() == first {
@@ -251,7 +251,7 @@ mod tests {
     async fn replacement_by_rename_and_by_link_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nodes.yaml");
-        // As a ConfigMap is mounted: the file is a link through a link that is swapped.
+        // Like a mounted ConfigMap: the file is a link through another link, which is swapped.
         for (version, name) in [("v1", "a"), ("v2", "b")] {
             std::fs::create_dir(dir.path().join(version)).unwrap();
             std::fs::write(dir.path().join(version).join("nodes.yaml"), one_node(name)).unwrap();

@@ -1,26 +1,26 @@
-//! When a source was heard for the last time.
+//! When a source was last heard.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 
-/// When a source said for the last time what it has, or that it has what is known. Clones share it, so that it moves on
-/// in states that were handed out before, which are as equal as ever.
+/// When a source last sent its contents, or confirmed the known ones. Clones share the time, so that it also advances
+/// in states that were already handed out; these still compare equal.
 #[derive(Clone, Debug)]
 pub struct LastHeard(Arc<Mutex<Timestamp>>);
 
 impl LastHeard {
-    /// At this time.
+    /// Heard at this time.
     pub fn at(time: Timestamp) -> Self {
         Self(Arc::new(Mutex::new(time)))
     }
 
-    /// Just now.
+    /// Heard just now.
     pub fn now() -> Self {
         Self::at(Timestamp::now())
     }
 
-    /// It is heard now.
+    /// Notes that the source was heard now.
     pub(crate) fn note(&self) {
         *self.lock() = Timestamp::now();
     }

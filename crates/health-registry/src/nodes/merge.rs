@@ -1,4 +1,4 @@
-//! Several registries at once: this cluster's, and one for each other cluster.
+//! Several registries combined: this cluster's, and one per remote cluster.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use super::cache::Cache;
 use super::validate::{Claims, Entry};
 use super::{LastHeard, Node, NodeSet, Registry, Standing, UnusableEntry};
 
-/// Changes that come within this time are kept at once.
+/// Changes that arrive within this time are saved together.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
-/// How often a quiet registry's set is noted as still right.
+/// How often a quiet registry's set is noted as still correct.
 const NOTE_PERIOD: Duration = Duration::from_secs(60);
 
 /// One of the registries that are merged.
 pub(super) struct Source {
     pub(super) registry: Box<dyn Registry>,
     pub(super) role: Role,
-    /// Whether its last good set is kept over restarts.
+    /// Whether its last good set is kept across restarts.
     pub(super) cached: bool,
 }
 
 /// Whose nodes a registry holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Those of this node's cluster, and where it is a file maybe of others.
+    /// The nodes of this node's cluster, and if the registry is a file, possibly of others.
     Own,
-    /// Those of the cluster of this name and no others.
+    /// Only the nodes of the cluster with this name.
     Remote(String),
 }
 
-/// The registries as one. Where two claim the same name or address it stays with the first, in the
-/// order in which they were given, this cluster's being first.
+/// The registries merged into one. If two of them claim the same name or address, the first wins, in the order in which
+/// they were given; this cluster's registry comes first.
 pub struct MergedRegistry {
     sources: Vec<Box<dyn Registry>>,
     nodes: watch::Receiver<Arc<NodeSet>>,
@@ -45,8 +45,8 @@ pub struct MergedRegistry {
 }
 
 impl MergedRegistry {
-    /// Merges them, with what an earlier agent kept in `state_dir` for those that have nothing to
-    /// say yet. Must be called in a tokio runtime.
+    /// Merges the registries. For those that have no contents yet, uses what an earlier agent saved in `state_dir`.
+    /// Must be called in a tokio runtime.
     pub(super) fn new(sources: Vec<Source>, state_dir: &Path) -> Self {
         let inputs: Vec<Input> = sources
             .iter()
@@ -99,7 +99,7 @@ struct Input {
     nodes: watch::Receiver<Arc<NodeSet>>,
     role: Role,
     cached: bool,
-    /// False once nothing will come any more.
+    /// False once no more sets will arrive.
     open: bool,
 }
 
@@ -169,7 +169,7 @@ impl Merger {
     }
 }
 
-/// Waits until one of them has something new.
+/// Waits until any input has a new set.
 async fn changed(inputs: &mut [Input]) {
     let open = inputs.iter_mut().filter(|input| input.open);
     let waiting: Vec<_> = open
@@ -187,8 +187,8 @@ async fn changed(inputs: &mut [Input]) {
     select_all(waiting).await;
 }
 
-/// Keeps what a registry says while it can be trusted, and adds what was kept while the registry
-/// could not be asked since the start. Such a one has nothing but maybe this node.
+/// Caches the set of a registry that can be trusted. For a registry that has not answered since the start, adds the
+/// cached nodes; its own set holds at most this node.
 fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
     let [state] = set.sources.as_mut_slice() else {
         return set;
@@ -213,7 +213,7 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
     let mut claims = Claims::default();
     let all = std::mem::take(&mut set.nodes).into_iter().chain(kept);
     for node in all {
-        // What was kept of this node is older than what the registry says of it.
+        // The cached entry of this node is older than the registry's.
         set.nodes
             .extend(claims.take(Entry::from_node(&node, "the kept nodes"), &state.cluster));
     }
@@ -221,7 +221,7 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
     set
 }
 
-/// One set of all.
+/// Merges all sets into one.
 fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
     if let [(Role::Own, _)] = sets.as_slice() {
         return sets

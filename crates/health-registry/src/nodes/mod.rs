@@ -1,4 +1,4 @@
-//! The node registry: who is in the mesh, and under which addresses.
+//! The node registry: which nodes are in the mesh, and at which addresses.
 
 pub mod backoff;
 mod cache;
@@ -36,62 +36,62 @@ pub use self::heard::LastHeard;
 /// One node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, unique in its cluster.
+    /// Name, unique within the cluster.
     pub name: String,
-    /// Its cluster's name.
+    /// Name of the node's cluster.
     pub cluster: String,
-    /// Its own addresses; the first of each family is probed as the node's, at least one is there.
+    /// The node's own addresses, at least one. The first of each family is probed as the node's address.
     pub addresses: Vec<IpAddr>,
-    /// Other addresses of the node, probed as secondary ones.
+    /// Other addresses of the node, probed as secondary addresses.
     pub secondary_addresses: Vec<IpAddr>,
-    /// Prefixes that its endpoints' addresses come from.
+    /// Prefixes from which the node's endpoints get their addresses.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of its health endpoint. Empty where the registry does not say: the node then tells
-    /// them itself, in the answer of its `/hello`.
+    /// Addresses of the node's health endpoint. Empty if the registry does not list them; the node then reports them in
+    /// its `/hello` answer.
     pub health_addresses: Vec<IpAddr>,
 }
 
 impl Node {
-    /// `cluster/node`, by which reports name it.
+    /// `cluster/node`, the name that reports use.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.cluster, self.name)
     }
 }
 
-/// What registries say at one time.
+/// The contents of the registries at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSet {
     /// Sorted by full name. No address is listed twice.
     pub nodes: Vec<Node>,
-    /// The registries that they come from, and how these do.
+    /// The registries that the nodes come from, and their state.
     pub sources: Vec<SourceState>,
 }
 
-/// How a registry does.
+/// State of one registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceState {
-    /// The registry as the settings write it: `file:/etc/nodes.yaml`.
+    /// The registry as written in the settings: `file:/etc/nodes.yaml`.
     pub registry: String,
-    /// The cluster whose nodes it holds.
+    /// The cluster whose nodes the registry holds.
     pub cluster: String,
-    /// When its nodes were known to be right for the last time.
+    /// When its nodes were last known to be correct.
     pub heard: LastHeard,
-    /// Since when it cannot be read, and why; its nodes are then the last good set.
+    /// Since when and why the registry cannot be read. Until it can be, its nodes are the last good set.
     pub stale: Option<Staleness>,
-    /// Entries that were left out.
+    /// Entries that were skipped.
     pub rejected: Vec<UnusableEntry>,
 }
 
-/// A registry that does not answer, or says nothing usable.
+/// A registry that does not answer, or whose contents are unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staleness {
-    /// When its nodes were known to be right for the last time.
+    /// When its nodes were last known to be correct.
     pub since: Timestamp,
     /// What is wrong.
     pub reason: String,
 }
 
-/// An entry of a registry that cannot be used; the others stand.
+/// A registry entry that cannot be used. It does not affect the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnusableEntry {
     /// Its key or name in the registry.
@@ -100,32 +100,32 @@ pub struct UnusableEntry {
     pub reason: String,
 }
 
-/// How this node stands with its cluster.
+/// How the cluster sees this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody tells: the registry has not been read yet, is of a kind that does not say, or does not have this node.
+    /// Unknown: the registry has not been read yet, does not report this, or does not list this node.
     Untold,
-    /// The cluster knows it.
+    /// The cluster knows this node.
     Known {
         /// Whether its object is being deleted.
         is_deleting: bool,
-        /// The keys of its taints.
+        /// Keys of the node's taints.
         taints: Vec<String>,
-        /// The zone that it is in.
+        /// The node's zone.
         zone: Option<String>,
     },
 }
 
-/// Where nodes come from. An error of the source never empties the set.
+/// A source of nodes. An error of the source never empties the set.
 pub trait Registry: Send + Sync {
-    /// The current set, and each that follows.
+    /// Follows the set: the current one, then each new one.
     fn watch(&self) -> watch::Receiver<Arc<NodeSet>>;
 
-    /// Registers this node, and keeps it registered; a later call replaces what an earlier one said.
-    /// Registries that are only read ignore it.
+    /// Registers this node and keeps it registered. A later call replaces the earlier registration. Read-only
+    /// registries ignore it.
     fn publish(&self, own: Node);
 
-    /// How this node stands with its cluster, and how it will. Only Kubernetes says it.
+    /// Follows how the cluster sees this node. Only Kubernetes reports this.
     fn standing(&self) -> watch::Receiver<Standing> {
         watch::channel(Standing::Untold).1
     }
@@ -134,28 +134,27 @@ pub trait Registry: Send + Sync {
 /// Why a registry cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A file.
+    /// A file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// An etcd cluster's settings.
+    /// The settings of an etcd cluster cannot be used.
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
-    /// A Kubernetes cluster's kubeconfig.
+    /// The kubeconfig of a Kubernetes cluster cannot be used.
     #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     Kubernetes(#[from] AccessError),
-    /// A kind of registry that this agent was built without.
+    /// This agent was built without that kind of registry.
     #[error(
         "cannot use {0}: this agent was built without that kind of registry; use another build, or a file"
     )]
     NotBuilt(RegistrySpec),
 }
 
-/// Opens the registries that the settings name. `own` is this node where it is known from the
-/// settings, and then in the set from the start. Registries that do not answer are waited for, with
-/// what they said last meanwhile; only settings that cannot be used are a failure. Must be called in
-/// a tokio runtime.
+/// Opens the registries that the settings name. `own` is this node, if it is known from the settings; it is then in the
+/// set from the start. Fails only if the settings cannot be used. A registry that does not answer is retried, and its
+/// last known contents are used meanwhile. Must be called in a tokio runtime.
 pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
     let own_cluster = open_one(
         &config.registry,
@@ -213,8 +212,8 @@ fn open_one(
     })
 }
 
-/// Deletes a node's record from a registry in which nodes register themselves, trying each member once. Returns
-/// whether there was one; of other registries there is none. The error says why it may still be there.
+/// Deletes a node's record from a registry in which nodes register themselves, trying each member once. Returns whether
+/// a record existed; other kinds of registry have none. On an error, the record may still exist.
 pub async fn deregister(spec: &RegistrySpec, cluster: &str, node: &str) -> Result<bool, String> {
     match spec {
         RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => Ok(false),
@@ -232,7 +231,7 @@ pub async fn deregister(spec: &RegistrySpec, cluster: &str, node: &str) -> Resul
     }
 }
 
-/// Whether a registry is elsewhere, and may be away.
+/// Whether a registry is on another host, and so may be unreachable.
 fn is_remote(spec: &RegistrySpec) -> bool {
     !matches!(spec, RegistrySpec::File(_))
 }

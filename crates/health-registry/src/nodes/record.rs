@@ -1,12 +1,12 @@
-//! One node in JSON, as stores and this agent's own cache hold it.
+//! One node as JSON, in the form that stores and this agent's own cache use.
 
 use serde::{Deserialize, Serialize};
 
 use super::Node;
 use super::validate::{Entry, SourceText};
 
-/// A node as it is written; see [`Node`]. The format is public: fields may be added, those that are
-/// there keep their meaning, and readers pass over what they do not know.
+/// The written form of a node; see [`Node`]. The format is public: fields may be added, existing fields keep their
+/// meaning, and readers ignore unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     name: String,
@@ -50,12 +50,12 @@ impl NodeRecord {
         &self.name
     }
 
-    /// Its cluster's name.
+    /// The name of the node's cluster.
     pub fn cluster(&self) -> &str {
         &self.cluster
     }
 
-    /// The record found at `place`, to be checked.
+    /// Converts the record, found at `place`, to an entry to be checked.
     pub fn into_entry(self, place: &str) -> Entry<String> {
         let written = |text: String| SourceText {
             text,

@@ -1,5 +1,5 @@
-//! What every registry's entries are checked for: names, addresses and prefixes that can be used,
-//! and that are nobody else's.
+//! The checks that every registry's entries must pass: names, addresses and prefixes must be usable, and must not
+//! belong to another node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,28 +10,28 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::Node;
 
-/// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
+/// Longest name of a node or cluster in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
-/// Most addresses or prefixes of one kind that an entry may have.
+/// Maximum addresses or prefixes of one kind per entry.
 const MAX_LIST_LEN: usize = 64;
 
-/// A piece of an entry as it is written, and where: a line of a file, a key of a store.
+/// A piece of an entry as written, and its place: a line of a file, or a key of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceText<P> {
     /// The text.
     pub text: String,
-    /// Its place.
+    /// Where it is.
     pub place: P,
 }
 
-/// A registry's entry as it is written.
+/// A registry's entry as written.
 #[derive(Clone, Debug)]
 pub struct Entry<P> {
-    /// Where it begins.
+    /// Where it starts.
     pub place: P,
     /// See [`Node::name`].
     pub name: SourceText<P>,
-    /// See [`Node::cluster`]; the registry's own where there is none.
+    /// See [`Node::cluster`]. If absent, the registry's own cluster.
     pub cluster: Option<SourceText<P>>,
     /// See [`Node::addresses`].
     pub addresses: Vec<SourceText<P>>,
@@ -44,7 +44,7 @@ pub struct Entry<P> {
 }
 
 impl Entry<String> {
-    /// A node that was read before, all of it found at `place`.
+    /// Converts a node that was read before. Every piece gets the place `place`.
     pub fn from_node(node: &Node, place: &str) -> Self {
         let written = |text: String| SourceText {
             text,
@@ -72,7 +72,7 @@ impl Entry<String> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct RefusedEntry<P: fmt::Display> {
-    /// The place of the piece that is wrong.
+    /// Place of the wrong piece.
     pub place: P,
     /// What is wrong.
     pub problem: Problem<P>,
@@ -89,12 +89,12 @@ pub enum Problem<P: fmt::Display> {
         /// As written.
         name: String,
     },
-    /// A name that no report has room for.
+    /// The name is longer than reports allow.
     #[error("{what} of {len} bytes is too long; at most {MAX_NAME_LEN} are allowed")]
     LongName {
         /// `node name` or `cluster name`.
         what: &'static str,
-        /// Its length, bytes.
+        /// Length in bytes.
         len: usize,
     },
     /// More addresses or prefixes than any node has.
@@ -102,42 +102,42 @@ pub enum Problem<P: fmt::Display> {
     TooMany {
         /// The node.
         node: String,
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// How many.
+        /// Their number.
         len: usize,
     },
-    /// A node without an address.
+    /// The node has no address.
     #[error("node {0} has no address")]
     NoAddress(String),
-    /// Two nodes with one name.
+    /// Two nodes have the same name.
     #[error("node {name} is listed twice, first at {first}")]
     DuplicateName {
         /// `cluster/node`.
         name: String,
-        /// The other place.
+        /// Place of the other node.
         first: P,
     },
-    /// Not an IP address.
+    /// The text is not an IP address.
     #[error("{0:?} is not an IP address")]
     InvalidAddress(String),
-    /// An address by which other nodes cannot reach this one.
+    /// Other nodes cannot reach this one at such an address.
     #[error("{0} is not a unicast address")]
     NotUnicast(IpAddr),
-    /// One address for two things.
+    /// The same address is listed twice.
     #[error("address {address} is listed twice, first at {first} as {owner}")]
     DuplicateAddress {
         /// The address.
         address: IpAddr,
         /// The other place.
         first: P,
-        /// Whose it is there.
+        /// Its owner there.
         owner: String,
     },
-    /// Not a prefix.
+    /// The text is not a prefix.
     #[error("{0:?} is not a CIDR such as 10.244.1.0/24")]
     InvalidCidr(String),
-    /// An address with a length instead of a prefix.
+    /// The text is an address with a length, instead of a prefix.
     #[error("CIDR {written} has host bits set; write {network}")]
     HostBits {
         /// As written.
@@ -145,7 +145,7 @@ pub enum Problem<P: fmt::Display> {
         /// What it should be.
         network: IpNet,
     },
-    /// A prefix of addresses that pods cannot have. Routes for it would take the host's own packets away.
+    /// Pods cannot have addresses of this prefix. Routes for it would take away the host's own packets.
     #[error("CIDR {cidr} overlaps {special}, whose addresses are not for pods")]
     SpecialCidr {
         /// As written.
@@ -153,7 +153,7 @@ pub enum Problem<P: fmt::Display> {
         /// What it overlaps.
         special: IpNet,
     },
-    /// Two prefixes with addresses in common.
+    /// Two prefixes share addresses.
     #[error("pod CIDR {cidr} of {owner} overlaps {other} of {other_owner} at {place}")]
     OverlappingCidrs {
         /// The later one.
@@ -164,10 +164,10 @@ pub enum Problem<P: fmt::Display> {
         other: IpNet,
         /// Its node.
         other_owner: String,
-        /// Where the earlier one stands.
+        /// Place of the earlier one.
         place: P,
     },
-    /// A node's own address lies where endpoints get theirs.
+    /// A node's own address lies in a pod CIDR.
     #[error("address {address} of {node} lies in the pod CIDR {cidr} of {owner} at {place}")]
     AddressInPodCidr {
         /// The node's address.
@@ -178,10 +178,10 @@ pub enum Problem<P: fmt::Display> {
         cidr: IpNet,
         /// The prefix's node.
         owner: String,
-        /// Where the prefix stands.
+        /// Place of the prefix.
         place: P,
     },
-    /// Endpoints would get addresses among which is an earlier node's own.
+    /// A pod CIDR contains the own address of an earlier node.
     #[error("pod CIDR {cidr} of {owner} holds the address {address} of {node} at {place}")]
     PodCidrOverAddress {
         /// The prefix.
@@ -192,10 +192,10 @@ pub enum Problem<P: fmt::Display> {
         address: IpAddr,
         /// The other node.
         node: String,
-        /// Where the address stands.
+        /// Place of the address.
         place: P,
     },
-    /// A health address that the node cannot have given out.
+    /// The node cannot have assigned this health address.
     #[error("health address {address} is in none of the pod CIDRs of {node}")]
     OutsidePodCidrs {
         /// The address.
@@ -205,16 +205,16 @@ pub enum Problem<P: fmt::Display> {
     },
 }
 
-/// What the entries taken so far claim for themselves. What one claims stays its own: a later entry
-/// that wants the same is refused, and changes nothing.
+/// The claims of the entries accepted so far. What an entry claims stays its own: a later entry that wants the same is
+/// refused, and changes nothing.
 #[derive(Debug)]
 pub struct Claims<P> {
     names: HashMap<String, P>,
-    /// Every address, of nodes and of health endpoints.
+    /// All addresses, of nodes and of health endpoints.
     addresses: HashMap<IpAddr, Claim<P>>,
     /// The nodes' own addresses, in order.
     node_addresses: BTreeMap<IpAddr, Claim<P>>,
-    /// By first address. They are disjoint, so only neighbours can meet a new one.
+    /// By first address. They are disjoint, so only neighbours can overlap a new one.
     pod_cidrs: BTreeMap<IpAddr, (IpNet, Claim<P>)>,
 }
 
@@ -235,7 +235,7 @@ impl<P> Default for Claims<P> {
     }
 }
 
-/// An entry that is good by itself.
+/// An entry that is valid by itself.
 struct ParsedEntry<P> {
     node: Node,
     full_name: String,
@@ -246,7 +246,7 @@ struct ParsedEntry<P> {
 }
 
 impl<P: Clone + fmt::Display> Claims<P> {
-    /// Takes an entry, which is of `default_cluster` if it does not say otherwise.
+    /// Accepts an entry. Without a cluster of its own, it belongs to `default_cluster`.
     pub fn take(
         &mut self,
         entry: Entry<P>,
@@ -361,7 +361,7 @@ impl<P: Clone + fmt::Display> Claim<P> {
     }
 }
 
-/// Reads an entry, and checks all that can be checked without the others.
+/// Parses an entry, and checks everything that does not depend on other entries.
 fn parse<P: Clone + fmt::Display>(
     entry: Entry<P>,
     default_cluster: &str,
@@ -499,7 +499,7 @@ fn health_endpoint(node: &str) -> String {
     format!("the health endpoint of {node}")
 }
 
-/// Prefixes are nested or apart.
+/// Whether two prefixes overlap: they are either nested or disjoint.
 fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
@@ -533,7 +533,7 @@ fn address<P: Clone + fmt::Display>(
     Ok((address, place))
 }
 
-/// Networks that are no pods': this network, loopback, link-local, multicast and reserved addresses (RFC 6890).
+/// Networks that pods cannot have: this network, loopback, link-local, multicast and reserved addresses (RFC 6890).
 const SPECIAL: [IpNet; 8] = [
     v4([0, 0, 0, 0], 8),
     v4([127, 0, 0, 0], 8),
@@ -577,7 +577,7 @@ fn cidr<P: Clone + fmt::Display>(written: SourceText<P>) -> Result<(IpNet, P), R
     Ok((cidr, place))
 }
 
-/// What is no address at all may be of any length; reports are lines.
+/// Shortens text: input that is not an address may have any length, but reports are single lines.
 fn shortened(mut text: String) -> String {
     const LONGEST: usize = 64;
     if text.len() > LONGEST {

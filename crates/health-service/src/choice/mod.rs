@@ -28,10 +28,10 @@ pub enum TopologyMode {
     PreferSameZone,
 }
 
-/// Whose endpoints are preferred, and why.
+/// Which endpoints are preferred, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Whose.
+    /// Which endpoints.
     pub mode: TopologyMode,
     /// Why, in words.
     pub reason: String,
@@ -72,7 +72,7 @@ impl<'a> Choice<'a> {
         choice
     }
 
-    /// The endpoints in either list, each once: the cluster list, then those that are only in the local list.
+    /// The endpoints in either list, without duplicates: the cluster list, then those that are only in the local list.
     pub fn reachable(&self) -> Vec<&'a Endpoint> {
         let mut seen = HashSet::new();
         let all = self.cluster.iter().chain(&self.local).copied();
@@ -103,7 +103,7 @@ fn first_that_has<'a>(
 }
 
 impl Preference {
-    /// That of these endpoints; none if none of the ready ones has a hint.
+    /// The preference for these endpoints; `None` if no ready one has a hint.
     pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Option<Self> {
         let ready = || endpoints.iter().filter(|one| one.conditions.ready);
         if ready().all(|endpoint| endpoint.hints.is_none()) {

@@ -76,7 +76,7 @@ fn numbers(list: &[&Endpoint]) -> Vec<u8> {
     list.iter().map(last).collect()
 }
 
-/// Cluster list, local list, reachable ones, whether there is any.
+/// Cluster list, local list, reachable ones, whether there are any.
 type Numbers = (Vec<u8>, Vec<u8>, Vec<u8>, bool);
 
 fn chosen(endpoints: &[Endpoint], port: &ServicePort, zone: Option<&str>) -> Numbers {
@@ -111,7 +111,7 @@ fn hints_prefer_the_zone_if_all_ready_endpoints_have_one_and_one_is_for_it() {
     assert_eq!(cluster(&both, None), [1, 2, 3]);
     let one_without = endpoints(&[(READY, false, &[], &["z1"]), (READY, false, &[], &[])]);
     assert_eq!(cluster(&one_without, Some("z1")), [1, 2]);
-    // The only one for this zone is not ready, so the decision falls before anything is filtered.
+    // The only one for this zone is not ready; the decision is made before anything is filtered.
     let not_ready = endpoints(&[(ENDING, false, &[], &["z1"]), (READY, false, &[], &["z2"])]);
     assert_eq!(cluster(&not_ready, Some("z1")), [2]);
 }

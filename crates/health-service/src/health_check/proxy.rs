@@ -10,8 +10,8 @@ use serde::Serialize;
 /// The key of the taint that the cluster autoscaler puts on a node that it is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Whether the changes of each family reach the kernel in time. The caller gives the time: `now` is monotonic, and `wall`
-/// is the same moment as a date.
+/// Whether the changes of each family reach the kernel in time. The caller passes in the time: `now` is monotonic, and
+/// `wall` is the same moment as a date.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     /// How long a change may wait.
@@ -36,7 +36,7 @@ impl Progress {
     }
 }
 
-/// What the cluster says of a node.
+/// What the cluster says about a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeStanding<'a> {
     /// Whether its object is being deleted.
@@ -94,28 +94,28 @@ impl ProxyHealth {
         }
     }
 
-    /// Notes that a change of this family waits since `now`, if none waited already.
+    /// Records that a change of this family waits since `now`, if none waited already.
     pub fn queued(&mut self, family: Family, now: Duration) {
         let progress = self.families.entry(family).or_default();
         progress.oldest_queued.get_or_insert(now);
         progress.newest_queued = Some(now);
     }
 
-    /// Notes that the changes of this family that were queued until a time have reached the kernel. `wall`: now.
+    /// Records that the changes of this family that were queued until a time have reached the kernel. `wall`: now.
     pub fn updated(&mut self, family: Family, until: Duration, wall: Timestamp) {
         let progress = self.families.entry(family).or_default();
-        // Of those that wait still, none is older than that time.
+        // No change that is still waiting is older than that time.
         let waits = progress.newest_queued.is_some_and(|newest| newest > until);
         progress.oldest_queued = waits.then_some(until);
         progress.last_updated = Some(wall);
     }
 
-    /// Sets what the cluster says of the node. Until the first call, the node is eligible.
+    /// Sets what the cluster says about the node. Until the first call, the node is eligible.
     pub fn node(&mut self, standing: NodeStanding<'_>) {
         self.is_eligible = !standing.is_deleting && !standing.taints.contains(&TO_BE_DELETED);
     }
 
-    /// Whether the changes of all families reach the kernel in time, whatever the cluster says of the node.
+    /// Whether the changes of all families reach the kernel in time, whatever the cluster says about the node.
     pub fn is_healthy(&self, now: Duration) -> bool {
         let mut families = self.families.values();
         families.all(|progress| progress.is_healthy(self.timeout, now))

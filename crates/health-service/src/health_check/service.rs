@@ -17,7 +17,7 @@ pub struct ServiceHealth {
 /// The listeners to close and to open. Close first: another service may get the port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
-    /// The services whose listener is to be closed, with its port.
+    /// The services whose listener must be closed, with its port.
     pub close: Vec<(ServiceName, u16)>,
     /// The services that need a new listener, with its port.
     pub open: Vec<(ServiceName, u16)>,
@@ -45,7 +45,7 @@ pub struct ServiceId {
 }
 
 impl ServiceAnswer {
-    /// The header with [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`. Names of headers ignore
+    /// The header with [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`. Header names ignore
     /// case.
     pub const WEIGHT_HEADER: &str = "x-load-balancing-endpoint-weight";
 
@@ -56,7 +56,8 @@ impl ServiceAnswer {
 }
 
 impl ServiceHealth {
-    /// Takes what the state has. Returns what to do to the listeners. A listener whose port changes is closed and opened.
+    /// Takes over the state's health checks. Returns what to do with the listeners. A listener whose port changes is closed
+    /// and reopened.
     pub fn sync(&mut self, checks: &HealthChecks) -> Listeners {
         let mut listeners = Listeners::default();
         self.open.retain(|service, known| {
@@ -76,12 +77,12 @@ impl ServiceHealth {
         listeners
     }
 
-    /// Notes that a listener could not be opened. The next sync tries again.
+    /// Records that a listener could not be opened. The next sync tries again.
     pub fn failed(&mut self, service: &ServiceName) {
         self.open.remove(service);
     }
 
-    /// The answer to a request; none if the service no longer has a listener.
+    /// The answer to a request; `None` if the service no longer has a listener.
     pub fn answer(&self, service: &ServiceName, is_proxy_healthy: bool) -> Option<ServiceAnswer> {
         let check = self.open.get(service)?;
         Some(ServiceAnswer {

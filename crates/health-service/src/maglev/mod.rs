@@ -1,25 +1,25 @@
 //! Lookup tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
 //! Balancer", NSDI 2016, §3.4).
 //!
-//! Each backend has its own order of the table's places, and takes the next free one when it is its turn. All backends
-//! therefore get equal shares, and few places change hands when a backend is added or removed. Nodes with the same
-//! backends and seed have the same table.
+//! Each backend has its own order of the table's slots, and takes the next free one on its turn. So all backends get equal
+//! shares, and few slots change hands when a backend is added or removed. Nodes with the same backends and seed have the
+//! same table.
 
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Default size, in places. When one of up to 128 backends is removed, the number of places that move between the others
-/// is at most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the places. It
-/// is the same for all numbers of backends: with another size, all places would move.
+/// Default size, in slots. When one of up to 128 backends is removed, the number of slots that move between the others is at
+/// most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the slots. The size is
+/// the same for all numbers of backends: with another size, all slots would move.
 pub const SIZE: u32 = 65_537;
 /// Default seed: nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
 /// Largest size.
 pub const SIZE_MAX: u32 = 1 << 24;
 
-/// The size is not one that a table can have.
+/// The size is invalid for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a Maglev table of {0} places: the size must be a prime between 3 and {SIZE_MAX}")]
 pub struct SizeError(pub u32);
@@ -27,11 +27,11 @@ pub struct SizeError(pub u32);
 /// A backend of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The value of the places that it gets.
+    /// The value of the slots that it gets.
     pub id: u32,
-    /// Determines its order of places: [`hash`], or any other value that is the same on each node.
+    /// Determines its order of slots: [`hash`], or any other value that is the same on each node.
     pub hash: u64,
-    /// Its share of the places, relative to the others. With 0 it gets none.
+    /// Its share of the slots, relative to the others. With 0 it gets none.
     pub weight: u16,
 }
 
@@ -41,11 +41,11 @@ pub struct Maglev {
     size: u32,
     seed: u64,
     turns: Vec<Turn>,
-    /// Which places are taken, one bit each: small enough to stay in the CPU's cache.
+    /// Which slots are taken, one bit each: small enough to stay in the CPU's cache.
     taken: Vec<u64>,
 }
 
-/// A backend's progress in its order of places.
+/// A backend's progress in its order of slots.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     id: u32,
@@ -53,12 +53,12 @@ struct Turn {
     next: u32,
     skip: u32,
     weight: u32,
-    /// How much of its next place it has saved up, in units of weight.
+    /// How much of its next slot it has saved up, in units of weight.
     credit: u32,
 }
 
 impl Maglev {
-    /// A filler of tables with this many places, which must be a prime.
+    /// Fills tables with this many slots, which must be a prime.
     pub fn new(size: u32, seed: u64) -> Result<Self, SizeError> {
         if !(3..=SIZE_MAX).contains(&size) || !is_prime(size) {
             return Err(SizeError(size));
@@ -71,13 +71,13 @@ impl Maglev {
         })
     }
 
-    /// How many places a table has.
+    /// The number of slots in a table.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// Fills a table. The order of the backends does not matter. Without backends, or if all weights are 0, every place
-    /// is 0. With equal weights, shares differ by at most one place.
+    /// Fills a table. The order of the backends does not matter. Without backends, or if all weights are 0, every slot is 0.
+    /// With equal weights, shares differ by at most one slot.
     ///
     /// # Panics
     ///
@@ -133,7 +133,7 @@ impl Maglev {
 }
 
 impl Turn {
-    /// Takes the next free place in its order; there must be one.
+    /// Takes the next free slot in its order; there must be one.
     fn take(&mut self, size: u32, taken: &mut [u64]) -> u32 {
         loop {
             let place = self.next;

@@ -1,4 +1,4 @@
-//! Providers: each writes a [`State`](crate::state::State) into the kernel, by eBPF maps ([`ebpf`]) or by IPVS ([`ipvs`]).
+//! Providers: each writes a [`State`](crate::state::State) into the kernel, through eBPF maps ([`ebpf`]) or IPVS ([`ipvs`]).
 
 pub mod ebpf;
 pub mod ipvs;

@@ -21,15 +21,15 @@ pub trait Job {
     fn run(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// Asks a driver for runs.
+/// Requests runs from a driver.
 #[derive(Clone, Debug)]
 pub struct Trigger(mpsc::Sender<()>);
 
 impl Trigger {
-    /// Asks for a run without waiting for it. Fails once the driver has ended.
+    /// Requests a run without waiting for it. Fails once the driver has stopped.
     pub fn trigger(&self) -> Result<(), RunnerError> {
         match self.0.try_send(()) {
-            // The request that is already waiting stands for this one too.
+            // The request that is already waiting covers this one too.
             Ok(()) | Err(TrySendError::Full(())) => Ok(()),
             Err(TrySendError::Closed(())) => Err(RunnerError::Stopped),
         }
@@ -45,7 +45,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver that starts now, and the trigger that asks it for runs.
+    /// A driver that starts now, and the trigger that requests runs.
     pub fn new(intervals: Intervals) -> Result<(Self, Trigger), RunnerError> {
         let (sender, asked) = mpsc::channel(1);
         let driver = Self {
@@ -90,7 +90,7 @@ impl Driver {
     }
 }
 
-/// Tells the log how runs fail, once for all that fail alike.
+/// Logs failures of runs, once per series of equal ones.
 fn tell(before: &Option<String>, now: &Option<String>) {
     match now {
         Some(error) if before.as_ref() != Some(error) => {

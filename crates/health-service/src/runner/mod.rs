@@ -1,7 +1,7 @@
-//! When to sync: as often as asked for, but not more often than a shortest interval, and at least once in a longest one
+//! When to sync: on request, but not more often than a shortest interval, and at least once per longest interval
 //! (`pkg/proxy/runner` of Kubernetes).
 //!
-//! [`Runner`] decides, and the caller gives it the time; [`Driver`] runs a job on tokio when the runner says so.
+//! [`Runner`] decides, and the caller passes in the time; [`Driver`] runs a job on tokio when the runner says so.
 
 mod driver;
 #[cfg(test)]
@@ -16,9 +16,9 @@ pub use driver::{Driver, Job, Trigger};
 pub struct Intervals {
     /// From the end of a run to the start of the next, at least.
     pub min: Duration,
-    /// From the end of a run that failed to the next, if nobody asks for one.
+    /// From the end of a failed run to the next, if none is requested.
     pub retry: Duration,
-    /// From the end of a run to the next, if nobody asks for one.
+    /// From the end of a run to the next, if none is requested.
     pub max: Duration,
 }
 
@@ -45,7 +45,7 @@ pub enum RunnerError {
 pub struct Runner {
     intervals: Intervals,
     phase: Phase,
-    /// Whether a run was asked for and has not begun.
+    /// Whether a run was requested and has not started.
     is_asked: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct Runner {
 enum Phase {
     /// Between runs.
     Idle {
-        /// No run begins before this.
+        /// No run starts before this.
         earliest: Duration,
-        /// A run begins at this time even if nobody asks for one.
+        /// A run starts at this time even if none is requested.
         due: Duration,
     },
     Running,
@@ -63,7 +63,7 @@ enum Phase {
 }
 
 impl Runner {
-    /// A runner that starts now. Its first run begins when asked for, or after the longest interval.
+    /// A runner that starts now. Its first run starts on request, or after the longest interval.
     pub fn new(intervals: Intervals, now: Duration) -> Result<Self, RunnerError> {
         let Intervals { min, max, .. } = intervals;
         if max < min {
@@ -79,7 +79,7 @@ impl Runner {
         })
     }
 
-    /// Asks for a run. Several requests before it begins make one run; a request during a run makes another.
+    /// Requests a run. Several requests before it starts make one run; a request during a run makes another.
     pub fn trigger(&mut self) -> Result<(), RunnerError> {
         if let Phase::Stopped = self.phase {
             return Err(RunnerError::Stopped);
@@ -99,7 +99,7 @@ impl Runner {
         is_due
     }
 
-    /// Notes that the run has ended now. A successful run makes up for earlier ones that failed.
+    /// Records that the run has ended now. A successful run makes up for earlier failed ones.
     pub fn finished(&mut self, now: Duration, is_success: bool) {
         if let Phase::Running = self.phase {
             let Intervals { min, retry, max } = self.intervals;
@@ -111,7 +111,7 @@ impl Runner {
         }
     }
 
-    /// When to poll next, unless somebody asks for a run earlier; none during a run and after [`Runner::stop`].
+    /// When to poll next, unless a run is requested earlier; `None` during a run and after [`Runner::stop`].
     pub fn next_wake(&self) -> Option<Duration> {
         match self.phase {
             Phase::Idle { earliest, .. } if self.is_asked => Some(earliest),

@@ -16,7 +16,7 @@ fn intervals(min: u64, retry: u64, max: u64) -> Intervals {
     }
 }
 
-/// A runner whose last run, that takes no time, ended at 0.
+/// A runner whose last run ended at 0 and took no time.
 fn after_a_run(min: u64, retry: u64, max: u64, is_success: bool) -> Runner {
     let mut runner = Runner::new(intervals(min, retry, max), Duration::ZERO).unwrap();
     runner.trigger().unwrap();
@@ -25,7 +25,7 @@ fn after_a_run(min: u64, retry: u64, max: u64, is_success: bool) -> Runner {
     runner
 }
 
-/// When the runner runs next, by asking it each millisecond from `from` to `to`.
+/// When the runner runs, if asked each millisecond from `from` to `to`.
 fn runs(runner: &mut Runner, from: u64, to: u64) -> Vec<u64> {
     let mut runs = Vec::new();
     for now in from..=to {
@@ -90,7 +90,7 @@ fn a_run_that_is_asked_for_after_a_failure_waits_for_the_cooldown_and_cancels_th
     assert!(!runner.poll(ms(100)));
     runner.trigger().unwrap();
     assert_eq!(runs(&mut runner, 100, 1000), [1000]);
-    // From that run on: none at +5 s or +9 s, one at +10 s.
+    // Counted from that run: none at +5 s or +9 s, one at +10 s.
     assert!(runs(&mut runner, 1001, 10_999).is_empty());
     assert_eq!(runs(&mut runner, 11_000, 11_000), [11_000]);
 }
@@ -132,11 +132,11 @@ fn a_runner_that_has_stopped_runs_no_more_and_cannot_be_asked_to() {
     assert_eq!(runner.next_wake(), None);
 }
 
-/// Runs that end as they are told to (`None`: in a panic), and then well.
+/// Runs that end as scripted (`None`: with a panic), and after that succeed.
 struct Scripted {
     start: Instant,
     results: std::vec::IntoIter<Option<bool>>,
-    /// When they ran, ms.
+    /// When they ran, in ms.
     runs: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -154,7 +154,7 @@ impl Job for Scripted {
     }
 }
 
-/// When a driver ran, ms.
+/// When a driver ran, in ms.
 async fn driven(results: Vec<Option<bool>>, triggers: &[u64], until: u64) -> Vec<u64> {
     let (driver, trigger) = Driver::new(intervals(1, 5, 10)).unwrap();
     let start = Instant::now();

@@ -1,8 +1,8 @@
-//! Services of this node from their sources into the kernel.
+//! Moves services of this node from their sources into the kernel.
 //!
-//! One task takes what the sources say into the trackers, and, as often as a runner says, into a
-//! [`State`](crate::state::State) that a [`Provider`] brings into the kernel. Nothing is done before services and
-//! endpoint slices have been read once as a whole: what a node served before it restarted goes on until then.
+//! One task feeds what the sources say into the trackers and, as often as a runner says, into a
+//! [`State`](crate::state::State) that a [`Provider`] writes into the kernel. Nothing happens before services and endpoint
+//! slices have been read completely once: until then, the node keeps serving what it served before the restart.
 
 mod provider;
 mod syncer;
@@ -31,20 +31,20 @@ use syncer::Syncer;
 pub use provider::{Provider, Work};
 pub use view::{Failure, View};
 
-/// What [`Services`] work by.
+/// Settings of [`Services`].
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How often to sync. Once in the longest interval, the provider looks at all that there is.
+    /// How often to sync. Once per longest interval, the provider checks everything.
     pub intervals: Intervals,
     /// The families that the provider serves.
     pub families: Vec<Family>,
-    /// How long a change may wait before the node is ill.
+    /// How long a change may wait before the node is unhealthy.
     pub health_timeout: Duration,
-    /// Tells the time of day.
+    /// Returns the time of day.
     pub clock: fn() -> Timestamp,
 }
 
-/// Services that are served. Dropping it ends that, and leaves the kernel as it is.
+/// Running services. Dropping this stops them, and leaves the kernel as it is.
 #[derive(Debug)]
 pub struct Services {
     handle: Handle,
@@ -53,8 +53,8 @@ pub struct Services {
 }
 
 impl Services {
-    /// Begins to serve what these sources have, those that count more first, on a node whose place may change but not
-    /// its name. An error if the intervals exclude each other. Must be called in a tokio runtime.
+    /// Starts serving the services of these sources, in order of precedence, on a node whose place may change but not its
+    /// name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
     pub fn start<P: Provider>(
         settings: Settings,
         node: impl Into<NodeFacts>,
@@ -99,15 +99,15 @@ impl Services {
         })
     }
 
-    /// What tells how they do.
+    /// A handle that reports their state.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Ends after a sync that is under way.
+    /// Stops after any sync that is under way.
     pub async fn stop(mut self) {
         drop(self.stop.take());
-        // Syncs that panic do not end the task, so it has ended well.
+        // Syncs that panic do not end the task, so it has ended normally.
         let _ = (&mut self.task).await;
     }
 }
@@ -118,16 +118,16 @@ impl Drop for Services {
     }
 }
 
-/// What services go by of their node, now and whenever it changes.
+/// The facts about the node that services depend on, now and whenever they change.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
-    /// Where it is.
+    /// Its place in the topology.
     pub topology: watch::Receiver<Topology>,
-    /// What services must leave to it and to its peers.
+    /// What services must leave to the node and its peers.
     pub reserved: watch::Receiver<Arc<Reserved>>,
 }
 
-/// A node to which services must leave nothing.
+/// A node that reserves nothing.
 impl From<watch::Receiver<Topology>> for NodeFacts {
     fn from(topology: watch::Receiver<Topology>) -> Self {
         Self {
@@ -137,7 +137,7 @@ impl From<watch::Receiver<Topology>> for NodeFacts {
     }
 }
 
-/// What tells how services do, as long as somebody serves them and thereafter.
+/// Reports the state of services, while they are served and afterwards.
 #[derive(Clone, Debug)]
 pub struct Handle {
     view: watch::Receiver<Arc<View>>,
@@ -146,12 +146,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// What is served, now and whenever it changes.
+    /// The services, now and whenever they change.
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.view.clone()
     }
 
-    /// What is known of the node.
+    /// Sets what is known about the node.
     pub fn node(&self, standing: NodeStanding<'_>) {
         self.health.with(|health| health.node(standing));
     }
@@ -168,14 +168,15 @@ impl Handle {
         self.health.with(|health| health.livez(now, wall))
     }
 
-    /// Asks for a sync, as when something else has changed that the provider goes by. Does nothing once nobody serves.
+    /// Requests a sync, such as when something else has changed that the provider depends on. Does nothing once serving has
+    /// stopped.
     pub fn sync(&self) {
         self.health.queued();
-        // Whoever has ended has nothing to do.
+        // A stopped driver has nothing to do.
         let _ = self.trigger.trigger();
     }
 
-    /// How many changes there were, and how many wait.
+    /// How many changes there were, and how many are pending.
     pub fn changes(&self) -> ChangeCounts {
         *self.health.changes()
     }
@@ -186,17 +187,17 @@ impl Handle {
 pub struct ChangeCounts {
     /// Changes of services since the start.
     pub services: u64,
-    /// Those that the provider has not done.
+    /// Changes of services that the provider has not applied yet.
     pub pending_services: u64,
     /// Changes of endpoint slices since the start.
     pub endpoints: u64,
-    /// Those that the provider has not done.
+    /// Changes of endpoint slices that the provider has not applied yet.
     pub pending_endpoints: u64,
-    /// When the last change was noticed; none before the first.
+    /// When the last change was noticed; `None` before the first.
     pub last_queued: Option<Timestamp>,
 }
 
-/// Whether changes reach the kernel in time, for all who tell or ask.
+/// Whether changes reach the kernel in time. Shared by those who report changes and those who ask.
 #[derive(Debug)]
 struct Health {
     proxy: Mutex<ProxyHealth>,
@@ -215,7 +216,7 @@ impl Health {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since the start.
+    /// Time since the start.
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
@@ -230,7 +231,7 @@ impl Health {
         });
     }
 
-    /// Notes that what was queued until a time since the start is done.
+    /// Records that everything queued until a time since the start is done.
     fn updated(&self, until: Duration) {
         let wall = (self.clock)();
         let mut changes = self.changes();
@@ -244,7 +245,7 @@ impl Health {
     }
 }
 
-/// Asks for a sync whenever there is something new.
+/// Requests a sync whenever there is something new.
 struct Watcher {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     node: NodeFacts,
@@ -277,7 +278,7 @@ impl Watcher {
         }
     }
 
-    /// Waits until a source, the node's place or what it reserves changes. One that has ended says nothing more.
+    /// Waits until a source, the node's place or what it reserves changes. A closed source never changes again.
     async fn changed(&mut self) {
         let sources = self
             .sources

@@ -1,4 +1,4 @@
-//! From what the sources say to what the provider does.
+//! Turns what the sources say into work for the provider.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::spec::PortKey;
 use crate::state::{Changes, Conflicts, State};
 use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
 
-/// Most new conflicts of one sync that are logged one by one.
+/// Most new conflicts of one sync that are logged individually.
 const MOST_LOGGED: usize = 10;
 
 /// Syncs a provider with sources.
@@ -27,15 +27,15 @@ pub(super) struct Syncer<P> {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     node: NodeFacts,
     merger: Merger,
-    /// What the trackers know.
+    /// The state of the trackers.
     tracked: ServiceSet,
     services: ServiceChangeTracker,
     endpoints: EndpointsChangeTracker,
     state: State,
     provider: P,
-    /// What the provider has not done.
+    /// What the provider has not applied yet.
     pending: Changes,
-    /// When the provider last did all that there is; none if it must.
+    /// When the provider last did a full sync; `None` if it must do one.
     last_full: Option<Instant>,
     full_period: Duration,
     health: Arc<Health>,
@@ -69,9 +69,9 @@ impl<P: Provider> Syncer<P> {
         }
     }
 
-    /// Tells the trackers what differs from what they know.
+    /// Reports to the trackers what differs from their state.
     fn tell(&mut self, mut set: ServiceSet) {
-        // Whoever has begun never waits again.
+        // Once started, never wait again.
         set.synced = Synced {
             services: true,
             slices: true,
@@ -86,14 +86,14 @@ impl<P: Provider> Syncer<P> {
                 self.endpoints.remove(name);
                 continue;
             };
-            // The probes of this node change a slice too, and that is not what its time is of.
+            // This node's probes change a slice too, but its time does not refer to that.
             let known = before.and_then(|sourced| sourced.trigger_time);
             let time = now.and_then(|sourced| sourced.trigger_time);
             self.endpoints.update(slice, time.filter(|_| time != known));
         }
     }
 
-    /// Counts what the trackers were told.
+    /// Counts the changes reported to the trackers.
     fn count(&self) {
         let mut changes = self.health.changes();
         changes.services = self.services.total();
@@ -102,7 +102,7 @@ impl<P: Provider> Syncer<P> {
         changes.pending_endpoints += self.endpoints.pending();
     }
 
-    /// Adds to what the provider has not done.
+    /// Adds to the changes that the provider has not applied yet.
     fn note(&mut self, changes: Changes, moved: BTreeSet<PortKey>) {
         let pending = &mut self.pending;
         pending.ports.extend(changes.ports);
@@ -122,9 +122,9 @@ impl<P: Provider> Syncer<P> {
 impl<P: Provider> Job for Syncer<P> {
     type Error = P::Error;
 
-    /// Does what is to be done, if the sources are ready.
+    /// Does the pending work, if the sources are ready.
     async fn run(&mut self) -> Result<(), P::Error> {
-        // What is queued from now on may come too late for this run.
+        // Anything queued from now on may come too late for this run.
         let begun = self.health.now();
         let sources = self.sources.iter();
         let sets: Vec<_> = sources.map(|source| source.borrow().clone()).collect();
@@ -172,7 +172,7 @@ impl<P: Provider> Job for Syncer<P> {
     }
 }
 
-/// Logs the conflicts that were not there before.
+/// Logs the new conflicts.
 fn log_new(before: &Conflicts, now: &Conflicts) {
     let different = differences(before, now);
     let different = different.filter_map(|(_, before, now)| Some((before, now?)));
@@ -192,7 +192,7 @@ fn log_new(before: &Conflicts, now: &Conflicts) {
     }
 }
 
-/// What two maps of objects differ in, those that are gone first.
+/// The differences between two maps of objects, removed ones first.
 fn gone_first<'a, N: Ord, T: Eq>(
     before: &'a OrdMap<N, Sourced<T>>,
     now: &'a OrdMap<N, Sourced<T>>,

@@ -18,30 +18,30 @@ use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
 use crate::state::{Backend, Frontend, FrontendKind, PortState, State, Target};
 
-/// What is served. A clone shares all with what it was cloned from, and what is shown of a service is made when somebody
-/// asks for it: a change costs what it changes, whoever watches.
+/// The services, for display. A clone shares everything with the original, and a service's entry is only built on request: a
+/// change costs as much as it changes, however many watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
-    /// Whether the sources have been read once as a whole: before that, nothing is known.
+    /// Whether the sources have been read completely once: before that, nothing is known.
     pub is_synced: bool,
     services: OrdMap<ServiceName, Sourced<Service>>,
     state: Option<State>,
-    /// What keeps services from being served.
+    /// Problems that keep services from being served.
     pub problems: Arc<[ServiceProblem]>,
-    /// What the provider could not do of what there was to do last; none if it could do all.
+    /// What the provider failed to do in the last sync; `None` if it did everything.
     pub failure: Option<Arc<Failure>>,
 }
 
-/// What a provider could not do.
+/// What a provider failed to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Why.
     pub error: String,
-    /// The ports that are as they were, each with the reason; none if the error is about all.
+    /// The ports that stayed unchanged, each with the reason; empty if the error concerns everything.
     pub ports: BTreeMap<PortKey, String>,
 }
 
-/// Changes what is shown. Whoever watches hears of it if it differs.
+/// Changes the view. Notifies watchers if it differs.
 pub(super) fn update(sender: &watch::Sender<Arc<View>>, change: impl FnOnce(&mut View)) {
     sender.send_if_modified(|shown| {
         let mut view = View::clone(shown);
@@ -55,7 +55,7 @@ pub(super) fn update(sender: &watch::Sender<Arc<View>>, change: impl FnOnce(&mut
 }
 
 impl View {
-    /// Shows these services, and all that is wrong.
+    /// Takes over these services, and all problems.
     pub(super) fn show(&mut self, set: &ServiceSet, state: &State) {
         self.is_synced = true;
         self.services.clone_from(&set.services);
@@ -70,12 +70,12 @@ impl View {
         served.map(|(name, _)| name)
     }
 
-    /// Whether a controller of a cluster says which endpoints of a service are ready, and no probe of this node.
+    /// Whether a cluster's controller says which endpoints of a service are ready, rather than this node's probes.
     pub fn is_of_api(&self, name: &ServiceName) -> bool {
         self.services.get(name).is_some_and(Sourced::is_of_api)
     }
 
-    /// A service; none if there is none of this name. What probes say of its backends is not told here.
+    /// A service; `None` if no service has this name. Does not include what probes say about its backends.
     pub fn service(&self, name: &ServiceName, forwarding: &Forwarding) -> Option<ServiceEntry> {
         let sourced = self.services.get(name)?;
         let service = sourced.object.as_deref()?;
@@ -104,7 +104,7 @@ impl View {
         })
     }
 
-    /// The ports that are not served at an address, since another port or the node has it.
+    /// The ports that are not served at an address because another port or the node has it.
     pub fn conflicts(&self) -> impl Iterator<Item = ServiceConflict> {
         let conflicts = self.state.iter().flat_map(State::conflicts);
         conflicts.map(|conflict| ServiceConflict {

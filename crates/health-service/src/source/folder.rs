@@ -1,4 +1,4 @@
-//! A folder of manifests of services and endpoint slices.
+//! A folder of service and endpoint slice manifests.
 
 #[cfg(test)]
 mod tests;
@@ -40,14 +40,14 @@ pub(super) const KINDS: ObjectKinds = ObjectKinds {
     noun: "service or endpoint slice",
 };
 
-/// A folder of manifests. Dropping it ends the watch.
+/// A folder of manifests. Dropping it stops the watch.
 #[derive(Debug)]
 pub struct Folder(folder::Folder<ServiceSet>);
 
 impl Folder {
-    /// Begins to watch a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name begins with no dot. What
-    /// cannot be used stands in [`ServiceSet::problems`]; objects that were read before from such a file stay as they
-    /// were. Must be called in a tokio runtime.
+    /// Starts watching a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
+    /// Anything unusable is listed in [`ServiceSet::problems`]; objects read earlier from such a file stay unchanged. Must
+    /// be called in a tokio runtime.
     pub fn watch(path: &Path, selection: Selection) -> Self {
         let empty = FileObjects {
             selection: Arc::new(selection),
@@ -65,7 +65,7 @@ impl Folder {
     }
 }
 
-/// All that is known. Of two objects of one kind and name, that of the first file stays.
+/// All known objects. If two objects have the same kind and name, the one from the first file stays.
 fn set(files: &Files<FileObjects>, known: &mut Holders<PathBuf>) -> ServiceSet {
     let problem = |(subject, problem): (&Path, &str)| ServiceProblem {
         subject: subject.display().to_string(),
@@ -91,7 +91,7 @@ fn set(files: &Files<FileObjects>, known: &mut Holders<PathBuf>) -> ServiceSet {
     }
 }
 
-/// What a file has.
+/// The objects of a file.
 #[derive(Clone, Debug)]
 struct FileObjects {
     selection: Arc<Selection>,
@@ -121,11 +121,11 @@ impl Contents for FileObjects {
     }
 }
 
-/// What is wrong with a file.
+/// Problems with a file.
 #[derive(Default)]
 struct Problems {
     list: Vec<String>,
-    /// Whether anything that was there before may be meant by something that cannot be read.
+    /// Whether something unreadable may stand for any object that was there before.
     is_unclear: bool,
 }
 
@@ -139,12 +139,12 @@ impl Problems {
     }
 }
 
-/// What a file has of a kind.
+/// The objects of one kind in a file.
 struct Taken<'a, T: Readable> {
     selection: &'a Selection,
     source: Arc<str>,
     sound: BTreeMap<T::Name, Sourced<T>>,
-    /// The `NAMESPACE/NAME` of those with an error.
+    /// The `NAMESPACE/NAME` of objects with an error.
     ill: BTreeSet<String>,
 }
 
@@ -190,7 +190,7 @@ impl<'a, T: Readable> Taken<'a, T> {
         }
     }
 
-    /// Takes the place of what was there before, but for the objects with an error.
+    /// Replaces the previous objects, except those with an error.
     fn replace(self, known: &mut OrdMap<T::Name, Sourced<T>>, problems: &Problems) {
         let is_gone = |name: &&T::Name| {
             let is_kept = problems.is_unclear || self.ill.contains(&name.to_string());
@@ -200,7 +200,7 @@ impl<'a, T: Readable> Taken<'a, T> {
             known.remove(&name);
         }
         for (name, sourced) in self.sound {
-            // One that is as it was stays the same in memory too: whoever compares need not look at it.
+            // An unchanged object stays the same in memory too, so that comparisons can skip it.
             if known.get(&name) != Some(&sourced) {
                 known.insert(name, sourced);
             }

@@ -1,4 +1,4 @@
-//! Objects that a source keeps by themselves, as one set.
+//! Combines objects that a source keeps individually into one set.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
-/// Gathers what is known of objects, each by a key of its own. Keeps what it was told last, so that another table costs
-/// what differs.
+/// Gathers what is known of objects, each under its own key. Keeps its last input, so that another table costs only what
+/// differs.
 #[derive(Debug, Default)]
 pub struct Gathered {
     known_services: OrdMap<String, Arc<KnownService>>,
@@ -20,12 +20,12 @@ pub struct Gathered {
     documents: OrdMap<String, Arc<ServiceDocument>>,
     services: OrdMap<ServiceName, Sourced<Service>>,
     slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
-    /// By kind and key: of services, of slices, and of other documents.
+    /// By kind and key: services, slices, and other documents.
     ill: BTreeMap<(u8, String), Vec<ServiceProblem>>,
 }
 
 impl Gathered {
-    /// These are the services that are known now.
+    /// Takes over the services that are known now.
     pub fn take_services(&mut self, now: &OrdMap<String, Arc<KnownService>>) {
         let before = std::mem::replace(&mut self.known_services, now.clone());
         for (key, before, now) in changes(&before, now) {
@@ -33,7 +33,7 @@ impl Gathered {
         }
     }
 
-    /// These are the endpoint slices that are known now.
+    /// Takes over the endpoint slices that are known now.
     pub fn take_slices(&mut self, now: &OrdMap<String, Arc<KnownSlice>>) {
         let before = std::mem::replace(&mut self.known_slices, now.clone());
         for (key, before, now) in changes(&before, now) {
@@ -41,7 +41,7 @@ impl Gathered {
         }
     }
 
-    /// These are the documents that are known now, for a source that has services and slices in one store.
+    /// Takes over the documents that are known now, for a source that has services and slices in one store.
     pub fn take_documents(&mut self, now: &OrdMap<String, Arc<ServiceDocument>>) {
         let former = std::mem::replace(&mut self.documents, now.clone());
         for (key, before, now) in changes(&former, now) {
@@ -53,7 +53,7 @@ impl Gathered {
         }
     }
 
-    /// All objects, and all that is wrong: `outages` with the source, the rest with objects.
+    /// All objects, and all problems: `outages` are the source's, the rest are the objects'.
     pub fn set(
         &self,
         outages: impl IntoIterator<Item = ServiceProblem>,
@@ -103,10 +103,10 @@ fn replace<N: Clone + Ord, T>(
     }
 }
 
-/// A key, and what two tables have there.
+/// A key, with its value in each of two tables.
 type Change<'a, T> = (&'a str, Option<&'a T>, Option<&'a T>);
 
-/// What tables differ in.
+/// The differences between two tables.
 fn changes<'a, T: PartialEq>(
     before: &'a OrdMap<String, Arc<T>>,
     now: &'a OrdMap<String, Arc<T>>,

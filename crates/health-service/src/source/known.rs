@@ -1,4 +1,4 @@
-//! One object of a source that keeps objects by themselves: what is known of it, and what is wrong with it.
+//! One object of a source that keeps objects individually: what is known of it, and its problems.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::Sourced;
 use super::object::{Readable, Unreadable, read, read_leniently};
 use crate::spec::{EndpointSlice, Extent, Selection, Service, ServiceName, SliceName, SpecError};
 
-/// What [`Sourced::source`] says of objects of the API.
+/// The value of [`Sourced::source`] for objects of the API.
 pub(super) const API: &str = "kubernetes";
 
 /// What is known of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known<N, T> {
-    /// It, if it could be read once; in the form in which that was so last.
+    /// The object in its last readable form, if it ever was readable.
     good: Option<(N, Sourced<T>)>,
-    /// What the API tells one object from another of the same name by.
+    /// Tells objects of the API with the same name apart.
     uid: Option<String>,
-    /// What is wrong with it now.
+    /// Its current problems.
     problems: Vec<ServiceProblem>,
 }
 
@@ -32,9 +32,8 @@ pub type KnownService = Known<ServiceName, Service>;
 pub type KnownSlice = Known<SliceName, EndpointSlice>;
 
 impl<T: Readable> Known<T::Name, T> {
-    /// Reads an object of the API, `before` being what was known of the one of this name before. A field with an error
-    /// is left out, as kube-proxy does: the rest of the object holds. Of an object that has nothing to serve left, the
-    /// last good form stays.
+    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as in
+    /// kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
     pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
         let uid = uid.map(str::to_owned);
@@ -62,8 +61,8 @@ impl<T: Readable> Known<T::Name, T> {
         .log_new_problems(before)
     }
 
-    /// Reads the manifest of an object of this `NAMESPACE/NAME`, `before` being what was known from there before. Members
-    /// of lists with an error are left out; with any other error, the last good form stays.
+    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List members
+    /// with an error are left out; with any other error, the last good form stays.
     pub fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
@@ -88,17 +87,17 @@ impl<T: Readable> Known<T::Name, T> {
 }
 
 impl<N, T> Known<N, T> {
-    /// What is wrong with it.
+    /// Its problems.
     pub fn problems(&self) -> &[ServiceProblem] {
         &self.problems
     }
 
-    /// It, if it could be read once.
+    /// The object, if it ever was readable.
     pub(super) fn good(&self) -> Option<&(N, Sourced<T>)> {
         self.good.as_ref()
     }
 
-    /// Logs what is wrong, unless that was so before.
+    /// Logs the problems, unless they existed before.
     fn log_new_problems(self, before: Option<&Self>) -> Self {
         let is_new =
             |one: &&ServiceProblem| before.is_none_or(|before| !before.problems.contains(one));
@@ -112,7 +111,7 @@ impl<N, T> Known<N, T> {
     }
 }
 
-/// An object by its name, and the errors of what was left out of it.
+/// An object with its name, and the errors in the parts that were left out.
 type Read<T> = ((<T as Readable>::Name, Sourced<T>), Vec<SpecError>);
 
 fn read_manifest<T: Readable>(
@@ -177,21 +176,21 @@ fn problems<E: fmt::Display>(
     errors.map(problem).collect()
 }
 
-/// What stands at a key of a store whose keys are `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
-/// manifest of one object each.
+/// The document at a key of a store with the keys `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
+/// manifest of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceDocument {
     /// A service.
     Service(KnownService),
     /// An endpoint slice.
     Slice(KnownSlice),
-    /// A key of nothing of them.
+    /// A key of neither kind.
     Other(ServiceProblem),
 }
 
 impl ServiceDocument {
-    /// Reads what stands at a key, or why that could not be had; `source` is where that is, and `before` what was known
-    /// from there before.
+    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and `before` is
+    /// what was last known from there.
     pub fn read(
         key: &str,
         text: Result<&[u8], String>,
@@ -248,7 +247,7 @@ mod tests {
     use super::super::{Gathered, ServiceSet, Synced};
     use super::*;
 
-    /// The objects of documents, each at a key of its own.
+    /// The objects of documents, each under its own key.
     fn gathered<'a>(documents: impl IntoIterator<Item = &'a ServiceDocument>) -> ServiceSet {
         let documents = documents.into_iter().cloned().map(Arc::new).enumerate();
         let table: OrdMap<_, _> = documents
@@ -323,7 +322,7 @@ mod tests {
             assert_eq!(ip(&kept).as_deref(), Some("10.96.0.1"));
             assert!(!kept.problems().is_empty());
         }
-        // Another object of that name is not what it was.
+        // Another object with the same name does not inherit from it.
         wrong_type["metadata"]["uid"] = "u-3".into();
         let other = KnownService::of_api(wrong_type, Some(&first), &ALL);
         assert_eq!(ip(&other), None);

@@ -1,4 +1,4 @@
-//! Lists whose members are read one by one: a member of a wrong type does not take the others with it.
+//! Lists whose members are read one by one: a member of the wrong type does not affect the others.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::spec::{Extent, Kind, SpecError};
 
-/// A list, each member as it was read.
+/// A list, with the result of reading each member.
 #[derive(Debug)]
 pub(super) struct Members<T>(Vec<Result<T, WrongType>>);
 
@@ -18,7 +18,7 @@ pub(super) struct Members<T>(Vec<Result<T, WrongType>>);
 struct WrongType {
     /// The path within the member; empty for the member itself.
     path: String,
-    /// The reader's words.
+    /// The reader's message.
     problem: String,
 }
 
@@ -34,7 +34,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Members<T> {
         let read = |member: Value| {
             serde_path_to_error::deserialize(&member).map_err(|error| WrongType {
                 path: match error.path().to_string() {
-                    // What the reader calls the whole.
+                    // The reader's name for the whole.
                     path if path == "." => String::new(),
                     path => path,
                 },
@@ -46,7 +46,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Members<T> {
 }
 
 impl<T: Default> Members<T> {
-    /// What becomes of each member, by its path. One of a wrong type is noted, and its default takes its place: so the
+    /// Maps each member, with its path. A member of the wrong type is recorded and replaced by its default, so that the
     /// others keep their paths.
     pub(super) fn each<R>(
         self,
@@ -68,12 +68,12 @@ impl<T: Default> Members<T> {
     }
 }
 
-/// The members of a wrong type, by their paths.
+/// The members of the wrong type, with their paths.
 #[derive(Debug, Default)]
 pub(super) struct WrongTypes(Vec<(String, WrongType)>);
 
 impl WrongTypes {
-    /// The errors of an object, each error about the missing value of a member replaced by why it has none.
+    /// Replaces each error about a member's missing value with the reason why it has none.
     pub(super) fn in_place_of(
         self,
         mut errors: Vec<SpecError>,
@@ -101,7 +101,7 @@ impl WrongTypes {
                     inner => format!("{path}.{inner}"),
                 },
                 problem: Problem::WrongType(problem),
-                // Where nothing is left of a list, the missing value is no error of the member alone.
+                // If the list ends up empty, the missing value is not an error of the member alone.
                 extent: first.map_or(Extent::Member, |first| errors[first].extent),
             };
             errors.retain(|error| !is_about(error));

@@ -1,4 +1,4 @@
-//! Several sources as one.
+//! Merges several sources into one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,13 +14,13 @@ use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, Extent, Kind, Service, ServiceName, SliceName, SpecError};
 
-/// Makes one set of those of several sources. Keeps what it was told last, so that another set costs what differs.
+/// Merges the sets of several sources into one. Keeps its last input, so that another set costs only what differs.
 #[derive(Debug, Default)]
 pub struct Merger(Holders<usize>);
 
 impl Merger {
-    /// All objects of these sets, each once: one that two sets have is that of the first, and the other is a problem. The
-    /// sets must be those of the same sources each time.
+    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other is a
+    /// problem. The sets must come from the same sources each time.
     pub fn merge(&mut self, sets: &[Arc<ServiceSet>]) -> ServiceSet {
         if let [only] = sets {
             return ServiceSet::clone(only);
@@ -41,7 +41,7 @@ impl Merger {
     }
 }
 
-/// What several holders have, those that count more first.
+/// The objects of several holders, in order of precedence.
 #[derive(Debug)]
 pub(super) struct Holders<K> {
     services: Ranked<K, ServiceName, Service>,
@@ -58,7 +58,7 @@ impl<K> Default for Holders<K> {
 }
 
 impl<K: Clone + Ord> Holders<K> {
-    /// A holder has these.
+    /// Sets the objects of a holder.
     pub(super) fn set(
         &mut self,
         holder: &K,
@@ -69,14 +69,14 @@ impl<K: Clone + Ord> Holders<K> {
         self.slices.set(holder, slices);
     }
 
-    /// A holder has nothing any more.
+    /// Removes all objects of a holder.
     pub(super) fn remove(&mut self, holder: &K) {
         self.set(holder, &OrdMap::new(), &OrdMap::new());
         self.services.held.remove(holder);
         self.slices.held.remove(holder);
     }
 
-    /// The objects, each once.
+    /// The objects, without duplicates.
     pub(super) fn objects(&self) -> ServiceSet {
         ServiceSet {
             services: self.services.first.clone(),
@@ -85,7 +85,7 @@ impl<K: Clone + Ord> Holders<K> {
         }
     }
 
-    /// What does not count, since another holder has it too.
+    /// The objects that do not count because another holder has them too.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = ServiceProblem> {
         let services = self.services.duplicates(Kind::Service);
         services.chain(self.slices.duplicates(Kind::Slice))
@@ -95,13 +95,13 @@ impl<K: Clone + Ord> Holders<K> {
 /// Objects of one kind.
 #[derive(Debug)]
 struct Ranked<K, N: Ord, T> {
-    /// What each holder has.
+    /// The objects of each holder.
     held: BTreeMap<K, OrdMap<N, Sourced<T>>>,
     /// Each object once.
     first: OrdMap<N, Sourced<T>>,
-    /// Who has it.
+    /// The holder of each.
     holders: HashMap<N, K>,
-    /// The same objects of holders that come later.
+    /// The same objects of later holders.
     others: BTreeMap<(N, K), Sourced<T>>,
 }
 
@@ -248,7 +248,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// What each of three sources has of three services: none, or one of two versions.
+        /// For each of three sources, which of three services it has: none, or one of two versions.
         #[test]
         fn sets_that_come_one_after_the_other_are_merged_as_they_would_be_at_once(
             steps in prop::collection::vec(prop::array::uniform3(prop::array::uniform3(0..3_u8)), 1..20),

@@ -1,11 +1,12 @@
 //! Where services and their endpoints come from.
 //!
-//! A source tells what it knows as a [`ServiceSet`], now and whenever that changes. [`Folder`] reads manifests.
-//! [`Gathered`] makes a set of objects that others follow in the API of Kubernetes or in etcd, each of which is a [`Known`].
-//! [`Probed`] has the probes of this node say which endpoints of [`Manifests`] are ready. [`Merger`] makes one set of several.
+//! A source publishes what it knows as a [`ServiceSet`], now and whenever that changes. [`Folder`] reads manifests.
+//! [`Gathered`] builds a set from objects that others follow in the Kubernetes API or in etcd, each of which is a [`Known`].
+//! [`Probed`] lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`] merges several sets
+//! into one.
 //!
-//! The maps of a set are persistent: another set shares with it all that is the same, and what differs is found without
-//! a look at the rest. So one change costs what it changes, however many services there are.
+//! The maps of a set are persistent: sets share all equal parts, and differences are found without looking at the rest. So a
+//! change costs only what it changes, however many services there are.
 
 mod folder;
 mod gathered;
@@ -38,13 +39,13 @@ pub struct ServiceSet {
     pub services: OrdMap<ServiceName, Sourced<Service>>,
     /// The endpoint slices, by name.
     pub slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
-    /// What is wrong with some.
+    /// Problems with some of them.
     pub problems: Arc<[ServiceProblem]>,
-    /// What was read as a whole.
+    /// What was read completely.
     pub synced: Synced,
 }
 
-/// What was read as a whole at least once: what the set does not have of it is not there.
+/// What was read completely at least once: anything of that kind that the set lacks does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     /// Services.
@@ -54,7 +55,7 @@ pub struct Synced {
 }
 
 impl Synced {
-    /// Whether all was.
+    /// Whether everything was.
     pub const fn is_complete(self) -> bool {
         self.services && self.slices
     }
@@ -63,16 +64,16 @@ impl Synced {
 /// An object of a source.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Sourced<T> {
-    /// It; none if it is not to be served.
+    /// The object; `None` if it must not be served.
     pub object: Option<Arc<T>>,
-    /// When what it shows happened.
+    /// When the event happened that it shows.
     pub trigger_time: Option<Timestamp>,
-    /// Where it was read.
+    /// Where it was read from.
     pub source: Arc<str>,
 }
 
 impl<T> Sourced<T> {
-    /// Whether a controller of a cluster says which endpoints are ready, and no probe of this node.
+    /// Whether a cluster's controller says which endpoints are ready, rather than this node's probes.
     pub fn is_of_api(&self) -> bool {
         *self.source == *known::API
     }

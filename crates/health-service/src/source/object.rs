@@ -1,5 +1,5 @@
-//! Services and endpoint slices, as a text has them. Only the fields that matter are read: those of Kubernetes' own types
-//! that nobody looks at would take much code to read.
+//! Services and endpoint slices as written in text. Only the relevant fields are read: parsing the unused fields of
+//! Kubernetes' own types would take a lot of code.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,35 +23,35 @@ use crate::spec::{
 /// An object that can be read.
 pub trait Readable: Sized + Eq {
     type Name: Ord + Clone + fmt::Display;
-    /// The fields that matter.
+    /// The relevant fields.
     type Fields: DeserializeOwned;
     const KIND: Kind;
-    /// What a text with one of them alone may hold.
+    /// The kinds that a text with only one such object may hold.
     const KINDS: ObjectKinds;
 
-    /// An error if it cannot be told from others.
+    /// Fails if the object cannot be identified.
     fn read(fields: Self::Fields, selection: &Selection) -> Result<Reading<Self>, SpecError>;
 }
 
-/// What was read of an object.
+/// The result of reading an object.
 pub struct Reading<T: Readable> {
     pub(super) name: T::Name,
-    /// It, or why it is not to be served.
+    /// The object, or why it must not be served.
     pub(super) object: Result<T, Skip>,
     pub(super) trigger_time: Option<Timestamp>,
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Why an object is not read.
+/// Why an object was not read.
 pub(super) struct Unreadable {
     /// Its `NAMESPACE/NAME`, if it has a name.
     pub(super) object: Option<String>,
-    /// All that is wrong with it.
+    /// All problems with it.
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Reads an object of a manifest. Members of lists with an error are left out, unless that leaves nothing of the list. With
-/// any other error nobody can tell what is meant, as the API would not have taken it.
+/// Reads an object of a manifest. List members with an error are left out, unless that leaves the list empty. With any other
+/// error the meaning is unclear, because the API would not have accepted the object.
 pub(super) fn read<T: Readable>(
     object: Object,
     selection: &Selection,
@@ -86,21 +86,21 @@ pub(super) fn read<T: Readable>(
     }
 }
 
-/// What was read of an object that may have errors.
+/// The result of reading an object that may have errors.
 pub(super) struct Lenient<T: Readable> {
-    /// Its `NAMESPACE/NAME`, as far as it has them.
+    /// Its `NAMESPACE/NAME`, as far as given.
     pub(super) title: String,
     /// Whether it has a name.
     pub(super) is_named: bool,
-    /// Whether all that it has is of the right type.
+    /// Whether everything in it has the right type.
     pub(super) is_typed: bool,
-    /// It, without the fields that have an error; none if that leaves nothing.
+    /// The object without the fields that have an error; `None` if that leaves nothing.
     pub(super) reading: Option<Reading<T>>,
-    /// All that is wrong with it.
+    /// All problems with it.
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Reads an object as far as that is possible.
+/// Reads an object as far as possible.
 pub(super) fn read_leniently<T: Readable>(mut object: Value, selection: &Selection) -> Lenient<T> {
     let text = |pointer: &str| {
         let text = object.pointer(pointer)?.as_str();
@@ -122,7 +122,7 @@ pub(super) fn read_leniently<T: Readable>(mut object: Value, selection: &Selecti
         .collect();
     let is_typed = errors.is_empty();
     let reading = typed.value.take().map(|fields| T::read(fields, selection));
-    // What is missing only because it was left out is no error of its own.
+    // A field that is missing only because it was left out is not an error of its own.
     let is_own = |error: &SpecError| !typed.is_removed(&error.path);
     let reading = match reading {
         Some(Ok(mut reading)) => {
@@ -334,7 +334,7 @@ impl From<Metadata> for ObjectMeta {
 }
 
 impl ServiceFields {
-    /// As an object of the API. What has a wrong type is named, and stands there without a value.
+    /// Converts to an API object. Members of the wrong type are recorded, and have no value.
     fn into_object(self, wrong: &mut WrongTypes) -> core::Service {
         let ingress = |one: Ingress| core::LoadBalancerIngress {
             ip: one.ip,
@@ -404,11 +404,11 @@ impl ServiceSpec {
 }
 
 impl SliceFields {
-    /// As an object of the API. What has a wrong type is named, and stands there without a value.
+    /// Converts to an API object. Members of the wrong type are recorded, and have no value.
     fn into_object(self, wrong: &mut WrongTypes) -> discovery::EndpointSlice {
         let ports = self.ports.map(|all| {
             all.each(wrong, "ports", |_, port, _| discovery::EndpointPort {
-                // The API sets it so.
+                // Same as the API's default.
                 name: port.name.or_else(|| Some(String::new())),
                 protocol: port.protocol,
                 port: port.port,

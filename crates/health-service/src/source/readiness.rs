@@ -1,4 +1,4 @@
-//! Which endpoints of this node are ready, as its own probes say.
+//! Which endpoints of this node are ready, according to its own probes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,27 +12,27 @@ use super::{ServiceSet, Sourced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, SliceName};
 
-/// Whether who has an address can serve, as far as it is known.
+/// Whether the owner of each address can serve, as far as known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// What a source of manifests has: people wrote them, so nobody else says which of their endpoints are ready. Endpoints
-/// of the API are no such: a controller of the cluster says it of them, from what all kubelets tell.
+/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready. Endpoints
+/// from the API are different: a controller of the cluster decides, based on what all kubelets report.
 #[derive(Clone, Debug)]
 pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
 
 impl Manifests {
-    /// Those of a source that people write.
+    /// The objects of a source that people write.
     pub const fn new(services: watch::Receiver<Arc<ServiceSet>>) -> Self {
         Self(services)
     }
 
-    /// As they were written, whatever probes say.
+    /// The objects as written, whatever probes say.
     pub fn unprobed(self) -> watch::Receiver<Arc<ServiceSet>> {
         self.0
     }
 }
 
-/// A source of manifests whose endpoints on this node are ready as probes say. Dropping it ends that.
+/// A source of manifests whose endpoints on this node are ready according to probes. Dropping it stops that.
 #[derive(Debug)]
 pub struct Probed {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -40,7 +40,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// The same source, with what the probes of the node of this name say. Must be called in a tokio runtime.
+    /// The same source, combined with the probes of the node with this name. Must be called in a tokio runtime.
     pub fn of(
         Manifests(mut source): Manifests,
         node: Arc<str>,
@@ -53,7 +53,7 @@ impl Probed {
                 let set = source.borrow_and_update().clone();
                 let known = readiness.borrow_and_update().clone();
                 sender.send_replace(Arc::new(overlay.update(&set, known)));
-                // One that has ended says nothing more.
+                // A closed source never changes again.
                 tokio::select! {
                     Ok(()) = source.changed() => {}
                     Ok(()) = readiness.changed() => {}
@@ -76,18 +76,18 @@ impl Drop for Probed {
     }
 }
 
-/// Slices as the probes of a node make them: endpoints on the node of this name are not ready if its probes say so. An
-/// endpoint that nobody probes is as its slice says, and so is one that the slice calls not ready: that is how a person
+/// Slices combined with a node's probes: endpoints on the node with this name are not ready if its probes say so. An
+/// endpoint that is not probed is as its slice says, and so is one that the slice calls not ready: that is how a person
 /// takes it out.
 #[derive(Debug)]
 struct Overlay {
     node: Arc<str>,
-    /// As they were written.
+    /// As written.
     written: OrdMap<SliceName, Sourced<EndpointSlice>>,
     readiness: Arc<Readiness>,
     /// The slices that have an address on this node.
     by_address: HashMap<IpAddr, BTreeSet<SliceName>>,
-    /// As they are told.
+    /// As published.
     slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
 }
 
@@ -102,8 +102,8 @@ impl Overlay {
         }
     }
 
-    /// The set as the probes make it. Looks at slices that differ from the last ones, and at those of addresses of which
-    /// something else is known.
+    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses whose
+    /// readiness has changed.
     fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
         let mut touched = self.index(&set.slices);
         let former = std::mem::replace(&mut self.readiness, readiness);
@@ -128,7 +128,7 @@ impl Overlay {
         }
     }
 
-    /// Takes the slices as they are written now. Returns those that differ.
+    /// Takes over the slices as now written. Returns those that differ.
     fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
         let mut touched = BTreeSet::new();
         let before = std::mem::replace(&mut self.written, now.clone());
@@ -201,7 +201,7 @@ mod tests {
         service_set("a", &[web])
     }
 
-    /// Which of the endpoints are ready, and which can serve.
+    /// For each endpoint, whether it is ready, and whether it can serve.
     fn conditions(set: &ServiceSet) -> Vec<(bool, bool)> {
         let slice = &set.slices[&SliceName::new("shop", "web")];
         let endpoints = slice.object.as_ref().unwrap().endpoints.iter();
@@ -242,7 +242,7 @@ mod tests {
         probes.send_replace(known(&[(1, false)]));
         let is_out = |seen: &Arc<ServiceSet>| conditions(seen)[0] == (false, false);
         seen.wait_for(is_out).await.unwrap();
-        // One that has ended keeps what it said.
+        // A closed source keeps its last state.
         drop(source);
         probes.send_replace(known(&[(1, true)]));
         seen.wait_for(|seen| **seen == set()).await.unwrap();
@@ -274,7 +274,7 @@ mod tests {
             known(&[(1, false), (2, false), (3, false), (4, false)]),
         ];
         let mut overlay = Overlay::of("here".into());
-        // Each step from each to each.
+        // Every transition from each state to each.
         let count = sets.len() * readiness.len();
         for step in 0..count * count {
             let [from, to] = [step / count, step % count];

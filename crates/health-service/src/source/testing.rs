@@ -1,4 +1,4 @@
-//! Manifests of a service `shop/NAME` and its endpoints, and what is read of them.
+//! Manifests of a service `shop/NAME` and its endpoints, and the objects read from them.
 
 use std::fmt::{self, Write as _};
 
@@ -9,7 +9,7 @@ use super::object::{Readable, read};
 use super::{ServiceSet, Sourced, Synced};
 use crate::spec::Selection;
 
-/// A service with the port 80, whose endpoints listen at 8080.
+/// A service with port 80, whose endpoints listen on 8080.
 #[derive(Clone)]
 pub(crate) struct ServiceText {
     name: String,
@@ -26,7 +26,7 @@ impl ServiceText {
         }
     }
 
-    /// With an endpoint of these conditions in YAML.
+    /// Adds an endpoint with these conditions in YAML.
     pub(crate) fn endpoint(mut self, address: &str, node: &str, conditions: &str) -> Self {
         writeln!(
             self.endpoints,
@@ -64,7 +64,7 @@ endpoints:
     }
 }
 
-/// What a source has of them.
+/// The set of a source with these manifests.
 pub(crate) fn service_set(source: &str, texts: &[ServiceText]) -> ServiceSet {
     let mut set = ServiceSet {
         synced: Synced {

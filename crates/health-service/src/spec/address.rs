@@ -1,4 +1,4 @@
-//! Addresses and networks of manifests.
+//! Addresses and networks in manifests.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 pub(super) enum Use {
     /// An address of a service that the cluster or its load balancer assigned.
     Assigned,
-    /// An address that a user wrote, of an external IP or an endpoint. Kubernetes accepts fewer of these.
+    /// An address that a user wrote, as an external IP or endpoint. Kubernetes accepts fewer of these.
     Written,
 }
 

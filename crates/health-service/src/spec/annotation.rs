@@ -1,9 +1,9 @@
-//! Settings that Kubernetes has no fields for: annotations that begin with `service.health-agent.io/`.
+//! Settings that Kubernetes has no fields for: annotations that start with `service.health-agent.io/`.
 //!
 //! | of | annotation | value | means |
 //! | --- | --- | --- | --- |
 //! | a service | `algorithm` | `random`, `round-robin`, `maglev`, `least-connection` | how a backend is chosen for a new flow; the node's default if not set |
-//! | a service | `forwarding` | `snat`, `dsr`, `hybrid` | how packets of clients outside get to backends on other nodes; the node's default if not set |
+//! | a service | `forwarding` | `snat`, `dsr`, `hybrid` | how packets from clients outside reach backends on other nodes; the node's default if not set |
 //! | an endpoint slice | `weight` | 1 to 1000 | the share of new flows of each endpoint of the slice, relative to those of the same service; 1 if not set |
 //!
 //! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the new
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Errors;
 
-/// What the keys of our annotations begin with.
+/// The prefix of our annotation keys.
 pub const PREFIX: &str = "service.health-agent.io/";
 
 /// Largest weight.
@@ -34,11 +34,11 @@ const WEIGHT: &str = "weight";
 pub enum Algorithm {
     /// At random.
     Random,
-    /// In turn; by eBPF, at random where weights differ.
+    /// In turn; with eBPF, at random where weights differ.
     RoundRobin,
     /// By a hash of the flow, the same on each node: few flows move when backends change.
     Maglev,
-    /// By eBPF, of two random backends the one with fewer flows; by IPVS, the one with the fewest.
+    /// With eBPF, the one with fewer flows of two random backends; with IPVS, the one with the fewest.
     LeastConnection,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Algorithm {
 
 type Annotations = BTreeMap<String, String>;
 
-/// What a service's annotations say.
+/// Reads a service's annotations.
 pub(super) fn of_service(
     all: Option<&Annotations>,
     errors: &mut Errors,
@@ -85,7 +85,7 @@ pub(super) fn of_service(
     )
 }
 
-/// The value that an annotation names, of `all` with these names.
+/// The one of `all` that an annotation selects by its name in `names`.
 fn one_of<T, const N: usize>(
     annotation: Option<(&str, &str)>,
     all: [T; N],
@@ -100,7 +100,7 @@ fn one_of<T, const N: usize>(
     found.map(|(one, _)| one)
 }
 
-/// The weight in a slice's annotations; 1 if there is none.
+/// The weight in a slice's annotations; 1 if not set.
 pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
     let [Some((key, value))] = ours(all, [WEIGHT], errors) else {
         return 1;
@@ -115,7 +115,7 @@ pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
         })
 }
 
-/// The annotations of ours that this kind of object may have. Any other annotation of ours is an error.
+/// Our annotations that this kind of object may have. Any other annotation of ours is an error.
 fn ours<'a, const N: usize>(
     all: Option<&'a Annotations>,
     known: [&'static str; N],

@@ -26,9 +26,9 @@ impl fmt::Display for Kind {
 /// How much of an object an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// One member of a list, such as an address: it is left out, and its neighbours are as they would be without it.
+    /// One member of a list, such as an address: it is left out, and its neighbours are unaffected.
     Member,
-    /// The object: nobody can tell what it would be without the error.
+    /// The whole object: it is unclear what it would be without the error.
     Object,
 }
 
@@ -85,12 +85,12 @@ impl Errors {
         });
     }
 
-    /// How many there are.
+    /// The number of errors.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// All errors from this one on concern the object: they have left nothing of a list.
+    /// Marks all errors from this one on as concerning the object: they have emptied a list.
     pub(super) fn concern_the_object(&mut self, first: usize) {
         for error in self.list.iter_mut().skip(first) {
             error.extent = Extent::Object;

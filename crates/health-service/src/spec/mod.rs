@@ -38,7 +38,7 @@ pub use slice::{SliceReading, read_slice};
 pub struct Service {
     /// What all its ports have in common.
     pub common: Arc<Common>,
-    /// Its ports in the order of the object. No two have one name and protocol.
+    /// Its ports in the order of the object. No two share both name and protocol.
     pub ports: Vec<ServicePort>,
 }
 
@@ -56,17 +56,17 @@ pub struct Common {
     pub name: ServiceName,
     /// Its type.
     pub kind: ServiceType,
-    /// When it was created: if two services claim an address, the older one owns it. None counts as older than any time.
+    /// When it was created: if two services claim an address, the older one owns it. `None` counts as older than any time.
     pub created: Option<Timestamp>,
     /// Its ClusterIPs: at least one, and at most one of each family. A family without one is not served.
     pub cluster_ips: Vec<IpAddr>,
-    /// External addresses that somebody routes to the nodes, each once.
+    /// External addresses that are routed to the nodes, without duplicates.
     pub external_ips: Vec<IpAddr>,
-    /// Addresses whose packets a load balancer forwards without changing the destination, each once.
+    /// Addresses whose packets a load balancer forwards without changing the destination, without duplicates.
     pub load_balancer_ips: Vec<IpAddr>,
     /// The networks that may use the addresses of the load balancer.
     pub source_ranges: SourceRanges,
-    /// How long a client stays with its backend after it last opened a flow; none for no affinity.
+    /// How long a client stays with its backend after it last opened a flow; `None` for no affinity.
     pub affinity: Option<Duration>,
     /// Which endpoints traffic to the ClusterIPs may use.
     pub internal_policy: TrafficPolicy,
@@ -74,21 +74,21 @@ pub struct Common {
     pub external_policy: TrafficPolicy,
     /// The port on which the node reports to load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
-    /// How a backend is chosen; none for the node's default.
+    /// How a backend is chosen; `None` for the node's default.
     pub algorithm: Option<Algorithm>,
-    /// How packets of clients outside get to backends on other nodes; none for the node's default.
+    /// How packets from clients outside reach backends on other nodes; `None` for the node's default.
     pub forwarding: Option<ServiceForwarding>,
 }
 
 /// The type of a service. Each type includes the ones before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ServiceType {
-    /// Reached at addresses that the cluster assigned.
+    /// Reachable at addresses that the cluster assigned.
     #[default]
     ClusterIp,
-    /// Reached at a port of each node too.
+    /// Also reachable at a port of each node.
     NodePort,
-    /// Reached at addresses of a load balancer too.
+    /// Also reachable at addresses of a load balancer.
     LoadBalancer,
 }
 
@@ -106,7 +106,7 @@ impl ServiceType {
 /// A port of a service, with everything that matters for its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name; empty for the only port of a service.
+    /// Its name; empty if it is the service's only port.
     pub name: Arc<str>,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
@@ -128,7 +128,7 @@ impl ServicePort {
         }
     }
 
-    /// Whether it is reached at other addresses than ClusterIPs.
+    /// Whether it is reachable at addresses other than ClusterIPs.
     pub fn is_external(&self) -> bool {
         self.node_port.is_some()
             || !self.service.external_ips.is_empty()
@@ -179,7 +179,7 @@ pub struct SourceRanges {
 }
 
 impl SourceRanges {
-    /// The allowed networks of this family; none if all sources are allowed. As in Kubernetes, networks of one family do
+    /// The allowed networks of this family; `None` if all sources are allowed. As in Kubernetes, networks of one family do
     /// not restrict the other.
     pub fn of(&self, family: Family) -> Option<Vec<IpNet>> {
         let networks = self.networks.iter().copied();
@@ -229,7 +229,7 @@ pub struct SliceEndpoint {
     pub node: Option<Arc<str>>,
     /// The zone that it is in.
     pub zone: Option<Arc<str>>,
-    /// The clients that it is for; none for all.
+    /// The clients that it is for; `None` for all.
     pub hints: Option<Arc<Hints>>,
 }
 
@@ -268,6 +268,6 @@ pub struct Endpoint {
     pub node: Option<Arc<str>>,
     /// The zone that it is in.
     pub zone: Option<Arc<str>>,
-    /// The clients that it is for; none for all.
+    /// The clients that it is for; `None` for all.
     pub hints: Option<Arc<Hints>>,
 }

@@ -11,12 +11,12 @@ use health_model::policy::Protocol;
 pub struct ServiceName {
     /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name in it.
+    /// Its name within the namespace.
     pub name: Arc<str>,
 }
 
 impl ServiceName {
-    /// The service of this name.
+    /// The name of a service in a namespace.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -24,7 +24,7 @@ impl ServiceName {
         }
     }
 
-    /// Whether `wanted` means it: by its name, or by its namespace and name.
+    /// Whether `wanted` matches it: by name, or by namespace and name.
     pub fn is_named(&self, wanted: &str) -> bool {
         match wanted.split_once('/') {
             Some((namespace, name)) => *self.namespace == *namespace && *self.name == *name,
@@ -42,14 +42,14 @@ impl fmt::Display for ServiceName {
 /// The name of an endpoint slice, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceName {
-    /// Its namespace, which is that of its service.
+    /// Its namespace, which is also the service's.
     pub namespace: Arc<str>,
-    /// Its name in it.
+    /// Its name within the namespace.
     pub name: Arc<str>,
 }
 
 impl SliceName {
-    /// The slice of this name.
+    /// The name of a slice in a namespace.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -70,7 +70,7 @@ impl fmt::Display for SliceName {
 pub struct ServicePortName {
     /// The service.
     pub service: ServiceName,
-    /// The port's name; empty for the only port of a service.
+    /// The port's name; empty if it is the service's only port.
     pub port: Arc<str>,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
@@ -83,7 +83,7 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// A port of a service in one family. The two families of a port have nothing in common but the name.
+/// A port of a service in one family. The two families of a port share nothing but the name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {
     /// The port.

@@ -21,13 +21,13 @@ use super::{
 const AFFINITY: Duration = Duration::from_secs(10_800);
 /// The longest such time, in seconds.
 const AFFINITY_MAX: i32 = 86_400;
-/// How the ClusterIP of a headless service is written.
+/// How a headless service's ClusterIP is written.
 const NONE: &str = "None";
 
 const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
 
-/// A service as it was read.
+/// A service as read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceReading {
     /// Its name.
@@ -145,7 +145,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     Ok(Service { common, ports })
 }
 
-/// The type; none for `ExternalName`.
+/// The type; `None` for `ExternalName`.
 fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceType> {
     match spec.type_.as_deref().unwrap_or_default() {
         "" | "ClusterIP" => Some(ServiceType::ClusterIp),
@@ -197,7 +197,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
     Ok(addresses)
 }
 
-/// The addresses that can be served, each once.
+/// The addresses that can be served, without duplicates.
 fn addresses<'a>(
     texts: impl IntoIterator<Item = (String, &'a str)>,
     what_for: Use,
@@ -348,7 +348,7 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
             0 => None,
             number => port_number(number, &format!("{path}.nodePort"), errors),
         };
-        // The name alone must be unique, as in Kubernetes: endpoints are found by it.
+        // The name alone must be unique, as in Kubernetes: endpoints are matched by it.
         if !names.insert(name) {
             let problem = Problem::Duplicate(name.to_owned());
             errors.leave_out(format!("{path}.name"), problem);

@@ -21,7 +21,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The annotation with the time of the event that last changed the slice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// A slice as it was read.
+/// A slice as read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceReading {
     /// Its name.
@@ -203,7 +203,7 @@ impl Names {
         name
     }
 
-    /// The hints of the endpoint at this place. One without a name is for nobody, so that it changes nothing for the
+    /// The hints of the endpoint at this index. A hint without a name applies to no client, so it changes nothing for the
     /// other endpoints: hints count only where every ready endpoint has some.
     fn hints(
         &mut self,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A service of this spec and status.
+/// A service with this spec and status.
 fn object(spec: Value, status: Value) -> Value {
     json!({
         "metadata": { "namespace": "shop", "name": "web" },

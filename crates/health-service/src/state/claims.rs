@@ -34,7 +34,7 @@ impl Claimed {
         Self::new(key.family, key.name.protocol, listen)
     }
 
-    /// The node port that is served at this address too.
+    /// The node port that is also served at this address.
     fn node_port(&self, reserved: &Reserved) -> Option<Self> {
         let Listen::Address(address) = self.listen else {
             return None;
@@ -64,7 +64,7 @@ impl Claimed {
         })
     }
 
-    /// This, and all others of which some share an address with it.
+    /// This, and all others that share an address with it.
     fn sharing(self, reserved: &Reserved) -> impl Iterator<Item = Self> {
         let addresses = self.addresses(reserved);
         [Some(self), self.node_port(reserved)]
@@ -75,7 +75,7 @@ impl Claimed {
 }
 
 /// A claim on an address or node port; the smallest one that may be served there owns it. ClusterIPs come first: the cluster
-/// assigns each only once, while anybody may write an external address into a service.
+/// assigns each only once, while anyone may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     is_written: bool,
@@ -132,16 +132,16 @@ impl Permits<'_> {
     }
 }
 
-/// Whose an address or node port is.
+/// The owner of an address or node port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Another port has claimed it, and comes first.
+    /// Another port has claimed it, and takes precedence.
     Port(ServicePortName),
-    /// Something of this node has the address, and keeps it.
+    /// Something on this node has the address, and keeps it.
     Node(ReservedFor),
 }
 
-/// A port is not served at an address because that is somebody else's.
+/// A port is not served at an address because something else owns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The port that lost the address.
@@ -150,7 +150,7 @@ pub struct Conflict {
     pub listen: Listen,
     /// The kind of frontend that it would have there.
     pub kind: FrontendKind,
-    /// Whose it is.
+    /// The owner.
     pub owner: Owner,
 }
 
@@ -194,13 +194,13 @@ pub(super) struct Claims {
 pub(super) struct Touched(BTreeMap<Claimed, Option<Claim>>);
 
 impl Claims {
-    /// The claim that owns this address or node port, as far as only claims on the very same count.
+    /// The claim that owns this address or node port, counting only claims on exactly the same.
     pub(super) fn owner(&self, claimed: &Claimed, permits: Permits<'_>) -> Option<&Claim> {
         let mut claims = self.claims.get(claimed)?.iter();
         claims.find(|claim| permits.reason(claim.kind, claimed).is_none())
     }
 
-    /// The claim of another port that comes before this one: on the same place, or on a node port that is served at this
+    /// The claim of another port that comes before this one: on the same place, on a node port that is served at this
     /// address, or on this address of the node, where the node port would be served.
     pub(super) fn rival(
         &self,
@@ -261,7 +261,7 @@ impl Claims {
         ranges.flat_map(move |(claimed, claims)| keys(claimed, claims))
     }
 
-    /// All ports that claim anything but ClusterIPs.
+    /// All ports that claim anything other than ClusterIPs.
     pub(super) fn written(&self) -> impl Iterator<Item = PortKey> {
         self.claims.iter().flat_map(|(claimed, claims)| {
             let claims = claims.iter().filter(|claim| claim.is_written);
@@ -270,7 +270,7 @@ impl Claims {
         })
     }
 
-    /// All ports that claim a port of the node: as a NodePort, or at one of its addresses.
+    /// All ports that claim a port of the node: as a NodePort, or at one of the node's addresses.
     pub(super) fn at_port<'a>(
         &'a self,
         protocol: Protocol,

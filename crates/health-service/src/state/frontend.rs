@@ -28,14 +28,14 @@ impl fmt::Display for Listen {
     }
 }
 
-/// The kind of a frontend. If an address is of two kinds, the first counts.
+/// The kind of a frontend. If an address has two kinds, the first one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKind {
-    /// The address that the cluster gave it.
+    /// The address that the cluster assigned.
     ClusterIp,
     /// An address of its load balancer.
     LoadBalancer,
-    /// An address that somebody routes to the nodes.
+    /// An address that is routed to the nodes.
     ExternalIp,
     /// A port of the node.
     NodePort,
@@ -68,11 +68,12 @@ pub struct Frontend {
     pub inside: Target,
     /// Where all other traffic goes.
     pub outside: Target,
-    /// The networks that may use it; none for all. Set only at addresses of a load balancer.
+    /// The networks that may use it; `None` for all. Set only at addresses of a load balancer.
     pub source_ranges: Option<Arc<[IpNet]>>,
 }
 
-/// The frontends that a port should have in a family, each once; empty if the service has no ClusterIP of that family.
+/// The frontends that a port should have in a family, without duplicates; empty if the service has no ClusterIP of that
+/// family.
 pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, FrontendKind)> {
     let service = &port.service;
     let is_ours = |ip: &&IpAddr| Family::of(**ip) == family;
@@ -102,7 +103,7 @@ pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, Fronten
     wanted
 }
 
-/// The networks that may use the load balancer's addresses of a port; none if the port has no such address or all may.
+/// The networks that may use the load balancer's addresses of a port; `None` if the port has no such address or all may.
 pub(super) fn source_ranges(port: &ServicePort, family: Family) -> Option<Arc<[IpNet]>> {
     if port.service.load_balancer_ips.is_empty() {
         return None;

@@ -35,7 +35,7 @@ pub use reserved::{ExternalIps, Peer, Reserved, ReservedFor};
 pub struct Backend {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of new flows relative to others of the port. At least 1.
+    /// Its share of new flows, relative to the other backends of the port. At least 1.
     pub weight: u16,
     /// Whether it is on this node, and may reach itself through the service.
     pub is_local: bool,
@@ -52,11 +52,11 @@ pub struct PortState {
     pub local: Vec<Backend>,
     /// Endpoints that still serve but are in neither list: they get no new flows, but keep those that they have.
     pub lingering: Vec<SocketAddr>,
-    /// How long a client stays with its backend after it last opened a flow; none for no affinity.
+    /// How long a client stays with its backend after it last opened a flow; `None` for no affinity.
     pub affinity: Option<Duration>,
-    /// How a backend is chosen; none for the node's default.
+    /// How a backend is chosen; `None` for the node's default.
     pub algorithm: Option<Algorithm>,
-    /// How packets of clients outside get to backends on other nodes; none for the node's default.
+    /// How packets from clients outside reach backends on other nodes; `None` for the node's default.
     pub forwarding: Option<ServiceForwarding>,
 }
 
@@ -90,13 +90,13 @@ pub struct NoLocalEndpoints {
     pub external: usize,
 }
 
-/// What load balancers are told of services on their health-check node ports.
+/// What services report to load balancers on their health-check node ports.
 pub type HealthChecks = OrdMap<ServiceName, HealthCheck>;
 
 /// The conflicts of each port that has any.
 pub type Conflicts = OrdMap<PortKey, Arc<[Conflict]>>;
 
-/// All that is to be done. A clone shares all with what it was cloned from.
+/// The complete desired state. A clone shares everything with the original.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     topology: Topology,
@@ -108,7 +108,7 @@ pub struct State {
     checks: CheckPorts,
     ports: OrdMap<PortKey, Arc<PortState>>,
     conflicts: Conflicts,
-    /// By family as in [`Family::ALL`].
+    /// By family, in the order of [`Family::ALL`].
     health_checks: [HealthChecks; 2],
     no_local_endpoints: NoLocalEndpoints,
 }
@@ -151,12 +151,12 @@ impl State {
         }
     }
 
-    /// Where the node is.
+    /// The node's place.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// The node is elsewhere now. Returns the ports whose state is another than before.
+    /// Moves the node to another place. Returns the ports whose state has changed.
     pub fn set_topology(&mut self, topology: Topology) -> BTreeSet<PortKey> {
         if self.topology == topology {
             return BTreeSet::new();
@@ -165,7 +165,7 @@ impl State {
         self.update(self.ports.keys().cloned().collect())
     }
 
-    /// Services must leave this to the node and its peers now. Returns the ports whose state is another than before.
+    /// Sets what services must leave to the node and its peers. Returns the ports whose state has changed.
     pub fn set_reserved(&mut self, reserved: &Arc<Reserved>) -> BTreeSet<PortKey> {
         if self.reserved == *reserved {
             return BTreeSet::new();
@@ -175,7 +175,7 @@ impl State {
         let ips = had.keys().chain(has.keys());
         let changed = ips.filter(|ip| had.get(ip) != has.get(ip));
         let mut affected: BTreeSet<_> = changed.flat_map(|ip| self.claims.at(*ip)).collect();
-        // Endpoints come and go all the time, and the rest seldom changes.
+        // Endpoints come and go all the time; the rest seldom changes.
         if !before.differs_in_addresses_alone(reserved) {
             affected.extend(self.claims.written());
             let own = before.own.union(&reserved.own);
@@ -206,7 +206,7 @@ impl State {
         state
     }
 
-    /// The desired state of a port; none if it is not served.
+    /// The desired state of a port; `None` if it is not served.
     pub fn port(&self, key: &PortKey) -> Option<&PortState> {
         self.ports.get(key).map(Arc::as_ref)
     }
@@ -226,7 +226,7 @@ impl State {
         &self.endpoints
     }
 
-    /// The ports that are not served at an address because that is somebody else's.
+    /// The ports that are not served at an address because something else owns it.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flat_map(|list| &**list)
     }
@@ -236,8 +236,8 @@ impl State {
         &self.conflicts
     }
 
-    /// The port that is served at a place which it claims itself: an address at which its NodePort is served is no such place.
-    /// None if no port is.
+    /// The port that is served at a place which it claims itself; an address at which its NodePort is served does not count.
+    /// `None` if no port is.
     pub fn owner(
         &self,
         family: Family,
@@ -262,8 +262,8 @@ impl State {
         self.no_local_endpoints
     }
 
-    /// What load balancers that check by this family learn, for each service that has a health-check node port. A
-    /// service without this family tells of its other one.
+    /// What load balancers that check through this family see, for each service that has a health-check node port. A service
+    /// without this family reports its other one.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]
     }
@@ -280,7 +280,7 @@ impl State {
         local.len()
     }
 
-    /// Returns the ports to recompute: those that claim a port of the node which becomes that of a health check, or was it.
+    /// Returns the ports to recompute: those that claim a node port that becomes or was a health check's.
     fn note_health_checks(&mut self, service: &ServiceName) -> BTreeSet<PortKey> {
         let port_of = |checks: &[HealthChecks; 2]| {
             let mut found = checks.iter().filter_map(|checks| checks.get(service));
@@ -290,8 +290,8 @@ impl State {
         let port = self.services.of_service(service).next();
         let common = port.map(|(_, port)| port.service.clone());
         for family in Family::ALL {
-            // A load balancer may check by either family, whatever the service has: like kube-proxy, whose one listener
-            // takes both.
+            // A load balancer may check through either family, whichever the service has: like kube-proxy, whose single
+            // listener accepts both.
             let counted = common.as_deref().and_then(|common| {
                 let has = |wanted: &Family| {
                     common
@@ -409,7 +409,7 @@ impl State {
         true
     }
 
-    /// Whose a claimed place is, if it is not the claimant's.
+    /// The owner of a claimed place, if it is not the claimant.
     fn taken_by(&self, claim: &Claim, claimed: &Claimed, kind: FrontendKind) -> Option<Owner> {
         let permits = self.permits();
         if let Some(reserved) = permits.reason(kind, claimed) {
@@ -419,7 +419,7 @@ impl State {
         Some(Owner::Port(rival.name.clone()))
     }
 
-    /// The desired state of a port, and the places that others have.
+    /// The desired state of a port, and the places that it loses to others.
     fn compute(&self, key: &PortKey) -> Option<(PortState, Vec<Conflict>)> {
         let port = self.services.get(&key.name)?;
         let wanted = frontend::wanted(port, key.family);
@@ -445,7 +445,7 @@ impl State {
                 conflicts.push(conflict(listen, owner));
                 continue;
             }
-            // At some of its addresses, a NodePort may come after what others claim there.
+            // At some of its addresses, a NodePort may come after other claims.
             for place in claimed.addresses(&self.reserved) {
                 if let Some(other) = self.claims.rival(&claim, &place, permits) {
                     let owner = Owner::Port(other.name.clone());

@@ -1,4 +1,4 @@
-//! Addresses and ports that no service may take from those who use them.
+//! Addresses and ports that no service may take from their users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,23 +13,23 @@ use crate::spec::ServiceName;
 /// Why a service is not served at an address or port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReservedFor {
-    /// The way out of all endpoints.
+    /// The gateway of all endpoints.
     Gateway,
-    /// An endpoint of this node, by its name.
+    /// An endpoint of this node, with its name.
     Endpoint(String),
-    /// A pod of a node: the node by its name, and its pod CIDR.
+    /// A pod of a node: with the node's name, and its pod CIDR.
     Pods(String, IpNet),
-    /// A source of this agent's settings, such as the API server: what it is.
+    /// A source of this agent's settings, such as the API server, with its description.
     Source(String),
-    /// A port on which this agent listens: the setting that names it.
+    /// A port on which this agent listens, with the setting that names it.
     Agent(String),
     /// The health-check node port of a service.
     HealthCheck(ServiceName),
-    /// A port on which the agent of another node listens: the node by its name.
+    /// A port on which another node's agent listens, with the node's name.
     Peer(String),
-    /// A node, by its name, whose addresses the settings refuse to external addresses.
+    /// A node, with its name, whose addresses the settings do not allow as external addresses.
     Node(String),
-    /// The settings refuse all external addresses, or those outside some networks.
+    /// The settings refuse all external addresses, or those outside certain networks.
     Outside,
 }
 
@@ -52,16 +52,16 @@ impl fmt::Display for ReservedFor {
     }
 }
 
-/// The external addresses (`spec.externalIPs`) that services may have. Whoever may write a service may write any address
-/// there, and gets what this node and its pods send to it (CVE-2020-8554).
+/// The external addresses (`spec.externalIPs`) that services may have. Anyone who may write a service may write any address
+/// there, and receives what this node and its pods send to it (CVE-2020-8554).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExternalIps {
-    /// All but addresses of nodes.
+    /// All except addresses of nodes.
     #[default]
     NoNodes,
     /// All.
     All,
-    /// Those in these networks, whoever has them; none for none.
+    /// Those in these networks, whoever owns them; none if the list is empty.
     Within(Vec<IpNet>),
 }
 
@@ -79,18 +79,18 @@ pub struct Peer {
 pub struct Reserved {
     /// Addresses that this node's endpoints use. No service of any kind is served there.
     pub addresses: BTreeMap<IpAddr, ReservedFor>,
-    /// Where those listen whom the agent depends on, by TCP, and what is there. No address that somebody wrote into a service is
-    /// served there.
+    /// Where the servers listen that the agent depends on, over TCP, with a description. No address that a user wrote into a
+    /// service is served there.
     pub sources: BTreeMap<SocketAddr, String>,
-    /// The pod CIDRs of all nodes, by the first address, with the node's name. No such address is served there either.
+    /// The pod CIDRs of all nodes, by first address, with the node's name. No such address is served there either.
     pub pod_cidrs: BTreeMap<IpAddr, (IpNet, String)>,
     /// The name of this node.
     pub node: String,
-    /// All addresses of this node, among them those that move from node to node.
+    /// All addresses of this node, including those that move between nodes.
     pub own: BTreeSet<IpAddr>,
-    /// Those by which the registry knows this node.
+    /// The addresses by which the registry knows this node.
     pub registered: BTreeSet<IpAddr>,
-    /// Those at which its NodePorts are served.
+    /// The addresses at which its NodePorts are served.
     pub node_ports: BTreeSet<IpAddr>,
     /// The ports on which the agent listens, and the settings that name them.
     pub ports: BTreeMap<(Protocol, u16), String>,
@@ -101,7 +101,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Why a frontend of this kind is not served here; none if it may be, as far as other services let it.
+    /// Why a frontend of this kind must not be served here; `None` if it may be, as far as other services allow it.
     pub(super) fn reason(
         &self,
         kind: FrontendKind,
@@ -131,7 +131,8 @@ impl Reserved {
         }
         let own = self.registered.contains(&ip).then_some(&self.node);
         let node = own.or(peer.map(|peer| &peer.name));
-        // The cluster assigns these, never a node's, and agents may ask the API server by the one that it has.
+        // The cluster assigns ClusterIPs, but never a node's address, and agents may reach the API server through its
+        // ClusterIP.
         if kind == FrontendKind::ClusterIp {
             return node.cloned().map(ReservedFor::Node);
         }
@@ -155,7 +156,7 @@ impl Reserved {
         }
     }
 
-    /// Whether all but the addresses of endpoints is the same as there.
+    /// Whether everything except the endpoints' addresses is the same.
     pub(super) fn differs_in_addresses_alone(&self, other: &Self) -> bool {
         let Self {
             addresses: _,
@@ -176,13 +177,13 @@ impl Reserved {
             && *external_ips == other.external_ips
     }
 
-    /// The pod CIDR that has an address. No two overlap.
+    /// The pod CIDR that contains an address. No two overlap.
     fn pod_cidr_of(&self, ip: IpAddr) -> Option<&(IpNet, String)> {
         let (_, found) = self.pod_cidrs.range(..=ip).next_back()?;
         found.0.contains(&ip).then_some(found)
     }
 
-    /// Whether this is an address at which NodePorts are served.
+    /// Whether NodePorts are served at this address.
     pub(super) fn serves_node_ports(&self, ip: IpAddr) -> bool {
         self.node_ports.contains(&ip)
     }

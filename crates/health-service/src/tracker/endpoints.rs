@@ -31,11 +31,11 @@ pub struct EndpointsChangeTracker {
 #[derive(Debug, Default)]
 struct Slices {
     applied: BTreeMap<SliceName, Arc<EndpointSlice>>,
-    /// `None` for a slice that is removed.
+    /// `None` for a removed slice.
     pending: BTreeMap<SliceName, Option<Arc<EndpointSlice>>>,
 }
 
-/// The changes that [`EndpointsChangeTracker::apply`] took.
+/// The changes that [`EndpointsChangeTracker::apply`] applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointsUpdates {
     /// The services of the slices that changed.
@@ -47,7 +47,7 @@ pub struct EndpointsUpdates {
 }
 
 impl EndpointsChangeTracker {
-    /// A tracker for the node of this name, whose endpoints are local. `started`: when this process started.
+    /// A tracker for the node with this name, whose endpoints are local. `started`: when this process started.
     pub fn new(node: impl Into<Arc<str>>, started: Timestamp) -> Self {
         Self {
             node: node.into(),
@@ -93,7 +93,7 @@ impl EndpointsChangeTracker {
         self.pend(&service, slice, None)
     }
 
-    /// Notes the new content of a slice. Returns whether it differs from the known one.
+    /// Records the new content of a slice. Returns whether it differs from the known one.
     fn pend(
         &mut self,
         service: &ServiceName,
@@ -167,7 +167,7 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. Where several have the same address, the one with the best [`rank`] counts, else the one of
+    /// The endpoints of all ports. If several have the same address, the one with the best [`rank`] counts, else the one of
     /// the first slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
@@ -208,9 +208,9 @@ impl Slices {
     }
 }
 
-/// Which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new one may
-/// already have its address, so whoever is not terminating comes first. Then comes who serves, then who is ready, and
-/// then who is on this node.
+/// Decides which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new one
+/// may already have its address, so endpoints that are not terminating come first; then serving ones, then ready ones, and
+/// then those on this node.
 fn rank(endpoint: &Endpoint) -> [bool; 4] {
     let Conditions {
         ready,

@@ -8,12 +8,12 @@ use imbl::OrdMap;
 
 use crate::spec::{Endpoint, PortKey, ServiceName, ServicePort, ServicePortName};
 
-/// All ports of all services, by name. A clone shares all with what it was cloned from.
+/// All ports of all services, by name. A clone shares everything with the original.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServicePortMap(OrdMap<ServicePortName, ServicePort>);
 
 impl ServicePortMap {
-    /// The port of this name.
+    /// The port with this name.
     pub fn get(&self, name: &ServicePortName) -> Option<&ServicePort> {
         self.0.get(name)
     }
@@ -32,12 +32,12 @@ impl ServicePortMap {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// The number of ports.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no ports.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -51,8 +51,8 @@ impl ServicePortMap {
     }
 }
 
-/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and has no address
-/// twice. A clone shares all with what it was cloned from.
+/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and contains no address
+/// twice. A clone shares everything with the original.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointsMap(OrdMap<PortKey, Arc<[Endpoint]>>);
 

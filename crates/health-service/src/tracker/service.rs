@@ -14,27 +14,27 @@ pub struct ServiceChangeTracker {
     total: u64,
 }
 
-/// A service as it was last applied, and as it is now.
+/// A service as last applied, and as it is now.
 #[derive(Debug)]
 struct Change {
     previous: Option<Arc<Service>>,
     current: Option<Arc<Service>>,
 }
 
-/// The changes that [`ServiceChangeTracker::apply`] took.
+/// The changes that [`ServiceChangeTracker::apply`] applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceUpdates {
     /// The services that changed in any way.
     pub services: BTreeSet<ServiceName>,
-    /// Those of them that are gone.
+    /// The services that are gone.
     pub deleted: BTreeSet<ServiceName>,
     /// The ports that these services have or had.
     pub ports: BTreeSet<ServicePortName>,
 }
 
 impl ServiceChangeTracker {
-    /// Adds or changes a service, or removes one that is no longer to be served (`None`). Returns whether any change is
-    /// pending, of this service or another; `false` if a service is removed that is unknown.
+    /// Adds or changes a service, or removes one that must no longer be served (`None`). Returns whether any change is
+    /// pending, of this service or another; `false` when an unknown service is removed.
     pub fn update(&mut self, name: &ServiceName, current: Option<Arc<Service>>) -> bool {
         if current.is_none() && !self.applied.contains_key(name) && !self.items.contains_key(name) {
             return false;

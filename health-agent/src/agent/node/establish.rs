@@ -1,4 +1,4 @@
-//! Making the health endpoint and its datapath at an agent's start, and taking back what was made if that fails.
+//! Creates the health endpoint and its datapath at an agent's start, and undoes that on failure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,8 +37,8 @@ use crate::agent::uplinks::{UplinkSurvey, Uplinks};
 use crate::agent::{addresses, own, own_addresses};
 
 impl NodeDatapath {
-    /// Makes what is missing and takes over what a former agent left. After a failure nothing is there
-    /// that was not there before.
+    /// Creates what is missing and takes over what a former agent left. After a failure, nothing exists that did not
+    /// exist before.
     pub(in crate::agent) async fn establish(
         config: &Config,
         attachments: Attachments,
@@ -93,7 +93,7 @@ impl NodeDatapath {
         let workloads = endpoints.iter().filter_map(workload).collect();
         let made = async {
             let datapath = Self::load(config, attachments, &spec, workloads)?;
-            // Before a packet comes by its programs.
+            // Before packets reach its programs.
             own_addresses::note(netlink, &mut datapath.own_addresses()?).await?;
             let parts = Parts {
                 name: node.full_name(),
@@ -119,27 +119,27 @@ impl NodeDatapath {
         }
     }
 
-    /// Removes the health endpoint of an agent before this one, on a node that is to have none. Nothing of the start can
-    /// fail any more by then: a start that fails leaves it serving.
+    /// Removes a former agent's health endpoint on a node that should have none. At this point the start can no longer
+    /// fail: a failed start leaves the endpoint in service.
     pub(in crate::agent) async fn remove_former_endpoint(&self) {
         if self.endpoint.is_some() {
             return;
         }
         health::take_back(&self.spec, None).await;
-        // It takes its settings with it.
+        // The removal also reverts the endpoint's settings.
         if let Err(error) = self.ensure_forwarding() {
             warn!(%error, "the host may not forward packets of endpoints; it will be retried");
         }
     }
 
-    /// Removes what was made where nothing was before, for a start that fails later. What a former
-    /// agent left goes on serving.
+    /// Removes what this start created from scratch, for a start that fails later. What a former agent left stays in
+    /// service.
     pub(in crate::agent) async fn take_back(self) {
         let Self { before, spec, .. } = self;
         before.restore(&spec).await;
     }
 
-    /// Loads the programs on their maps.
+    /// Loads the programs with their maps.
     fn load(
         config: &Config,
         attachments: Attachments,
@@ -185,7 +185,7 @@ impl NodeDatapath {
         Ok(datapath)
     }
 
-    /// Makes all that goes with the endpoint.
+    /// Creates everything that goes with the endpoint.
     fn make(config: &Config, parts: Parts) -> anyhow::Result<Self> {
         let Parts {
             name,
@@ -258,7 +258,7 @@ impl NodeDatapath {
     }
 }
 
-/// What a [`NodeDatapath`] is made of.
+/// The parts of a [`NodeDatapath`].
 struct Parts {
     /// Full name of the node.
     name: String,
@@ -273,20 +273,20 @@ struct Parts {
     mtu: u32,
 }
 
-/// What was there before [`NodeDatapath::establish`].
+/// The state before [`NodeDatapath::establish`].
 #[derive(Clone, Debug)]
 pub(super) struct PreviousState {
     location: Location,
-    /// Whether there was a device of the health endpoint's name.
+    /// Whether a device with the health endpoint's name existed.
     endpoint: bool,
-    /// Whether there was a folder of pins.
+    /// Whether the pin folder existed.
     pins: bool,
-    /// What was kept of the health endpoint.
+    /// The saved state of the health endpoint.
     state: Option<health::State>,
 }
 
 impl PreviousState {
-    /// Removes what is there now and was not then.
+    /// Removes what exists now and did not exist then.
     async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
             && let Err(error) = pin_folder::remove(&self.location)
@@ -299,13 +299,13 @@ impl PreviousState {
     }
 }
 
-/// Whether services are there for the host's own sockets by programs; IPVS has them by itself.
+/// Whether programs serve services to the host's own sockets; IPVS does that by itself.
 fn has_sockets(config: &Config) -> bool {
     let services = &config.services;
     services.has_services() && services.service_proxy_mode == ServiceProxyMode::Ebpf
 }
 
-/// Where the programs for the host's own sockets are to be; `None`: nowhere.
+/// Where to attach the programs for the host's own sockets; `None` for nowhere.
 fn socket_root(config: &Config) -> Option<PathBuf> {
     if !has_sockets(config) {
         return None;
@@ -323,10 +323,10 @@ fn socket_root(config: &Config) -> Option<PathBuf> {
     root
 }
 
-/// What the programs shall do.
+/// The programs' feature flags.
 fn flags(config: &Config) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
-    // Another mode may have served until now, whichever this one is.
+    // Whatever the mode is now, another one may have served until now.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
     EARLY_FRAGMENTS
         | flag(config.passive_rtt, PASSIVE_RTT)
@@ -334,16 +334,16 @@ fn flags(config: &Config) -> u16 {
         | services
 }
 
-/// What the maps of services are to have room for; none without services.
+/// Capacities of the service maps; `None` without services.
 fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
     let maps = settings.maps;
-    // One namespace can have what the flags say, and more is kept for others.
+    // One namespace may use as many entries as the flags say; the rest is for other namespaces.
     let shared = |room: u32| room + room.div_ceil(SHARE);
     settings.has_services().then_some(ServiceMapSizes {
         frontends: shared(maps.service_frontend_max_entries),
-        // Entries of flows name no backend beyond.
+        // Flow entries cannot name backends above this number.
         backends: shared(maps.service_backend_max_entries).min(NUMBER_MASK),
-        // An endpoint may be in two lists, of which each may have weights: most are in one without.
+        // An endpoint may be in two lists, each with weights; most are in one list without weights.
         slots: 4 * shared(maps.service_backend_max_entries),
         maglev: maps.service_maglev_tables * maglev::SIZE,
         source_ranges: shared(maps.service_source_range_max_entries),

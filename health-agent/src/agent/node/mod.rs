@@ -1,4 +1,4 @@
-//! This node's health endpoint together with its datapath: made as one, repaired as one.
+//! This node's health endpoint together with its datapath: created and repaired as one.
 
 mod establish;
 
@@ -30,14 +30,14 @@ use super::uplinks::{UplinkSurvey, Uplinks};
 use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
 use crate::causes::with_causes;
 
-/// Endpoints whose programs are looked at at a time: of very many, each look costs.
+/// Number of endpoints whose programs are checked at a time: each check has a cost, and there may be very many.
 const WORKLOADS_AT_ONCE: usize = 32;
 
 /// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
 pub(super) struct NodeDatapath {
-    /// `None` on a node that has none.
+    /// `None` on a node without a health endpoint.
     pub(super) endpoint: Option<HealthEndpoint>,
-    /// Where packets of endpoints go first, of IPv4 and of IPv6.
+    /// Next hops of endpoints' packets, for IPv4 and IPv6.
     pub(super) gateways: [Option<IpAddr>; 2],
     netlink: Handle,
     /// MTU of endpoints, bytes.
@@ -48,35 +48,35 @@ pub(super) struct NodeDatapath {
     /// Session of the probes.
     pub(super) session: u32,
     pub(super) keys: MeshKeys,
-    /// By how much `CLOCK_TAI` was ahead of UTC when the programs were told.
+    /// Offset of `CLOCK_TAI` from UTC when the programs were last configured.
     tai_offset_ns: u64,
-    /// What was repaired since the start, by cause.
+    /// Number of repairs since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
     uplinks: Uplinks,
-    /// What the endpoint is to be made from.
+    /// The endpoint's specification.
     spec: HealthEndpointSpec,
-    /// Whether the endpoint was made from it.
+    /// Whether the endpoint was built from `spec`.
     is_planned: bool,
     before: PreviousState,
     port: u16,
-    /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
+    /// Whether the endpoint's device exists. Another device with its name is not ours to touch.
     has_device: bool,
-    /// Those of [`DatapathConfig`].
+    /// Flags of [`DatapathConfig`].
     flags: u16,
-    /// The host's network namespace, if services are there for its sockets; else 0.
+    /// Cookie of the host's network namespace if services are available to its sockets; otherwise 0.
     netns_cookie: u64,
-    /// This process, as programs see it; 0 where none looks at sockets.
+    /// This process as programs see it; 0 if no program handles sockets.
     agent_tgid: u32,
     timeouts: Timeouts,
-    /// Whether settings, programs and responder are those of the endpoint as it is.
+    /// Whether settings, programs and responder match the current endpoint.
     is_followed: bool,
-    /// Whether the responder is still in the namespace of an endpoint before this one.
+    /// Whether the responder is still in the namespace of an earlier endpoint.
     responder_is_elsewhere: bool,
     health_addresses: watch::Sender<Vec<IpAddr>>,
     left: LeftFaults,
 }
 
-/// What was wrong with the health endpoint when the last look at it had ended.
+/// Faults of the health endpoint that the last check left.
 #[derive(Debug, Default)]
 struct LeftFaults {
     faults: Vec<Fault>,
@@ -90,7 +90,7 @@ impl NodeDatapath {
         self.datapath.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`datapath`](Self::datapath), to be shared.
+    /// Like [`datapath`](Self::datapath), but shared.
     pub(super) fn shared_datapath(&self) -> Arc<Mutex<Datapath>> {
         self.datapath.clone()
     }
@@ -115,13 +115,12 @@ impl NodeDatapath {
         &self.spec.uplinks
     }
 
-    /// The node has these addresses, too: the devices that carry them are uplinks.
+    /// Adds addresses of the node: the devices that carry them become uplinks.
     pub(super) fn add_addresses(&mut self, addresses: &[IpAddr]) {
         self.uplinks.add_addresses(addresses);
     }
 
-    /// Looks which uplinks there are. What follows from that is done with the repairs, which need no
-    /// uplink that is missing.
+    /// Checks which uplinks exist. The repairs then apply the consequences; they need no uplink that is missing.
     pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let UplinkSurvey {
             devices,
@@ -145,7 +144,7 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// What is wrong with the health endpoint now, if there is one.
+    /// Current faults of the health endpoint, if it exists.
     pub(super) async fn endpoint_faults(&self) -> anyhow::Result<Vec<Fault>> {
         match &self.endpoint {
             Some(endpoint) => Ok(endpoint.check().await?),
@@ -153,19 +152,19 @@ impl NodeDatapath {
         }
     }
 
-    /// What of that the last look did not leave, in words.
+    /// The faults as text, if they differ from those that the last check left.
     pub(super) fn news_of(&self, faults: &[Fault]) -> Option<String> {
         let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
         (!faults.is_empty() && *faults != *self.left.faults).then(|| texts.join("; "))
     }
 
-    /// What was wrong with its programs when the last look had ended.
+    /// The program problem that the last check left.
     pub(super) fn left_program_problem(&self) -> Option<String> {
         self.left.programs.clone()
     }
 
-    /// Puts the health endpoint in order, of which this is wrong. The programs and the responder follow where
-    /// the device or the namespace was made anew.
+    /// Repairs these faults of the health endpoint. If the device or the namespace was recreated, the programs and the
+    /// responder follow.
     pub(super) async fn repair_endpoint(
         &mut self,
         faults: Vec<Fault>,
@@ -185,7 +184,7 @@ impl NodeDatapath {
                 outcome.repaired.push(CompletedRepair { cause, what });
             }
             self.left.faults.clear();
-            // A number may come again, a namespace does not.
+            // A number may be reused, a namespace is not.
             let is_same = |former: &HealthEndpoint| endpoint.netns().is_same(former.netns());
             self.responder_is_elsewhere |= !self.endpoint.as_ref().is_some_and(is_same);
             self.mtu = endpoint.mtu();
@@ -201,7 +200,7 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// What a health endpoint sees to, on a node that has none: that the host forwards, and which MTU there is.
+    /// Does a health endpoint's job on a node without one: makes the host forward, and finds the MTU.
     async fn repair_forwarding(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         for setting in self.ensure_forwarding()? {
             outcome.repaired.push(CompletedRepair {
@@ -216,7 +215,7 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Has the host forward, without a health endpoint that sees to it. Returns what was not so.
+    /// Enables forwarding on the host when no health endpoint does so. Returns the settings that were wrong.
     fn ensure_forwarding(&self) -> anyhow::Result<Vec<Setting>> {
         let families = Family::ALL.into_iter().zip(self.gateways);
         let families = families.filter_map(|(family, gateway)| gateway.map(|_| family));
@@ -228,10 +227,10 @@ impl NodeDatapath {
         )?)
     }
 
-    /// Makes settings, programs and the responder those of the endpoint as it is now.
+    /// Points settings, programs and responder to the current endpoint.
     fn follow_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         self.configure()?;
-        // A program that is missing is found and tried again by itself; HTTP does not wait for it.
+        // A later check finds and retries a missing program; HTTP does not wait for it.
         let attached = self.datapath().attach(&self.hooks());
         if let Err(error) = attached {
             outcome.fail(error.into());
@@ -247,9 +246,9 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Puts pins and attached programs in order.
+    /// Repairs pins and attached programs.
     pub(super) fn repair_datapath(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        // The kernel is told of leap seconds when its clock is first set, or when there is another.
+        // The kernel learns of leap seconds when its clock is first set, and when a new one occurs.
         if clock::state()?.tai_offset_ns() != self.tai_offset_ns {
             self.configure()?;
         }
@@ -280,11 +279,11 @@ impl NodeDatapath {
                     let cause = fault.cause();
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
-                // All is served without it: the others are looked after as often as ever.
+                // Everything is served without this program: the others are checked as often as ever.
                 Err(error) if fault.hook().is_optional() => {
                     outcome.slower = Some(with_causes(&error.into()));
                 }
-                // One device that is gone does not keep the others waiting.
+                // A single missing device does not hold up the others.
                 Err(error) => outcome.fail(error.into()),
             }
         }
@@ -297,7 +296,7 @@ impl NodeDatapath {
                 Err(error) => outcome.fail(error.into()),
             }
         }
-        // Without XDP, the last attachment left no device to keep up to date.
+        // Without XDP, the last attachment left no devices to keep up to date.
         if hooks.iter().any(Hook::is_optional) {
             datapath.note_xdp_devices()?;
         }
@@ -306,7 +305,7 @@ impl NodeDatapath {
     }
 
     /// Detaches the programs from a foreign device that replaced the health endpoint's during repairs. It may even have
-    /// the same number: the kernel gives out again what a device had that came from another namespace.
+    /// the same number: the kernel reuses the number of a device that came from another namespace.
     pub(super) async fn release_foreign_device(&mut self) -> anyhow::Result<()> {
         if self.has_device && self.endpoint_faults().await?.iter().any(is_lost) {
             self.has_device = false;
@@ -316,9 +315,9 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Takes note of what is wrong with the programs of the health endpoint after all that could be done.
+    /// Records what is wrong with the health endpoint's programs after all repairs.
     pub(super) fn note_programs(&mut self, outcome: &mut Outcome) {
-        // Where nothing failed, all are where they are to be.
+        // If nothing failed, all programs are in place.
         self.left.programs = outcome
             .failure
             .as_ref()
@@ -329,7 +328,7 @@ impl NodeDatapath {
             .clone_from(&self.left.programs);
     }
 
-    /// What is wrong with the programs of the health endpoint, in words.
+    /// What is wrong with the health endpoint's programs, in words.
     fn program_problem(&self) -> Option<String> {
         let endpoint = self.endpoint.as_ref()?;
         if !self.has_device {
@@ -351,7 +350,7 @@ impl NodeDatapath {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// Whether the health endpoint is not as the last look left it.
+    /// Whether the health endpoint differs from the state that the last check left.
     pub(super) async fn has_changed(&self) -> bool {
         let Some(endpoint) = &self.endpoint else {
             return false;
@@ -361,7 +360,7 @@ impl NodeDatapath {
             || self.program_problem() != self.left.programs
     }
 
-    /// What there is to tell of the health endpoint after a look, if there is one.
+    /// The report on the health endpoint after a check, if it exists.
     pub(super) fn health_report(&self, found: &EndpointOutcome) -> Option<HealthReport> {
         let endpoint = self.endpoint.as_ref()?;
         Some(HealthReport {
@@ -383,7 +382,7 @@ impl NodeDatapath {
             .collect()
     }
 
-    /// Tells the programs what to do about services: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
+    /// Sets the programs' service flags: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
     pub(super) fn set_service_flags(&mut self, flags: u16) -> anyhow::Result<()> {
         self.flags = self.flags & !(SERVICES | SERVICES_HANDOVER) | flags;
         self.configure()
@@ -396,7 +395,7 @@ impl NodeDatapath {
         address.copied().map(Addr::from).unwrap_or_default()
     }
 
-    /// Why the driver of an uplink does not run the XDP program that it was asked to, in words.
+    /// Why an uplink's driver does not run the requested XDP program, in words.
     fn without_native_xdp(&self) -> Option<String> {
         let datapath = self.datapath();
         let mut refused = datapath.refused().iter();
@@ -404,7 +403,7 @@ impl NodeDatapath {
         found.map(DatapathError::to_string)
     }
 
-    /// Tells the programs about the endpoint and the agent's own probes.
+    /// Passes the endpoint and the agent's own probes to the programs.
     fn configure(&mut self) -> anyhow::Result<()> {
         let endpoint = self.endpoint.as_ref();
         let endpoints: Vec<_> = endpoint
@@ -443,7 +442,7 @@ impl NodeDatapath {
             health_mac: endpoint
                 .map(|endpoint| endpoint.mac().0)
                 .unwrap_or_default(),
-            // Only while maps are replaced, which is over.
+            // Only while maps are replaced, which is done by now.
             flows_held_until_ns: 0,
             flags: self.flags,
             agent_tgid: self.agent_tgid,
@@ -456,7 +455,7 @@ impl NodeDatapath {
     }
 }
 
-/// By which keys nodes know what others send on to their backends.
+/// The keys by which nodes recognise what others forward to their backends.
 fn direct_config(keys: &[SipKey]) -> DirectConfig {
     let mut config = DirectConfig::default();
     for (place, key) in config.keys.iter_mut().zip(keys) {
@@ -466,7 +465,7 @@ fn direct_config(keys: &[SipKey]) -> DirectConfig {
     config
 }
 
-/// The MTU of a device, bytes; `None` where it is gone.
+/// The MTU of a device, bytes; `None` if the device is gone.
 async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option<u32>> {
     let Some(device) = device else {
         return Ok(None);
@@ -475,7 +474,7 @@ async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option
     Ok(found.map(|found| found.mtu))
 }
 
-/// Whether the device is not the endpoint's any more.
+/// Whether the device no longer is the endpoint's.
 fn is_lost(fault: &Fault) -> bool {
     matches!(fault, Fault::VethGone | Fault::VethReplaced)
 }

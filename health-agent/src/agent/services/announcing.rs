@@ -1,4 +1,4 @@
-//! Tells policy which addresses are those of services, where others than this host are behind them.
+//! Passes the addresses of services to policy if hosts other than this one are behind them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::publish;
 
-/// A provider whose services keep their addresses while policy judges. They are told before they are served.
+/// A provider whose services keep their addresses while policy judges. Publishes the addresses before they are served.
 pub(super) struct AnnouncingProvider<P> {
     provider: P,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
@@ -35,7 +35,7 @@ impl<P: Provider> Provider for AnnouncingProvider<P> {
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
         let frontends = work.state.ports().flat_map(|(_, port)| &port.frontends);
-        // NodePorts are at addresses of the host.
+        // NodePorts use the host's addresses.
         let addresses = frontends.filter_map(|frontend| match frontend.listen {
             Listen::Address(address) => Some(address.ip()),
             Listen::NodePort(_) => None,

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::api::services::listeners::HealthChecks;
 use crate::metrics::services::ServiceMetrics;
 
-/// A provider whose syncs are measured. After each one whose state is in force, the health checks get it.
+/// Measures a provider's syncs. After each sync whose state is in force, passes that state to the health checks.
 pub(super) struct InstrumentedProvider<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,

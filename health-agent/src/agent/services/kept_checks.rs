@@ -1,5 +1,5 @@
-//! What load balancers were told last, for the next agent. Until its sources are read, the kernel serves on by what the last
-//! agent wrote, so load balancers should hear on the health-check node ports what they heard before.
+//! Saves the last answers to load balancers for the next agent. Until that agent has read its sources, the kernel
+//! serves what the last agent wrote, so the health-check node ports should keep giving load balancers the same answers.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use tracing::warn;
 use crate::api::services::listeners::HealthChecks;
 use crate::task::AbortOnDrop;
 
-/// In the state folder.
+/// Name of the file in the state folder.
 pub(in crate::agent) const FILE: &str = "service-health-checks.json";
 
 const VERSION: u32 = 1;
@@ -26,9 +26,9 @@ const VERSION: u32 = 1;
 #[serde(rename_all = "kebab-case")]
 struct File {
     version: u32,
-    /// What the kernel serves does not outlive the boot.
+    /// The kernel's service state does not survive a reboot.
     boot_id: String,
-    /// By family as in [`HealthChecks`].
+    /// One list per family, as in [`HealthChecks`].
     checks: [Vec<Check>; 2],
 }
 
@@ -41,8 +41,8 @@ struct Check {
     local_endpoints: usize,
 }
 
-/// What the last agent of this boot told; nothing if there was none. A file that cannot be used is logged, and taken for
-/// none.
+/// The last answers of an earlier agent since this boot; empty if none exist. Logs an unusable file and treats it as
+/// empty.
 pub(super) fn read(state_dir: &Path) -> HealthChecks {
     let path = state_dir.join(FILE);
     read_file(&path).unwrap_or_else(|error| {
@@ -92,19 +92,19 @@ fn write(path: &Path, checks: &HealthChecks) -> io::Result<()> {
     durable::replace(path, &serde_json::to_vec(&file)?)
 }
 
-/// Removes it, for nothing is served any more. Returns whether it was there.
+/// Removes the file, because nothing is served any more. Returns whether it existed.
 pub(in crate::agent) fn remove(state_dir: &Path) -> io::Result<bool> {
     durable::remove(&state_dir.join(FILE))
 }
 
-/// Writes what load balancers are told. Dropping it stops that.
+/// Saves the answers to load balancers until it is dropped.
 #[derive(Debug)]
 pub(super) struct KeptChecks {
     _task: AbortOnDrop,
 }
 
 impl KeptChecks {
-    /// Begins: what they are told now is what the file has. Must be called in a tokio runtime.
+    /// Starts saving. The file must already contain the current answers. Must be called in a tokio runtime.
     pub(super) fn follow(state_dir: &Path, mut checks: watch::Receiver<Arc<HealthChecks>>) -> Self {
         let kept = checks.borrow_and_update().clone();
         Self {

@@ -55,7 +55,7 @@ use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners
 use crate::api::services::{ServiceCatalog, pages};
 use crate::metrics::services::ServiceMetrics;
 
-/// Time from a failed sync to the next one.
+/// Time from a failed sync to the next.
 const SYNC_RETRY: Duration = Duration::from_secs(1);
 
 /// The running service proxy.
@@ -69,7 +69,7 @@ pub(super) struct ServedServices {
     _kept_checks: KeptChecks,
     _node_addresses: Option<[NodeAddressWatch; 2]>,
     _sockets: Option<SocketWatch>,
-    /// Changed by each sync that succeeds.
+    /// Changed by each successful sync.
     in_force: watch::Receiver<Arc<HealthChecks>>,
     takeover: Option<Takeover>,
 }
@@ -83,8 +83,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Opens all of it, so that an agent that cannot serve services fails before it changes anything. `None` if the settings
-    /// name no source. Must be called in a tokio runtime.
+    /// Opens everything, so that an agent that cannot serve services fails before it changes anything. `None` if the
+    /// settings name no source. Must be called in a tokio runtime.
     pub(super) fn open(config: &Config, own: &Node) -> anyhow::Result<Option<Self>> {
         let Some(sources) = Sources::open(config)? else {
             return Ok(None);
@@ -104,16 +104,16 @@ impl Parts {
     }
 }
 
-/// Where it is told how services do: nobody else has these ports.
+/// Ports that report the state of services. No other process has them.
 struct Ports {
     health: Vec<TcpListener>,
     metrics: Vec<TcpListener>,
-    /// Where it is kept what load balancers were told.
+    /// Where the answers for load balancers are saved.
     state_dir: PathBuf,
 }
 
 impl Ports {
-    /// Listens there.
+    /// Binds the listeners.
     fn open(config: &Config) -> Result<Self, monitor::BindError> {
         let settings = &config.services;
         Ok(Self {
@@ -124,23 +124,23 @@ impl Ports {
     }
 }
 
-/// What connects services with other parts of the agent.
+/// Connections between services and other parts of the agent.
 pub(super) struct Links {
-    /// What the programs read.
+    /// The maps that the programs read.
     pub(super) tables: ServiceTables,
-    /// Where the host's own sockets were sent.
+    /// Records where the host's own sockets were sent.
     pub(super) sockets: SocketTable,
-    /// How this node stands with its cluster.
+    /// This node's standing in its cluster.
     pub(super) standing: watch::Receiver<Standing>,
-    /// Tells policy the addresses of services whose backends it does not see.
+    /// Passes addresses of services to policy if it does not see their backends.
     pub(super) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
-    /// What services must leave to this node and its peers comes from these.
+    /// Sources of what services must leave to this node and its peers.
     pub(super) reserved: ReservedSources,
-    /// How packets of clients outside get to backends on other nodes.
+    /// How packets of external clients reach backends on other nodes.
     pub(super) forwarding: Forwarding,
 }
 
-/// How packets of clients outside get to backends on other nodes, given these keys.
+/// How packets of external clients reach backends on other nodes, given these keys.
 pub(super) fn forwarding(config: &Config, keys: &MeshKeys) -> Forwarding {
     let settings = &config.services;
     let hindrance = match settings.service_proxy_mode {
@@ -154,7 +154,7 @@ pub(super) fn forwarding(config: &Config, keys: &MeshKeys) -> Forwarding {
     }
 }
 
-/// Tells whoever follows, if there is something new.
+/// Notifies receivers if the value has changed.
 fn publish<T: PartialEq>(sender: &watch::Sender<Arc<T>>, found: T) {
     sender.send_if_modified(|known| {
         let differs = **known != found;
@@ -239,7 +239,7 @@ pub(super) async fn start(
     served.takeover = Some(Takeover::begin(other, served.in_force.clone()));
     let handle = served.catalog.handle.clone();
     let mut changes = node_addresses.addresses();
-    // Ends when the watch of addresses does.
+    // Ends when the address watch ends.
     tokio::spawn(async move {
         while changes.changed().await.is_ok() {
             handle.sync();
@@ -333,7 +333,7 @@ fn serve(
 }
 
 impl ServedServices {
-    /// What the programs are to do about services from now on: waits until that is something else.
+    /// Waits until the programs' service flags change, and returns them.
     pub(super) async fn flags(&mut self) -> u16 {
         match &mut self.takeover {
             Some(takeover) => takeover.flags().await,
@@ -341,7 +341,7 @@ impl ServedServices {
         }
     }
 
-    /// Ends after a sync that is under way, and when requests are answered. The kernel goes on.
+    /// Stops after any running sync, once pending requests are answered. The kernel keeps serving.
     pub(super) async fn stop(self) {
         self.services.stop().await;
         let [health, metrics] = self.monitors;

@@ -1,5 +1,5 @@
-//! The addresses at which NodePorts are served: all of this node, or those in chosen networks, but those of its links, and
-//! none of its loopback but those of `localhost`, which are for sockets of the host.
+//! The addresses at which NodePorts are served: all of this node or those in chosen networks, except link-local
+//! addresses. Of the loopback, only those of `localhost`, for the host's own sockets.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,24 +21,24 @@ use super::publish;
 use crate::agent::watch::CHANGES_PERIOD;
 use crate::task::AbortOnDrop;
 
-/// Time from a failed listing to the next one.
+/// Time from a failed listing to the next.
 const LISTING_RETRY: Duration = Duration::from_secs(1);
 
-/// Those of the loopback. No packet is served there.
+/// Loopback addresses. No packets are served there.
 const LOCALHOST: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// Follows the node's addresses. Dropping it stops that.
+/// Follows the node's addresses until it is dropped.
 pub(super) struct NodeAddressWatch {
     addresses: watch::Receiver<NodeAddresses>,
     _task: AbortOnDrop,
 }
 
 impl NodeAddressWatch {
-    /// Follows those in `networks`, or all if there are none. Must be called in a tokio runtime, by a thread in the host's
-    /// namespace.
+    /// Follows the addresses in `networks`, or all if it is empty. Must be called in a tokio runtime, by a thread in
+    /// the host's namespace.
     pub(super) async fn follow(netlink: Handle, networks: Vec<IpNet>) -> anyhow::Result<Self> {
         let mut changes = Changes::listen()?;
         let (sender, addresses) = watch::channel(Arc::new(usable(&netlink, &networks).await?));
@@ -72,7 +72,7 @@ async fn usable(
     netlink: &Handle,
     networks: &[IpNet],
 ) -> Result<BTreeSet<IpAddr>, health_net::KernelError> {
-    // Where IPVS serves, or did, this device has the addresses of services.
+    // If IPVS serves or served, this device has the addresses of services.
     let of_services = link::by_name(netlink, ipvs::DEVICE).await?;
     let of_services = of_services.map(|link| link.index);
     let addresses = link::addresses(netlink).await?.into_iter();
@@ -83,7 +83,7 @@ async fn usable(
     Ok(usable.collect())
 }
 
-/// Without networks, all are.
+/// Without networks, every address is chosen.
 fn is_chosen(address: &IpAddr, networks: &[IpNet]) -> bool {
     networks.is_empty() || networks.iter().any(|network| network.contains(address))
 }

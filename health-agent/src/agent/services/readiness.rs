@@ -10,21 +10,21 @@ use tokio::sync::watch;
 use super::publish;
 use crate::task::AbortOnDrop;
 
-/// Follows the readiness of pods by address. Dropping it stops that.
+/// Follows the readiness of pods by address until it is dropped.
 pub(super) struct PodReadiness {
     readiness: watch::Receiver<Arc<Readiness>>,
     _task: AbortOnDrop,
 }
 
 impl PodReadiness {
-    /// Starts to follow. `shared`: addresses of the node that the supervisor does not know. All pods on the host's network
-    /// have them, so they have no readiness. Must be called in a tokio runtime.
+    /// Starts to follow. `shared` holds addresses of the node that the supervisor does not know. All pods on the host's
+    /// network have them, so they have no readiness. Must be called in a tokio runtime.
     pub(super) fn follow(supervisor: Supervisor, shared: Vec<IpAddr>) -> Self {
         let (sender, readiness) = watch::channel(Arc::default());
         let task = AbortOnDrop::spawn(async move {
             let mut changes = supervisor.changes();
             loop {
-                // Changes from here on wake the next round.
+                // Later changes wake the next round.
                 changes.mark_unchanged();
                 let mut now = supervisor.readiness();
                 now.retain(|ip, _| !shared.contains(ip));

@@ -1,4 +1,5 @@
-//! What services must leave to this node and its peers, so that no service takes it from its users.
+//! Addresses and ports that services must leave to this node and its peers, so that no service takes them from their
+//! users.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,31 +20,31 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::publish;
 use crate::task::AbortOnDrop;
 
-/// Time between two looks at the addresses of those whom the agent asks by name.
+/// Time between two lookups of the names that the agent connects to.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
 
-/// Where those listen whom the agent asks, and what they are.
+/// Addresses that the agent connects to, and what they are.
 type AskedAddresses = BTreeMap<SocketAddr, String>;
 
-/// What is reserved comes from these.
+/// Sources of the reserved addresses.
 pub(in crate::agent) struct ReservedSources {
-    /// The ways out of all endpoints.
+    /// The gateways of all endpoints.
     pub(in crate::agent) gateways: Vec<IpAddr>,
-    /// The endpoints, the health endpoint among them.
+    /// The endpoints, including the health endpoint.
     pub(in crate::agent) endpoints: Manager,
     /// The nodes of the mesh.
     pub(in crate::agent) nodes: watch::Receiver<Arc<NodeSet>>,
 }
 
-/// The addresses of this node.
+/// This node's addresses.
 pub(super) struct OwnAddresses {
-    /// All that others reach.
+    /// All addresses that others can reach.
     pub(super) all: watch::Receiver<NodeAddresses>,
-    /// Those at which NodePorts are served.
+    /// Addresses at which NodePorts are served.
     pub(super) node_ports: watch::Receiver<NodeAddresses>,
 }
 
-/// Follows all of it. Ends when nobody listens. Must be called in a tokio runtime.
+/// Follows all sources. Stops when the receiver is dropped. Must be called in a tokio runtime.
 pub(super) async fn follow(
     config: &Config,
     own: &Node,
@@ -79,13 +80,13 @@ pub(super) async fn follow(
     let mut changes = from.endpoints.changes();
     let (sender, receiver) = watch::channel(Arc::new(now(&mut from, &mut addresses, &mut sources)));
     tokio::spawn(async move {
-        // They end with this task.
+        // They stop with this task.
         let _look_ups = look_ups;
         loop {
             tokio::select! {
                 () = sender.closed() => return,
                 changed = changes.changed() => if changed.is_err() { return },
-                // One that has ended says nothing more.
+                // A source that has ended reports nothing more.
                 Ok(()) = from.nodes.changed() => {}
                 Ok(()) = addresses.all.changed() => {}
                 Ok(()) = addresses.node_ports.changed() => {}
@@ -97,8 +98,8 @@ pub(super) async fn follow(
     receiver
 }
 
-/// The addresses of those whom the agent asks, and what they are. Names are looked up now and then, each in a task of its own:
-/// a name server that does not answer holds up nothing else. What a name has meant once stays.
+/// The addresses that the agent connects to, and what they are. Looks names up periodically, each in its own task: a
+/// name server that does not answer holds up nothing else. Keeps every address that a name has ever had.
 fn resolve<F>(
     asked: Vec<Asked>,
     look_up: impl Fn(Asked) -> F + Clone + Send + 'static,
@@ -106,7 +107,7 @@ fn resolve<F>(
 where
     F: Future<Output = AskedAddresses> + Send,
 {
-    // Whoever depends on an answer of a name server would not start without one.
+    // Starting must not depend on an answer from a name server.
     let (sender, receiver) = watch::channel(literals(&asked));
     let names = asked.into_iter().filter(|one| parse_ip(&one.host).is_err());
     let look_ups = names.map(|one| {
@@ -129,7 +130,7 @@ where
     (receiver, look_ups.collect())
 }
 
-/// The addresses that are written in the settings.
+/// The literal addresses in the settings.
 fn literals(asked: &[Asked]) -> AskedAddresses {
     let literal = |one: &Asked| {
         let ip = parse_ip(&one.host).ok()?;
@@ -178,7 +179,7 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
     }
 }
 
-/// The ports on which this agent listens, and the flags that name them.
+/// The ports on which this agent listens, and the flags that set them.
 fn ports(config: &Config) -> BTreeMap<(Protocol, u16), String> {
     let services = &config.services;
     let pages: [(&str, ListenAddress); 4] = [
@@ -241,7 +242,7 @@ mod tests {
         };
         assert_eq!(peers, [(&[172, 30, 0, 2].into(), &expected)]);
         assert_eq!(reserved.pod_cidrs.len(), 2);
-        // One that the registry does not have yet counts all the same.
+        // This node counts even before the registry has it.
         let mut alone = Reserved::default();
         add_nodes(&mut alone, &NodeSet::default(), &own, 4240);
         assert_eq!((alone.own.len(), alone.pod_cidrs.len()), (1, 1));
@@ -266,7 +267,7 @@ mod tests {
         found.changed().await.unwrap();
         let named: SocketAddr = ([192, 0, 2, 7], 2379).into();
         assert!(found.borrow_and_update().keys().eq([&literal, &named]));
-        // The same answer once more is no news.
+        // The same answer again is not a change.
         tokio::time::sleep(3 * RESOLVE_PERIOD).await;
         assert!(!found.has_changed().unwrap());
     }

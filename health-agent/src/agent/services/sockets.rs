@@ -1,5 +1,5 @@
-//! Connected UDP sockets of the host whose backends serve no more. The kernel asks no program where their datagrams go,
-//! so they are ended: the process is told, and opens another one.
+//! The host's connected UDP sockets whose backends no longer serve. The kernel runs no program for their datagrams, so
+//! the agent closes them: the process gets an error and opens a new one.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,18 +14,19 @@ use tracing::{info, warn};
 
 use crate::task::AbortOnDrop;
 
-/// Time between two looks, at least.
+/// Minimum time between two checks.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// At most: a socket may have been connected while its backend went.
+/// Maximum time: a socket may have been connected while its backend was being removed.
 const LONGEST_PERIOD: Duration = Duration::from_secs(30);
 
-/// Ends such sockets. Dropping it ends that.
+/// Closes such sockets until it is dropped.
 pub(super) struct SocketWatch {
     _task: AbortOnDrop,
 }
 
 impl SocketWatch {
-    /// Looks after each change of the services. Must be called in a tokio runtime, by a thread in the host's namespace.
+    /// Checks after each change of the services. Must be called in a tokio runtime, by a thread in the host's
+    /// namespace.
     pub(super) fn follow<T: Send + Sync + 'static>(
         table: SocketTable,
         mut changes: watch::Receiver<T>,
@@ -58,7 +59,7 @@ impl SocketWatch {
     }
 }
 
-/// How many sockets were ended.
+/// Closes the stuck sockets, and returns their number.
 fn end_stuck(table: &SocketTable, diag: &mut SocketDiag) -> io::Result<usize> {
     let stuck = table.stuck()?;
     if stuck.is_empty() {
@@ -69,7 +70,7 @@ fn end_stuck(table: &SocketTable, diag: &mut SocketDiag) -> io::Result<usize> {
         .map(|socket| (socket.cookie, socket.backend))
         .collect();
     let sockets = diag.connected_udp()?.into_iter();
-    // By now it may be connected to something else.
+    // The socket may be connected to something else by now.
     let sockets = sockets.filter(|socket| stuck.get(&socket.cookie) == Some(&socket.peer));
     let mut ended = 0;
     for socket in sockets {

@@ -1,4 +1,4 @@
-//! How this node stands with its cluster, as load balancers are told, and where it is.
+//! This node's standing in its cluster, as reported to load balancers, and its zone.
 
 use health_registry::nodes::Standing;
 use health_service::choice::Topology;
@@ -6,11 +6,11 @@ use health_service::health_check::NodeStanding;
 use health_service::services::Handle;
 use tokio::sync::watch;
 
-/// Tells what the registry says, as long as it says anything.
+/// Passes on what the registry says, until the registry ends.
 pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle) {
     loop {
         match &*standing.borrow_and_update() {
-            // As long as nobody says otherwise, it may get traffic.
+            // Unless told otherwise, the node may get traffic.
             Standing::Untold => handle.node(NodeStanding {
                 is_deleting: false,
                 taints: &[],
@@ -33,7 +33,7 @@ pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle
     }
 }
 
-/// Keeps the zone of this node as the registry says, as long as it says anything.
+/// Keeps this node's zone as in the registry, until the registry ends.
 pub(super) async fn follow_zone(
     mut standing: watch::Receiver<Standing>,
     place: watch::Sender<Topology>,

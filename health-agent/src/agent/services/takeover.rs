@@ -1,4 +1,4 @@
-//! Changes of the proxy mode: once this mode serves, removes what the other one left in the kernel.
+//! Changes of the proxy mode: once this mode serves, removes what the other mode left in the kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use tracing::{info, warn};
 use crate::api::services::listeners::HealthChecks;
 use crate::task::AbortOnDrop;
 
-/// Time from a failed attempt to the next one.
+/// Time from a failed attempt to the next.
 const TAKEOVER_RETRY: Duration = Duration::from_secs(10);
 /// Time between two checks whether all flows of the eBPF programs have ended.
 const FLOWS_PERIOD: Duration = Duration::from_secs(10);
 
-/// What may have served before this mode.
+/// The mode that may have served before this one.
 pub(super) enum Other {
     /// The eBPF programs, with these tables.
     Ebpf(Box<ServiceTables>),
@@ -28,7 +28,7 @@ pub(super) enum Other {
     Ipvs(ipvs::Settings, Handle),
 }
 
-/// Removes what the other mode served. If it is dropped, the next start does the rest.
+/// Removes what the other mode served. If it is dropped early, the next start does the rest.
 pub(super) struct Takeover {
     flags: watch::Receiver<u16>,
     _task: AbortOnDrop,
@@ -59,7 +59,7 @@ impl Takeover {
     /// Waits until the programs' flags change, and returns them: none or any of [`SERVICES`] and [`SERVICES_HANDOVER`].
     pub(super) async fn flags(&mut self) -> u16 {
         if self.flags.changed().await.is_err() {
-            // They will not change any more.
+            // The flags will not change any more.
             std::future::pending::<()>().await;
         }
         *self.flags.borrow_and_update()
@@ -91,7 +91,7 @@ fn remove_ports(tables: &mut ServiceTables) -> Result<(), ServicesError> {
     Ok(())
 }
 
-/// Drains what IPVS served, and returns when nothing is left of it.
+/// Drains what IPVS served, and returns when nothing of it is left.
 async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
     loop {
         match retire(settings.clone(), handle).await {

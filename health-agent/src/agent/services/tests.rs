@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// For what takes a moment.
+/// Patience for what normally takes a moment.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A pod at this address, which is ready while somebody listens at `host`.
+/// A pod at this address, which is ready while a listener exists at `host`.
 fn pod(ip: IpAddr, host: SocketAddr) -> String {
     let port = host.port();
     let host = host.ip();
@@ -34,7 +34,7 @@ status:
     )
 }
 
-/// A service with two endpoints on this node, of which one is the pod's.
+/// A service with two endpoints on this node, one of which is the pod's.
 fn service(ip: IpAddr) -> String {
     format!(
         "\
@@ -73,10 +73,10 @@ fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
     Supervisor::start(options).unwrap()
 }
 
-/// Services of a folder, on a node whose pods are probed.
+/// Services from a folder, on a node whose pods are probed.
 fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
     let settings = ServiceSettings {
-        // None that is not asked for.
+        // No syncs except on request.
         service_sync_max: Duration::from_secs(3600),
         ..ServiceSettings::default()
     };
@@ -99,7 +99,7 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
     serve(&settings, forwarding, node, sources, ports, pods, provider).unwrap()
 }
 
-/// The backends that new flows go to, and those that probes tell of.
+/// The backends that get new flows, and those with a probe result.
 fn backends(catalog: &ServiceCatalog) -> (Vec<IpAddr>, Vec<(IpAddr, bool)>) {
     let services = catalog.services(|_| true);
     let ports = services.iter().flat_map(|service| &service.ports);
@@ -132,7 +132,7 @@ async fn a_container_that_is_not_ready_leaves_the_backends_and_comes_back() {
     let mut until = async |used: Vec<IpAddr>, ready: bool| {
         let followed = async {
             while backends(&served.catalog) != (used.clone(), vec![(ip, ready)]) {
-                // Readiness is known a moment before the view follows it.
+                // Readiness is known a moment before the view shows it.
                 let _ = timeout(Duration::from_millis(10), view.changed()).await;
             }
         };
@@ -159,7 +159,7 @@ async fn a_pod_with_an_address_of_the_node_says_nothing_of_its_neighbours_there(
     let is_unready = |readiness: &Arc<_>| **readiness == [(ip, false)].into();
     of_all.readiness().wait_for(is_unready).await.unwrap();
     let shared = PodReadiness::follow(probes.clone(), vec![ip]);
-    // It has looked by then.
+    // The follower has read the supervisor's state by then.
     let mut changes = probes.changes();
     changes.changed().await.unwrap();
     tokio::task::yield_now().await;
@@ -187,7 +187,7 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
     assert!(problem.contains("none"), "{problem}");
 }
 
-/// Fails until it is told to work.
+/// Fails until it is switched to work.
 struct Moody(watch::Receiver<bool>);
 
 impl Provider for Moody {
@@ -198,7 +198,7 @@ impl Provider for Moody {
     }
 }
 
-/// The mood of one that always works.
+/// The mood of a provider that always works.
 fn always() -> watch::Receiver<bool> {
     watch::channel(true).1
 }
@@ -225,7 +225,7 @@ async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
     assert!(!checks.has_changed().unwrap());
     works.send_replace(true);
     assert_eq!(provider.sync(work).await, Ok(()));
-    // Also when nothing has changed: who could not listen tries again.
+    // Also without changes: a listener that failed to open tries again.
     assert!(checks.has_changed().unwrap());
     checks.mark_unchanged();
     assert_eq!(provider.sync(work).await, Ok(()));
@@ -261,7 +261,7 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
         timeout(PATIENCE, told).await.expect("the node's standing");
         assert!(handle.livez().healthy, "{standing:?}");
     }
-    // A registry that has ended says nothing more.
+    // A registry that has ended reports nothing more.
     drop(cluster);
     telling.await.unwrap();
     assert_eq!(handle.healthz().node_eligible, Some(false));
@@ -285,7 +285,7 @@ async fn the_zone_is_the_one_that_the_cluster_says() {
         let told = topology.wait_for(|topology| topology.zone.as_deref() == zone);
         timeout(PATIENCE, told).await.expect("the zone").unwrap();
     }
-    // A node whose object is gone is where it was.
+    // A node whose object is gone stays in its zone.
     cluster.send_replace(Standing::Untold);
     drop(cluster);
     following.await.unwrap();

@@ -8,21 +8,21 @@ use hyper::StatusCode;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The socket's file is not there.
+    /// The socket's file does not exist.
     #[error("no agent at {0}: is it running, and are --instance and --runtime-dir right?")]
     NoAgent(PathBuf),
-    /// Nobody listens on the socket.
+    /// The socket has no listener.
     #[error("no agent at {0}: the socket is left over from one that was killed; start it again")]
     Stale(PathBuf),
     /// The socket's permissions forbid it.
     #[error("cannot connect to the agent at {0}: permission denied; try it as root")]
     Permission(PathBuf),
-    /// The request cannot be written down.
+    /// The request could not be built.
     #[error("{request}: {source}")]
     Request {
         /// Method and path.
         request: String,
-        /// What is wrong with it.
+        /// The error.
         source: hyper::http::Error,
     },
     /// The connection failed.
@@ -30,7 +30,7 @@ pub enum ClientError {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The agent took too long.
@@ -43,7 +43,7 @@ pub enum ClientError {
         request: String,
         /// The socket.
         path: PathBuf,
-        /// How long it was waited for.
+        /// How long the client waited.
         seconds: u64,
     },
     /// The connection broke.
@@ -53,7 +53,7 @@ pub enum ClientError {
         request: String,
         /// The socket.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: hyper::Error,
     },
     /// The answer ended before its last line.
@@ -74,7 +74,7 @@ pub enum ClientError {
         /// The agent's reason.
         message: String,
     },
-    /// The answer makes no sense.
+    /// The answer is invalid.
     #[error(
         "{request} at {path}: cannot read the answer: {source}; are agent and command line of the \
          same version?"
@@ -84,7 +84,7 @@ pub enum ClientError {
         request: String,
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: serde_json::Error,
     },
 }

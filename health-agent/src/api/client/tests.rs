@@ -87,7 +87,7 @@ async fn probe_events_are_handed_over_as_they_come() {
         stream.write_all(chunk(first).as_bytes()).await.unwrap();
         let rest = "\"total\":2}}\n{\"progress\":{\"done\":2,\"total\":2}}\n{\"done\"";
         stream.write_all(chunk(rest).as_bytes()).await.unwrap();
-        // The last event is held back until those before it have arrived.
+        // The last event is held back until the earlier ones have arrived.
         sights.recv().await.unwrap();
         sights.recv().await.unwrap();
         let done = ":{\"probeInterval\":\"10s\",\"local\":{\"name\":\"a/b\"},\"nodes\":[]}}\n";

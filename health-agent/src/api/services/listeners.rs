@@ -23,8 +23,8 @@ use super::pages::json;
 use crate::api::monitor::{Answer, BACKLOG, Monitor, Page, is_missing};
 use crate::task::AbortOnDrop;
 
-/// What load balancers are told, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each sync,
-/// whether it changed or not.
+/// The answers for load balancers, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each
+/// sync, even if unchanged.
 pub type HealthChecks = [state::HealthChecks; 2];
 
 /// All addresses of the node, by family as in [`HealthChecks`].
@@ -33,10 +33,10 @@ pub const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// How long closing a port waits for its current requests, at most.
+/// Maximum time that closing a port waits for its current requests.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Listens on the health-check node ports. Dropping it closes them.
+/// Listens on the health-check node ports. They close when this is dropped.
 #[derive(Debug)]
 pub struct ServiceListeners {
     problems: watch::Receiver<Vec<ServiceProblem>>,
@@ -104,7 +104,7 @@ impl SharedHealth {
     fn answer(&self, service: &ServiceName) -> Answer {
         let is_healthy = self.handle.livez().healthy;
         let Some(answer) = self.known().answer(service, is_healthy) else {
-            // The listener is about to close; the answer must not look like an endpoint.
+            // The listener is about to close; the answer must not look as if there were an endpoint.
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Answer::of_text(status, "text/plain", format!("{service} is gone\n"));
         };
@@ -136,7 +136,7 @@ impl Family {
             info!(%service, port, "closed the health-check node port of a service");
             Some(monitor.shutdown())
         });
-        // Other services may want these ports, so slow requests are cut off.
+        // Other services may need these ports, so slow requests are cut off.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, join_all(closing)).await;
         self.failed
             .retain(|service, (port, _)| checks.get(service).is_some_and(|one| one.port == *port));
@@ -158,7 +158,7 @@ impl Family {
         }
     }
 
-    /// Opens a listener; none on a host without this family.
+    /// Opens a listener; `None` on a host without this family.
     fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<Monitor>> {
         let listener = match listen::tcp(SocketAddr::new(self.address, port), BACKLOG) {
             Ok(listener) => listener,
@@ -210,7 +210,7 @@ mod tests {
     use super::super::testing::{Bed, get};
     use super::*;
 
-    /// Listeners on loopback addresses, and what they are told.
+    /// Listeners on loopback addresses, and their inputs.
     struct Stand {
         bed: Bed,
         checks: watch::Sender<Arc<HealthChecks>>,
@@ -218,7 +218,7 @@ mod tests {
         _listeners: ServiceListeners,
     }
 
-    /// An address that nobody else listens on, and one on which a free port is found.
+    /// An address without other listeners, and one on which a free port is found.
     fn addresses() -> [IpAddr; 2] {
         let [.., first, second] = std::process::id().to_be_bytes();
         [
@@ -249,7 +249,7 @@ mod tests {
             }
         }
 
-        /// Services of these names, ports and counts of endpoints, in both families.
+        /// Syncs services with these names, ports and endpoint counts, in both families.
         async fn sync(&mut self, services: &[(&str, u16, usize)]) {
             let checks = services.iter().map(|&(name, port, local_endpoints)| {
                 let check = HealthCheck {
@@ -288,7 +288,7 @@ mod tests {
                 );
             }
         }
-        // Without another listener: the count changes under those that are open.
+        // Keeps the listeners open: only the count changes.
         stand.sync(&[("web", port, 0)]).await;
         let at = (addresses()[0], port).into();
         let (code, headers, body) = get(at, "/").await;
@@ -318,7 +318,7 @@ mod tests {
             assert!(is_closed(address, first).await);
             assert_eq!(get((address, second).into(), "/").await.0, 200);
         }
-        // Its port is another's from one sync to the next.
+        // From one sync to the next, its port belongs to another service.
         stand.sync(&[("api", second, 1), ("web", first, 1)]).await;
         for (port, name) in [(first, "web"), (second, "api")] {
             let (_, _, body) = get((addresses()[0], port).into(), "/").await;

@@ -1,4 +1,4 @@
-//! Services in the API, and the servers that kube-proxy has too: health and metrics ([`pages`]), and health-check node
+//! Services in the API, and the servers that kube-proxy also has: health and metrics ([`pages`]), and health-check node
 //! ports ([`listeners`]).
 
 pub mod listeners;
@@ -21,11 +21,11 @@ use tokio::sync::watch;
 /// The services of a node, as the API reports them. Clones share their contents.
 #[derive(Clone, Debug)]
 pub struct ServiceCatalog {
-    /// How packets of clients outside get to backends on other nodes.
+    /// How packets of external clients reach backends on other nodes.
     pub forwarding: Forwarding,
     /// The running services.
     pub handle: Handle,
-    /// The readiness that this node's probes found.
+    /// The readiness that this node's probes determined.
     pub readiness: watch::Receiver<Arc<Readiness>>,
     /// The services whose health-check node port could not be opened, and why.
     pub listener_problems: watch::Receiver<Vec<ServiceProblem>>,
@@ -36,7 +36,7 @@ impl ServiceCatalog {
         self.handle.view().borrow().clone()
     }
 
-    /// The services, by namespace and name, that a test of their names picks out.
+    /// The services whose names pass a test, by namespace and name.
     pub fn services(&self, mut is_meant: impl FnMut(&ServiceName) -> bool) -> Vec<ServiceEntry> {
         let readiness = self.readiness.borrow().clone();
         let view = self.view();
@@ -53,7 +53,7 @@ impl ServiceCatalog {
             .collect()
     }
 
-    /// The services that a test picks out. It sees all that is shown of each: more work than by their names.
+    /// The services that pass a test. The test sees each complete entry, which costs more than a test by name.
     pub fn services_with(
         &self,
         mut is_meant: impl FnMut(&ServiceEntry) -> bool,
@@ -78,7 +78,7 @@ impl ServiceCatalog {
         }
     }
 
-    /// The current problem of the check `services` in `/healthz`, as text; true if it is a failure, false if a warning.
+    /// The current problem of the check `services` in `/healthz`, as text. `true` means a failure, `false` a warning.
     pub fn problem(&self) -> Option<(bool, String)> {
         let view = self.view();
         let why = || match &view.failure {
@@ -105,7 +105,7 @@ impl ServiceCatalog {
     }
 }
 
-/// The service, with what probes say of its endpoints on this node.
+/// The service with the probes' results for its endpoints on this node.
 fn probed(mut service: ServiceEntry, readiness: &Readiness) -> ServiceEntry {
     let backends = service.ports.iter_mut().flat_map(|port| &mut port.backends);
     for ServiceBackend {

@@ -76,7 +76,7 @@ pub(super) fn json(
     let written = serde_json::to_string(body);
     let answer = match (written, StatusCode::from_u16(code)) {
         (Ok(body), Ok(status)) => Answer::of_text(status, "application/json", body),
-        // Neither can be: they are plain data and statuses of HTTP.
+        // Neither can happen: both are plain data and HTTP statuses.
         (Err(error), _) => failed(&error),
         (_, Err(error)) => failed(&error),
     };
@@ -128,14 +128,14 @@ mod tests {
         let (code, _, body) = get(address, "/livez").await;
         assert!(code == 200 && !body.contains("nodeEligible"), "{body}");
 
-        // A node that is about to go gets no new traffic, but works.
+        // A node that is about to be deleted gets no new traffic, but works.
         bed.handle.node(NodeStanding {
             is_deleting: true,
             taints: &[],
         });
         assert_eq!(get(address, "/healthz").await.0, 503);
         assert_eq!(get(address, "/livez").await.0, 200);
-        // What cannot be put in force makes it ill.
+        // State that cannot be put in force makes the service proxy unhealthy.
         bed.change();
         bed.until_healthy(false).await;
         let (code, _, body) = get(address, "/livez").await;

@@ -1,4 +1,4 @@
-//! Services that do as a test says, and a client of what is told of them.
+//! Services that follow a test's script, and a client that reads what they report.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use jiff::Timestamp;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-/// A sync that is not asked for does not come in any test.
+/// In no test does a sync come without a request.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Services without any object, whose syncs end as told, one after the other; the last goes on.
+/// Services without any objects, whose syncs end as scripted, one after the other; the last result repeats.
 pub(super) struct Bed {
     pub(super) handle: Handle,
     view: watch::Receiver<Arc<View>>,
@@ -42,7 +42,7 @@ impl Bed {
                 max: NEVER,
             },
             families: Family::ALL.to_vec(),
-            // What waits at all waits too long.
+            // Anything that waits at all waits too long.
             health_timeout: Duration::ZERO,
             clock: Timestamp::now,
         };
@@ -56,12 +56,12 @@ impl Bed {
         }
     }
 
-    /// Has a sync happen.
+    /// Triggers a sync.
     pub(super) fn change(&self) {
         self.topology.send_modify(|_| {});
     }
 
-    /// Waits until what is shown is so.
+    /// Waits until the view meets a condition.
     pub(super) async fn until(&mut self, is_so: impl FnMut(&Arc<View>) -> bool) {
         self.view.wait_for(is_so).await.unwrap();
     }

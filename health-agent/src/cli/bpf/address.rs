@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::Serializer;
 use serde::ser::Error as _;
 
-/// Serializes an address as the standard library writes it.
+/// Serializes an address in the standard library's format.
 pub(super) fn serialize<S: Serializer>(address: &IpAddr, to: S) -> Result<S::Ok, S::Error> {
     let mut text = Text::default();
     let written = match address {
@@ -17,10 +17,10 @@ pub(super) fn serialize<S: Serializer>(address: &IpAddr, to: S) -> Result<S::Ok,
     to.serialize_str(text.as_str())
 }
 
-/// Longest address: all groups of IPv6, the last two as IPv4.
+/// Length of the longest address: all IPv6 groups, the last two in IPv4 form.
 const MAX_LEN: usize = 45;
 
-/// Text of an address, on the stack.
+/// An address as text, on the stack.
 struct Text {
     bytes: [u8; MAX_LEN],
     len: usize,
@@ -40,7 +40,7 @@ impl Text {
         std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
 
-    /// The formatter of the standard library takes several times as long.
+    /// The standard library's formatter takes several times as long.
     fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
         let mut digits = itoa::Buffer::new();
         for (place, octet) in address.octets().into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_ARRIVALS`, readable: what arrived of other agents' probes.
+//! Entries of `HEALTH_ARRIVALS`, in readable form: what arrived from other agents' probes.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An entry as it is shown.
+/// An entry in displayed form.
 pub(super) fn entry((prober, arrivals): (Prober, Arrivals)) -> Entry<ProberKey, ArrivalCounts> {
     let ways = ORDER.map(|(name, is_v4, path)| (name, arrivals.ways[way(is_v4, path as u8)]));
     Entry {
@@ -31,7 +31,7 @@ const ORDER: [(&str, bool, Path); WAYS] = [
     ("endpoint6", false, Path::Endpoint),
 ];
 
-/// Which agent.
+/// The key: an agent.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ProberKey {
@@ -45,11 +45,11 @@ impl fmt::Display for ProberKey {
     }
 }
 
-/// What was counted.
+/// The counts.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ArrivalCounts {
-    /// `CLOCK_MONOTONIC`.
+    /// In `CLOCK_MONOTONIC`.
     since_ns: u64,
     ways: [Way; WAYS],
 }
@@ -71,7 +71,7 @@ impl Way {
     }
 }
 
-/// Probes that arrived, and their replies, on each way.
+/// Probes that arrived on each way, and the replies to them.
 impl fmt::Display for ArrivalCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "since_ns={}", self.since_ns)?;

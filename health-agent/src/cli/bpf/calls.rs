@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_CALLS` and `HEALTH_IP_CALLS`, readable: the programs that others go on with.
+//! Entries of `HEALTH_CALLS` and `HEALTH_IP_CALLS`, in readable form: the programs that others tail-call.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// Entries of `HEALTH_CALLS` as they are shown, of indexes and ids of programs.
+/// Entries of `HEALTH_CALLS` in displayed form, from indexes and program ids.
 pub(super) fn entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
     named(rows, &layout::CALLED)
 }
 
-/// The same of `HEALTH_IP_CALLS`.
+/// Likewise for `HEALTH_IP_CALLS`.
 pub(super) fn ip_entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
     named(rows, &layout::IP_CALLED)
 }
@@ -34,7 +34,7 @@ fn named(rows: Vec<(u32, u32)>, called: &[(u32, &'static str)]) -> Vec<Entry<u32
 #[derive(Debug, Serialize)]
 pub(super) struct Call {
     program: Option<&'static str>,
-    /// As `bpf prog list` shows it.
+    /// As in `bpf prog list`.
     id: u32,
 }
 

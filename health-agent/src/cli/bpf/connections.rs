@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_PEERS` and `HEALTH_TCP`, readable: TCP connections whose round trips are timed.
+//! Entries of `HEALTH_PEERS` and `HEALTH_TCP`, in readable form: TCP connections whose round trips are measured.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::api::rtt::path_name;
 
-/// An entry of `HEALTH_PEERS` as it is shown.
+/// An entry of `HEALTH_PEERS` in displayed form.
 pub(super) fn peer((address, peer): (Addr, Peer)) -> Entry<IpAddr, PeerPath> {
     Entry {
         key: address.to_ip(),
@@ -20,7 +20,7 @@ pub(super) fn peer((address, peer): (Addr, Peer)) -> Entry<IpAddr, PeerPath> {
     }
 }
 
-/// An entry of `HEALTH_TCP` as it is shown.
+/// An entry of `HEALTH_TCP` in displayed form.
 pub(super) fn connection((key, flow): (FlowKey, Flow)) -> Entry<Connection, Timing> {
     Entry {
         key: Connection {
@@ -28,7 +28,7 @@ pub(super) fn connection((key, flow): (FlowKey, Flow)) -> Entry<Connection, Timi
             peer: SocketAddr::new(key.peer.to_ip(), u16::from_be(key.peer_port_be)),
         },
         value: Timing {
-            // Connections of HTTP probes belong to no path.
+            // Connections of HTTP probes have no path.
             path: (flow.path != 0).then(|| path_name(flow.path)),
             timed_ns: flow.timed_ns,
             pause_ns: flow.pause_ns,
@@ -42,7 +42,7 @@ pub(super) fn connection((key, flow): (FlowKey, Flow)) -> Entry<Connection, Timi
     }
 }
 
-/// What is known of an address whose connections are timed.
+/// The known facts about an address whose connections are measured.
 #[derive(Debug, Serialize)]
 pub(super) struct PeerPath {
     path: &'static str,
@@ -54,7 +54,7 @@ impl fmt::Display for PeerPath {
     }
 }
 
-/// Which connection.
+/// The key: a connection.
 #[derive(Debug, Serialize)]
 pub(super) struct Connection {
     local: SocketAddr,
@@ -67,7 +67,7 @@ impl fmt::Display for Connection {
     }
 }
 
-/// What is timed of it. Moments are of `CLOCK_MONOTONIC`, 0 for none.
+/// The connection's measurements. Times are in `CLOCK_MONOTONIC`, 0 for none.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Timing {

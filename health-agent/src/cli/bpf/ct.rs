@@ -168,7 +168,7 @@ impl ListArgs {
     }
 }
 
-/// Which entries are meant.
+/// The entries to list or flush.
 struct Selection {
     local_side: Option<LocalSide>,
     filter: CtFilter,
@@ -191,7 +191,7 @@ impl Selection {
     }
 }
 
-/// An entry as a dump of the map shows it.
+/// An entry in a dump of the map.
 pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
     Entry {
         key: FlowKey::from(&flow),
@@ -203,7 +203,7 @@ pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct CtValue {
-    /// `null` for other protocols than TCP.
+    /// `null` for protocols other than TCP.
     state: Option<State>,
     #[serde(flatten)]
     times: Times,
@@ -219,7 +219,7 @@ pub(super) struct CtValue {
 }
 
 impl CtValue {
-    /// With times relative to `now_s`, seconds of `CLOCK_MONOTONIC`, if that is given.
+    /// Uses times relative to `now_s`, seconds of `CLOCK_MONOTONIC`, if it is given.
     fn new(flow: &Flow, entry: &CtEntry, now_s: Option<i64>) -> Self {
         Self {
             state: State::of(flow, entry),
@@ -237,7 +237,7 @@ impl CtValue {
     }
 }
 
-/// The line of `cilium bpf ct list`. No service's address is translated back.
+/// The line of `cilium bpf ct list`. Service addresses are not translated back.
 impl fmt::Display for CtValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [expires, last_rx, last_tx] = self.times.moments();
@@ -260,7 +260,7 @@ impl fmt::Display for CtValue {
     }
 }
 
-/// The names of the flags that are set, each with a blank after it.
+/// The names of the set flags, each followed by a blank.
 struct FlagNames(u16);
 
 impl fmt::Display for FlagNames {
@@ -272,7 +272,7 @@ impl fmt::Display for FlagNames {
     }
 }
 
-/// When a flow expires and had its last packets.
+/// Times of a flow's expiry and of its last packets.
 #[derive(Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 enum Times {
@@ -282,7 +282,7 @@ enum Times {
         last_rx_s: u32,
         last_tx_s: u32,
     },
-    /// Seconds from now and until now. What has expired and was not collected yet expires in less than none.
+    /// Seconds from now and until now. Negative for an entry that has expired but has not been collected yet.
     Relative {
         expires_in_s: i64,
         last_rx_age_s: Option<i64>,
@@ -327,7 +327,7 @@ impl Times {
     }
 }
 
-/// A moment as a line shows it.
+/// A time as a line shows it.
 enum Moment {
     Clock(u32),
     Relative(i64),

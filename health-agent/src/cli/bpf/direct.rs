@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_DIRECT`, readable, but for the keys, which are the mesh's secret.
+//! The entry of `HEALTH_DIRECT`, in readable form, without the keys, which are the mesh's secret.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// Entries as they are shown.
+/// Entries in displayed form.
 pub(super) fn entries(rows: Vec<(u32, DirectConfig)>) -> Vec<Entry<u32, DirectReturn>> {
     let entry = |(key, config): (u32, DirectConfig)| Entry {
         key,
@@ -16,10 +16,10 @@ pub(super) fn entries(rows: Vec<(u32, DirectConfig)>) -> Vec<Entry<u32, DirectRe
     rows.into_iter().map(entry).collect()
 }
 
-/// Whether nodes know what others send on to their backends.
+/// Whether nodes recognise what others forward to their backends.
 #[derive(Debug, Serialize)]
 pub(super) struct DirectReturn {
-    /// How many keys there are.
+    /// Number of keys.
     keys: u32,
 }
 

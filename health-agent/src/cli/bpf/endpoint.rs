@@ -39,7 +39,7 @@ impl EndpointCommand {
     }
 }
 
-/// Entries as they are shown, sorted by address.
+/// Entries in displayed form, sorted by address.
 pub(super) fn entries(
     endpoints: Vec<(IpAddr, EndpointInfo)>,
 ) -> Vec<Entry<EndpointAddress, EndpointValue>> {
@@ -74,7 +74,7 @@ impl fmt::Display for EndpointAddress {
     }
 }
 
-/// What the datapath knows about an endpoint.
+/// The datapath's knowledge of an endpoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct EndpointValue {
@@ -82,7 +82,7 @@ pub(super) struct EndpointValue {
     identity: u32,
     health: bool,
     flags: u32,
-    /// Number of its table; 0 for none.
+    /// Number of its policy table; 0 for none.
     policy: u32,
     enforces_ingress: bool,
     enforces_egress: bool,
@@ -130,7 +130,7 @@ impl fmt::Display for EndpointValue {
     }
 }
 
-/// An entry of `HEALTH_DEVICES` as it is shown: the number of a device, and its endpoint.
+/// An entry of `HEALTH_DEVICES` in displayed form: the number of a device, and its endpoint.
 pub(super) fn device((key, id): (u32, u32)) -> Entry<u32, DeviceEndpoint> {
     Entry {
         key,
@@ -150,7 +150,7 @@ impl fmt::Display for DeviceEndpoint {
     }
 }
 
-/// An entry of `HEALTH_OWN` as it is shown: a prefix of the host's addresses, and the device of a link-local one.
+/// An entry of `HEALTH_OWN` in displayed form: a prefix of the host's addresses, and the device of a link-local one.
 pub(super) fn own((key, ifindex): (IpNet, Option<u32>)) -> Entry<IpNet, OwnDevice> {
     Entry {
         key,

@@ -1,4 +1,4 @@
-//! Entries of maps as listings and dumps show them.
+//! Map entries in listings and dumps.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl<K: fmt::Display, V: fmt::Display> fmt::Display for Entry<K, V> {
     }
 }
 
-/// A listing's row: key and value as the fields of one object, and on one line.
+/// A row of a listing: key and value as the fields of one object, or on one line.
 #[derive(Debug, Serialize)]
 pub(super) struct Row<K, V> {
     #[serde(flatten)]
@@ -38,7 +38,7 @@ impl<K: fmt::Display, V: fmt::Display> fmt::Display for Row<K, V> {
     }
 }
 
-/// A line for each item.
+/// One line per item.
 pub(super) fn lines<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(|item| format!("{item}\n")).collect()
 }

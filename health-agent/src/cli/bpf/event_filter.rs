@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_MONITOR`, readable: which events the programs write.
+//! The entry of `HEALTH_MONITOR`, in readable form: the events that the programs write.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::cli::output::{NONE, comma_separated};
 
-/// Entries as they are shown.
+/// Entries in displayed form.
 pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, EventFilter>> {
     let entry = |(key, filter)| Entry {
         key,
@@ -18,11 +18,11 @@ pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, Even
     filters.into_iter().map(entry).collect()
 }
 
-/// Which events are written. What is absent may be anything.
+/// The events that are written. Absent fields match anything.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct EventFilter {
-    /// Empty while nobody monitors.
+    /// Empty while no monitor client exists.
     types: Vec<&'static str>,
     endpoint: Option<u16>,
     protocol: Option<IpProtocol>,

@@ -1,4 +1,4 @@
-//! Which conntrack and NAT entries are meant.
+//! Selects conntrack and NAT entries.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -41,11 +41,11 @@ pub(super) struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// The flags by their ids, for groups.
+    /// The ids of these flags, for groups.
     pub(super) const FLAGS: [&str; 5] =
         ["protocols", "sources", "destinations", "ports", "direction"];
 
-    /// Whether an entry is meant.
+    /// Whether an entry is selected.
     pub(super) fn has(&self, flow: &Flow) -> bool {
         fn any<T>(wanted: &[T], is: impl Fn(&T) -> bool) -> bool {
             wanted.is_empty() || wanted.iter().any(is)
@@ -70,14 +70,14 @@ impl FlowFilter {
     }
 }
 
-/// Whose flows are meant.
+/// The owner of the selected flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// All there are.
+    /// All flows.
     Global,
-    /// The endpoint of this id.
+    /// The endpoint with this id.
     Endpoint(u16),
-    /// The endpoint that has this address.
+    /// The endpoint with this address.
     Address(IpAddr),
 }
 
@@ -96,7 +96,7 @@ impl FromStr for Scope {
 }
 
 impl Scope {
-    /// The addresses whose flows are meant; `None` for all.
+    /// The addresses whose flows are selected; `None` for all.
     pub(super) fn addresses(self, pinned: &Pinned) -> anyhow::Result<Option<LocalSide>> {
         let endpoints = match self {
             Self::Global => return Ok(None),
@@ -133,8 +133,8 @@ impl Scope {
 pub(super) struct LocalSide(BTreeSet<IpAddr>);
 
 impl LocalSide {
-    /// Whether the flow's local side is this endpoint: the one that opened it, or towards which it was
-    /// opened.
+    /// Whether the flow's local side is this endpoint: for an outbound flow, the side that opened it; for an inbound
+    /// flow, its destination.
     pub(super) fn has(&self, flow: &Flow) -> bool {
         let local = if flow.inbound {
             &flow.destination

@@ -1,4 +1,4 @@
-//! The key of conntrack and NAT entries, readable.
+//! The key of conntrack and NAT entries, in readable form.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

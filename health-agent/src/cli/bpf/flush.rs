@@ -1,10 +1,10 @@
-//! What flushing prints.
+//! The output of flushing.
 
 use health_datapath::dump::FlushedMap;
 
 use crate::cli::output;
 
-/// A line for each map.
+/// One line per map.
 pub(super) fn print(flushed: &[FlushedMap]) -> anyhow::Result<()> {
     output::print(|out| {
         flushed.iter().try_for_each(|FlushedMap { pin, entries }| {

@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_FRAGMENTS4` and `HEALTH_FRAGMENTS6`, readable: the ports of packets in fragments.
+//! Entries of `HEALTH_FRAGMENTS4` and `HEALTH_FRAGMENTS6`, in readable form: the ports of fragmented packets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An entry of IPv4 as it is shown.
+/// An IPv4 entry in displayed form.
 pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<PacketKey, Ports> {
     Entry {
         key: PacketKey {
@@ -22,7 +22,7 @@ pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<Packe
     }
 }
 
-/// An entry of IPv6 as it is shown.
+/// An IPv6 entry in displayed form.
 pub(super) fn entry6((key, ports): (FragmentKey6, FragmentPorts)) -> Entry<PacketKey, Ports> {
     Entry {
         key: PacketKey {
@@ -34,7 +34,7 @@ pub(super) fn entry6((key, ports): (FragmentKey6, FragmentPorts)) -> Entry<Packe
     }
 }
 
-/// Which packet.
+/// The key: a packet.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct PacketKey {
@@ -49,7 +49,7 @@ impl fmt::Display for PacketKey {
     }
 }
 
-/// What its first fragment contained.
+/// The ports in its first fragment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Ports {

@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_INFLIGHT`, readable: probes that no row has counted yet.
+//! Entries of `HEALTH_INFLIGHT`, in readable form: probes that no row has counted yet.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::api::rtt::path_name;
 
-/// An entry as it is shown.
+/// An entry in displayed form.
 pub(super) fn entry((slot, probe): (u32, Inflight)) -> Entry<ProbeKey, ProbeValue> {
     let id = probe.id(slot);
     Entry {
@@ -27,7 +27,7 @@ pub(super) fn entry((slot, probe): (u32, Inflight)) -> Entry<ProbeKey, ProbeValu
     }
 }
 
-/// Which probe.
+/// The key: a probe.
 #[derive(Debug, Serialize)]
 pub(super) struct ProbeKey {
     peer: IpAddr,
@@ -46,14 +46,14 @@ impl fmt::Display for ProbeKey {
     }
 }
 
-/// What is remembered of it.
+/// The stored facts about the probe.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ProbeValue {
-    /// `CLOCK_MONOTONIC`.
+    /// In `CLOCK_MONOTONIC`.
     sent_ns: u64,
     path: &'static str,
-    /// Whether its answer came: the agent has yet to hear of it.
+    /// Whether its answer has arrived but has not reached the agent yet.
     returned: bool,
 }
 

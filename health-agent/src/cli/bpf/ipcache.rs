@@ -68,7 +68,7 @@ impl IpcacheCommand {
     }
 }
 
-/// The entry that holds for an address. Prefixes of one version say nothing about addresses of the other.
+/// The entry that applies to an address. Prefixes of one IP version do not apply to addresses of the other.
 fn longest(entries: Vec<(IpNet, IpcacheEntry)>, address: IpAddr) -> Option<(IpNet, IpcacheEntry)> {
     entries
         .into_iter()
@@ -76,7 +76,7 @@ fn longest(entries: Vec<(IpNet, IpcacheEntry)>, address: IpAddr) -> Option<(IpNe
         .max_by_key(|(net, _)| net.prefix_len())
 }
 
-/// An entry as a dump shows it.
+/// An entry in displayed form in a dump.
 pub(super) fn entry((prefix, entry): (IpNet, IpcacheEntry)) -> Entry<PrefixKey, PrefixValue> {
     Entry {
         key: PrefixKey { prefix },
@@ -125,13 +125,13 @@ impl fmt::Display for PrefixKey {
     }
 }
 
-/// Who is behind it.
+/// The identity behind the prefix.
 #[derive(Debug, Serialize)]
 pub(super) struct PrefixValue {
     identity: Identity,
-    /// Of a reserved identity.
+    /// Name of a reserved identity.
     name: Option<&'static str>,
-    /// Of an endpoint.
+    /// Node of an endpoint.
     node: Option<IpAddr>,
 }
 

@@ -77,7 +77,7 @@ impl MapCommand {
                 }
                 let pinned = Pinned::open(location)?;
                 dump(&pinned, &map, format).or_else(|error| match error.downcast_ref() {
-                    // Another version's map.
+                    // The map of another version.
                     Some(DumpError::OtherLayout(_)) => dump_by_types(pinned.map(&map)?, format),
                     _ => Err(error),
                 })
@@ -257,7 +257,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     }
 }
 
-/// Shows a map of whatever layout by the types that it was made with; in hexadecimal where there are none.
+/// Shows a map of any layout by the types that it was created with, or in hexadecimal if it has none.
 fn dump_by_types(map: OpenMap, format: Format) -> anyhow::Result<()> {
     let types = map.types().unwrap_or_else(|error| {
         eprintln!("warning: {error}; its entries are shown in hexadecimal");
@@ -276,7 +276,7 @@ fn dump_by_types(map: OpenMap, format: Format) -> anyhow::Result<()> {
     stream::print(format, &[map.rows(raw)?], |row| Some(entry(row)))
 }
 
-/// A map as JSON shows it.
+/// A map as JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct MapRow {

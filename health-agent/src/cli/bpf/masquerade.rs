@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_MASQUERADE`, readable: whose packets are masqueraded.
+//! The entry of `HEALTH_MASQUERADE`, in readable form: the packets that are masqueraded.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::cli::output::comma_separated;
 
-/// Entries as they are shown.
+/// Entries in displayed form.
 pub(super) fn entries(settings: Vec<(u32, MasqueradeConfig)>) -> Vec<Entry<u32, MasqueradeView>> {
     settings
         .into_iter()
@@ -53,7 +53,7 @@ fn of_version<A: Address>(
     })
 }
 
-/// What is masqueraded; absent where nothing of an IP version is.
+/// The masqueraded packets; absent for an IP version without masquerading.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct MasqueradeView {
@@ -61,17 +61,17 @@ pub(super) struct MasqueradeView {
     ipv6: Option<OfVersion>,
 }
 
-/// What is masqueraded of one IP version.
+/// The masqueraded packets of one IP version.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct OfVersion {
-    /// What sources become.
+    /// The source address after masquerading.
     node: IpAddr,
-    /// The lowest and the highest.
+    /// The lowest and the highest port.
     ports: [u16; 2],
-    /// Destinations that see who sends.
+    /// Destinations that see the original source.
     native: Vec<IpNet>,
-    /// Sources besides endpoints.
+    /// Sources in addition to endpoints.
     gateway: Vec<IpNet>,
 }
 

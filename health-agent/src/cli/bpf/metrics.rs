@@ -36,7 +36,7 @@ impl MetricsCommand {
     }
 }
 
-/// Entries as they are shown, sorted by reason.
+/// Entries in displayed form, sorted by reason.
 pub(super) fn entries(mut rows: Vec<MetricRow>) -> Vec<Entry<CounterKey, CounterValue>> {
     rows.sort_by_key(|row| (row.reason, row.direction));
     rows.into_iter()
@@ -62,7 +62,7 @@ fn metrics_table(rows: &[Row<CounterKey, CounterValue>]) -> String {
     table(["REASON", "DIRECTION", "PACKETS", "BYTES"], rows)
 }
 
-/// What a counter counts.
+/// The key of a counter.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct CounterKey {
@@ -81,7 +81,7 @@ impl CounterKey {
                 |reason| reason.text().into(),
             ),
             reason_code: code,
-            // As `Reason::is_drop`, for reasons of other versions too.
+            // Like `Reason::is_drop`, but also for reasons of other versions.
             drop: code >= 128,
             direction: match direction {
                 d if d == Direction::Ingress as u8 => "INGRESS".into(),
@@ -98,7 +98,7 @@ impl fmt::Display for CounterKey {
     }
 }
 
-/// What was counted, on all CPUs together.
+/// The counts, summed over all CPUs.
 #[derive(Debug, Serialize)]
 pub(super) struct CounterValue {
     packets: u64,

@@ -1,5 +1,4 @@
-//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is only asked for
-//! names.
+//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is only asked for names.
 
 mod address;
 mod arrivals;
@@ -90,7 +89,7 @@ impl BpfCommand {
             Self::Policy(command) => command.execute(&pinned()?),
             Self::Ipcache(command) => command.execute(&pinned()?),
             Self::Metrics(command) => command.execute(&pinned()?),
-            // May be about a map of others.
+            // May concern a map that is not ours.
             Self::Map(command) => command.execute(location),
             Self::Prog(command) => command.execute(&pinned()?),
         }

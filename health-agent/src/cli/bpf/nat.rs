@@ -97,7 +97,7 @@ impl ListArgs {
     }
 }
 
-/// An entry as it is shown at `now_ns`.
+/// An entry in displayed form at `now_ns`.
 pub(super) fn entry((flow, to): (Flow, Translation), now_ns: u64) -> Entry<FlowKey, NatValue> {
     let key = FlowKey::from(&flow);
     let value = NatValue {
@@ -111,18 +111,18 @@ pub(super) fn entry((flow, to): (Flow, Translation), now_ns: u64) -> Entry<FlowK
     Entry { key, value }
 }
 
-/// What a tuple is translated to.
+/// The translation of a tuple.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct NatValue {
-    // The key tells it.
+    // Already in the key.
     #[serde(skip)]
     direction: Direction,
     #[serde(rename = "translated-address", serialize_with = "address::serialize")]
     address: IpAddr,
     #[serde(rename = "translated-port")]
     port: u16,
-    /// `CLOCK_MONOTONIC`.
+    /// In `CLOCK_MONOTONIC`.
     created_ns: u64,
     age_ns: u64,
     host_local: bool,

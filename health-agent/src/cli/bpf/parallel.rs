@@ -1,4 +1,4 @@
-//! Very many rows, read and written by several CPUs.
+//! Reads and writes very many rows on several CPUs.
 
 use std::io::{self, Write};
 use std::num::NonZero;
@@ -8,12 +8,12 @@ use std::thread;
 
 /// Rows that one thread writes at a time: few enough to stay in a CPU's cache.
 const CHUNK: usize = 256;
-/// Chunks of each thread that wait to be printed.
+/// Number of chunks per thread that may wait to be printed.
 const WRITTEN_AHEAD: usize = 4;
-/// More threads wait for each other: the kernel is asked and the text is printed by one at a time.
+/// More threads would wait for each other: only one at a time can query the kernel or print text.
 const THREADS: usize = 4;
 
-/// Has every CPU do `work`, and returns what each made.
+/// Runs `work` on every CPU, and returns all results.
 pub(super) fn on_all_cpus<T: Send, E: Send>(
     work: impl Fn() -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
@@ -35,7 +35,7 @@ fn threads() -> usize {
         .min(THREADS)
 }
 
-/// Has `fetch` fetch and `write` write each of the rows `0..count`, and prints their texts in that order.
+/// For each of the rows `0..count`, calls `fetch` and `write`, and prints the texts in that order.
 pub(super) fn print_rows<T>(
     out: &mut dyn Write,
     count: usize,
@@ -46,7 +46,7 @@ pub(super) fn print_rows<T>(
     let threads = threads().min(chunks);
     let write_chunk = |text: &mut Vec<u8>, chunk: usize| -> io::Result<()> {
         text.clear();
-        // Sorted rows lie anywhere in memory: fetched together, they are waited for together.
+        // Sorted rows are scattered in memory. Fetching them together overlaps the waiting times.
         let rows: Vec<T> = (chunk * CHUNK..count).take(CHUNK).map(&fetch).collect();
         rows.into_iter().try_for_each(|row| write(text, row))
     };
@@ -67,7 +67,7 @@ pub(super) fn print_rows<T>(
                     for chunk in (thread..chunks).step_by(threads) {
                         let mut text = printed.try_recv().unwrap_or_default();
                         let text = write_chunk(&mut text, chunk).map(|()| text);
-                        // Without a reader there is nobody to write for.
+                        // Without a reader, there is nothing left to write.
                         if sender.send(text).is_err() {
                             break;
                         }
@@ -78,10 +78,10 @@ pub(super) fn print_rows<T>(
             .collect();
         for chunk in 0..chunks {
             let (texts, empty): &(Receiver<io::Result<Vec<u8>>>, _) = &writers[chunk % threads];
-            // A thread that panics takes the program with it.
+            // A thread that panics takes the program down with it.
             let text = texts.recv().map_err(|_| io::ErrorKind::UnexpectedEof)??;
             out.write_all(&text)?;
-            // After the last one, nobody needs it.
+            // After the last one, the buffer is no longer needed.
             let _ = empty.send(text);
         }
         Ok(())
@@ -94,7 +94,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A pipe that nobody reads any more.
+    /// A pipe without a reader.
     pub(in super::super) struct Gone;
 
     impl Write for Gone {

@@ -1,4 +1,4 @@
-//! `health-agent bpf policy`: the verdicts about packets of endpoints, as the programs know them.
+//! `health-agent bpf policy`: the verdicts on endpoints' packets, as the programs know them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -74,7 +74,7 @@ impl PolicyCommand {
     }
 }
 
-/// The table that an endpoint names.
+/// The table number in an endpoint's entry.
 fn table_of<'a>(
     id: u16,
     endpoints: impl IntoIterator<Item = &'a EndpointInfo>,
@@ -90,7 +90,7 @@ fn table_of<'a>(
     Ok(table)
 }
 
-/// An entry of the map as a dump shows it.
+/// An entry in a dump of the map.
 pub(super) fn entry(row: &PolicyRow) -> Entry<VerdictKey, VerdictValue> {
     Entry {
         key: VerdictKey::new(row),
@@ -102,7 +102,7 @@ pub(super) fn entry(row: &PolicyRow) -> Entry<VerdictKey, VerdictValue> {
     }
 }
 
-/// A counter as a dump shows it.
+/// A counter in a dump.
 pub(super) fn counter((index, counter): (u32, Counter)) -> Entry<u32, EntryCounts> {
     Entry {
         key: index,
@@ -159,12 +159,12 @@ fn capitalized(word: &str) -> String {
     first.into_iter().chain(letters).collect()
 }
 
-/// An entry, and what it was about.
+/// An entry and its counts.
 #[derive(Debug, Serialize)]
 struct VerdictRow {
     #[serde(flatten)]
     entry: Row<VerdictKey, VerdictValue>,
-    /// `null` where it has no counter of its own.
+    /// `null` if it has no counter of its own.
     #[serde(flatten)]
     counted: Option<EntryCounts>,
 }
@@ -183,17 +183,17 @@ impl VerdictRow {
     }
 }
 
-/// Which packets.
+/// The key: the packets that it applies to.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct VerdictKey {
     table: u32,
     direction: &'static str,
-    /// Of the other side; 0 for any.
+    /// Identity of the other side; 0 for any.
     identity: Identity,
     /// `null` for all.
     protocol: Option<IpProtocol>,
-    /// Of ICMP the types.
+    /// For ICMP, the types.
     first_port: u16,
     last_port: u16,
 }
@@ -255,13 +255,13 @@ impl fmt::Display for VerdictKey {
     }
 }
 
-/// What becomes of them.
+/// The verdict on the packets.
 #[derive(Debug, Serialize)]
 pub(super) struct VerdictValue {
     policy: &'static str,
-    /// Whose policy it is.
+    /// The owner of the policy.
     subject: u32,
-    /// Index of its counter; 0 for that of all without one.
+    /// Index of its counter; 0 for the shared counter of entries without one.
     counter: u32,
 }
 
@@ -275,7 +275,7 @@ impl fmt::Display for VerdictValue {
     }
 }
 
-/// What an entry was about, on all CPUs together.
+/// An entry's counts, summed over all CPUs.
 #[derive(Debug, Serialize)]
 pub(super) struct EntryCounts {
     packets: u64,

@@ -31,7 +31,7 @@ impl ProgCommand {
     }
 }
 
-/// A program as JSON shows it.
+/// A program as JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct ProgRow {

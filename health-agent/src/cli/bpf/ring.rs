@@ -1,4 +1,4 @@
-//! Entries of the rings of tables' keys and of their hands, readable.
+//! Entries of the rings of table keys and of their hands, in readable form.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use super::flow::FlowKey;
 
-/// A place of a ring as it is shown; `None` where nothing was written yet.
+/// A slot of a ring in displayed form; `None` if it has not been written yet.
 pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     (flow.protocol != 0).then(|| Entry {
         key: place,
@@ -17,7 +17,7 @@ pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     })
 }
 
-/// An entry of `HEALTH_HANDS` as it is shown.
+/// An entry of `HEALTH_HANDS` in displayed form.
 pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     Entry {
         key,
@@ -31,7 +31,7 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     }
 }
 
-/// Where a ring is written next.
+/// The next position to write in a ring.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Passed {

@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_CONFIG`, readable: what the programs are set to.
+//! The entry of `HEALTH_CONFIG`, in readable form: the programs' settings.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::endpoint::mac;
 use super::entry::Entry;
 
-/// Entries as they are shown.
+/// Entries in displayed form.
 pub(super) fn entries(settings: Vec<(u32, DatapathConfig)>) -> Vec<Entry<u32, Settings>> {
     settings
         .into_iter()
@@ -22,13 +22,13 @@ pub(super) fn entries(settings: Vec<(u32, DatapathConfig)>) -> Vec<Entry<u32, Se
         .collect()
 }
 
-/// What the programs are set to. Addresses and devices that are not set are absent.
+/// The programs' settings. Unset addresses and devices are absent.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Settings {
     layout_version: u32,
     icmp_id: u16,
-    /// Not the key of the probes' tags, which is the mesh's secret.
+    /// Without the key of the probes' tags, which is the mesh's secret.
     probe_session: u32,
     timeouts: Lifetimes,
     gateway4: Option<IpAddr>,

@@ -1,4 +1,4 @@
-//! Rows written as they are read, by all CPUs and in no order: in memory are only those that each is at.
+//! Writes rows as they are read, on all CPUs and in no order: memory only holds the rows that each CPU is working on.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::parallel::on_all_cpus;
 use crate::cli::output::{self, Format, write_yaml};
 
-/// Why writing ended early.
+/// Why writing stopped early.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error(transparent)]
@@ -20,7 +20,7 @@ enum StreamError {
     Write(#[from] io::Error),
 }
 
-/// Prints what `show` makes of the entries of some maps, and leaves out what it makes nothing of.
+/// Prints the results of `show` for the entries of some maps, skipping entries without a result.
 pub(super) fn print<T, U: Display + Serialize>(
     format: Format,
     maps: &[Rows<T>],
@@ -33,7 +33,7 @@ pub(super) fn print<T, U: Display + Serialize>(
     )
 }
 
-/// As [`print`], of rows that are handed over one by one.
+/// Like [`print`], for rows that are passed one by one.
 pub(super) fn print_each<U: Display + Serialize>(
     format: Format,
     read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
@@ -44,7 +44,7 @@ pub(super) fn print_each<U: Display + Serialize>(
     }))
 }
 
-/// A reader who has seen enough and closed the pipe (`| head`) is no failure.
+/// A reader who has seen enough and closed the pipe (`| head`) is not a failure.
 fn finish(result: Result<(), StreamError>) -> anyhow::Result<()> {
     match result {
         Err(StreamError::Write(e)) => output::finish(Err(e)).map(drop),
@@ -98,7 +98,7 @@ fn write_each<U: Display + Serialize>(
     Ok(listing.end()?)
 }
 
-/// A row, with what separates it from the row before.
+/// A row, with its separator from the previous row.
 fn write_row<U: Display + Serialize>(
     text: &mut Vec<u8>,
     format: Format,
@@ -110,7 +110,7 @@ fn write_row<U: Display + Serialize>(
             text.extend_from_slice(JSON_SEPARATOR);
             Ok(serde_json::to_writer(text, row)?)
         }
-        // By a serializer of its own: there may be a million rows.
+        // With a dedicated serializer: there may be a million rows.
         Format::Jsonl => {
             serde_json::to_writer(&mut *text, row)?;
             text.push(b'\n');
@@ -122,7 +122,7 @@ fn write_row<U: Display + Serialize>(
 
 const JSON_SEPARATOR: &[u8] = b",\n";
 
-/// A listing of which more and more is written.
+/// A listing that is written step by step.
 struct Listing<'a, W: ?Sized> {
     out: &'a mut W,
     format: Format,
@@ -147,7 +147,7 @@ impl<'a, W: Write + ?Sized> Listing<'a, W> {
             return Ok(());
         }
         if self.is_empty && self.format == Format::Json {
-            // Nothing to separate the first one from.
+            // The first row needs no separator.
             text = text.strip_prefix(b",").unwrap_or(text);
         }
         self.is_empty = false;

@@ -1,4 +1,4 @@
-//! Commands that make, change and delete endpoints.
+//! Commands that create, change and delete endpoints.
 
 use std::fmt::Write as _;
 

@@ -5,7 +5,7 @@ use health_model::api::{Endpoint, EndpointHealth};
 
 use crate::cli::output::{Cell, table};
 
-/// The table of `cilium endpoint list`, a label a line.
+/// The table of `cilium endpoint list`, one label per line.
 pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> String {
     let address = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
     let rows = endpoints.iter().map(|endpoint| {
@@ -33,7 +33,7 @@ pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> Stri
     let text = table(headers, rows);
     match has_headers {
         true => text,
-        // Those of two lines are two lines high; the columns stay as wide.
+        // Headers with two lines take two lines; the column widths stay the same.
         false => text
             .lines()
             .skip(2)
@@ -42,7 +42,7 @@ pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> Stri
     }
 }
 
-/// The state, and below it what is wrong.
+/// The state, with the problem below it.
 fn state(endpoint: &Endpoint) -> Cell {
     let reason = endpoint.reason.as_deref();
     Cell::of_lines([endpoint.state.as_str()].into_iter().chain(reason))

@@ -1,4 +1,4 @@
-//! `health-agent node get`: all that is known about one node.
+//! `health-agent node get`: everything that is known about one node.
 
 use std::collections::BTreeMap;
 
@@ -16,25 +16,25 @@ use super::super::status::{Detail, node_text, reachability_word};
 use super::{GetArgs, find, registries};
 use crate::api::client::Client;
 
-/// Results of a target that the text shows.
+/// Number of results per target in the text.
 const LAST_RESULTS: usize = 10;
 
-/// What is known about a node.
+/// Everything that is known about a node.
 #[derive(Serialize)]
 struct NodeDetails {
     /// `cluster/name`.
     name: String,
-    /// What the registry says; `null` for a node that has just left it.
+    /// The registry's entry; `null` for a node that has just left it.
     entry: Option<NodeEntry>,
     /// The registry of its cluster.
     registry: Option<RegistryState>,
-    /// What probing says; `null` for a node that has just come.
+    /// The probing results; `null` for a node that has just joined.
     status: Option<NodeStatus>,
     /// The windows and last results of its targets.
     history: Vec<TargetHistory>,
 }
 
-/// Finds the node that is meant, and prints it.
+/// Finds the requested node, and prints it.
 pub(super) async fn print(
     args: &GetArgs,
     list: NodeList,

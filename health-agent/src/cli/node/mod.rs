@@ -1,4 +1,4 @@
-//! `health-agent node`: the node registries, and all that is known about one node.
+//! `health-agent node`: the node registries, and everything that is known about one node.
 
 mod get;
 mod registries;
@@ -75,7 +75,7 @@ impl NodeCommand {
     }
 }
 
-/// The full name of the one node that `wanted` means.
+/// The full name of the single node that matches `wanted`.
 pub(super) fn find<'a>(
     wanted: &str,
     names: impl Iterator<Item = &'a String>,

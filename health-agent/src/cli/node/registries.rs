@@ -1,4 +1,4 @@
-//! How the node registries do, and what of them cannot be used.
+//! The state of the node registries, and their unusable entries.
 
 use health_model::api::RegistryState;
 use health_model::duration::go_duration;
@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::output::{NONE, printable, table};
 
-/// A line a registry; below, a line for each entry that is left out.
+/// One line per registry; below, one line for each entry that is left out.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
     let rows = registries.iter().map(|state| {
         [
@@ -39,14 +39,14 @@ pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
     text
 }
 
-/// Says on stderr what makes a listing of nodes old or incomplete.
+/// Warns on stderr if a listing of nodes is outdated or incomplete.
 pub(super) fn warn(registries: &[RegistryState], now: Timestamp) {
     for warning in registries.iter().flat_map(|state| warnings(state, now)) {
         eprintln!("warning: {}", printable(&warning));
     }
 }
 
-/// What makes the nodes of a registry old or incomplete, a sentence each.
+/// Why the nodes of a registry are outdated or incomplete, one sentence per reason.
 fn warnings(state: &RegistryState, now: Timestamp) -> impl Iterator<Item = String> {
     let rejected = state.rejected.iter().map(|entry| {
         let registry = &state.registry;
@@ -55,7 +55,7 @@ fn warnings(state: &RegistryState, now: Timestamp) -> impl Iterator<Item = Strin
     stale_warning(state, now).into_iter().chain(rejected)
 }
 
-/// How old what a registry says is, and why, if it is.
+/// How old a stale registry's data is, and why.
 pub(super) fn stale_warning(state: &RegistryState, now: Timestamp) -> Option<String> {
     let registry = &state.registry;
     let reason = state.stale.as_deref().unwrap_or("it cannot be read");
@@ -67,7 +67,7 @@ fn is_stale(state: &RegistryState) -> bool {
     state.stale.is_some() || state.stale_since.is_some()
 }
 
-/// In whole seconds.
+/// The age in whole seconds.
 fn age(since: Timestamp, now: Timestamp) -> String {
     let age = now.duration_since(since).max(SignedDuration::ZERO);
     go_duration(age.as_secs().saturating_mul(1_000_000_000))

@@ -1,4 +1,4 @@
-//! `health-agent probe events`: what happened to containers.
+//! `health-agent probe events`: events of containers.
 
 use clap::Args;
 use health_model::api::{ContainerEvent, is_pod_named};
@@ -33,7 +33,7 @@ impl EventsArgs {
     }
 }
 
-/// A line an event.
+/// One event per line.
 pub(super) fn events_table(events: &[ContainerEvent]) -> String {
     let rows = events.iter().map(|event| {
         [

@@ -27,7 +27,7 @@ Examples:
   health-agent probe list --pod shop/web --type liveness --watch
   health-agent probe list -o json | jq -r '.[] | select(.\"on-hold\") | .pod'";
 
-/// Longest message that the table shows, characters.
+/// Longest message in the table, characters.
 const LONGEST_MESSAGE: usize = 60;
 
 /// Flags of `probe list`.
@@ -71,7 +71,7 @@ impl ListArgs {
     }
 }
 
-/// Says on stderr what makes a listing of probes incomplete.
+/// Warns on stderr if a listing of probes is incomplete.
 pub(super) fn warn(summary: &ContainerProbeSummary) {
     if !summary.enabled {
         eprintln!(
@@ -145,7 +145,7 @@ fn probes_table(
     }
 }
 
-/// What holds; of a probe that is overdue, what was last known to.
+/// The current result; for an overdue probe, the last known one.
 pub(super) fn result(probe: &ContainerProbe) -> String {
     let result = probe.result.map_or(NONE, ProbeVerdict::text);
     match (probe.result, probe.overdue_ns) {
@@ -154,12 +154,12 @@ pub(super) fn result(probe: &ContainerProbe) -> String {
     }
 }
 
-/// What the last runs said, such as `failure 2/3`.
+/// The outcome of the last runs, such as `failure 2/3`.
 pub(super) fn run(probe: &ContainerProbe) -> Option<String> {
     let last = probe.last?;
     let threshold = probe.threshold;
     let run = match probe.run {
-        // A probe that goes on hold has reached the threshold, and counts anew then.
+        // A probe that goes on hold has reached the threshold, and then counts from scratch.
         0 if probe.result == probe.last => threshold,
         run => run.min(threshold),
     };
@@ -190,7 +190,7 @@ pub(super) fn state(probe: &ContainerProbe, now: Timestamp) -> String {
     )
 }
 
-/// What the last run found, on one line, if it was no success.
+/// The last run's message, on one line, unless it was a success.
 pub(super) fn last_error(probe: &ContainerProbe) -> Option<String> {
     let run = probe.last_run.as_ref()?;
     match (&*run.counted, run.message.trim()) {

@@ -65,7 +65,7 @@ struct Selection {
 }
 
 impl Selection {
-    /// The path of these probes, of one pod or of all.
+    /// The API path of these probes, of one pod or of all.
     fn path(&self, pod: Option<&str>, watch: bool) -> String {
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let parameters = [
@@ -88,7 +88,7 @@ impl Selection {
 mod fixture {
     use health_model::api::{ContainerEvent, ContainerProbe, ProbeRun, ProbeVerdict};
 
-    /// A liveness probe that failed once of three times.
+    /// A liveness probe that failed one of three times.
     pub(super) fn probe() -> ContainerProbe {
         ContainerProbe {
             pod: "shop/web".into(),

@@ -35,7 +35,7 @@ pub struct GetArgs {
     output: OutputArgs,
 }
 
-/// What is known about a pod.
+/// Everything that is known about a pod.
 #[derive(Debug, Serialize)]
 struct PodDetails {
     pod: ProbedPod,
@@ -81,7 +81,7 @@ impl GetArgs {
     }
 }
 
-/// The one pod that `wanted` means.
+/// The single pod that matches `wanted`.
 fn find(wanted: &str, pods: Vec<ProbedPod>) -> anyhow::Result<ProbedPod> {
     let is_wanted = |pod: &ProbedPod| pod.uid == wanted || is_pod_named(&pod.pod, wanted);
     let mut found: Vec<_> = pods.into_iter().filter(is_wanted).collect();

@@ -83,7 +83,7 @@ impl TryArgs {
         })
     }
 
-    /// The probes that are wanted.
+    /// The requested probes.
     fn trials(&self) -> anyhow::Result<Vec<Trial>> {
         let from = self.file.display();
         let manifest = spec::read(&self.text()?);
@@ -145,7 +145,7 @@ impl TryArgs {
     }
 }
 
-/// What is known of the container: the process that the command line names.
+/// The state of the container: the process that the command line names.
 struct Process {
     pid: Option<u32>,
     netns: Option<Arc<NetNs>>,
@@ -175,7 +175,7 @@ impl Containers for Process {
     }
 }
 
-/// A probe that was tried, as it is shown.
+/// A probe that was tried, in displayed form.
 #[derive(Debug, Serialize)]
 struct TriedProbe {
     pod: String,
@@ -189,11 +189,11 @@ struct TriedProbe {
     took_ns: u64,
     /// The event that the kubelet would record.
     event: Option<TriedEvent>,
-    /// What it is for the threshold; none if nothing is concluded.
+    /// The result that counts for the threshold; `None` if nothing is concluded.
     counts_as: Option<ProbeResult>,
-    /// So many of them in a row have consequences.
+    /// Number of consecutive results that have consequences.
     threshold: Option<u32>,
-    /// Which.
+    /// The consequence.
     consequence: String,
     #[serde(skip)]
     is_success: bool,
@@ -335,7 +335,7 @@ fn tried_table(tried: &[TriedProbe]) -> String {
     table(header, rows)
 }
 
-/// The event, and what follows.
+/// The event and its consequence.
 fn meaning(probe: &TriedProbe) -> String {
     let follows = match probe.threshold {
         None | Some(1) => probe.consequence.clone(),

@@ -1,4 +1,4 @@
-//! `health-agent probe list --watch`: what changes, a line each.
+//! `health-agent probe list --watch`: changes, one per line.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use super::list::{last_error, run};
 use crate::api::client::Client;
 use crate::cli::output::{Format, NONE, print_more, printable, write_json_line};
 
-/// Prints what changes, until nobody reads it or the agent ends.
+/// Prints changes until the reader goes away or the agent stops.
 pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow::Result<()> {
     let is_json = match format {
         Format::Table => false,
@@ -24,7 +24,7 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     };
     let mut printed = Ok(());
     let mut lines = Lines::default();
-    // Told once the first ones are there, so that they come in one piece.
+    // The initial probes are collected, then printed together.
     let mut first = Vec::new();
     let mut is_listed = false;
     let watched = client.watch(path, |event: ContainerProbeEvent| {
@@ -53,10 +53,10 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     printed
 }
 
-/// So many characters of a container's ID tell it from others.
+/// Number of characters of a container ID that tell it apart from others.
 const SHORT_ID: usize = 12;
 
-/// Makes lines of events.
+/// Turns events into lines.
 #[derive(Default)]
 struct Lines {
     known: BTreeMap<ContainerProbeKey, ContainerProbe>,
@@ -65,7 +65,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Makes columns as wide as the event needs.
+    /// Widens the columns to fit the event.
     fn make_room(&mut self, event: &ContainerProbeEvent) {
         let cells = match event {
             ContainerProbeEvent::Updated { probe } => [&probe.pod, &probe.container, &probe.kind],
@@ -82,7 +82,7 @@ impl Lines {
         }
     }
 
-    /// When, of which probe, and what; nothing if there is nothing to say.
+    /// Time, probe and change; `None` if there is nothing to report.
     fn line(&mut self, event: ContainerProbeEvent, now: Timestamp) -> Option<String> {
         match event {
             ContainerProbeEvent::Updated { probe } => {
@@ -109,7 +109,7 @@ impl Lines {
                 self.known.remove(&(pod, pod_uid, container, kind));
                 Some(line)
             }
-            // Its probe's own line says it.
+            // The line of its probe already reports this.
             ContainerProbeEvent::Happened { happened } if happened.reason == "Unhealthy" => None,
             ContainerProbeEvent::Happened { happened } => {
                 let at = happened.last;
@@ -142,7 +142,7 @@ fn what(event: &ContainerEvent) -> String {
     }
 }
 
-/// What became of a probe since `before`, or how it is.
+/// How a probe has changed since `before`, or its current state.
 fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String> {
     let mut changes = Vec::new();
     if let Some(before) = before {

@@ -51,7 +51,7 @@ impl ServiceCommand {
     }
 }
 
-/// The service that is meant by NAMESPACE/NAME, or by a NAME that only one service has.
+/// The service named NAMESPACE/NAME, or NAME if only one service has it.
 pub(super) async fn find(client: &Client, wanted: &str) -> anyhow::Result<ServiceEntry> {
     let services = client.get(&path(Some(wanted), None)).await?;
     the_one(wanted, services)
@@ -81,7 +81,7 @@ fn path(service: Option<&str>, namespace: Option<&str>) -> String {
     query("/v1/services", &parameters)
 }
 
-/// A path with those parameters that have a value.
+/// A path with the parameters that have a value.
 fn query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
     let parameters = parameters.iter().filter_map(|(key, value)| {
         let encoded = utf8_percent_encode((*value)?, NON_ALPHANUMERIC);
@@ -115,7 +115,7 @@ fn warn(summary: &ServiceSummary) {
     }
 }
 
-/// Which endpoints traffic may use: that to ClusterIPs, and all other where that differs.
+/// The endpoints that traffic may use: for ClusterIPs, and for all other traffic if that differs.
 fn policy(service: &ServiceEntry) -> String {
     let (internal, external) = (&service.internal_policy, &service.external_policy);
     match internal == external {
@@ -124,8 +124,8 @@ fn policy(service: &ServiceEntry) -> String {
     }
 }
 
-/// Why new flows to a port get no backend, and what happens to them; none if they get one. Names the IP version if the port
-/// has frontends or backends of the other one.
+/// Why new flows to a port get no backend, and what happens to them; `None` if they get one. Names the IP version if
+/// the port has frontends or backends of the other version.
 fn refusal(port: &ServicePortEntry) -> Option<String> {
     let kept = [("reject", "no", "rejects"), ("drop", "no local", "drops")];
     kept.into_iter().find_map(|(target, none, what)| {
@@ -145,8 +145,8 @@ fn refusal(port: &ServicePortEntry) -> Option<String> {
     })
 }
 
-/// Where packets of SCTP are dropped, since their backends are at another port; none of other protocols. Another port needs
-/// a checksum over the whole packet (RFC 9260), which IPVS computes and eBPF programs do not.
+/// Why SCTP packets are dropped if their backends have another port; `None` for other protocols. A changed port needs a
+/// checksum over the whole packet (RFC 9260), which IPVS computes and eBPF programs do not.
 fn port_change(port: &ServicePortEntry, mode: &str) -> Option<String> {
     if mode != "ebpf" || port.protocol != "SCTP" {
         return None;
@@ -187,7 +187,7 @@ pub(super) mod fixture {
         ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
     };
 
-    /// A service with a port that has backends in each state, and one that has no frontend.
+    /// A service with one port that has backends in every state, and one port without a frontend.
     pub(in crate::cli) fn web() -> ServiceEntry {
         let frontend = |kind: &str, listen: &str, outside: &str| ServiceFrontend {
             kind: kind.into(),
@@ -281,7 +281,7 @@ pub(super) mod fixture {
         }
     }
 
-    /// Another service has the address of its port `dns`.
+    /// Another service has the address of the port `dns`.
     pub(super) fn conflict() -> ServiceConflict {
         ServiceConflict {
             service: "shop/web".into(),

@@ -46,7 +46,7 @@ struct ServiceDetails {
     service: ServiceEntry,
     conflicts: Vec<ServiceConflict>,
     problems: Vec<ServiceProblem>,
-    /// What serves it, `ebpf` or `ipvs`.
+    /// The mode that serves it, `ebpf` or `ipvs`.
     mode: String,
 }
 
@@ -214,7 +214,7 @@ fn backends(port: &ServicePortEntry) -> String {
     table(header, rows)
 }
 
-/// A probe that finds an endpoint well does not bring back one that its slice takes out.
+/// A probe that finds an endpoint healthy does not bring back one that its slice excludes.
 fn readiness_from(backend: &ServiceBackend) -> &'static str {
     match backend.probed {
         Some(false) => "probe",
@@ -316,7 +316,7 @@ Problems:
             problems: vec![problem(hostile, hostile)],
             mode: "ebpf".to_owned(),
         });
-        // A problem has a line of its own.
+        // A problem has its own line.
         assert_eq!(shown.lines().count(), before.lines().count() + 1, "{shown}");
         assert!(!shown.contains(['\r', '\u{2028}', '\u{85}']), "{shown}");
     }

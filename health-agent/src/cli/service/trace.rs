@@ -1,4 +1,4 @@
-//! `health-agent service trace`: what becomes of a new flow to a service, and why.
+//! `health-agent service trace`: what happens to a new flow to a service, and why.
 
 use std::fmt::{self, Write};
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! The figures behind the verdicts: statistics of round trips as the kernel keeps them, and what
-//! became of the probes of the last minute, ten minutes and hour.
+//! The figures behind the verdicts: the kernel's round-trip statistics, and the results of the probes in the last
+//! minute, ten minutes and hour.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,22 +24,22 @@ use crate::api::rtt::RttFigures;
 /// Rows of `HEALTH_RTT`.
 pub(crate) type RttRows = BTreeMap<RttKey, RttRow>;
 
-/// What is known of the targets beside their last results.
+/// Data about the targets beyond their last results.
 pub(crate) struct Figures {
-    /// Statistics, or why there are none.
+    /// Statistics, or why they are unavailable.
     pub(crate) rtt: Result<RttRows, String>,
     /// By node.
     pub(crate) history: BTreeMap<String, Vec<TargetHistory>>,
-    /// How many of a target's last results are shown.
+    /// Number of results to show per target.
     pub(crate) last_results: usize,
-    /// How large packets to nodes' addresses may be.
+    /// Path MTUs by node address.
     pub(crate) path_mtus: BTreeMap<IpAddr, PathMtuStatus>,
-    /// How container probes do; not enabled where the agent probes none.
+    /// The state of container probes; not enabled if the agent probes no containers.
     pub(crate) containers: ContainerProbeSummary,
 }
 
 impl Figures {
-    /// Those of the agent at `location`.
+    /// Reads the figures of the agent at `location`.
     pub(crate) async fn read(client: &Client, location: &Location) -> Result<Self, ClientError> {
         let mut history: BTreeMap<String, Vec<TargetHistory>> = BTreeMap::new();
         for target in read_history(client).await? {
@@ -54,7 +54,7 @@ impl Figures {
         })
     }
 
-    /// A line for each figure of a target.
+    /// One line for each figure of a target.
     pub(super) fn lines(&self, node: &str, target: Target) -> Vec<String> {
         let mut lines = Vec::new();
         if let Ok(rows) = &self.rtt
@@ -77,7 +77,7 @@ impl Figures {
     }
 }
 
-/// The MTU of all paths, as far as it is known.
+/// The MTUs of all paths, as far as they are known.
 pub(crate) async fn read_path_mtus(
     client: &Client,
 ) -> Result<BTreeMap<IpAddr, PathMtuStatus>, ClientError> {
@@ -88,7 +88,7 @@ pub(crate) async fn read_path_mtus(
         .collect())
 }
 
-/// The history of all targets; of none where the agent keeps none.
+/// The history of all targets; empty if the agent keeps none.
 pub(crate) async fn read_history(client: &Client) -> Result<Vec<TargetHistory>, ClientError> {
     match client.get("/v1/history").await {
         Err(ClientError::Refused { code, .. }) if code == StatusCode::NOT_FOUND => Ok(Vec::new()),
@@ -96,7 +96,7 @@ pub(crate) async fn read_history(client: &Client) -> Result<Vec<TargetHistory>, 
     }
 }
 
-/// How container probes do. Agents that know of none say nothing of them.
+/// The state of container probes. Agents that do not support them return nothing.
 async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, ClientError> {
     match client.get("/v1/probes/summary").await {
         Err(ClientError::Refused { code, .. }) if code == StatusCode::NOT_FOUND => {
@@ -106,7 +106,7 @@ async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, Clien
     }
 }
 
-/// Statistics need the pinned map, which only root may read: without it, the reason.
+/// The statistics are in the pinned map, which only root may read. Without access, returns the reason.
 pub(crate) fn rtt_rows(location: &Location) -> Result<RttRows, String> {
     Pinned::open(location)
         .and_then(|pinned| pinned.rtt())
@@ -130,7 +130,7 @@ fn rtt_key((ip, kind, protocol): Target) -> RttKey {
     }
 }
 
-/// The windows that hold results, without those that hold no more than the one before.
+/// The windows with results, except those that contain no more results than the previous one.
 fn telling(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryWindow> {
     let before = [None].into_iter().chain(windows.iter().map(Some));
     let grows = |&(window, before): &(&HistoryWindow, Option<&HistoryWindow>)| {
@@ -143,10 +143,10 @@ fn telling(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryWindow> {
         .map(|(window, _)| window)
 }
 
-/// `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`; how much of the window is known, if not all.
+/// `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`, plus how much of the window is known, if not all.
 fn window_line(window: &HistoryWindow) -> String {
     let mut text = short_length(window.length_ns);
-    // The newest results are seconds old: only more than a tenth is worth a word.
+    // The newest results are seconds old: only more than a tenth is worth a mention.
     if window.covered_ns < window.length_ns / 10 * 9 {
         let covered = Duration::from_nanos(window.covered_ns).as_secs();
         text += &format!(" (the last {})", short_length(covered * 1_000_000_000));

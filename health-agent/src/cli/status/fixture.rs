@@ -1,4 +1,4 @@
-//! The report that the tests of its renderings share.
+//! A report that the rendering tests share.
 
 use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, SelfStatus,
@@ -56,7 +56,7 @@ fn group(primary: PathStatus, secondary: Vec<PathStatus>) -> AddressGroupStatus 
     }
 }
 
-/// Three nodes, seen from the second: the first is unreachable, the third is not known yet.
+/// Three nodes, seen from the second: the first is unreachable, and the third is not known yet.
 pub(super) fn status() -> HealthStatus {
     HealthStatus {
         timestamp: Some("2026-11-21T03:00:00.25Z".parse().unwrap()),

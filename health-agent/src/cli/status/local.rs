@@ -1,4 +1,4 @@
-//! What the report says of the agent that answers, a line each where there is something to say.
+//! The report's lines about the answering agent, one for each thing worth reporting.
 
 use health_model::api::{
     AgentProblem, ContainerProbeSummary, FullMap, HealthStatus, PodProblem, PolicyLag,
@@ -6,7 +6,7 @@ use health_model::api::{
 
 use crate::cli::output::printable;
 
-/// All those lines.
+/// All of these lines.
 pub(super) fn lines(status: &HealthStatus) -> String {
     [
         public_mesh_key(status).to_owned(),
@@ -18,7 +18,7 @@ pub(super) fn lines(status: &HealthStatus) -> String {
     .concat()
 }
 
-/// A warning if everybody knows the mesh key.
+/// A warning if the mesh key is public.
 fn public_mesh_key(status: &HealthStatus) -> &'static str {
     if status.local.public_mesh_key {
         "Mesh key:   the public default, anyone can answer for a peer (see --mesh-key-file)\n"
@@ -27,7 +27,7 @@ fn public_mesh_key(status: &HealthStatus) -> &'static str {
     }
 }
 
-/// `Health endpoints:   not probed, this node has no pod CIDR`, if that is so.
+/// `Health endpoints:   not probed, this node has no pod CIDR`, if they are not probed.
 fn hosts_only(status: &HealthStatus) -> String {
     match &status.local.hosts_only_reason {
         Some(why) => format!("Health endpoints:   not probed, {}\n", printable(why)),
@@ -57,9 +57,9 @@ fn policy_lag(status: &HealthStatus) -> String {
     })
 }
 
-/// `Agent warning:   registry: WHY`, a line for each check that is not in order.
+/// `Agent warning:   registry: WHY`, one line for each check that is not in order.
 fn agent_problems(status: &HealthStatus) -> String {
-    // That has a line of its own, which says more.
+    // The policy lag has its own, more detailed line.
     let has_lag = status.local.policy_lag.is_some();
     let is_lag = |one: &AgentProblem| has_lag && one.check == "policy" && !one.is_failure;
     let problems = status.local.problems.iter();
@@ -76,7 +76,7 @@ fn agent_problems(status: &HealthStatus) -> String {
     lines.collect()
 }
 
-/// `Container probes:   12 pods, 11 ready; 30 probes, 1 failing`, and a line for each problem, where containers are
+/// `Container probes:   12 pods, 11 ready; 30 probes, 1 failing`, and one line for each problem, if containers are
 /// probed.
 pub(super) fn containers(summary: &ContainerProbeSummary) -> String {
     let ContainerProbeSummary {

@@ -92,7 +92,7 @@ impl StatusArgs {
             (false, _) => client.get("/v1beta/status").await?,
             (true, Format::Jsonl) => {
                 let Some(status) = probe::print_as_they_come(client, &self.filter).await? else {
-                    // Nobody reads on.
+                    // The reader has gone.
                     return Ok(ExitCode::SUCCESS);
                 };
                 status
@@ -119,7 +119,7 @@ impl StatusArgs {
         })
     }
 
-    /// What the text needs beside the report.
+    /// The additional data that the text needs.
     async fn detail(&self, client: &Client, location: &Location) -> Result<Detail, ClientError> {
         let needs_figures = self.verbose && !self.succinct && self.output.output == Format::Table;
         Ok(if needs_figures {

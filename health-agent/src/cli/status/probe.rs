@@ -1,4 +1,4 @@
-//! `status --probe`: how far probing is, and results as they come.
+//! `status --probe`: progress, and results as they arrive.
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Stderr};
@@ -15,7 +15,7 @@ use super::view::Filter;
 use crate::api::client::{Client, ClientError};
 use crate::cli::output::{print_more, write_json_line};
 
-/// Probes all nodes, and says on a terminal how far it is. Returns what is known in the end.
+/// Probes all nodes, and shows progress on a terminal. Returns what is known at the end.
 pub(super) async fn with_progress(client: &Client) -> Result<HealthStatus, ClientError> {
     let mut progress = Progress::new();
     let mut report = HealthStatus::default();
@@ -29,8 +29,8 @@ pub(super) async fn with_progress(client: &Client) -> Result<HealthStatus, Clien
     Ok(report)
 }
 
-/// Probes all nodes, and prints each that passes `filter` on a line of JSON as soon as it is known,
-/// in the end those that are not. `None`: nobody reads that any more.
+/// Probes all nodes, and prints each node that passes `filter` as a line of JSON as soon as it is known; unknown nodes
+/// follow at the end. `None` if the reader has gone.
 pub(super) async fn print_as_they_come(
     client: &Client,
     filter: &Filter,
@@ -71,7 +71,7 @@ pub(super) async fn print_as_they_come(
     })
 }
 
-/// Goes through `all` until one says stop.
+/// Iterates over `all` until one breaks.
 fn first_stop(
     all: impl IntoIterator<Item = anyhow::Result<ControlFlow<()>>>,
 ) -> anyhow::Result<ControlFlow<()>> {
@@ -80,7 +80,7 @@ fn first_stop(
         .unwrap_or(Ok(ControlFlow::Continue(())))
 }
 
-/// A line on stderr, if that is a terminal, that goes away in the end.
+/// A line on stderr, if that is a terminal, that is erased at the end.
 struct Progress {
     terminal: Option<Stderr>,
 }
@@ -99,7 +99,7 @@ impl Progress {
 
     fn draw(&mut self, text: &str) {
         if let Some(terminal) = &mut self.terminal {
-            // Who does not see how far it is loses no result.
+            // Without visible progress, no result is lost.
             let _ = execute!(
                 terminal,
                 MoveToColumn(0),

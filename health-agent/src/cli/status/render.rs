@@ -1,4 +1,4 @@
-//! The connectivity report as text, worded like Cilium's.
+//! The connectivity report as text, with Cilium's wording.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::cli::output::{NONE, comma_separated, indent, printable, table};
 use crate::cli::path_mtu::larger as larger_packets;
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
-/// What is not probed on purpose.
+/// The text for targets that are deliberately not probed.
 const SWITCHED_OFF: &str = "Not probed";
-/// What is left of a report in which the failing nodes alone are asked for, and none is.
+/// The text of a report of failing nodes only, if no node fails.
 const NONE_FAILING: &str = "none is failing";
-/// In front of what changed.
+/// Marks changes.
 const CHANGED: char = '*';
 
-/// How much the full report says.
+/// The level of detail of the full report.
 #[expect(
     clippy::large_enum_variant,
     reason = "a command makes one, and passes it by reference"
@@ -31,11 +31,11 @@ const CHANGED: char = '*';
 pub(crate) enum Detail {
     /// Primary addresses, and whatever is unhealthy.
     Normal,
-    /// Everything, the figures included.
+    /// Everything, including the figures.
     Verbose(Figures),
 }
 
-/// The report with a block for each address. What is in `changes` is marked.
+/// The report with a block for each address. Marks `changes`.
 pub(super) fn full(view: &View, detail: &Detail, changes: Option<&Changes>) -> String {
     let mut text = String::new();
     let mut report = Report {
@@ -49,7 +49,7 @@ pub(super) fn full(view: &View, detail: &Detail, changes: Option<&Changes>) -> S
     text
 }
 
-/// What the full report says about one node.
+/// The full report's text about one node.
 pub(crate) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) -> String {
     let mut text = String::new();
     let mut report = Report {
@@ -63,8 +63,7 @@ pub(crate) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) ->
     text
 }
 
-/// The report with a line for each node; with counts of addresses when `verbose`. What is in
-/// `changes` is marked.
+/// The report with one line per node, with counts of addresses when `verbose`. Marks `changes`.
 pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) -> String {
     let status = view.status;
     let has_diagnosis = view.nodes.iter().any(|node| node.diagnosis.is_some());
@@ -106,7 +105,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     text
 }
 
-/// Addresses, and what is known of the node and its health endpoint.
+/// Addresses, and the state of the node and its health endpoint.
 fn words(node: &NodeStatus) -> [String; 3] {
     let endpoint = node.endpoint_reachability();
     [
@@ -285,7 +284,7 @@ impl Report<'_> {
     }
 }
 
-/// Where the round trip was stamped, and when connection and answer were there.
+/// Where the round trip was timestamped, and when connection and answer arrived.
 fn origin(result: &ConnectivityStatus) -> String {
     let source = result.rtt_source.map(|source| match source {
         RttSource::Kernel => "kernel".to_owned(),
@@ -305,7 +304,7 @@ fn origin(result: &ConnectivityStatus) -> String {
     }
 }
 
-/// When it was probed, and since when it is like that.
+/// When it was probed, and since when it has been in this state.
 fn times(result: &ConnectivityStatus) -> String {
     let mut text = format!("   (Last probed: {:.0}", result.last_probed);
     if let Some(at) = result.last_change {
@@ -340,7 +339,7 @@ fn probe_time(status: &HealthStatus) -> String {
     }
 }
 
-/// How often is probed, and why that is not what was set.
+/// The probe interval, and why it differs from the setting.
 fn interval(status: &HealthStatus) -> String {
     let interval = readable(&status.probe_interval);
     match &status.configured_interval {
@@ -351,7 +350,7 @@ fn interval(status: &HealthStatus) -> String {
     }
 }
 
-/// An interval without the digits that the probe rate brings about: to a thousandth of its unit.
+/// An interval rounded to a thousandth of its unit, without the digits that the probe rate causes.
 fn readable(interval: &str) -> String {
     let Ok(exact) = parse_duration(interval) else {
         return interval.to_owned();

@@ -1,5 +1,5 @@
-//! Which nodes a report shows, in which order, what their verdicts add up to, and what changed since
-//! the report before.
+//! Which nodes a report shows, in which order, what their verdicts add up to, and what has changed since the previous
+//! report.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,22 +22,22 @@ pub(super) struct Filter {
     pub(super) nodes: Vec<String>,
 }
 
-/// A node was asked for that the report does not have.
+/// The report lacks a requested node.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no node {0:?} is known; `health-agent node list` shows all")]
 pub(crate) struct UnknownNode(pub(crate) String);
 
-/// A report, and those of its nodes that are to be shown.
+/// A report and the nodes to show.
 #[derive(Clone, Debug)]
 pub(super) struct View<'a> {
     /// The whole report.
     pub(super) status: &'a HealthStatus,
-    /// What is shown of it: the local node first, the others by name.
+    /// The nodes to show: the local node first, the others by name.
     pub(super) nodes: Vec<&'a NodeStatus>,
 }
 
 impl Filter {
-    /// The nodes of `status` that pass.
+    /// The nodes of `status` that pass the filter.
     pub(super) fn apply<'a>(&self, status: &'a HealthStatus) -> Result<View<'a>, UnknownNode> {
         let missing = self
             .nodes
@@ -55,7 +55,7 @@ impl Filter {
         Ok(View { status, nodes })
     }
 
-    /// Whether `node` passes.
+    /// Whether `node` passes the filter.
     pub(super) fn lets_through(&self, node: &NodeStatus) -> bool {
         let is_failing =
             || node.reachability() != Reachability::Reachable || node.diagnosis.is_some();
@@ -66,7 +66,7 @@ impl Filter {
 }
 
 impl View<'_> {
-    /// The report with the nodes that are shown alone.
+    /// The report with only the shown nodes.
     pub(super) fn report(&self) -> Cow<'_, HealthStatus> {
         if self.nodes.len() == self.status.nodes.len() {
             return Cow::Borrowed(self.status);
@@ -80,12 +80,12 @@ impl View<'_> {
         })
     }
 
-    /// Whether there are nodes, and none of them is to be shown.
+    /// Whether there are nodes, but none to show.
     pub(super) fn has_none_of_many(&self) -> bool {
         self.nodes.is_empty() && !self.status.nodes.is_empty()
     }
 
-    /// Whether a node that is shown is unreachable.
+    /// Whether a shown node is unreachable.
     pub(super) fn has_unreachable(&self) -> bool {
         self.nodes
             .iter()
@@ -93,7 +93,7 @@ impl View<'_> {
     }
 }
 
-/// Whether `wanted` means the node `full` (`cluster/name`): in full, or its name in any cluster.
+/// Whether `wanted` means the node `full` (`cluster/name`): its full name, or its name in any cluster.
 pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
     full == wanted
         || full
@@ -101,7 +101,7 @@ pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
             .is_some_and(|(_, name)| name == wanted)
 }
 
-/// How many are what.
+/// Counts by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     reachable: usize,
@@ -111,17 +111,17 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Of all nodes of a report.
+    /// Counts all nodes of a report.
     pub(super) fn of_nodes(status: &HealthStatus) -> Self {
         status.nodes.iter().map(NodeStatus::reachability).collect()
     }
 
-    /// Of all addresses of a group.
+    /// Counts all addresses of a group.
     pub(super) fn of_addresses(group: &AddressGroupStatus) -> Self {
         group.paths().map(PathStatus::reachability).collect()
     }
 
-    /// `2/3 reachable`, and how many of them are degraded and how many more are not known.
+    /// `2/3 reachable`, plus the number of degraded and of unknown ones.
     pub(super) fn headline(self) -> String {
         let notes: String = self
             .notes()
@@ -159,7 +159,7 @@ impl FromIterator<Reachability> for Tally {
     }
 }
 
-/// `reachable/total (k unknown)`, as in a cell.
+/// `reachable/total (k unknown)`, for a cell.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.reachable, self.total)?;
@@ -173,17 +173,17 @@ impl fmt::Display for Tally {
 /// A probed address of a node, and how it is probed.
 pub(super) type Target = (IpAddr, PathKind, Protocol);
 
-/// What differs between two reports, apart from figures that are never twice the same.
+/// The differences between two reports, apart from figures that always differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes<'a> {
-    /// Nodes whose verdict or diagnosis is another, and those of their targets that are.
+    /// Nodes with a changed verdict or diagnosis, and their changed targets.
     nodes: BTreeMap<&'a str, Vec<Target>>,
-    /// Nodes that are no longer there.
+    /// Nodes that no longer exist.
     pub(super) gone: Vec<&'a str>,
 }
 
 impl<'a> Changes<'a> {
-    /// What became different from `before` to `now`.
+    /// The changes from `before` to `now`.
     pub(super) fn between(before: &'a HealthStatus, now: &'a HealthStatus) -> Self {
         let mut old: BTreeMap<&str, &NodeStatus> = by_name(before);
         let mut changes = Self::default();
@@ -213,7 +213,7 @@ impl<'a> Changes<'a> {
         self.nodes.contains_key(node)
     }
 
-    /// Whether the verdict on one of its targets did.
+    /// Whether the verdict on one of its targets changed.
     pub(super) fn has_target(&self, node: &str, target: Target) -> bool {
         self.nodes
             .get(node)
@@ -232,7 +232,7 @@ fn cause(node: &NodeStatus) -> Option<&str> {
         .map(|diagnosis| diagnosis.cause.as_str())
 }
 
-/// Every target with what its result says.
+/// Every target with the verdict of its result.
 fn verdicts(node: &NodeStatus) -> impl Iterator<Item = (Target, Option<(Reachability, &str)>)> {
     let endpoint = node
         .health_endpoint

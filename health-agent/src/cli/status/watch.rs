@@ -1,4 +1,4 @@
-//! `status --watch`: the report again and again, with marks at what changed.
+//! `status --watch`: the report at intervals, with changes marked.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The agent itself, and the registries that it reads.
+//! The agent itself and its registries.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! One scrape's metrics as a scraper reads them.
+//! The metrics of one scrape, as the scraper reads them.
 
 mod agent;
 mod nodes;
@@ -32,7 +32,7 @@ const PREFIX: &str = "health_agent";
 
 pub(super) type Label<'a> = (&'static str, &'a str);
 
-/// What one scrape shows.
+/// The contents of one scrape.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) summary: Summary,
@@ -42,9 +42,9 @@ pub(super) struct Snapshot {
     pub(super) malformed_answers: u64,
     /// Whether `/healthz` says so.
     pub(super) healthy: bool,
-    /// Time between two probes of a target as it was set.
+    /// The configured time between two probes of a target.
     pub(super) configured_interval: Duration,
-    /// Most probes a second.
+    /// Maximum number of probes per second.
     pub(super) probe_rate: u32,
     /// By cause.
     pub(super) repairs: BTreeMap<String, u64>,
@@ -53,7 +53,7 @@ pub(super) struct Snapshot {
     pub(super) endpoints: Option<health_endpoint::manager::Counts>,
     pub(super) policy_lag: Option<health_model::api::PolicyLag>,
     pub(super) events: health_datapath::events::Counts,
-    /// `None` where no containers are probed.
+    /// `None` if no containers are probed.
     pub(super) containers: Option<Sample>,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
@@ -98,7 +98,7 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
-    /// The labels of the node that reports.
+    /// The labels of the reporting node.
     fn source(&self) -> [Label<'_>; 2] {
         [
             ("source_cluster", &self.summary.cluster),
@@ -106,7 +106,7 @@ impl Snapshot {
         ]
     }
 
-    /// All that is probed of the nodes with series of their own.
+    /// Everything that is probed on the nodes with their own series.
     fn targets(&self) -> impl Iterator<Item = (&Peer, &Address, &Target)> {
         self.summary.peers.iter().flat_map(|peer| {
             peer.addresses.iter().flat_map(move |address| {
@@ -118,7 +118,7 @@ impl Snapshot {
 }
 
 impl Peer {
-    /// The labels of a node that is probed.
+    /// The labels of a probed node.
     fn target(&self) -> [Label<'_>; 3] {
         [
             ("target_cluster", &self.cluster),

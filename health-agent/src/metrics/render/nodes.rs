@@ -1,4 +1,4 @@
-//! Nodes, and the addresses that they are probed at.
+//! Nodes and their probed addresses.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What the datapath's maps count.
+//! The counts in the datapath's maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::metrics::recent::Quantiles;
 use crate::metrics::summaries::SummaryFamily;
 use crate::metrics::totals::Probes;
 
-/// With native buckets where the format can hold them, and classic ones everywhere.
+/// Writes native buckets if the format supports them, and classic ones always.
 pub(super) fn histogram(
     family: &mut MetricEncoder<'_>,
     labels: &[Label<'_>],
@@ -231,7 +231,7 @@ impl Snapshot {
                 d if d == Direction::Egress as u8 => "EGRESS",
                 _ => continue,
             };
-            // Another version's reason has no name here; events that are lost are no packets.
+            // Another version's reason has no name here; lost events are not packets.
             let reason = reason.filter(|reason| *reason != Reason::EventLost);
             if let Some(reason) = reason.filter(|reason| reason.is_drop() == drops) {
                 let labels = [("reason", reason.text()), ("direction", direction)];

@@ -1,4 +1,4 @@
-//! What is rendered, in both formats, and that the page on metrics lists it.
+//! Checks the output in both formats, and that the metrics page documents it.
 
 use std::collections::BTreeSet;
 
@@ -283,7 +283,7 @@ fn container_probes_are_shown_as_the_kubelet_does() {
     assert!(!without.contains("_prober_"), "{without}");
 }
 
-/// Lines that begin with one of these names and speak of a target.
+/// Lines that start with one of these names and are about a target.
 fn series_of_targets(text: &str) -> Vec<&str> {
     let is_target = |line: &&str| line.contains("target_node_name");
     text.lines().filter(is_target).collect()
@@ -312,8 +312,8 @@ fn only_failing_and_degraded_peers_have_series_unless_all_are_asked_for() {
         |report: &HealthStatus, per_target| text(snapshot(report, per_target), Format::Classic);
     let few = text_of(&report, false);
     assert_eq!(of_node(&few, "n1"), 0);
-    // Its diagnosis, its status, what fails; a latency by ICMP alone, two counts of that, and three
-    // quantiles with sum and count.
+    // Its diagnosis, its status and its failure; for ICMP alone, a latency, two counts, and three quantiles with sum
+    // and count.
     assert_eq!(of_node(&few, "n2"), 11, "{few}");
     assert!(
         !few.contains("protocol=\"http\",address_type=\"primary\"} "),

@@ -1,20 +1,20 @@
-//! What the segments of a TCP connection do to its conntrack entry.
+//! How the segments of a TCP connection change its conntrack entry.
 //!
-//! The states are those of RFC 9293 section 3.3.2 as seen by an observer between the two hosts, named as in
-//! nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`), and so are the transitions. They are derived
-//! from bits that are only added, but for those of a RST ([`CtState`]), so three of them differ:
+//! The states are those of RFC 9293 section 3.3.2 as seen by an observer between the two hosts. Their names and
+//! transitions follow nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`). They are derived from bits that are
+//! only ever added, except for those of a RST ([`CtState`]), so there are three differences:
 //!
-//! - A retransmitted FIN is distinguished from one of the other side: it does not lead to LAST_ACK.
-//! - LAST_ACK becomes TIME_WAIT once both sides have acknowledged after the other's FIN.
-//! - A SYN of the original side in LAST_ACK reopens the connection, as in TIME_WAIT and CLOSE, since the
-//!   last acknowledgement may have taken another path or been lost before it came here. In CLOSE it does so
-//!   whoever sent the RST.
+//! - A retransmitted FIN is distinguished from the other side's FIN: it does not lead to LAST_ACK.
+//! - LAST_ACK becomes TIME_WAIT once each side has sent an acknowledgement after the other's FIN.
+//! - A SYN from the original side in LAST_ACK reopens the connection, as in TIME_WAIT and CLOSE, since the last
+//!   acknowledgement may have taken another path or been lost before it came here. In CLOSE it does so regardless of
+//!   which side sent the RST.
 //!
-//! Sequence numbers are ignored, so a RST that its receiver will refuse (RFC 9293 section 3.10.7.4) closes
-//! the entry too. The entry still serves the connection, with the closing timeout from each packet on. It is
-//! open again once the side in whose name the RST came sends an ACK or FIN, and the other side one after it:
-//! who has reset a connection answers with nothing but RSTs. The first one alone may have been sent before the
-//! RST, which overtook it.
+//! Sequence numbers are ignored, so a RST that its receiver will reject (RFC 9293 section 3.10.7.4) closes the entry
+//! too. The entry still serves the connection, with the closing timeout from each packet on. It reopens once the side
+//! that the RST claims to come from sends an ACK or FIN, and the other side then sends one too: a host that has reset
+//! a connection answers only with RSTs. The first ACK or FIN alone is not enough: it may have been sent before the
+//! RST and been overtaken by it.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ use crate::tcp::{ACK, FIN, RST, SYN};
 
 /// Urgent data ends at the urgent pointer.
 const URG: u8 = 0x20;
-/// Flags that a connection that is opened anew forgets.
+/// Flags that are cleared when a connection is reopened.
 const OF_ONE_CONNECTION: u16 = CT_RX_CLOSING
     | CT_TX_CLOSING
     | CT_SEEN_NON_SYN
@@ -35,14 +35,14 @@ const OF_ONE_CONNECTION: u16 = CT_RX_CLOSING
     | CT_TX_ACKED_FIN
     | CT_RESET_DOUBTED;
 
-/// State of a connection, as far as it can be told from between the two hosts.
+/// State of a connection, as far as an observer between the two hosts can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpState {
     /// No segment was seen.
     None,
     /// A SYN was seen.
     SynSent,
-    /// A SYN of both sides: they open it at once (RFC 9293 section 3.5, figure 8).
+    /// A SYN from each side: simultaneous open (RFC 9293 section 3.5, figure 8).
     SynSent2,
     /// A SYN was acknowledged.
     SynRecv,
@@ -50,11 +50,11 @@ pub enum TcpState {
     Established,
     /// A FIN was seen.
     FinWait,
-    /// A FIN, and an acknowledgement of the other side after it.
+    /// A FIN, followed by an acknowledgement from the other side.
     CloseWait,
-    /// A FIN of each side.
+    /// A FIN from each side.
     LastAck,
-    /// A FIN of each side, and an acknowledgement of each after the other's.
+    /// A FIN from each side, and an acknowledgement from each after the other's.
     TimeWait,
     /// A RST was seen.
     Close,
@@ -101,7 +101,7 @@ impl TcpState {
         if state.has(CT_SEEN_NON_SYN) {
             return Self::Established;
         }
-        // Until then nothing but SYN and SYN/ACK is taken in.
+        // Before that, only SYN and SYN/ACK are recorded.
         if (rx | tx) & ACK != 0 {
             Self::SynRecv
         } else if rx & tx & SYN != 0 {
@@ -114,19 +114,19 @@ impl TcpState {
     }
 }
 
-/// What a segment made of an entry.
+/// How a segment changed an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The entry's state after it.
     pub state: CtState,
-    /// What it is to the connection. [`Outcome::Invalid`]: the entry is to be left as it is, its
-    /// counters and its time too, and where there is none, none is to be made.
+    /// How it relates to the connection. [`Outcome::Invalid`]: leave the entry unchanged, including its counters and
+    /// its time, and if there is none, do not create one.
     pub outcome: Outcome,
-    /// Whether it closed the connection.
+    /// Whether this segment closed the connection.
     pub closed: bool,
 }
 
-/// What a segment asks for, by its flags.
+/// The segment's type, by its flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Syn,
@@ -137,13 +137,13 @@ enum Kind {
 }
 
 impl Kind {
-    /// `None` for flags that contradict each other, as `tcp_valid_flags` has them.
+    /// `None` for contradictory flags, as in `tcp_valid_flags`.
     #[inline(always)]
     const fn of(tcp_flags: u8) -> Option<Self> {
         const SYN_ACK: u8 = SYN | ACK;
         const RST_ACK: u8 = RST | ACK;
         const FIN_ACK: u8 = FIN | ACK;
-        // Urgent data may come with an opening, data or the end.
+        // Urgent data may come with a SYN, data or a FIN.
         let flags = tcp_flags & (FIN | SYN | RST | ACK | URG);
         match flags & !URG {
             SYN => Some(Self::Syn),
@@ -157,22 +157,21 @@ impl Kind {
     }
 }
 
-/// What is done about a segment.
+/// What to do with a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// Take it in.
+    /// Record it.
     Take,
-    /// Forget the closed connection, and take it in.
+    /// Forget the closed connection, and record it.
     Reopen,
-    /// Let it pass as part of the connection: its receiver knows better what it means.
+    /// Let it pass as part of the connection: its receiver is in a better position to interpret it.
     Ignore,
     /// It cannot be part of the connection.
     Refuse,
 }
 
-/// Takes in a segment of `side` with these flags. `state` is that of its entry, or
-/// [`CtState::default`] where there is none, and `direction` the one in the entry's tuple, which is
-/// that of the connection's first segment.
+/// Records a segment from `side` with these flags. `state` is its entry's state, or [`CtState::default`] if there is
+/// none; `direction` is the one in the entry's tuple, which is that of the connection's first segment.
 #[inline(always)]
 pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> Step {
     let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
@@ -206,7 +205,7 @@ pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> S
     }
 }
 
-/// The state as a side that sends no RST leaves those that there were, if the handshake was over.
+/// The state after a side sends something other than a RST, which may undo earlier RSTs if the handshake was over.
 #[inline(always)]
 const fn after_reset(state: CtState, is_rx: bool) -> CtState {
     let (rx, tx) = (state.rx_flags_seen(), state.tx_flags_seen());
@@ -238,7 +237,7 @@ const fn after_reset(state: CtState, is_rx: bool) -> CtState {
     CtState::new(flags, rx & !RST, tx & !RST)
 }
 
-/// The transitions, by what was seen before.
+/// The transitions, by the previous state.
 #[inline(always)]
 const fn effect(before: TcpState, side: Side, kind: Kind) -> Effect {
     use TcpState::{Close, LastAck, None, SynRecv, SynSent, SynSent2, TimeWait};
@@ -268,7 +267,7 @@ const fn effect(before: TcpState, side: Side, kind: Kind) -> Effect {
         },
         (Kind::Ack, Side::Reply) => match before {
             None => Effect::Refuse,
-            // Of a connection of before that only this side remembers (RFC 9293 section 3.5.1).
+            // From an earlier connection that only this side remembers (RFC 9293 section 3.5.1).
             SynSent | SynSent2 => Effect::Ignore,
             _ => Effect::Take,
         },
@@ -292,8 +291,8 @@ const fn take(state: CtState, is_rx: bool, side: Side, tcp_flags: u8) -> CtState
     if tcp_flags & RST != 0 {
         flags = flags & !CT_RESET_DOUBTED | CT_RX_CLOSING | CT_TX_CLOSING;
     } else if tcp_flags & SYN == 0 {
-        // An acknowledgement of the replying side does not end the handshake, it may answer a SYN that
-        // came late. It does where both sides open, and the original one has sent a SYN/ACK.
+        // An acknowledgement from the replying side does not end the handshake, since it may answer an old SYN. It
+        // does with a simultaneous open, where the original side has sent a SYN/ACK.
         let ends_handshake =
             matches!(side, Side::Original) || tcp_flags & FIN != 0 || other & ACK != 0;
         if ends_handshake {

@@ -31,7 +31,7 @@ fn play(direction: u8, segments: &[(Side, u8)]) -> CtState {
         })
 }
 
-/// Segments that lead to a state, the original side closing first.
+/// Segments that lead to a state; the original side closes first.
 fn way_to(state: TcpState) -> Vec<(Side, u8)> {
     let open = [(Original, SYN), (Reply, SYN_ACK), (Original, ACK)];
     let close = [
@@ -55,20 +55,20 @@ fn way_to(state: TcpState) -> Vec<(Side, u8)> {
     }
 }
 
-/// What is expected of a segment: the state after it and whether the entry changes its course.
+/// The expected effect of a segment: the next state, and how the entry changes.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
-    /// Taken in, or let pass: the connection's own.
+    /// Recorded, or passed as part of the connection.
     To(TcpState),
-    /// Opens the connection anew.
+    /// Reopens the connection.
     Anew,
     /// Refused.
     No,
 }
 use Expected::{Anew, No, To};
 
-/// For each state in the order of [`ALL`], what SYN, SYN/ACK, FIN, ACK and RST do. Closed by the
-/// original side first, as [`way_to`] has it.
+/// The effect of SYN, SYN/ACK, FIN, ACK and RST in each state, in the order of [`ALL`]. The original side closes
+/// first, as in [`way_to`].
 const FROM_ORIGINAL: [[Expected; 5]; 10] = [
     [To(SynSent), No, No, To(Established), No],
     [To(SynSent), No, No, No, To(Close)],
@@ -329,7 +329,7 @@ fn lost(before: CtState, after: CtState) -> u32 {
     before.word() & !after.word()
 }
 
-/// Mixes two sequences, keeping the order within each: `picks` says whose is next.
+/// Interleaves two sequences, keeping the order within each: `picks` says which one is next.
 fn mix(original: &[u8], reply: &[u8], picks: &[bool]) -> Vec<(Side, u8)> {
     let (mut original, mut reply) = (original.iter(), reply.iter());
     let mut mixed = Vec::new();
@@ -381,7 +381,7 @@ proptest! {
         prop_assert_eq!(inbound.tx_flags_seen(), outbound.rx_flags_seen());
     }
 
-    /// The last segment of a direction may end it, or a RST may.
+    /// The last segment of a direction may be a RST.
     #[test]
     fn two_directions_lead_to_one_end_in_whatever_order_they_are_taken_in(
         original in prop::collection::vec(prop::sample::select(&[ACK, ACK | 8][..]), 0..10),

@@ -1,4 +1,4 @@
-//! Direct server return, on the backend's node: another node tells for which frontend a packet to an endpoint here was.
+//! Direct server return, on the backend's node: another node names the frontend of a packet to an endpoint here.
 
 use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_BLACKHOLE, BPF_FIB_LKUP_RET_PROHIBIT};
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_OUT};
@@ -24,7 +24,7 @@ use crate::service::backend::{enter_both, first_expiry, forget, is_endpoint};
 use crate::service::request::{is_open, prolong};
 use crate::service::step::{AtUplink, Hook, Request, StepResult};
 
-/// Whether a packet's header may have the option behind it.
+/// Whether a packet's header may be followed by the option.
 #[inline(always)]
 pub(in crate::service) fn is_told<T: Direct>(frame: &Frame, ip_at: usize) -> bool {
     ip_at == frame.link_header_len()
@@ -33,8 +33,8 @@ pub(in crate::service) fn is_told<T: Direct>(frame: &Frame, ip_at: usize) -> boo
             .is_some_and(|ip| T::Option::may_follow(ip))
 }
 
-/// Reads what another node tells of a packet to an endpoint here. `FOUND`: the request has the packet's tuple, and the frontend
-/// in the place of a backend. `PASSED`: it is no such packet.
+/// Reads another node's option in a packet to an endpoint here. `FOUND`: the request has the packet's tuple, with the
+/// frontend in place of a backend. `PASSED`: it is not such a packet.
 #[inline(always)]
 pub(in crate::service) fn accept<T: Direct, P: Hook>(
     frame: &Frame,
@@ -53,7 +53,7 @@ pub(in crate::service) fn accept<T: Direct, P: Hook>(
         return StepResult::PASSED;
     };
     if !is_endpoint(destination.to_addr()) {
-        // An error about it would show the client the tag, and an address that it did not send to.
+        // An error about it would reveal to the client the tag, and an address that it did not send to.
         return if leads_nowhere::<T>(frame, source, destination) {
             StepResult::dropped(Reason::ServiceNoBackend)
         } else {
@@ -71,7 +71,7 @@ pub(in crate::service) fn accept<T: Direct, P: Hook>(
     }
 }
 
-/// What stands where the option would.
+/// The bytes where the option would be.
 #[inline(always)]
 fn option<T: Direct>(frame: &Frame) -> Option<T::Option> {
     let mut option = T::Option::default();
@@ -80,8 +80,8 @@ fn option<T: Direct>(frame: &Frame) -> Option<T::Option> {
     Some(option)
 }
 
-/// Whether a node of the mesh made the tag of a packet, which opens a connection or is a datagram. The request has its tuple
-/// then.
+/// Whether a node of the mesh created the tag of a packet, which must open a connection or be a datagram. If so, the
+/// request has its tuple.
 #[inline(always)]
 fn is_genuine<T: Direct>(
     frame: &Frame,
@@ -114,7 +114,7 @@ fn is_genuine<T: Direct>(
         || direct.count > 1 && tag == direct_tag(&raw const covered, 1)
 }
 
-/// Whether the host would answer that nobody is there.
+/// Whether the host would answer that the destination is unreachable.
 #[inline(always)]
 fn leads_nowhere<T: Direct>(frame: &Frame, source: T::Address, destination: T::Address) -> bool {
     const BLACK_HOLE: i64 = BPF_FIB_LKUP_RET_BLACKHOLE as i64;
@@ -122,11 +122,11 @@ fn leads_nowhere<T: Direct>(frame: &Frame, source: T::Address, destination: T::A
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
     // SAFETY: a valid context.
     let found = unsafe { route.ask(frame.skb().cast()) };
-    // Those and what is between: unreachable.
+    // These two and the code between them: unreachable.
     (BLACK_HOLE..=PROHIBITED).contains(&found)
 }
 
-/// Enters the flow of such a packet both ways, as if this node had chosen the backend.
+/// Enters the flow of such a packet in both directions, as if this node had selected the backend.
 #[inline(always)]
 pub(in crate::service) fn relay<T: Direct, P: Hook>(
     _frame: &Frame,
@@ -158,7 +158,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         _ if is_tcp && is_open::<T, AtUplink>(sent) => {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
-        // What the backend sends is of a flow that it opened itself.
+        // The backend's packets belong to a flow that it opened itself.
         _ if is_answered(T::flows(), &opened) => {
             return StepResult::dropped(Reason::ServiceNoBackend);
         }
@@ -169,10 +169,11 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         return StepResult::dropped(Reason::FlowsHeld);
     }
     if !is_tcp {
-        // Of a datagram that was sent after its flow had ended: the next one is of that flow, and its client's.
+        // An entry from a datagram that was sent after its flow had expired: the next one belongs to that flow, which
+        // the client opened.
         let _ = T::flows().remove(&opened);
     }
-    // The segments behind this one would go the way of a flow of the client to the backend itself that was given another port.
+    // Later segments would follow a flow of the client directly to the backend, which was given another port.
     if is_tcp && let Some(other) = T::service_flows().get_ptr(&sent) {
         // SAFETY: a value of that map.
         let parts = T::service_flow_parts(unsafe { &*other });
@@ -196,7 +197,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
     }
 }
 
-/// Makes a packet what the client sent, but for the destination.
+/// Restores a packet as the client sent it, except for the destination.
 #[inline(always)]
 pub(in crate::service) fn take_off<T: Direct, P: Hook>(
     frame: &Frame,

@@ -1,5 +1,5 @@
-//! Direct server return, on the node that a client's packets come to: it chooses the backend, tells the backend's node for
-//! which frontend they are, and sees no answers. What that node does is in [`accept`].
+//! Direct server return, on the node that a client's packets come to: it selects the backend, names the packets'
+//! frontend to the backend's node, and sees no answers. [`accept`] is the other node's part.
 
 pub(super) mod accept;
 
@@ -28,7 +28,7 @@ use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
 use crate::packet::load;
 use crate::rewrite::store_recomputed;
 
-/// Where a segment of TCP has its sequence number.
+/// Offset of the sequence number in a TCP segment.
 const SEQUENCE_AT: u32 = 4;
 
 /// An IP version with its option.
@@ -37,7 +37,7 @@ pub trait Direct: Version {
     type Option: DirectOption<Address = Self::Address, Header = Self::Header>;
     /// Its length, bytes.
     const OPTION_LEN: u32 = size_of::<Self::Option>() as u32;
-    /// An address from the words of the kernel's look-up of routes.
+    /// An address from the form of the kernel's route look-up.
     fn of_fib(words: [u32; 4]) -> Addr;
 }
 
@@ -59,18 +59,18 @@ impl Direct for Tuple6 {
     }
 }
 
-/// Whether this node has keys: to tell other nodes of flows to their backends, and to know what they tell.
+/// Whether this node has keys: to send notices to other nodes about flows to their backends, and to verify theirs.
 #[inline(always)]
 pub(super) fn is_on() -> bool {
     HEALTH_DIRECT.get(0).is_some_and(|direct| direct.count != 0)
 }
 
-/// Decides whether the backend that was chosen for a new flow is to answer the client itself, if its service wants that.
-/// Otherwise it gets the packets from this node.
+/// Decides whether the backend that was selected for a new flow answers the client directly, if its service asks for
+/// that. Otherwise it gets the packets from this node.
 #[inline(always)]
 pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     if request.flow_flags as u16 & FLOW_DIRECT != 0 {
-        // What the backend answers to another port than the client's own has to come back here.
+        // The backend's answers to a port other than the client's own must come back here.
         let is_moved = request.moved_port_be != 0;
         let flags = if is_moved {
             FLOW_MASQUERADED | FLOW_MOVED
@@ -84,8 +84,8 @@ pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
     StepResult::CHOSEN
 }
 
-/// Whether the backend's node can be told, and what it answers meets its programs: the backend is an endpoint whose packets go
-/// by another node, and the client is behind none.
+/// Whether the backend's node can be notified, and its programs will see the answers: the backend is an endpoint that
+/// is reached through another node, and the client is not.
 #[inline(always)]
 fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     let protocol = request.tuple.protocol();
@@ -98,7 +98,7 @@ fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
         return false;
     }
     let (client, backend) = (request.tuple.source().0, request.addr_be);
-    // A process of the node itself gets its packets past the programs.
+    // Packets to a process of the node itself bypass the programs.
     if identity_of(backend) == identity::REMOTE_NODE {
         return false;
     }
@@ -111,7 +111,7 @@ fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     route::<T>(frame, backend, client).is_some_and(|back| !is_by_node::<T>(&back))
 }
 
-/// Whether the option can be put into a packet.
+/// Whether the option can be added to a packet.
 #[inline(always)]
 fn is_plain<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     let ip_at = frame.link_header_len();
@@ -124,7 +124,7 @@ fn is_plain<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
             .is_some_and(|ip| T::Option::is_plain(ip))
 }
 
-/// The route of a packet that came by the frame's device.
+/// The route of a packet that came in on the frame's device.
 #[inline(always)]
 fn route<T: Direct>(
     frame: &Frame,
@@ -142,7 +142,7 @@ fn is_by_node<T: Direct>(route: &FibLookup) -> bool {
     identity_of(next_hop.words_be) == identity::REMOTE_NODE
 }
 
-/// Enters a packet of the client into conntrack, which sees no answers: those that it must have had are taken for seen.
+/// Records a client's packet in conntrack, which sees no answers: answers that must have been sent count as seen.
 #[inline(always)]
 pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
@@ -183,22 +183,22 @@ pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
     } else {
         PacketFlags::Tcp(tcp_flags)
     };
-    // Whether it was entered decides nothing.
+    // It does not matter whether it was recorded.
     let _ = enter(T::flows(), &mut tuple, flags, traffic, &config.timeouts);
     if is_half_closed {
         shorten::<T>(&mut tuple, config.timeouts.tcp_syn, u32::MAX);
     } else if let Some(until) = reopens_until {
-        // Its backend may have reset it. Else the client's next segment has it last as long as before.
+        // Its backend may have reset it. Otherwise the client's next segment extends it to its previous lifetime.
         shorten::<T>(&mut tuple, config.timeouts.tcp_close, until);
     }
-    // What tells the backend's answers is not used here, and an LRU map must not evict it before the flow.
+    // The entry for the backend's answers is not used here, but an LRU map must not evict it before the flow.
     let answer = tuple.reply();
     let _ = T::service_flows().get_ptr(&answer);
     StepResult::PASSED
 }
 
-/// TCP flags of what the backend must have answered before the client sends a segment with these, but for what is known; 0:
-/// nothing.
+/// TCP flags of the answers that the backend must have sent before the client sends a segment with these flags,
+/// except for known answers; 0: none.
 #[inline(always)]
 const fn unseen_answers(state: CtState, tcp_flags: u8) -> u8 {
     if tcp_flags & RST != 0 {
@@ -219,8 +219,8 @@ const fn unseen_answers(state: CtState, tcp_flags: u8) -> u8 {
     }
 }
 
-/// Nobody here sees when the backend closes or resets a connection. It ends so many seconds after the client's last packet, or
-/// at `until` if that is before.
+/// This node does not see when the backend closes or resets a connection. It ends this many seconds after the
+/// client's last packet, or at `until` if that is earlier.
 #[inline(always)]
 fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
     if let Some((entry, _)) = find(T::flows(), tuple) {
@@ -229,15 +229,15 @@ fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
     }
 }
 
-/// Tells the backend's node for which frontend a packet is: each SYN, and each datagram with room for that. The packet has
-/// the backend's address already.
+/// Names a packet's frontend to the backend's node: with each SYN, and with each datagram that has space for the
+/// option. The packet already has the backend's address.
 #[inline(always)]
 pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
     let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
     if is_tcp && !opens(request) {
         return StepResult::FOUND;
     }
-    // Of a packet that cannot go on, the host's stack quotes to its sender all that it has in its header, who is to see no
+    // If a packet cannot be forwarded, the host's stack quotes its whole header to its sender, who must not see a
     // tag.
     let (true, Some(route)) = (
         has_time::<T>(frame),
@@ -248,7 +248,7 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     let has_room =
         is_tcp || is_plain(frame, request) && frame.fits_longer(route.ifindex, T::OPTION_LEN);
     if !has_room {
-        // The pair of entries there is that of the datagrams before.
+        // The other node still has the two entries from earlier datagrams.
         return StepResult::FOUND;
     }
     match put(frame, request) {
@@ -257,7 +257,7 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
     }
 }
 
-/// Whether a packet may go on to another host.
+/// Whether a packet has hops left to reach another host.
 #[inline(always)]
 fn has_time<T: Direct>(frame: &Frame) -> bool {
     let mut ttl = 0_u8;
@@ -271,7 +271,7 @@ fn has_time<T: Direct>(frame: &Frame) -> bool {
         && ttl > 1
 }
 
-/// Puts the option into a packet.
+/// Adds the option to a packet.
 #[inline(always)]
 fn put<T: Direct>(frame: &Frame, request: &Request<T>) -> Option<()> {
     if !is_plain(frame, request) {
@@ -289,7 +289,7 @@ fn put<T: Direct>(frame: &Frame, request: &Request<T>) -> Option<()> {
     store_recomputed(frame, (ip_at + T::HEADER_LEN) as u32, &option)
 }
 
-/// What the tag of a packet for a frontend covers. `asked`: the client's tuple, to the frontend.
+/// The data that the tag of a packet for a frontend covers. `asked`: the client's tuple, to the frontend.
 #[inline(always)]
 fn covered<T: Version>(
     frame: &Frame,
@@ -312,11 +312,11 @@ fn covered<T: Version>(
     ))
 }
 
-/// The tag by one of the keys. A function of its own in the kernel too: it is long.
+/// The tag under one of the keys. A separate function in the kernel too: it is long.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn direct_tag(covered: *const Covered, key: u32) -> u64 {
-    // SAFETY: made of a reference; the verifier wants to see it compared with null.
+    // SAFETY: made of a reference; the verifier requires a comparison with null.
     let (Some(covered), Some(direct)) = (unsafe { covered.as_ref() }, HEALTH_DIRECT.get(0)) else {
         return 0;
     };
@@ -324,7 +324,7 @@ extern "C" fn direct_tag(covered: *const Covered, key: u32) -> u64 {
     covered.tag(if key == 0 { first } else { second })
 }
 
-/// Makes a packet longer or shorter behind its IP header.
+/// Makes a packet longer or shorter after its IP header.
 #[inline(always)]
 fn resize(frame: &Frame, by: i32) -> Option<()> {
     // SAFETY: a valid context; the helper checks the rest.

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it ends.
+//! Faults, and how each one is repaired.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -16,7 +16,7 @@ use super::maps::{FullMap, flood_flows};
 use super::process::{ProcessLimit, SlowedProcess};
 use super::world::World;
 
-/// Bytes of a node's state folder.
+/// Size of a node's state folder, bytes.
 const DISK: u64 = 1 << 20;
 /// How far a clock jumps, seconds.
 const JUMPS: [i64; 4] = [-86_400, -600, 600, 86_400];
@@ -26,31 +26,31 @@ const JUMPS: [i64; 4] = [-86_400, -600, 600, 86_400];
 pub(super) enum Fault {
     /// The agent is killed.
     AgentDies,
-    /// The agent stands still.
+    /// The agent hangs.
     AgentStalls,
-    /// The store of identities dies.
+    /// The identity store dies.
     StoreDies,
-    /// The store of identities takes connections and answers nothing.
+    /// The identity store accepts connections but answers nothing.
     StoreStalls,
-    /// The store of identities takes its time for each answer.
+    /// The identity store is slow to answer.
     StoreSlow,
-    /// There is no room in the agent's state folder.
+    /// The agent's state folder is full.
     DiskFull,
-    /// The agent can open nothing more.
+    /// The agent cannot open any more files.
     OutOfFiles,
-    /// The agent gets no more memory: it goes on with what it has, or ends.
+    /// The agent cannot allocate more memory: it continues with what it has, or exits.
     OutOfMemory,
-    /// Somebody removes an endpoint's device.
+    /// Another process removes an endpoint's device.
     DeviceGone,
-    /// There is no room for endpoints in their map.
+    /// The endpoint map is full.
     EndpointsFull,
-    /// There is no room for addresses in their map.
+    /// The address map is full.
     IpcacheFull,
-    /// There is no room for policy in its map.
+    /// The policy map is full.
     PolicyFull,
-    /// There is no room for flows in their maps: those that there were are forgotten.
+    /// The flow maps are full, and the previous flows are lost.
     FlowsFull,
-    /// The agent's clock of the day jumps.
+    /// The agent's wall clock jumps.
     ClockJumps,
 }
 
@@ -72,7 +72,7 @@ impl Fault {
         Self::ClockJumps,
     ];
 
-    /// Has it happen to a node, the first of which is 0.
+    /// Injects the fault at a node, counted from 0.
     pub(super) fn begin<'a: 'f, 'f>(
         self,
         world: &mut World<'a>,
@@ -121,7 +121,7 @@ impl Fault {
     }
 }
 
-/// What is broken, until it is mended.
+/// What is broken, until it is repaired.
 pub(super) enum Broken<'a> {
     Agent(&'a Node),
     Stalled(Pid),
@@ -141,7 +141,7 @@ impl Broken<'_> {
         Ok(Self::Stalled(pid))
     }
 
-    /// Mends it.
+    /// Repairs it.
     pub(super) fn end(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Agent(node) => node.take_over(None),
@@ -166,7 +166,7 @@ impl Broken<'_> {
     }
 }
 
-/// Whether an agent that may have ended answers.
+/// Whether an agent that may have exited still answers.
 fn is_up(node: &Node) -> anyhow::Result<bool> {
     wait_for("the agent to answer or to have ended", PATIENCE, || {
         if node.check_agent().is_err() {
@@ -177,13 +177,13 @@ fn is_up(node: &Node) -> anyhow::Result<bool> {
     })
 }
 
-/// An agent's state folder in a file system of its own, which goes with this value.
+/// An agent's state folder on its own file system, which is unmounted on drop.
 pub(super) struct SmallDisk {
     folder: PathBuf,
 }
 
 impl SmallDisk {
-    /// Of an agent that has not been started.
+    /// Must be called before the agent starts.
     pub(super) fn of(node: &Node) -> anyhow::Result<Self> {
         let folder = node.runtime_dir().join("state");
         fs::create_dir_all(&folder)?;

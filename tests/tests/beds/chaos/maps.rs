@@ -1,4 +1,4 @@
-//! Maps without room.
+//! Full maps.
 
 use std::io;
 
@@ -15,14 +15,14 @@ use health_datapath::layout;
 use nix::libc;
 use tests::Node;
 
-/// First word of addresses that nobody has: 2001:db8::/32.
+/// First word of unused addresses: 2001:db8::/32.
 const NOWHERE: u32 = 0x2001_0db8;
-/// Prefixes of LPM tries that are entries by themselves, bits.
+/// Prefix length that makes each LPM trie key a separate entry, bits.
 const WHOLE: u32 = 128;
-/// Protocol of flows that nobody has.
+/// Protocol of flows that do not exist.
 const PROTOCOL: u8 = 253;
 
-/// A map that holds as many entries as it can, most of them of nobody.
+/// A full map, most of whose entries belong to nothing.
 pub(super) struct FullMap {
     map: Box<dyn Fillable>,
     entries: u32,
@@ -58,11 +58,11 @@ impl FullMap {
         }
     }
 
-    /// Takes out what it put in.
+    /// Removes the entries that it added.
     pub(super) fn empty(&mut self) -> anyhow::Result<()> {
         for number in 0..self.entries {
             match self.map.remove(number) {
-                // The agent may have found it to be of nobody.
+                // The agent may already have removed it as stale.
                 Err(error) if has(&error, &[libc::ENOENT]) => {}
                 removed => removed?,
             }
@@ -83,7 +83,7 @@ fn data(node: &Node, name: &str) -> anyhow::Result<MapData> {
     MapData::from_pin(node.pins().join(name)).with_context(|| name.to_owned())
 }
 
-/// Whether the kernel answered one of these.
+/// Whether the kernel returned one of these codes.
 fn has(error: &MapError, codes: &[i32]) -> bool {
     let MapError::SyscallError(error) = error else {
         return false;
@@ -92,7 +92,7 @@ fn has(error: &MapError, codes: &[i32]) -> bool {
     code.is_some_and(|code| codes.contains(&code))
 }
 
-/// A map to which entries of nobody can be added, by numbers.
+/// A map that can be filled with numbered entries that belong to nothing.
 trait Fillable {
     fn put(&mut self, number: u32) -> Result<(), MapError>;
     fn remove(&mut self, number: u32) -> Result<(), MapError>;
@@ -132,7 +132,7 @@ fn address(number: u32) -> Addr {
     Addr::v6([NOWHERE.to_be(), 0, 0, number.to_be()])
 }
 
-/// In a table that no endpoint names.
+/// A rule in a table that no endpoint uses.
 fn rule(number: u32) -> PolicyKey {
     PolicyKey {
         table: u32::MAX,
@@ -141,7 +141,7 @@ fn rule(number: u32) -> PolicyKey {
     }
 }
 
-/// Has a node forget its flows, and fills the maps of flows with others.
+/// Makes a node forget its flows, and fills the flow maps with others.
 pub(super) fn flood_flows(node: &Node) -> anyhow::Result<()> {
     for name in [layout::CT4.name, layout::CT_ANY4.name] {
         flood(node, name, |number| Tuple4 {
@@ -169,19 +169,19 @@ fn flood<K: Pod>(node: &Node, name: &str, tuple: fn(u32) -> K) -> anyhow::Result
     let known: Vec<K> = map.keys().collect::<Result<_, _>>()?;
     for key in known {
         match map.remove(&key) {
-            // The agent collects meanwhile, and programs evict.
+            // The agent collects and the programs evict in the meantime.
             Err(error) if has(&error, &[libc::ENOENT]) => {}
             result => result?,
         }
     }
     for number in 0..entries {
         match map.insert(tuple(number), CtEntry::default(), 0) {
-            // Packets go on: some of the room is theirs.
+            // Traffic continues and takes some of the space.
             Err(error) if has(&error, &[libc::E2BIG]) => break,
             result => result?,
         }
     }
-    // As programs do: what stands in no ring is not evicted.
+    // As the programs do: entries that are not in a ring are not evicted.
     let ring = format!("{name}_RING");
     if layout::MAPS.iter().any(|map| map.name == ring) {
         let mut ring: Array<_, K> = open(node, &ring)?;

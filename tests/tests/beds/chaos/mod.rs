@@ -1,4 +1,4 @@
-//! Faults at random moments, by a seed: after each, all that is told agrees, packets get the policy's verdicts, and
+//! Faults at random moments, from a seed: after each one, all views agree, packets get the policy's verdicts, and
 //! nothing is left of what is gone.
 
 mod fault;
@@ -20,12 +20,12 @@ use self::world::World;
 use crate::endpoint_report::rows;
 
 const STORE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
-/// How long a fault lasts at most.
+/// Longest duration of a fault.
 const FAULT: Duration = Duration::from_secs(2);
-/// Faults of a long run, about half an hour.
+/// Number of faults in a long run, which takes about half an hour.
 const LONG_RUN: usize = 30 * Fault::ALL.len();
 
-/// Faults, one after the other: each kind as often as any.
+/// Number of faults, injected one after the other. Each kind occurs equally often.
 fn rounds() -> usize {
     if is_long() {
         LONG_RUN
@@ -34,7 +34,7 @@ fn rounds() -> usize {
     }
 }
 
-/// How many files, sockets and maps each agent has open.
+/// Number of files, sockets and maps that each agent has open.
 fn open_files(bed: &Bed) -> anyhow::Result<Vec<usize>> {
     bed.nodes().iter().map(Node::open_files).collect()
 }
@@ -68,7 +68,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
     let mut world = World::new(&bed)?;
     world.populate()?;
     world.wait_true().context("before any fault")?;
-    // Each kind in a random order, again and again.
+    // All kinds in a random order, repeatedly.
     let mut kinds = Vec::new();
     for round in 0..rounds() {
         if kinds.is_empty() {
@@ -81,7 +81,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
         let mut end = || -> anyhow::Result<()> {
             let mut broken = fault.begin(&mut world, at, &mut store, &disks[at], &mut random)?;
             let changes = world.begin_changes(&mut random)?;
-            // What is cut short is the point, so there is no condition to wait for.
+            // Cutting work short is the point, so there is no condition to wait for.
             thread::sleep(FAULT.mul_f64(random.f64()));
             broken.end()?;
             drop(broken);

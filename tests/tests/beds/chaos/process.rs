@@ -1,4 +1,4 @@
-//! What the kernel refuses a running process, and how it is kept from running.
+//! Resource limits of a running process, and a process that is kept from running.
 
 use std::fs;
 use std::process::Command;
@@ -12,11 +12,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use tests::process::run;
 
-/// How long a slowed process stands, and runs, in turn.
+/// How long a slowed process is stopped, and runs, in turn.
 const STANDS: Duration = Duration::from_millis(250);
 const RUNS: Duration = Duration::from_millis(20);
 
-/// What a process may have no more of.
+/// A resource limit of a process.
 pub(super) struct ProcessLimit {
     pid: Pid,
     resource: &'static str,
@@ -24,13 +24,13 @@ pub(super) struct ProcessLimit {
 }
 
 impl ProcessLimit {
-    /// Lets it open nothing more.
+    /// Prevents it from opening any more files.
     pub(super) fn of_files(pid: Pid) -> anyhow::Result<Self> {
         let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
         Self::set(pid, "nofile", open as u64)
     }
 
-    /// Lets it map no more memory than it has by now.
+    /// Prevents it from mapping more memory than it has now.
     pub(super) fn of_memory(pid: Pid) -> anyhow::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/statm"))?;
         let pages = text.split(' ').next().context("no size")?;
@@ -49,7 +49,7 @@ impl ProcessLimit {
         })
     }
 
-    /// Lets it have what it could before.
+    /// Restores the previous limit.
     pub(super) fn lift(&self) -> anyhow::Result<()> {
         let Self {
             pid,
@@ -64,7 +64,7 @@ fn prlimit(words: &str) -> anyhow::Result<String> {
     run(Command::new("prlimit").args(words.split(' ')))?.success()
 }
 
-/// A process that runs for moments only, as long as this value lives.
+/// A process that runs only for moments at a time while this value lives.
 pub(super) struct SlowedProcess {
     ends: Arc<AtomicBool>,
     slows: Option<JoinHandle<nix::Result<()>>>,
@@ -89,7 +89,7 @@ impl SlowedProcess {
         }
     }
 
-    /// Lets it run.
+    /// Lets it run normally again.
     pub(super) fn release(&mut self) -> anyhow::Result<()> {
         self.ends.store(true, Ordering::Relaxed);
         let Some(slows) = self.slows.take() else {

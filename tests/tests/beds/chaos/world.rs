@@ -1,4 +1,4 @@
-//! Endpoints and policies as they should be, and whether they are.
+//! The expected endpoints and policies, and checks of the actual ones against them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,24 +14,24 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 
 use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
 
-/// What endpoints are labelled with. Policy protects the first of them, and may confine the last one.
+/// Labels of endpoints. Policy protects endpoints with the first one, and may confine those with the last one.
 const APPS: [&str; 3] = [PROTECTED, "shop", CONFINED];
 const PROTECTED: &str = "web";
 const CONFINED: &str = "bot";
-/// Whom those that are confined may send to.
+/// The only destination of confined endpoints.
 const REACHABLE: &str = "shop";
-/// Fewest endpoints that there are, and most.
+/// Minimum and maximum number of endpoints.
 const FEWEST: usize = 4;
 const MOST: usize = 12;
-/// Changes that are made during a fault.
+/// Number of changes made during a fault.
 const CHANGES: usize = 3;
 
 /// A node's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Policy {
-    /// Who alone may send to what is protected.
+    /// The only client that may send to protected endpoints.
     client: &'static str,
-    /// Whether it confines, too.
+    /// Whether the policy also confines.
     confines: bool,
 }
 
@@ -55,38 +55,38 @@ impl Policy {
 /// An endpoint.
 struct Workload {
     place: Place,
-    /// Its node; the first is 0.
+    /// Index of its node, from 0.
     node: usize,
     /// One of [`APPS`].
     app: &'static str,
-    /// Its number, once the agent told it.
+    /// Its number, once the agent has reported it.
     id: Option<u16>,
 }
 
-/// A change that an agent was told to make.
+/// A change that an agent was asked to make.
 pub(super) struct Change {
     asker: Child,
     node: usize,
     words: String,
-    /// The number of the place in which there is to be an endpoint.
+    /// Number of the place that should get an endpoint.
     made: Option<usize>,
-    /// Goes with the change.
+    /// Dropped with the change.
     _removed: Option<Place>,
 }
 
-/// All of it.
+/// The whole expected state.
 pub(super) struct World<'a> {
     bed: &'a Bed,
     folder: TempDir,
     workloads: Vec<Workload>,
-    /// Of each node. Where there is none, all may send to all.
+    /// Policy per node. Without one, every endpoint may send to every other.
     policies: Vec<Option<Policy>>,
-    /// How many places there were.
+    /// Number of places created so far.
     places: usize,
 }
 
 impl<'a> World<'a> {
-    /// Without endpoints and policy.
+    /// Starts without endpoints and policies.
     pub(super) fn new(bed: &'a Bed) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         for policy in Policy::ALL {
@@ -105,7 +105,7 @@ impl<'a> World<'a> {
         &self.bed.nodes()[at]
     }
 
-    /// Makes the first endpoints, of each kind and on each node, and the first policies.
+    /// Creates the first endpoints, of each kind and on each node, and the first policies.
     pub(super) fn populate(&mut self) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for number in 0..FEWEST {
@@ -118,7 +118,7 @@ impl<'a> World<'a> {
         self.finish(changes)
     }
 
-    /// Begins changes that nobody waits for yet. Since their order is open, none is about the same thing as another.
+    /// Starts changes without waiting for them. Since their order is open, no two of them concern the same object.
     pub(super) fn begin_changes(&mut self, random: &mut Rng) -> anyhow::Result<Vec<Change>> {
         let mut nodes: Vec<usize> = (0..self.policies.len()).collect();
         random.shuffle(&mut nodes);
@@ -127,7 +127,7 @@ impl<'a> World<'a> {
             .collect()
     }
 
-    /// Begins a change; one of policy at one of these nodes, which is taken out.
+    /// Starts a change. A policy change takes its node from `unchanged`.
     fn begin_change(
         &mut self,
         random: &mut Rng,
@@ -207,7 +207,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Waits for changes, and makes those again, in their order, that failed.
+    /// Waits for changes, and repeats failed ones in their order.
     pub(super) fn finish(&self, changes: Vec<Change>) -> anyhow::Result<()> {
         for mut change in changes {
             if change.asker.wait()?.success() {
@@ -228,7 +228,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Removes the device of an endpoint of a node, if it has one. The endpoint goes with it.
+    /// Removes the device of one of a node's endpoints, if it has any. The endpoint is removed with it.
     pub(super) fn remove_a_device(&mut self, at: usize) -> anyhow::Result<()> {
         let is_there = |one: &Workload| one.node == at && one.id.is_some();
         let Some(one) = self.workloads.iter().position(is_there) else {
@@ -243,7 +243,7 @@ impl<'a> World<'a> {
             .map(drop)
     }
 
-    /// Waits until all is as it should be.
+    /// Waits until everything is as expected.
     pub(super) fn wait_true(&mut self) -> anyhow::Result<()> {
         wait_for("all to be as it should", PATIENCE, || {
             self.check().map(Some)
@@ -286,7 +286,7 @@ impl<'a> World<'a> {
         self.check_packets(&told)
     }
 
-    /// Sends an echo from each endpoint to each, and compares what arrives with what the policy allows.
+    /// Sends an echo from each endpoint to every other one, and compares what arrives with what the policy allows.
     fn check_packets(&self, told: &[Endpoint]) -> anyhow::Result<()> {
         let pairs = self.workloads.iter().flat_map(|from| {
             let others = self.workloads.iter().zip(told);
@@ -346,7 +346,7 @@ fn label(app: &str) -> String {
     format!("unspec:app={app}")
 }
 
-/// What is imported.
+/// The policy document to import.
 fn document(policy: Policy) -> String {
     let Policy { client, confines } = policy;
     let mut rules = format!(

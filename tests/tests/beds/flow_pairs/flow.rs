@@ -1,4 +1,4 @@
-//! One flow: its socket, what it asks, and what comes back.
+//! One flow: its socket, its questions, and the answers.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,12 +12,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::table::Kind;
 
-/// After so long a datagram is sent again.
+/// Delay before a datagram is sent again.
 const AGAIN: Duration = Duration::from_millis(700);
-/// Bytes of the header of an echo request.
+/// Size of an echo request's header.
 const ECHO_HEADER: usize = 8;
 
-/// Opens a socket at a port, in the namespace of the calling thread, and begins to connect it.
+/// Opens a socket at a port, in the calling thread's namespace, and starts to connect it.
 pub(super) fn open(kind: Kind, port: u16, destination: SocketAddr) -> io::Result<Socket> {
     let domain = Domain::for_address(destination);
     let (unspecified, icmp): (IpAddr, _) = match destination {
@@ -51,14 +51,14 @@ pub(super) struct Flow {
     socket: Arc<Socket>,
     kind: Kind,
     destination: SocketAddr,
-    /// What all its questions begin with.
+    /// Prefix of all its questions.
     prefix: String,
     /// Makes each question unique.
     asked: u32,
     question: String,
     sent_at: Option<Instant>,
     is_answered: bool,
-    /// Bytes of a line that has not come as a whole.
+    /// Bytes of an incomplete line.
     line: Vec<u8>,
 }
 
@@ -103,23 +103,23 @@ impl Flow {
         self.is_answered = true;
     }
 
-    /// Lets the flow ask this.
+    /// Sets the question to ask next.
     pub(super) fn prepare(&mut self, question: &str) {
         question.clone_into(&mut self.question);
         (self.sent_at, self.is_answered) = (None, false);
     }
 
-    /// Lets it ask what it has not asked yet.
+    /// Sets a new question, not asked before.
     pub(super) fn prepare_next(&mut self) {
         self.asked += 1;
         self.prepare(&format!("{}-{}", self.prefix, self.asked));
     }
 
-    /// Sends its question, unless that is on its way.
+    /// Sends its question, unless it is already on its way.
     pub(super) fn send(&mut self) -> io::Result<()> {
         let is_due = match self.sent_at {
             None => true,
-            // The first datagram may wait for a neighbour.
+            // The first datagram may wait for neighbour resolution.
             Some(at) => self.kind != Kind::Tcp && at.elapsed() > AGAIN,
         };
         if self.is_answered || !is_due {
@@ -151,7 +151,7 @@ impl Flow {
         request
     }
 
-    /// The next answer, without the end of its line, and from where it comes.
+    /// The next answer, without its line ending, and its source.
     pub(super) fn receive(&mut self) -> io::Result<Option<(String, SocketAddr)>> {
         if self.kind == Kind::Tcp {
             return Ok(self.receive_line()?.map(|line| (line, self.destination)));
@@ -169,7 +169,7 @@ impl Flow {
         let bytes = &buffer[..length];
         let text = match self.kind {
             Kind::Echo => {
-                // It has no ports.
+                // Echo replies have no ports.
                 from.set_port(self.destination.port());
                 bytes.get(ECHO_HEADER..).unwrap_or_default()
             }
@@ -206,10 +206,10 @@ impl Flow {
         }
     }
 
-    /// Makes a connection end by a reset as its socket is closed.
+    /// Makes a connection end with a reset when its socket is closed.
     pub(super) fn reset(&self) {
         if self.kind == Kind::Tcp {
-            // Nothing is to be reset of a connection that is over.
+            // A connection that is already over needs no reset.
             let _ = self.socket.set_linger(Some(Duration::ZERO));
         }
     }
@@ -220,7 +220,7 @@ fn socket_addr(from: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| Some(SocketAddr::V6((*from.as_sockaddr_in6()?).into())))
 }
 
-/// Whether a call is to be made again later.
+/// Whether to repeat a call later.
 fn is_early(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -10,20 +10,20 @@ use tests::served::PORT;
 
 use super::side::{Frontend, Service, Side};
 
-/// What kube-proxy marks to be masqueraded.
+/// kube-proxy's mark for packets to masquerade.
 const MARK: &str = "0x4000";
 
-/// A pod behind a node without agent.
+/// A pod behind a node without an agent.
 pub(super) struct Pod {
     pub(super) namespace: String,
     addresses: [IpAddr; 2],
 }
 
 impl Pod {
-    /// Makes the pod with this number, and the ways from the other node of its side to it.
+    /// Creates the pod with this number, and the routes to it from the other node of its side.
     pub(super) fn add(node: &Node, number: u8) -> anyhow::Result<Self> {
         let index = node.ipv4().octets()[3];
-        // Named like a node, so that the bed removes it with them.
+        // Named like a node, so that the bed removes it with the nodes.
         let namespace = format!("hnode{}", 200 + index * 4 + number);
         let first = 4 * number;
         let v4 = |last: u8| format!("10.244.{index}.{}", first + last);
@@ -45,7 +45,7 @@ impl Pod {
     }
 }
 
-/// Gives each of two nodes its ways to the other one's pods.
+/// Gives each of two nodes its routes to the other node's pods.
 pub(super) fn add_routes(nodes: [&Node; 2]) -> anyhow::Result<()> {
     let [one, other] = nodes;
     for (node, peer) in [(one, other), (other, one)] {
@@ -56,7 +56,7 @@ pub(super) fn add_routes(nodes: [&Node; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rules of a node, for `nft`.
+/// A node's rules, in `nft` syntax.
 pub(super) fn rules(side: &Side, node: &Node) -> String {
     let mut text = String::new();
     for (family, pods, far) in [

@@ -1,25 +1,25 @@
-//! Pairs that are not answered, and why. A test fails if none of a rule's pairs fails any more: these lists can only get
-//! shorter.
+//! Pairs that are not answered, and why. A test fails once none of a rule's pairs fails any more: these lists can
+//! only get shorter.
 
 use super::table::{Client, Kind, Pair, Target, Way};
 
-/// Pairs that fail for one reason, or may fail.
+/// Pairs that fail, or may fail, for one reason.
 pub(super) struct Known {
     /// The reason.
     pub(super) why: &'static str,
-    /// Which they are.
+    /// Whether a pair is one of them.
     pub(super) has: fn(&Pair) -> bool,
 }
 
 /// What the kernel's own NAT cannot do.
 pub(super) const KERNEL: &[Known] = &[];
 
-/// What the agents cannot do. The first rule that a pair belongs to counts.
+/// What the agents cannot do. The first rule that matches a pair counts.
 pub(super) const AGENTS: &[Known] = &[
     Known {
         why: "sockets of the host with one port are connected to the backend itself: to the kernel they are one",
         has: |pair| {
-            // A NodePort of another node is no socket's: that node translates it.
+            // Sockets do not translate another node's NodePort: that node does.
             let is_far = pair.flows.iter().any(|(_, way)| *way == Way::OtherNode);
             is_of(pair, Client::Host)
                 && !is_far

@@ -1,7 +1,8 @@
-//! Pairs of flows that meet in one tuple after translation: each is answered by its own backend, under the address that it
-//! was sent to, whoever else has its port.
+//! Pairs of flows that meet in one tuple after translation: each is answered by its own backend, from the address
+//! that it was sent to, whatever else uses its port.
 //!
-//! The pairs are made from a table of ways and clients. Each is tried with the agents and with the kernel's own NAT.
+//! The pairs are generated from a table of ways and clients. Each is tried with the agents and with the kernel's own
+//! NAT.
 
 mod flow;
 mod kernel;
@@ -32,15 +33,15 @@ use self::server::Server;
 use self::side::Side;
 use self::table::{Kind, Pair, State};
 
-/// Sockets of a batch, and of its servers.
+/// Sockets of a batch and of its servers.
 const OPEN_FILES: u64 = 8192;
-/// How long what has failed once is waited for.
+/// How long to wait for pairs that have failed once.
 const LONG_WAIT: Duration = Duration::from_secs(10);
-/// Random pairs of each mode of the agents: few, and in a long run.
+/// Random pairs per mode of the agents: in a short run, and in a long run.
 const RANDOM: [usize; 2] = [1500, 25_000];
-/// Pairs of a rule for what is known to fail that are tried.
+/// How many pairs of each known-failure rule are tried.
 const OF_A_RULE: usize = 40;
-/// What the agents leave as it is.
+/// Destinations that the agents do not masquerade.
 const MASQUERADING: &str =
     "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
 
@@ -74,8 +75,8 @@ impl Stand {
         }
         let outside = side::add_outside(&bed)?;
         let agents = Side::of_agents(&bed, manifests)?;
-        // Whoever sends sums up: XDP cannot know that a device was to do it. What XDP sends back is taken by the other end of a
-        // veth if that merges segments.
+        // Senders compute their checksums: XDP cannot know that a device was supposed to. The other end of a veth
+        // accepts what XDP sends back if it merges segments.
         for namespace in [
             FAR,
             "hnode1",
@@ -100,18 +101,18 @@ impl Stand {
     }
 }
 
-/// The first rule of a list that a pair belongs to.
+/// The first rule of a list that matches a pair.
 fn known<'a>(pair: &Pair, list: &'a [Known]) -> Option<&'a Known> {
     list.iter().find(|known| (known.has)(pair))
 }
 
-/// Tries pairs, without those that are known to fail.
+/// Tries pairs, except those that are known to fail.
 fn judge(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut others = pairs.to_vec();
     others.retain(|pair| known(pair, list).is_none());
     let failed: Vec<Pair> = run::run(side, &others, run::SOON)?.into_keys().collect();
-    // On a busy machine a few may have been late.
+    // On a busy machine, a few may have been late.
     let failed = run::run(side, &failed, LONG_WAIT)?;
     println!(
         "{what}: {} of {} pairs are answered, {} others are known to fail ({:.1} s)",
@@ -134,7 +135,7 @@ fn judge(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Res
     Ok(())
 }
 
-/// Some pair fails by each rule for what is known to fail.
+/// Checks that at least one pair fails for each known-failure rule.
 fn judge_list(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Result<()> {
     for rule in list {
         let mut known = pairs.to_vec();
@@ -162,7 +163,7 @@ fn known_by(pair: &Pair, list: &[Known], rule: &Known) -> bool {
     known(pair, list).is_some_and(|known| std::ptr::eq(known, rule))
 }
 
-/// How many failed of each protocol and state.
+/// Number of failures per protocol and state.
 fn by_kind(failed: &BTreeMap<Pair, String>) -> BTreeMap<(Kind, State), usize> {
     let mut counts = BTreeMap::new();
     for pair in failed.keys() {
@@ -171,7 +172,7 @@ fn by_kind(failed: &BTreeMap<Pair, String>) -> BTreeMap<(Kind, State), usize> {
     counts
 }
 
-/// Each pair of open flows by one IP version, and some of those in other states.
+/// Each pair of open flows with one of the IP versions, and some pairs in other states.
 fn regular() -> Vec<Pair> {
     let mut pairs = table::all();
     pairs.retain(|pair| {
@@ -185,7 +186,7 @@ fn regular() -> Vec<Pair> {
     pairs
 }
 
-/// Random pairs, others for each mode of the agents.
+/// Random pairs, different for each mode of the agents.
 fn random(mode: u64) -> Vec<Pair> {
     let all = table::all();
     let mut random = fastrand::Rng::with_seed(seed().wrapping_add(mode));
@@ -233,7 +234,7 @@ fn pairs_are_answered_through_the_hosts_stack() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn pairs_are_answered_by_xdp() -> anyhow::Result<()> {
-    // Only newer kernels report what drivers can do. Without that, a veth's program hands nothing on.
+    // Only newer kernels report driver capabilities. On others, a veth's program forwards nothing.
     let mode = match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => "native",
         None => "generic",

@@ -15,14 +15,14 @@ use super::server::{BYE, CLOSE, STILL};
 use super::side::{OUTSIDE, Side, name};
 use super::table::{Client, Kind, Pair, State, Way};
 
-/// How long the flows of pairs that may fail are waited for.
+/// How long to wait for the flows of pairs that may fail.
 pub(super) const SOON: Duration = Duration::from_secs(3);
-/// Time between two looks.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Pairs that are open at a time.
+/// Number of pairs open at a time.
 const BATCH: usize = 400;
 
-/// Opens all pairs, from a port of its own each, and returns what failed, with the reason.
+/// Opens all pairs, each from its own port, and returns those that failed, with the reason.
 pub(super) fn run(
     side: &Side,
     pairs: &[Pair],
@@ -45,11 +45,11 @@ pub(super) fn run(
     Ok(failed)
 }
 
-/// By protocol and IP version: how many ports pairs have had.
+/// Number of ports that pairs have used, by protocol and IP version.
 static PORTS: [AtomicU16; 6] = [const { AtomicU16::new(0) }; 6];
 
-/// The next port of a kind of pairs, so that none meets what another one left. Most are of those that agents give to flows
-/// that they translate.
+/// The next port for a kind of pair, so that no pair meets the remains of another. Most ports are in the range that
+/// agents give to translated flows.
 fn next_port(pair: &Pair) -> u16 {
     let protocol = match pair.kind {
         Kind::Tcp => 0,
@@ -69,7 +69,7 @@ struct Open {
     port: u16,
     flows: [Option<Flow>; 2],
     failed: Option<String>,
-    /// Whether the present step is done.
+    /// Whether the current step is done.
     is_done: bool,
 }
 
@@ -84,7 +84,7 @@ impl Open {
         }
     }
 
-    /// Sends what is to be asked, and reads answers until each of these flows has its own.
+    /// Sends pending questions, and reads answers until each of these flows has its own.
     fn ask(&mut self, asked: &[usize]) -> io::Result<bool> {
         for index in asked {
             if let Some(flow) = &mut self.flows[*index] {
@@ -92,7 +92,7 @@ impl Open {
             }
         }
         for index in asked {
-            // What comes after the answer, as the end of the connection, is for a later step.
+            // What follows the answer, such as the end of the connection, is for a later step.
             while self.is_waiting(*index)
                 && let Some((text, from)) = self.receive(*index)?
             {
@@ -115,7 +115,7 @@ impl Open {
         }
     }
 
-    /// Takes an answer that came to the socket of a flow.
+    /// Handles an answer that arrived at a flow's socket.
     fn judge(&mut self, index: usize, text: &str, from: SocketAddr) -> io::Result<()> {
         let is_one_socket = self.pair.kind == Kind::Unconnected && self.pair.has_one_client();
         let name = match self.pair.flows[0].1 {
@@ -148,7 +148,7 @@ impl Open {
         Ok(())
     }
 
-    /// Reads of the first flow, whose client has closed its side, what its server still sends.
+    /// Reads what the server still sends on the first flow, whose client has closed its side.
     fn hear(&mut self) -> io::Result<bool> {
         while let Some((text, _)) = self.receive(0)? {
             if text.ends_with(STILL) {
@@ -158,7 +158,7 @@ impl Open {
         Ok(false)
     }
 
-    /// Reads what has come by the first flow, if its client has closed its side.
+    /// Reads what has arrived on the first flow, if its client has closed its side.
     fn drain(&mut self) -> io::Result<bool> {
         if self.pair.state == State::HalfClosed {
             while self.receive(0)?.is_some() {}
@@ -175,7 +175,7 @@ impl Open {
     }
 }
 
-/// Pairs side by side, one step of all after the other.
+/// Pairs side by side: each step runs for all of them before the next one.
 struct Batch<'a> {
     side: &'a Side,
     open: Vec<Open>,
@@ -189,7 +189,7 @@ impl Batch<'_> {
         self.change_first();
         self.open(1)?;
         self.ask("the second flow", &[1]);
-        // What came before is no sign that the flow goes on.
+        // Earlier data does not show that the flow is still alive.
         self.wait("the first flow beside the second", Open::drain);
         self.wait("the first flow beside the second", |open| {
             match open.pair.state {
@@ -257,7 +257,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Brings the first flow to the state in which the second one is to meet it.
+    /// Brings the first flow to the state in which the second one must meet it.
     fn change_first(&mut self) {
         for open in &mut self.open {
             let question = match open.pair.state {
@@ -322,7 +322,7 @@ impl Batch<'_> {
         });
     }
 
-    /// Looks at all pairs that have not failed, until the step is done for each, or patience ends.
+    /// Polls all pairs that have not failed, until the step is done for each or patience runs out.
     fn wait(&mut self, what: &str, mut look: impl FnMut(&mut Open) -> io::Result<bool>) {
         let start = Instant::now();
         loop {

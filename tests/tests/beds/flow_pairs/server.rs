@@ -1,4 +1,4 @@
-//! Servers that answer with their name: a line by a line, a datagram by a datagram.
+//! Servers that answer with their name: each line with a line, each datagram with a datagram.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,20 +15,20 @@ use mio::{Events, Interest, Poll, Token};
 use tests::process::tell;
 use tests::served::PORT;
 
-/// How often a server sends a line to those who have closed their side.
+/// How often a server sends a line to clients that have closed their side.
 const TICK: Duration = Duration::from_millis(100);
 /// A request to close the connection after the answer.
 pub(super) const CLOSE: &str = "close";
 /// A request to close the connection once the client has closed its side.
 pub(super) const BYE: &str = "bye";
-/// What comes from a server after the client has closed its side.
+/// What a server sends after the client has closed its side.
 pub(super) const STILL: &str = "still";
 
 const LISTENER: Token = Token(0);
 const DATAGRAMS: Token = Token(1);
 const FIRST: usize = 2;
 
-/// A thread that serves all addresses of a namespace, until this is dropped.
+/// A thread that serves all addresses of a namespace until it is dropped.
 pub(super) struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -68,7 +68,7 @@ impl Drop for Server {
     }
 }
 
-/// A connection, and what is known of it.
+/// A connection and its state.
 struct Connection {
     stream: TcpStream,
     line: Vec<u8>,
@@ -77,7 +77,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Answers what has come. Returns whether the connection lasts.
+    /// Answers what has arrived. Returns whether the connection stays open.
     fn go_on(&mut self, name: &str) -> io::Result<bool> {
         let mut buffer = [0; 512];
         loop {
@@ -176,7 +176,7 @@ fn answer_all(socket: &UdpSocket, name: &str) {
                 let _ = socket.send_to(&answer, peer);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            // An ICMP error about a former answer.
+            // An ICMP error about an earlier answer.
             Err(_) => {}
         }
     }

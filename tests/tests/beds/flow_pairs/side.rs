@@ -1,4 +1,5 @@
-//! Who translates: the agents of two nodes, or the kernel's own NAT on two others, with the same pods, servers and services.
+//! The translating side: the agents of two nodes, or the kernel's own NAT on two others, with the same pods, servers
+//! and services.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,12 +17,12 @@ use super::server::Server;
 use super::table::{self, Client, Kind, Pair, State, Target, Way};
 use super::{kernel, run};
 
-/// The name of the server outside.
+/// Name of the server outside.
 pub(super) const OUTSIDE: &str = "outside";
-/// Echo requests are sent by sockets of all groups.
+/// Allows sockets of all groups to send echo requests.
 const PING: &str = "net.ipv4.ping_group_range=0 2147483647";
 
-/// The name of a backend.
+/// Name of a backend.
 pub(super) const fn name(target: Target) -> &'static str {
     match target {
         Target::Near => "near",
@@ -29,7 +30,7 @@ pub(super) const fn name(target: Target) -> &'static str {
     }
 }
 
-/// A service of one backend.
+/// A service with one backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Service {
     pub(super) target: Target,
@@ -39,7 +40,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Those of each backend.
+    /// The services of both backends.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         Target::BOTH.into_iter().flat_map(|target| {
             [Way::Cluster, Way::Other, Way::Sticky, Way::DirectReturn]
@@ -65,21 +66,21 @@ impl Service {
     }
 }
 
-/// Two nodes, and who is there.
+/// Two nodes, with their clients and backends.
 pub(super) struct Side {
-    /// The third number of ClusterIPs and external addresses.
+    /// Network number in ClusterIPs and external addresses.
     net: u8,
     nodes: [Vec<IpAddr>; 2],
     namespaces: BTreeMap<Client, NetNs>,
     backends: [Vec<IpAddr>; 2],
-    /// What the agents read.
+    /// The manifests that the agents read.
     manifests: Option<Manifests>,
     _servers: Vec<Server>,
     _members: Vec<Member>,
 }
 
 impl Side {
-    /// On the first two nodes of a bed, whose agents run.
+    /// Uses the first two nodes of a bed, whose agents run.
     pub(super) fn of_agents(bed: &Bed, manifests: Manifests) -> anyhow::Result<Self> {
         let [here, there] = [1, 2].map(|index| bed.node(index));
         for node in [here, there] {
@@ -107,7 +108,7 @@ impl Side {
         })
     }
 
-    /// On the third and fourth node of a bed, which have no agents.
+    /// Uses the third and fourth nodes of a bed, which have no agents.
     pub(super) fn of_kernel(bed: &Bed) -> anyhow::Result<Self> {
         let [here, there] = [3, 4].map(|index| bed.node(index));
         kernel::add_routes([here, there])?;
@@ -153,7 +154,7 @@ impl Side {
         Ok(side)
     }
 
-    /// The router's ways to what the nodes serve, and the nodes' ways to the router.
+    /// Adds the router's routes to what the nodes serve, and the nodes' routes to the router.
     fn add_routes(&self, nodes: [&Node; 2]) -> anyhow::Result<()> {
         let [first, _] = &self.nodes;
         for (is_v4, cidr) in [(true, 24), (false, 112)] {
@@ -170,7 +171,7 @@ impl Side {
         Ok(())
     }
 
-    /// Lets the agents serve until each client is known to have its lasting backend.
+    /// Makes the agents serve, until each client is known to have its lasting backend.
     pub(super) fn serve(&self, bed: &Bed) -> anyhow::Result<()> {
         for service in Service::all() {
             self.write(service, &[service.target], bed)?;
@@ -185,14 +186,14 @@ impl Side {
             wait_for("both backends to be known", PATIENCE, || {
                 let listed = node.cli("service list")?.success()?;
                 let complete = listed.lines().filter(|line| line.contains("2/2")).count();
-                // By TCP and UDP.
+                // For TCP and UDP.
                 Ok((complete >= 4).then_some(()))
             })?;
         }
         self.wait_served()
     }
 
-    /// Waits until each way of each client leads to each backend.
+    /// Waits until each client reaches each backend by each way.
     pub(super) fn wait_served(&self) -> anyhow::Result<()> {
         wait_for("all ways to be served", PATIENCE, || {
             let mut singles: Vec<Pair> = table::all();
@@ -201,7 +202,7 @@ impl Side {
                     && pair.state == State::ClosedByServer
                     && pair.kind == Kind::Tcp
             });
-            // Affinity of datagrams is one of its own.
+            // Datagrams have an affinity of their own.
             let datagrams = singles.clone().into_iter().map(|pair| Pair {
                 kind: Kind::Unconnected,
                 state: State::Open,
@@ -267,7 +268,7 @@ impl Side {
         }
     }
 
-    /// The addresses of a service on the two IP versions that lead to its backend, with the port.
+    /// A service's addresses in both IP versions that lead to its backend, with the port.
     pub(super) fn frontends(&self, service: Service, node: &Node) -> Vec<(SocketAddr, Frontend)> {
         let mut all = Vec::new();
         for is_v4 in [true, false] {
@@ -286,12 +287,12 @@ impl Side {
         &self.backends[target as usize]
     }
 
-    /// The namespace of a client.
+    /// A client's namespace.
     pub(super) fn namespace(&self, client: Client) -> anyhow::Result<&NetNs> {
         self.namespaces.get(&client).context("no such client")
     }
 
-    /// Where a flow of a pair goes.
+    /// The destination of a pair's flow.
     pub(super) fn destination(&self, pair: &Pair, way: Way) -> anyhow::Result<SocketAddr> {
         let Pair { target, is_v4, .. } = *pair;
         let at_node = |node: usize, way| -> anyhow::Result<SocketAddr> {
@@ -315,7 +316,7 @@ impl Side {
     }
 }
 
-/// What kind of address a service is reached at.
+/// The kind of address that a service is reached at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frontend {
     Cluster,
@@ -338,7 +339,7 @@ fn servers([near, far]: [&NetNs; 2]) -> anyhow::Result<Vec<Server>> {
     ])
 }
 
-/// Gives the bed its router, the host outside with its server, and all nodes a way there.
+/// Gives the bed its router, the outside host with its server, and all nodes a route there.
 pub(super) fn add_outside(bed: &Bed) -> anyhow::Result<Server> {
     tests::bed::add_router()?;
     add_host(

@@ -1,4 +1,4 @@
-//! Who opens flows, by which ways, and which two of them may meet in one tuple after translation.
+//! Who opens flows, by which ways, and which two flows may meet in one tuple after translation.
 
 use std::fmt;
 
@@ -27,24 +27,24 @@ impl Client {
     ];
 }
 
-/// What a client asks to reach a backend.
+/// How a client addresses a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     /// The backend's own address.
     Direct,
-    /// The ClusterIP of a service of this backend alone.
+    /// The ClusterIP of a service with this backend alone.
     Cluster,
     /// The ClusterIP of another such service.
     Other,
-    /// The ClusterIP of a service of both backends, whose affinity keeps all clients at this one.
+    /// The ClusterIP of a service with both backends, whose affinity keeps all clients at this one.
     Sticky,
     /// The NodePort of the first service at the first node.
     NodePort,
-    /// The same at the second node.
+    /// The same NodePort at the second node.
     OtherNode,
     /// The external address of the first service, which the router sends to the first node.
     External,
-    /// The NodePort, at the first node, of a service whose backend answers clients itself.
+    /// The NodePort, at the first node, of a service whose backend answers clients directly.
     DirectReturn,
     /// A server behind the router, to which pods are masqueraded.
     Outside,
@@ -63,7 +63,7 @@ impl Way {
         Self::Outside,
     ];
 
-    /// Who goes this way. A new way is one row.
+    /// The clients that use this way. A new way is one row.
     const fn clients(self) -> &'static [Client] {
         use Client::{Backend, Far, Host, Neighbour, Pod};
         match self {
@@ -90,28 +90,28 @@ impl Target {
     pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
 }
 
-/// What sockets the clients have.
+/// The kind of socket that the clients have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Tcp,
-    /// Connected sockets of UDP.
+    /// Connected UDP sockets.
     Udp,
-    /// A socket of UDP that sends wherever it is asked to: the same for both flows, if one client opens both.
+    /// A UDP socket that sends to any destination: one for both flows, if one client opens both.
     Unconnected,
-    /// Echo requests, whose identifiers take the place of ports.
+    /// Echo requests, whose identifiers act as ports.
     Echo,
 }
 
 impl Kind {
     pub(super) const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Unconnected, Self::Echo];
 
-    /// Echo requests are for no service.
+    /// Services do not handle echo requests.
     fn goes(self, way: Way) -> bool {
         self != Self::Echo || matches!(way, Way::Direct | Way::Outside)
     }
 }
 
-/// What became of the first flow before the second one is opened. For other protocols than TCP, only the first applies.
+/// State of the first flow when the second one is opened. Only the first state applies to protocols other than TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
     Open,
@@ -133,13 +133,13 @@ impl State {
         Self::Reset,
     ];
 
-    /// Whether the first flow is to go on beside the second one.
+    /// Whether the first flow must continue beside the second one.
     pub(super) const fn goes_on(self) -> bool {
         matches!(self, Self::Open | Self::HalfClosed)
     }
 }
 
-/// A flow: who opens it, by which way.
+/// A flow: the client that opens it, and its way.
 pub(super) type FlowKey = (Client, Way);
 
 /// Two flows from one port, one after the other.
@@ -170,7 +170,7 @@ impl Pair {
         self.flows[0].0 == self.flows[1].0
     }
 
-    /// Whether this can be opened at all, and may lead to one tuple twice.
+    /// Whether the pair can be opened at all, and may lead to one tuple twice.
     fn is_meant(&self) -> bool {
         let [(client, way), (other_client, other_way)] = self.flows;
         let is_outside = [way, other_way].map(|way| way == Way::Outside);
@@ -186,7 +186,7 @@ impl Pair {
         if self.state != State::Open && self.kind != Kind::Tcp {
             return false;
         }
-        // The client's own socket is in the way of another one to the same address.
+        // The client's own socket blocks another one to the same address.
         let needs_other = self.state.goes_on() || self.state == State::ClosedByClient;
         if self.flows[0] == self.flows[1] && needs_other {
             return false;

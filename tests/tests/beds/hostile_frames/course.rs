@@ -1,4 +1,4 @@
-//! Frames of one sender, and what is to become of them.
+//! Frames of one sender, and their expected fates.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -15,15 +15,15 @@ use tests::seed;
 use super::stand::Stand;
 use super::{BATCH, NUMBERS};
 
-/// A frame with more bytes does not get through a device, unless it is cut.
+/// Longest frame that gets through a device without segmentation, bytes.
 const LONGEST: usize = 1514;
-/// Findings that are told.
+/// Maximum number of findings to report.
 const FINDINGS_MAX: usize = 12;
-/// Nobody's address.
+/// An unused address.
 const FENCE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const FENCE_MAC: [u8; 6] = [2, 0, 0, 0, 0xfe, 1];
 
-/// A place where frames can be seen that its own outlet, at the other end of its wire, reaches last.
+/// A place to watch frames. Frames from its own outlet, at the other end of its wire, arrive there last.
 pub(super) struct Watch {
     pub(super) name: &'static str,
     pub(super) tap: Tap,
@@ -32,7 +32,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// All that arrived before a fence, which is sent now: it comes behind all that the kernel has queued.
+    /// Everything that arrived before a fence. The fence is sent now, behind everything that the kernel has queued.
     pub(super) fn arrivals(&self, fence: u64) -> anyhow::Result<Vec<Vec<u8>>> {
         let last = arp(2, (FENCE_MAC, FENCE), (self.mac, FENCE));
         let last = [&last[..], &fence.to_be_bytes()].concat();
@@ -42,12 +42,12 @@ impl Watch {
     }
 }
 
-/// What is looked for of a sender's frames, apart from what is behind the programs at its own wire.
+/// What to look for among a sender's frames, apart from those behind the programs at its own wire.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sought {
-    /// Nothing of it may arrive anywhere.
+    /// None of them may arrive anywhere.
     Nothing,
-    /// It arrives with others, but nothing with the endpoint that may be sent nothing.
+    /// They arrive at others, but none arrives at the endpoint that may be sent nothing.
     Others,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct Course<'a> {
     pub(super) name: &'static str,
     pub(super) scene: Scene,
     pub(super) outlet: Outlet,
-    /// By Ethernet type: behind the programs at the other end of the sender's wire.
+    /// Taps by Ethernet type, behind the programs at the other end of the sender's wire.
     pub(super) landed: Vec<(u16, Tap)>,
-    /// Who judges these frames, if policy does.
+    /// Whether policy is enforced on these frames.
     pub(super) is_enforced: bool,
     /// The endpoint that may be sent nothing.
     pub(super) victim: Watch,
@@ -69,14 +69,14 @@ pub(super) struct Course<'a> {
     pub(super) first: u64,
 }
 
-/// What came of the frames of a course.
+/// What happened to the frames of a course.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) sent: u64,
     pub(super) refused_by_kernel: u64,
     pub(super) fates: BTreeMap<Fate, u64>,
     pub(super) landed: u64,
-    /// By where they were seen.
+    /// By the place where they were seen.
     pub(super) seen: BTreeMap<&'static str, u64>,
     pub(super) findings: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Sends frames from this number on. Returns those that the kernel took, with their numbers.
+/// Sends a batch of frames from this number on. Returns those that the kernel accepted, with their numbers.
 pub(super) fn send_batch(
     outlet: &Outlet,
     scene: &Scene,
@@ -117,7 +117,7 @@ pub(super) fn send_batch(
 }
 
 impl Course<'_> {
-    /// Sends frames until `goes_on` says no, on one processor, so that none overtakes another.
+    /// Sends frames until `goes_on` returns false, on one processor, so that none overtakes another.
     pub(super) fn run(&self, mut goes_on: impl FnMut(u64) -> bool) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
         let mut number = 0;
@@ -134,7 +134,7 @@ impl Course<'_> {
         let sent = send_batch(&self.outlet, &self.scene, first, totals)?;
         self.check_landed(first, &sent, totals)?;
         for arrived in self.victim.arrivals(first)? {
-            // The datapath turns a question into its answer, with all that is behind it.
+            // The datapath turns an ARP request into its reply, including everything behind it.
             let is_arp = arrived[12..14] == ARP.to_be_bytes();
             let number = self.number(&arrived).filter(|_| !is_arp);
             if number.is_some() || !is_of_host(&arrived) {
@@ -167,8 +167,8 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// The number of this course's frame that one stems from. Errors about fragments of earlier courses come when
-    /// those have waited for the rest of their packets in vain.
+    /// The number of this course's frame that `bytes` stem from. Errors about fragments of earlier courses arrive
+    /// once those have waited in vain for the rest of their packets.
     fn number(&self, bytes: &[u8]) -> Option<u64> {
         let number = marked_number(seed(), bytes)?.into();
         (self.first..self.first + NUMBERS)
@@ -176,7 +176,7 @@ impl Course<'_> {
             .then_some(number)
     }
 
-    /// What the programs at the sender's wire have let pass, and nothing else, is behind them.
+    /// Checks that exactly what the programs at the sender's wire should let pass is found behind them.
     fn check_landed(
         &self,
         first: u64,
@@ -202,7 +202,7 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Compares what arrived, unchanged, with what is to become of it.
+    /// Compares what arrived, unchanged, with its expected fate.
     pub(super) fn compare(
         &self,
         sent: &[(u64, Frame)],

@@ -1,5 +1,5 @@
-//! Hostile frames, made of a seed, on the wires of real endpoints: nothing arrives beyond what docs/policy.md lists
-//! under "What passes without policy", wherever it is looked for. Where policy lets them, the same frames arrive.
+//! Hostile frames, generated from a seed, on the wires of real endpoints: wherever we look, nothing arrives beyond
+//! what docs/policy.md lists under "What passes without policy". Where policy allows them, the same frames arrive.
 
 mod course;
 mod stand;
@@ -17,17 +17,17 @@ use tests::{RaisedAtEnd, is_long};
 use self::course::Sought;
 use self::stand::Stand;
 
-/// Frames between two looks at what has arrived; fewer than the kernel queues.
+/// Frames between two checks of what has arrived; fewer than the kernel queues.
 const BATCH: u64 = 100;
-/// Numbers of frames of one course; those of the next begin behind.
+/// Frame numbers per course; those of the next course follow.
 const NUMBERS: u64 = 1 << 24;
 
-/// Frames of the main course; each other one has a quarter.
+/// Frames of the main course; each other course has a quarter.
 fn frames() -> u64 {
     if is_long() { 1_000_000 } else { 10_000 }
 }
 
-/// Does something on a thread that stays on one processor: frames that one sends there are received in their order.
+/// Runs `work` on a thread pinned to one processor: frames sent from there are received in order.
 fn pinned<T: Send>(work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {

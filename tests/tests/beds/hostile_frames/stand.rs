@@ -1,4 +1,4 @@
-//! The bed of hostile frames: endpoints, the places at which frames are sent and seen, and the courses between them.
+//! The bed of hostile frames: endpoints, the places where frames are sent and seen, and the courses between them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,10 +20,10 @@ use tests::{Bed, Member, Node, PATIENCE, seed, wait_for};
 use super::course::{Course, Sought, Totals, Watch, hex, send_batch};
 use super::{BATCH, NUMBERS, pinned};
 
-/// Endpoints with this label may neither send nor be sent anything.
+/// Endpoints with this label may neither send nor receive anything.
 const DENY_ALL: &str = r#"[{"labels": ["name=deny"], "endpointSelector": {"matchLabels": {"app": "hostile"}},
     "ingress": [{}], "egress": [{}]}]"#;
-/// Addresses of the world in frames.
+/// World addresses used in frames.
 const WORLD4: &str = "198.51.100.0/24";
 const WORLD6: &str = "2001:db8::/32";
 /// The identity of health endpoints.
@@ -50,7 +50,7 @@ fn device(namespace: &NetNs, name: &str) -> anyhow::Result<([u8; 6], Ipv6Addr)> 
         .iter()
         .filter_map(|one| one["local"].as_str()?.parse::<Ipv6Addr>().ok())
         .find(Ipv6Addr::is_unicast_link_local);
-    // A device without one sends under the one that it would have.
+    // A device without a link-local address sends from the one that it would have.
     let IpAddr::V6(own) = Addr::link_local(mac).to_ip() else {
         bail!("not an IPv6 address");
     };
@@ -74,14 +74,14 @@ fn node_party(node: &Node, on: &str) -> anyhow::Result<Party> {
     })
 }
 
-/// An endpoint, what is at both ends of its wire, and where its frames are sent and seen.
+/// An endpoint, the parties at both ends of its wire, and where its frames are sent and seen.
 pub(super) struct Place {
     pub(super) endpoint: Endpoint,
     pub(super) party: Party,
     /// The host at the other end.
     host: Party,
     gateway: (Ipv4Addr, Ipv6Addr),
-    /// In the endpoint.
+    /// The endpoint's namespace.
     netns: NetNs,
 }
 
@@ -109,7 +109,8 @@ impl Place {
     }
 }
 
-/// A node with an endpoint that may send and be sent nothing, one without policy, the health endpoint; another node.
+/// A node with an endpoint that may neither send nor receive, one without policy, and the health endpoint; and
+/// another node.
 pub(super) struct Stand {
     pub(super) hostile: Place,
     open: Place,
@@ -128,7 +129,7 @@ impl Stand {
             .start()?;
         bed.wait_all_reachable(PATIENCE)?;
         let (node, far) = (bed.node(1), bed.node(2));
-        // Frames from there have others' hardware addresses too.
+        // Frames from there also have other parties' hardware addresses.
         ip(
             FABRIC,
             &format!("link set {} type bridge_slave learning off", far.name()),
@@ -137,7 +138,8 @@ impl Stand {
             let world = if via.is_ipv4() { WORLD4 } else { WORLD6 };
             node.exec(&format!("ip route add {world} via {via}"))?;
         }
-        // Before there is an endpoint that it selects: nothing is known of one that might be let pass.
+        // Imported before any endpoint that it selects exists, so that no state of such an endpoint might let packets
+        // pass.
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("policy");
         std::fs::write(&file, DENY_ALL)?;
@@ -146,7 +148,7 @@ impl Stand {
         let hostile = Member::on(node, "hostile", "--label app=hostile")?;
         let open = Member::on(node, "open", "--label app=open")?;
         for member in [&hostile, &open] {
-            // So that frames are sent which are too long for the host.
+            // Allows sending frames that are too long for the host.
             ip(
                 &member.name,
                 &format!("link set {} mtu 9000", member.endpoint.inner_interface),
@@ -171,7 +173,7 @@ impl Stand {
             _members: [hostile, open],
             bed,
         };
-        // Neighbours that packets would have to wait for.
+        // Resolves neighbours that packets would have to wait for.
         for address in stand
             .open
             .endpoint
@@ -211,7 +213,7 @@ impl Stand {
         })
     }
 
-    /// Frames of an endpoint.
+    /// Frames from an endpoint.
     pub(super) fn course(
         &self,
         name: &'static str,
@@ -335,7 +337,7 @@ impl Stand {
                 let sent = send_batch(&outlet, &scene, number, &mut totals)?;
                 let mut arrived = course.victim.arrivals(number)?;
                 totals.landed += arrived.len() as u64;
-                // Tagged frames pass, and are seen without the first tag.
+                // Tagged frames pass, and are seen without their first tag.
                 let (whole, tagged): (Vec<_>, Vec<_>) = sent.into_iter().partition(|(_, frame)| {
                     !matches!(frame.bytes[12..14], [0x81, 0] | [0x88, 0xa8])
                 });
@@ -358,7 +360,7 @@ impl Stand {
         })
     }
 
-    /// Tells what came of a course, and keeps what was found for the end.
+    /// Prints what happened to a course, and keeps its findings for the end.
     pub(super) fn note(&self, course: &str, totals: &mut Totals) {
         println!("{course}: {totals:?}");
         let found = totals.findings.drain(..);
@@ -373,7 +375,7 @@ impl Stand {
         Ok(())
     }
 
-    /// The host has learnt of no neighbour at the hostile endpoint but that endpoint.
+    /// Checks that the host has learned no neighbour at the hostile endpoint except that endpoint.
     pub(super) fn check_neighbours(&self) -> anyhow::Result<()> {
         let command = format!("ip -j neigh show dev {}", self.hostile.endpoint.interface);
         let listed: Value = serde_json::from_str(&self.node().exec(&command)?)?;

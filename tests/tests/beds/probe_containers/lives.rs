@@ -1,5 +1,5 @@
-//! Many containers at a time, each with a life of its own, and an agent that is killed meanwhile: what is restarted, what
-//! is ready and what is told is what the specification says for each.
+//! Many containers at once, each with a different life, and an agent that is killed in between: what is restarted, what
+//! is ready and what is reported matches the specification for each.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use tests::is_long;
 
 use super::Stand;
 
-/// What becomes of a container.
+/// What happens to a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// It is killed: it ends by itself.
+    /// It is killed: it exits by itself.
     Killed,
-    /// It hangs: its liveness probe has it restarted.
+    /// It hangs: its liveness probe causes a restart.
     Hangs,
-    /// It starts late: only its startup probe is probed until then.
+    /// It starts late: until then, only its startup probe runs.
     Slow,
     /// It cannot serve for a while.
     Flaps,
@@ -54,13 +54,13 @@ impl Life {
         }
     }
 
-    /// The reasons that must be told in the end, and those that may be.
+    /// The reasons that must be reported in the end, and those that may be.
     const fn reasons(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
-            // It may be probed before its end is seen.
+            // It may be probed before its exit is seen.
             Self::Killed => (&["Started"], &["Unhealthy"]),
             Self::Hangs => (&["Killing", "Started", "Unhealthy"], &[]),
-            // What the agent before told is gone with it.
+            // What the earlier agent reported is gone with it.
             Self::Slow => (&[], &["Unhealthy"]),
             Self::Flaps => (&["Unhealthy"], &[]),
         }
@@ -154,7 +154,7 @@ fn many_containers_live_as_the_specification_says_while_the_agent_is_killed() ->
     check_events(&stand, &all)
 }
 
-/// Holds what was told against what must be.
+/// Compares the reported events with the expected ones.
 fn check_events(stand: &Stand, all: &[Living]) -> anyhow::Result<()> {
     let listed = stand.node().listing("probe events")?;
     let events: Vec<ContainerEvent> = serde_json::from_value(listed)?;

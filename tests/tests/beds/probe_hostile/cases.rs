@@ -1,4 +1,4 @@
-//! Which probe of which hostile server comes to what.
+//! The expected outcome of each probe of each hostile server.
 
 use health_probe::mechanism::grpc::{self, GrpcProbe};
 use health_probe::mechanism::http::{self, HttpProbe, Scheme};
@@ -22,18 +22,18 @@ pub(super) enum Way {
     GrpcTls,
 }
 
-/// What a probe comes to. Texts are what the message begins with, or for errors what it has in it.
+/// Expected outcome of a probe. Texts are a prefix of the message or, for errors, a part of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
-    /// The target is well.
+    /// The target is healthy.
     Succeeds,
-    /// It fails, and not for lack of time.
+    /// It fails, and not by timeout.
     Fails(&'static str),
-    /// It fails as the time is over, at a stage.
+    /// It times out at this stage.
     TimesOut(&'static str),
     /// It errs: nothing is concluded.
     Errs(&'static str),
-    /// It may see the connection before it ends, or not.
+    /// It may or may not see the connection before that closes.
     SucceedsOrFails,
 }
 
@@ -56,7 +56,7 @@ const LATE_TLS: &str = "timeout: no TLS with 127.0.0.1";
 const LATE_SERVICE: &str = "timeout: failed to connect service \"127.0.0.1";
 const LATE_RPC: &str = "timeout: health rpc did not complete within";
 
-/// All of them.
+/// All cases.
 pub(super) const CASES: &[Case] = &[
     at(None, Tcp, Fails("cannot connect to 127.0.0.1:0: ")),
     of(Silence, Tcp, Succeeds),
@@ -89,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
     of(TlsReset, Https, Fails(NO_TLS)),
     of(TlsHugeHandshake, Https, Fails(NO_TLS)),
     of(TlsSlow, Https, TimesOut(LATE_TLS)),
-    // A server may come as long as there is time.
+    // gRPC waits for a server until its time is up.
     at(None, Grpc, TimesOut(LATE_SERVICE)),
     of(Silence, Grpc, TimesOut(LATE_SERVICE)),
     of(HalfOpen, Grpc, TimesOut(LATE_SERVICE)),
@@ -131,12 +131,12 @@ const fn at(behaviour: Option<Behaviour>, way: Way, expected: Expected) -> Case 
 }
 
 impl Case {
-    /// Whether the time is all that ends it.
+    /// Whether it ends only by timeout.
     pub(super) fn times_out(&self) -> bool {
         matches!(self.expected, TimesOut(_))
     }
 
-    /// Whether a container that comes to that is taken for ill; none if it is not certain.
+    /// Whether a container with this outcome counts as unhealthy; `None` if that is not certain.
     pub(super) fn is_ill(&self) -> Option<bool> {
         match self.expected {
             Fails(_) | TimesOut(_) => Some(true),
@@ -186,7 +186,7 @@ impl Case {
         }
     }
 
-    /// Whether this is what it comes to. Where there is little time, any stage may be the one at which it is over.
+    /// Whether this is the expected outcome. With little time, the timeout may strike at any stage.
     pub(super) fn expects(&self, outcome: &Outcome, has_time: bool) -> bool {
         let Outcome {
             result,
@@ -212,7 +212,7 @@ impl Case {
     }
 }
 
-/// Whether a probe failed for lack of time.
+/// Whether a probe failed by timeout.
 pub(super) fn is_timeout(outcome: &Outcome) -> bool {
     outcome.result == RawResult::Failure
         && !outcome.errored

@@ -1,4 +1,4 @@
-//! Commands that are not to be got rid of, run by this host itself.
+//! Commands that are hard to kill, run by this host itself.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,9 +16,9 @@ use tests::{PATIENCE, is_long, wait_for};
 
 use super::runtime;
 
-/// On the command lines of all processes that the commands start.
+/// Appears on the command lines of all processes that the commands start.
 const WORD: &str = "777791";
-/// How late one of a thousand may end.
+/// How late one run in a thousand may end.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 4;
 const FEW: usize = 4 * COMMANDS.len();
@@ -30,29 +30,29 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 enum End {
     /// Not by itself.
     Killed,
-    /// With this code.
+    /// With this exit code.
     Code(i32),
 }
 
 /// Shell commands; `$0` is the word.
 const COMMANDS: [(&str, End); 7] = [
-    // It does not care for signals, nor do its children.
+    // It ignores signals, and so do its children.
     ("trap '' TERM HUP INT; sleep $0 & sleep $0", End::Killed),
-    // In a session of their own, and they start others when one is killed.
+    // In a session of their own, they start others when one is killed.
     (
         "trap '' TERM; setsid sh -c 'trap \"\" TERM; while :; do sleep $0; done' $0 & sleep $0",
         End::Killed,
     ),
-    // A process that is never the same: each starts the next one and ends.
+    // A process that is never the same: each one starts the next and exits.
     (
         "export hop='setsid sh -c \"$hop\" $0 & exit'; sh -c \"$hop\" $0; sleep $0",
         End::Killed,
     ),
-    // It stands still.
+    // It is stopped.
     ("sleep $0 & kill -STOP $$", End::Killed),
-    // It talks all the time.
+    // It writes output all the time.
     ("trap '' TERM; yes $0", End::Killed),
-    // It ends, and leaves what holds its output, in another session.
+    // It exits, and leaves a process in another session that holds its output open.
     (
         "setsid sh -c 'trap \"\" TERM; sleep $0; sleep $0' $0 & exit 0",
         End::Code(0),
@@ -92,8 +92,8 @@ impl Stand {
     }
 }
 
-/// Runs a command. Returns how long after its deadline that ended, if it was the time that ended it. A busy machine gets
-/// more time to start it.
+/// Runs a command. If a timeout ended it, returns how long after its deadline it ended. A busy machine gets more time
+/// to start it.
 async fn run(stand: &Stand, number: usize) -> anyhow::Result<Option<Duration>> {
     let (script, end) = COMMANDS[number % COMMANDS.len()];
     let probe = stand.probe(number)?;
@@ -123,13 +123,13 @@ fn is_expected(outcome: &Outcome, end: End) -> bool {
     outcome.result == result && !outcome.errored && outcome.message.starts_with(&start)
 }
 
-/// In the long form, they end in time as well.
+/// The long form also checks that they end in time.
 #[test]
 #[ignore = "needs root"]
 fn commands_that_ignore_signals_and_fork_leave_nothing_behind() -> anyhow::Result<()> {
     let stand = Arc::new(Stand::new()?);
     let runtime = runtime()?;
-    // What a runtime opens for processes of its own stays open.
+    // What a runtime opens for its own child processes stays open.
     runtime.block_on(run(&stand, 0))?;
     let rest = || {
         wait_for("nothing to be left of the commands", PATIENCE, || {

@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use super::cases::{CASES, is_timeout};
 use super::{SHORT, hostile, runtime};
 
-/// Most that the memory of the prober may grow, KiB.
+/// Upper limit for the growth of the prober's memory, KiB.
 const GROWTH_MAX: u64 = 32 * 1024;
 /// How late one probe in a thousand may end.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
@@ -30,11 +30,11 @@ struct Amount {
     probes: usize,
     at_once: usize,
     timeout: Duration,
-    /// From one probe to the next of each of those that are made at once.
+    /// Time from one probe to the next of each concurrent task.
     period: Duration,
 }
 
-/// Before anything is measured: threads, buffers, tables.
+/// Before anything is measured: sets up threads, buffers, tables.
 const WARM_UP: Amount = Amount {
     probes: 10 * CASES.len(),
     at_once: 50,
@@ -51,18 +51,18 @@ const LARGE: Amount = Amount {
     probes: 100_000,
     at_once: 200,
     timeout: Duration::from_millis(100),
-    // A machine that has no time left makes all probes late, and tells nothing of the prober.
+    // A saturated machine makes all probes late, which says nothing about the prober.
     period: Duration::from_millis(300),
 };
 
-/// What a probe came to.
+/// Outcome of a probe.
 struct Sample {
     case: usize,
-    /// How long after its deadline it ended, without the time that this thread waited for a processor; none if that was
-    /// before.
+    /// How long after its deadline it ended, without the time that this thread waited for a CPU; `None` if it ended
+    /// before its deadline.
     late: Option<Duration>,
     is_timeout: bool,
-    /// Where it is not as expected.
+    /// The outcome, if unexpected.
     odd: Option<Outcome>,
 }
 
@@ -70,7 +70,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     let next = Arc::new(AtomicUsize::new(0));
     let begin = |task: usize| {
         let (hostile, next) = (hostile.clone(), next.clone());
-        // Deadlines are spread over time, as those of a prober are.
+        // Deadlines are spread over time, like a prober's.
         let first = Instant::now() + amount.period * task as u32 / amount.at_once as u32;
         tokio::spawn(async move {
             let mut ticks = interval_at(first, amount.period);
@@ -103,7 +103,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     Ok(samples)
 }
 
-/// Prints how late probes ended, and returns what no more than one in a thousand exceeds.
+/// Prints how late probes ended, and returns the lateness that at most one in a thousand exceeds.
 fn tell_lateness(samples: &[Sample]) -> Duration {
     let mut late: Vec<_> = samples.iter().filter_map(|sample| sample.late).collect();
     late.sort_unstable();
@@ -137,14 +137,14 @@ fn tell_lateness(samples: &[Sample]) -> Duration {
     share(0.999)
 }
 
-/// Time that this process has had of a processor.
+/// CPU time that this process has used.
 fn processor_time() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let time = usage.user_time() + usage.system_time();
     Ok(Duration::from_micros(time.num_microseconds().try_into()?))
 }
 
-/// In the long form, how late they end as well.
+/// The long form also checks how late they end.
 #[test]
 #[ignore = "needs root"]
 fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
@@ -201,7 +201,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
         );
     }
     assert!(peak - before < GROWTH_MAX, "{} KiB", peak - before);
-    // Other states pass; this one would stay for a minute for each probe.
+    // Other states pass; this one would last a minute per probe.
     assert_eq!(left.sockets.get(&(Side::Client, TIME_WAIT)), None);
     rest()?;
     assert!(!is_long() || lateness < LATENESS_MAX, "{lateness:?} late");

@@ -18,7 +18,7 @@ use tests::{PATIENCE, wait_for};
 use super::cases::{CASES, Case, Expected, Way};
 use super::{SHORT, hostile, runtime};
 
-/// Runs of each probe that are enough.
+/// Enough runs of each probe.
 const RUNS: u64 = 3;
 
 struct NoContainers;
@@ -33,7 +33,8 @@ impl Containers for NoContainers {
     }
 }
 
-/// A pod whose container is probed so, for readiness and liveness. What ends by itself gets all the time it takes.
+/// A pod whose container is probed this way for readiness and liveness. A probe that ends by itself gets all the time
+/// that it needs.
 fn pod(index: usize, case: &Case, hostile: &Hostile) -> anyhow::Result<Arc<PodSpec>> {
     let port = case.port(hostile);
     let handler = match case.way {
@@ -82,7 +83,7 @@ fn running(index: usize) -> PodStatus {
     }
 }
 
-/// Times that a pod's readiness probe was successful, failed and erred.
+/// How often a pod's readiness probe succeeded, failed and erred.
 fn runs(prober: &Prober, pod: &PodSpec) -> [u64; 3] {
     let stats = prober.statistics();
     let key = (pod.uid.clone(), Arc::from("app"), ProbeType::Readiness);
@@ -107,7 +108,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
         manager: ManagerOptions {
             limits: Limits {
                 per_second: 10_000,
-                // Each has a place at any time: the slow ones are not to hold up the others.
+                // There is always a slot for each: the slow ones must not hold up the others.
                 concurrent: 10_000,
                 pod_per_second: 1000,
             },
@@ -117,7 +118,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
         containers: Arc::new(NoContainers),
         certificates: PathBuf::new(),
     });
-    // A manifest has no port 0.
+    // A manifest cannot have port 0.
     let cases = CASES.iter().enumerate();
     let cases = cases.filter(|(_, case)| case.behaviour.is_some());
     let mut pods = Vec::new();

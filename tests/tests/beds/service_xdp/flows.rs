@@ -1,4 +1,5 @@
-//! A client outside on flows through a NodePort to a backend on another node: XDP carries them, with an agent and without.
+//! A client outside with flows through a NodePort to a backend on another node: XDP forwards them, with and without an
+//! agent.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,10 +18,10 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 use super::{UPLINK, flags, wait_program};
 
 const NODE_PORT: u16 = 30_080;
-/// How long an answer to a datagram is waited for before it is asked again.
+/// How long to wait for an answer to a datagram before asking again.
 const SOON: Duration = Duration::from_secs(1);
 
-/// What drivers can do is told by newer kernels alone. Without that, a veth's program hands nothing on.
+/// Only newer kernels report what drivers can do. Without that, a veth's program redirects nothing.
 fn mode() -> anyhow::Result<(&'static str, Mode)> {
     Ok(match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => ("native", Mode::Native),
@@ -38,7 +39,7 @@ fn forwarded(node: &Node) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A connection and a socket of a client, to one NodePort.
+/// A client's connection and datagram socket, to one NodePort.
 struct Flows {
     connection: Connection,
     datagrams: Datagrams,
@@ -61,7 +62,7 @@ impl Flows {
         })
     }
 
-    /// Goes on with both, until XDP has carried packets of each both ways.
+    /// Continues with both, until XDP has forwarded packets of each in both directions.
     fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
         let expected = self.target.ip();
         let judge = |answer: &Answer| {
@@ -84,7 +85,7 @@ impl Flows {
     }
 }
 
-/// Goes on until XDP has carried four packets at once.
+/// Continues until XDP has forwarded four packets at once.
 fn wait_carried(node: &Node, mut go_on: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     wait_for("XDP to carry packets", PATIENCE, || {
         let before = forwarded(node)?;
@@ -107,10 +108,10 @@ fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Res
     let (node, other) = (bed.node(1), bed.node(2));
     outside::add(node)?;
     let backend = Backend::start(other, "web", "")?;
-    // Whoever sends sums up: XDP cannot know that a device was to do it.
+    // Senders compute checksums in software: XDP cannot know that a device was meant to do it.
     offload::set(FAR, "eth0", Offload::TxChecksums, false)?;
     offload::set(&backend.member.name, "eth0", Offload::TxChecksums, false)?;
-    // What XDP sends back is taken by the other end of a veth if that merges segments.
+    // The other end of a veth accepts what XDP sends back only if that end merges segments.
     offload::set(FABRIC, node.name(), Offload::Gro, true)?;
     let mut service = ServiceManifest::new("web", 1).of([&backend]);
     for port in &mut service.ports {

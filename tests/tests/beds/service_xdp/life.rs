@@ -1,4 +1,4 @@
-//! The program comes with the flag, outlives its agent, and goes with the flag; programs of others stay.
+//! The flag loads the program, which outlives its agent; without the flag, it is removed. Programs of others stay.
 
 use std::fs;
 
@@ -34,7 +34,7 @@ fn the_program_comes_stays_and_goes_as_those_of_tc_do() -> anyhow::Result<()> {
     let node = bed.node(1);
     node.start_agent()?;
     let first = wait_program(node, Mode::Native, None)?;
-    // The link is pinned right after the program is there.
+    // The link is pinned right after the program is attached.
     bed.wait_all_reachable(PATIENCE)?;
     node.kill_agent(Signal::SIGKILL)?;
     assert_eq!(programs(node, UPLINK)?, [(Mode::Native, first)]);

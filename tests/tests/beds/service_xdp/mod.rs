@@ -1,4 +1,5 @@
-//! The XDP program of services on the uplinks of real nodes: how it comes, stays and goes, and what it sends on.
+//! The XDP program of services on the uplinks of real nodes: how it is attached, kept and removed, and what it sends
+//! on.
 
 mod flows;
 mod life;
@@ -8,7 +9,7 @@ use nix::net::if_::if_nametoindex;
 use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Where the program is.
+/// Device with the program.
 const UPLINK: &str = "eth0";
 
 /// The XDP programs on a device of a node.
@@ -17,7 +18,7 @@ fn programs(node: &Node, device: &str) -> anyhow::Result<Vec<(Mode, u32)>> {
     Ok(node.run_in(look)??)
 }
 
-/// Waits until the uplink has one program, run so, and no other than this.
+/// Waits until the uplink has exactly one program, in this mode, other than `former`.
 fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<u32> {
     wait_for("an XDP program", PATIENCE, || {
         match programs(node, UPLINK)?.as_slice() {
@@ -27,7 +28,7 @@ fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<
     })
 }
 
-/// Flags of an agent that serves the services of a folder by XDP.
+/// Flags of an agent that serves a folder's services by XDP.
 fn flags(manifests: &Manifests, mode: &str) -> String {
     format!("{} --service-xdp {mode}", manifests.agent_args())
 }

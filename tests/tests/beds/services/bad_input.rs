@@ -85,7 +85,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         Some("unnamed"),
         &["default/unnamed", "spec.ports[2].name"],
     )?;
-    // Addresses of a family that the service lacks take neither their neighbours with them nor the service.
+    // Addresses of a family that the service lacks affect neither the other addresses nor the service.
     let mut wrong = stand
         .service("wrong", 4)
         .spec(json!({ "externalIPs": ["203.0.113.4", "fd00::77", "203.000.113.05"] }))
@@ -103,7 +103,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     {
         wait_answered_by(&client.name, (ip, 80).into(), &names)?;
     }
-    // So does an endpoint that is none, and a port of a slice without a number.
+    // The same goes for an invalid endpoint, and for a slice port without a number.
     let mut torn = stand.service("torn", 6).json();
     let slices = torn["items"].as_array_mut().context("no list")?;
     for slice in slices.iter_mut().skip(1) {
@@ -142,7 +142,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     let health: BTreeSet<_> = node.health_addresses()?.into_iter().collect();
     let health: Vec<_> = health.into_iter().collect();
     let endpoint = web.member.addresses();
-    // Without backends of its own, it would refuse whatever it gets.
+    // Without backends, it would refuse whatever it gets.
     let mut usurper = ServiceManifest::new("usurper", 5);
     usurper.ports = vec![ServicePort::http(PORT)];
     let own = usurper.cluster_ips.clone();
@@ -180,7 +180,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     undisturbed().context("a ClusterIP")
 }
 
-/// The gateway of a node's pods: the address after the network's own.
+/// The gateway of a node's pods: the address after the network address.
 fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
     Ok(match cidr.parse()? {
         IpNet::V4(v4) => Ipv4Addr::from_bits(v4.network().to_bits() + 1).into(),
@@ -188,10 +188,10 @@ fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
     })
 }
 
-/// One more than there is room for: the first backend is never used.
+/// One more than fits: the first backend is never used.
 const TOO_MANY: u32 = 1_024;
 
-/// Syncs that have failed.
+/// Number of failed syncs.
 fn failures(node: &Node) -> anyhow::Result<u64> {
     const NAME: &str = "kubeproxy_sync_proxy_rules_ebpf_sync_failures_total ";
     let metrics = node.exec("curl -sS http://127.0.0.1:10249/metrics")?;
@@ -236,7 +236,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
         Some("crowded"),
         &["Not in force:", "IPv4: HEALTH_BACKENDS has no room"],
     )?;
-    // It is tried again all the time, and told once.
+    // It is retried all the time, and reported once.
     let before = failures(node)?;
     wait_for("more syncs to fail", PATIENCE, || {
         Ok((failures(node)? > before + 2).then_some(()))
@@ -246,7 +246,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
-    // Later services are served, and so is the crowded one when it has become smaller.
+    // Later services are served, and so is the oversized one once it has shrunk.
     let later = stand.service("later", 3);
     stand.write(&later)?;
     for target in targets(&later) {
@@ -259,7 +259,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     Ok(())
 }
 
-/// Who wrote it, and when: the older service owns what both claim.
+/// Writes a service with this creation time: the older service owns what both claim.
 fn write_created(stand: &Stand, service: &ServiceManifest, created: &str) -> anyhow::Result<()> {
     let mut manifest = service.json();
     manifest["items"][0]["metadata"]["creationTimestamp"] = created.into();
@@ -313,12 +313,12 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
         Some("captor-mesh"),
         &["spec.ports.nodePort", "--health-port", "node port 4240"],
     )?;
-    // The mesh does not notice, nor does who asks for the node's health.
+    // Neither the mesh nor clients of the node's health notice.
     stand.bed.wait_all_reachable(PATIENCE)?;
     for node in [here, there] {
         for ip in own.iter().chain(&peers) {
             let pages = [(4240, "hello"), (10_256, "healthz")];
-            // By default, health is served by IPv4 alone.
+            // By default, health is served over IPv4 only.
             for (port, path) in &pages[..if ip.is_ipv4() { 2 } else { 1 }] {
                 let url = format!("http://{}/{path}", SocketAddr::new(*ip, *port));
                 let asked = format!("curl -sS -m 10 -o /dev/null -w %{{http_code}} {url}");
@@ -345,13 +345,13 @@ fn the_older_of_a_node_port_and_an_external_address_of_the_node_is_served() -> a
     show_that_the_older_is_served(Mode::Ebpf)
 }
 
-/// A service has a NodePort, and another one an external address of the node with the same port.
+/// One service has a NodePort, and another has an external address of the node with the same port.
 pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
     let stand = Stand::start_with(mode, ["", ""], "--service-external-ips all")?;
     let node = stand.bed.node(1);
     let own = node.addresses();
     let [client, _] = &stand.clients;
-    // Here, too: by IPVS, another node takes an external address of this one for its own, and answers would end there.
+    // Here too: with IPVS, another node treats an external address of this one as its own, and answers would end there.
     let beside = [Backend::start(node, "web-4", "")?];
     let mut port = 30_080;
     for (external, node_port, winner, loser, field) in [
@@ -392,7 +392,7 @@ pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
             )?;
             wait_answered_by(&client.name, target, &[of_winner])?;
         }
-        // What it held is free when it is gone, also while no agent runs.
+        // What it held is free once it is gone, even if no agent was running.
         node.kill_agent(Signal::SIGKILL)?;
         stand.manifests.remove(winner)?;
         node.take_over(None)?;
@@ -437,7 +437,7 @@ fn line_breaks_in_names_make_no_rows() -> anyhow::Result<()> {
         let is_false = |line: &&str| line.trim_start().starts_with("10.9.9.9");
         ensure!(said.lines().find(is_false).is_none(), "{said}");
     }
-    // An object with a name that is none has one line in the log.
+    // An object with an invalid name has one line in the log.
     let other = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "name": "a\n2026-01-01T00:00:00Z ERROR false" }, "spec": { "clusterIP": "10.96.0.9" },

@@ -33,7 +33,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// By IPVS, a client stays as long as its connections are known, which are ended ones for minutes.
+/// With IPVS, a client stays as long as its connections are known; ended ones are known for minutes.
 pub(super) const EBPF_ROWS: &[Row] =
     &[("a_client_may_go_elsewhere_after_the_timeout", affinity_ends)];
 
@@ -158,7 +158,7 @@ fn node_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .zip(["hnode1", "hnode2", "hnode2"])
     {
         endpoint.nodes = vec![node];
-        // Nodes count more.
+        // Nodes take precedence.
         endpoint.zones = vec!["zone-1", "zone-2"];
     }
     stand.write(&service)?;
@@ -208,7 +208,7 @@ fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An address that a new pod has while the old one's entry is still there, in both orders, in one slice and in two.
+/// An address that a new pod has while the old pod's entry still exists, in both orders, in one slice and in two.
 fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let service = stand.service("reused", number);
@@ -247,7 +247,7 @@ fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
                 wait_answered_by(&client.name, target, &ALL)
                     .with_context(|| format!("old first: {is_old_first}, slices: {slices}"))?;
             }
-            // The next order begins from nothing.
+            // The next order starts from scratch.
             stand.manifests.remove(&service.name)?;
             for target in targets(&service) {
                 wait_for("the service to be gone", PATIENCE, || {
@@ -280,13 +280,14 @@ fn round_robin(stand: &Stand, number: u8) -> anyhow::Result<()> {
             repeats += usize::from(last == backend);
             last = backend;
         }
-        // A reused source port belongs to a known flow, which keeps its backend. With random choice, a third would repeat.
+        // A reused source port belongs to a known flow, which keeps its backend. With random choice, a third would
+        // repeat.
         ensure!(repeats <= EACH / 3, "{repeats} went where the last one did");
     }
     Ok(())
 }
 
-/// Weights are set on slices, so the heavy endpoints have a slice of their own.
+/// Weights are set on slices, so the heavy endpoints have their own slice.
 fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const WEIGHT: usize = 9;
     const REQUESTS: usize = 200;
@@ -310,7 +311,7 @@ fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[..2])?;
         let answers = curl(&client.name, target, REQUESTS)?;
-        // A tenth of them are 20; random choice stays within these bounds.
+        // A tenth of them is 20; random choice stays within these bounds.
         let light = answers.of("web-1");
         ensure!((2..=50).contains(&light), "{target}: {answers}");
         ensure!(answers.of("web-2") == REQUESTS - light, "{answers}");

@@ -70,7 +70,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
                 .iter()
                 .find(|node| node.name() == backends[index].node);
             let node = node.expect("it was started there");
-            // Needs a new name, which is also that of its network namespace.
+            // Needs a new name, which also names its network namespace.
             let new = Backend::start(node, &format!("{}-new", names[index]), "")?;
             service.endpoints.insert(index, new.slice_endpoint());
             drop(std::mem::replace(&mut backends[index], new));

@@ -31,7 +31,7 @@ pub(super) const EBPF_ROWS: &[Row] = &[
     ),
 ];
 
-/// A port where nobody listens.
+/// A port where nothing listens.
 const NOBODY: u16 = 9;
 
 /// The client sees a backend's ICMP error as one about the service.
@@ -143,8 +143,8 @@ fn smaller_path_by_another_port(stand: &Stand, number: u8) -> anyhow::Result<()>
     })
 }
 
-/// Has a client send more through a service than fits into packets of the way to the backend, whose own address is the last
-/// argument.
+/// Makes a client send more through a service than fits into a packet on the path to the backend, whose own address is
+/// the last argument.
 fn learn_smaller_path(
     stand: &Stand,
     backend: &Backend,

@@ -28,7 +28,7 @@ pub(super) const ROWS: &[Row] = &[
     ("sctp_is_translated", sctp),
 ];
 
-/// Asks until there is an answer.
+/// Asks until an answer arrives.
 fn ask(flow: &mut Datagrams) -> anyhow::Result<Answer> {
     wait_for("an answer", PATIENCE, || Ok(flow.ask(SOON)?))
 }
@@ -123,7 +123,7 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_datagrams_answered_by(&client.name, target, &["web-1", "web-2"])?;
         let mut seen = std::collections::BTreeSet::new();
-        // Each is of a flow of its own, so that both backends come up.
+        // Each is a separate flow, so that both backends come up.
         while seen.len() < backends.len() {
             let mut flow = Datagrams::open(&client.name, target)?;
             for length in [1600, 4000, 20_000] {
@@ -139,7 +139,7 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By a service, and from endpoint to endpoint.
+/// Through a service, and from endpoint to endpoint.
 fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("backwards", number).of([&stand.backends[1]]);
     stand.write(&service)?;
@@ -151,7 +151,7 @@ fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The longest datagram that there is, and one in two fragments.
+/// A datagram in two fragments, and one of nearly the maximum length.
 pub(super) fn arrive_backwards(namespace: &str, target: SocketAddr) -> anyhow::Result<()> {
     for length in [2000, 60_000] {
         let question = vec![b'b'; length];
@@ -196,7 +196,7 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .with_context(|| ip.to_string())?;
         let packet = sctp_packet([ports[1], ports[0]], INIT_ACK, INITIATE_TAG);
         sender.connect(&SockAddr::from(SocketAddr::new(*ip, 0)))?;
-        // Only what comes from the service.
+        // Accepts only packets from the service.
         wait_for("an answer by SCTP", PATIENCE, || {
             listener.send_to(&packet, &SockAddr::from(SocketAddr::new(own, 0)))?;
             Ok(receive(&sender, &packet)?.then_some(()))
@@ -224,7 +224,7 @@ fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
             Ok(_) => {}
             Err(error) => {
                 let error = std::io::Error::from(error);
-                // Where the kernel has no SCTP, it says so.
+                // A kernel without SCTP says so.
                 let is_end = [ErrorKind::WouldBlock, ErrorKind::ConnectionRefused];
                 ensure!(is_end.contains(&error.kind()), "{error}");
                 return Ok(false);
@@ -233,14 +233,14 @@ fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
     }
 }
 
-/// Types of chunks (RFC 9260 section 3.2).
+/// Chunk types (RFC 9260 section 3.2).
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
-/// By which the other side is known.
+/// Identifies the other side.
 const INITIATE_TAG: u32 = 0x0102_0304;
 
-/// A packet that begins an association, or answers one that does (RFC 9260 sections 3.3.2 and 3.3.3): whatever tracks
-/// associations takes no other for a first one.
+/// A packet that starts an association, or answers one that does (RFC 9260 sections 3.3.2 and 3.3.3): connection
+/// trackers accept no other packet as the first one.
 fn sctp_packet([from, to]: [u16; 2], chunk: u8, verification_tag: u32) -> Vec<u8> {
     let value = [
         &INITIATE_TAG.to_be_bytes()[..],

@@ -1,4 +1,4 @@
-//! Host routing: packets to endpoints of a node do not go through its stack, and everything else holds as without.
+//! Host routing: packets to endpoints of a node bypass its stack, and everything else works as without it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use tests::{Member, PATIENCE, served, wait_for};
 
 use super::{Mode, Row, Stand, policy, show, targets, wait_answered_by};
 
-/// Without it.
+/// Disables host routing.
 const FLAGS: &str = "--host-routing kernel";
 
 pub(super) const ROWS: &[Row] = &[
@@ -34,8 +34,8 @@ fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::R
     policy::refused(FLAGS)
 }
 
-/// What a client sends to a backend of its own node by TCP, and the answers, pass no chain for forwarded packets; what it sends to
-/// one of another node does.
+/// A client's TCP traffic with a backend on its own node, in both directions, passes no forward chain; traffic to a
+/// backend on another node does.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let node = stand.node_of(client);
@@ -75,7 +75,8 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port of the node that netfilter sends to an endpoint, as for a `hostPort`, serves endpoints of the same node, too.
+/// A port of the node that netfilter redirects to an endpoint, as for a `hostPort`, serves endpoints of the same node,
+/// too.
 fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     const PORT: u16 = 18_080;
     // The other row counts what the other client sends.
@@ -100,7 +101,7 @@ fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A router takes one from the time to live, and tells who sent a packet that has none left.
+/// A router decrements the time to live, and reports a packet that has none left to its sender.
 fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let backend = &stand.backend("web-1")?.member;

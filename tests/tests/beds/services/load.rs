@@ -10,24 +10,24 @@ use anyhow::{Context as _, ensure};
 use tests::served::{Connection, Datagrams};
 use tests::{Member, PATIENCE, wait_for};
 
-/// Requests that are answered before a step is over.
+/// Requests that must be answered before a step is over.
 const REQUESTS: usize = 80;
 /// Requests on each kept-alive connection before it is closed.
 const KEPT_ALIVE: usize = 50;
-/// Between requests of a user, whose clients and servers would take all processors from the agents otherwise.
+/// Pause between requests of a user; without it, clients and servers would starve the agents of CPU time.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// What users of a service do until it is over.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     is_over: AtomicBool,
-    /// Requests that were answered.
+    /// Number of answered requests.
     done: AtomicUsize,
-    /// What goes on meanwhile, and since when.
+    /// The current step, and when it started.
     step: Mutex<Option<(String, Instant)>>,
 }
 
-/// Ends all of it, also by a panic.
+/// Stops all users, also on a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -40,7 +40,7 @@ impl Drop for Over<'_> {
 pub(crate) type Use = fn(&Load, &str, SocketAddr) -> anyhow::Result<()>;
 
 impl Load {
-    /// Has clients do something until `work` is done. None of their requests may fail.
+    /// Runs the users until `work` is done. None of their requests may fail.
     pub(crate) fn during<T>(
         &self,
         users: &[(Use, &str, SocketAddr)],
@@ -68,7 +68,7 @@ impl Load {
         Ok(done)
     }
 
-    /// Names what follows, and waits until requests were answered from now on.
+    /// Names the next step, and waits until enough new requests are answered.
     pub(crate) fn goes_on(&self, step: String) -> anyhow::Result<()> {
         let before = self.done.load(Ordering::Relaxed);
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some((step, Instant::now()));
@@ -119,7 +119,7 @@ impl Load {
         })
     }
 
-    /// On an open connection, and on a flow of UDP, with the same backends all the time.
+    /// On one open connection and one UDP flow, which keep their backends all the time.
     pub(crate) fn stay(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         let mut connection = Connection::open(from, target)?;
         let mut flow = Datagrams::open(from, target)?;

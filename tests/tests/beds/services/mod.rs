@@ -32,12 +32,12 @@ use health_common::metrics::Reason;
 use tests::served::{Answers, Backend, Datagrams, Manifests, ServiceManifest, curl_soon};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
-/// How long an answer to a datagram is waited for before it is asked again.
+/// How long to wait for an answer to a datagram before asking again.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
-/// Requests for each backend that may answer: chance leaves none out.
+/// Requests per backend that may answer: enough that chance leaves none out.
 pub(crate) const EACH: usize = 15;
 
-/// By what agents serve.
+/// How agents serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Ebpf,
@@ -45,7 +45,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// The flags that ask for it.
+    /// The flags for this mode.
     pub(crate) const fn flags(self) -> &'static str {
         match self {
             Self::Ebpf => "--service-proxy-mode ebpf",
@@ -63,7 +63,7 @@ pub(crate) struct Stand {
     pub(crate) bed: Bed,
 }
 
-/// Gives the node of this index a zone of its own.
+/// Gives the node with this index its own zone.
 fn zones(index: u8) -> String {
     format!(
         "--nodes-file {} --service-node-zone zone-{index}",
@@ -76,7 +76,7 @@ impl Stand {
         Self::start_with(Mode::Ebpf, ["", ""], "")
     }
 
-    /// With flags of the endpoints of backends and clients, and of the agents.
+    /// With flags for the endpoints of backends and clients, and for the agents.
     pub(crate) fn start_with(
         mode: Mode,
         [backend, client]: [&str; 2],
@@ -116,7 +116,7 @@ impl Stand {
         self.manifests.write(service)
     }
 
-    /// The node with this client.
+    /// The node of this client.
     pub(crate) fn node_of(&self, client: &Member) -> &Node {
         self.bed
             .node(1 + usize::from(client.name == self.clients[1].name))
@@ -130,13 +130,13 @@ impl Stand {
     }
 }
 
-/// Where a service's port 80 is, on each IP version.
+/// Addresses of a service's port 80, one per IP version.
 pub(crate) fn targets(service: &ServiceManifest) -> Vec<SocketAddr> {
     let addresses = service.cluster_ips.iter();
     addresses.map(|ip| (*ip, 80).into()).collect()
 }
 
-/// Waits until requests are answered by these and no others.
+/// Waits until requests are answered by exactly these backends.
 pub(crate) fn wait_answered_by(
     from: &str,
     target: SocketAddr,
@@ -153,7 +153,7 @@ pub(crate) fn wait_answered_by(
     .with_context(|| format!("{from} to {target}, wanted {names:?}"))
 }
 
-/// The same of datagrams, each of a flow of its own.
+/// The same for datagrams, each in its own flow.
 pub(crate) fn wait_datagrams_answered_by(
     from: &str,
     target: SocketAddr,
@@ -182,12 +182,12 @@ pub(crate) fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A row of the specification: what it shows, and how. Each has a service's number of its own.
+/// A row of the specification: what it shows, and how. Each row has its own service number.
 pub(crate) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
 /// Rows that share a bed, side by side.
 pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
-/// Those of a mode alone.
+/// Rows of one mode only.
 const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
     errors::EBPF_ROWS,
@@ -199,10 +199,10 @@ const EBPF_ROWS: &[&[Row]] = &[
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,
 ];
-/// How many rows are shown at a time on a machine that is slow: each waits for its own answers.
+/// How many rows run at once on a slow machine: each waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;
 
-/// Shows rows on a stand, and tells which failed.
+/// Runs rows on a stand, and reports which failed.
 pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
     let names: BTreeSet<&str> = rows.iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), rows.len());
@@ -212,7 +212,7 @@ pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
     };
     let rows = Mutex::new((1_u8..).zip(rows));
     let next = || rows.lock().unwrap_or_else(PoisonError::into_inner).next();
-    // Each thread takes one row after the other, so a long one keeps no other waiting.
+    // Each thread takes one row after the other, so a long one holds up no other.
     let show_some = || {
         let mut failed = Vec::new();
         while let Some((number, (name, show))) = next() {
@@ -220,7 +220,7 @@ pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
             match panic::catch_unwind(AssertUnwindSafe(|| show(stand, number))) {
                 Ok(Ok(())) => println!("ok {name} ({:.1} s)", start.elapsed().as_secs_f64()),
                 Ok(Err(error)) => failed.push(format!("{name}: {error:#}")),
-                // Its message was printed.
+                // Its message was already printed.
                 Err(_) => failed.push(format!("{name} panicked")),
             }
         }

@@ -1,5 +1,5 @@
-//! Clients outside the cluster, behind a router: what they reach of services by the addresses of a node, and whom the
-//! backends see.
+//! Clients outside the cluster, behind a router: what they reach of services by the addresses of a node, and which
+//! client address the backends see.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -24,10 +24,10 @@ use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagram
 
 pub(super) const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// What is shown of clients outside, one after the other on a bed.
+/// A test of clients outside; these run one after the other on a bed.
 pub(super) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
-/// The row that holds without direct return alone.
+/// The row that only holds without direct return.
 pub(super) const ELSEWHERE: &str = "a_backend_elsewhere_sees_the_node";
 
 pub(super) const ROWS: &[Row] = &[
@@ -67,7 +67,7 @@ pub(super) const ROWS: &[Row] = &[
     ("flows_end_with_conntrack", flows_end),
 ];
 
-/// The router's ways to addresses of services lead to the first node.
+/// Routes the router's traffic to service addresses to the first node.
 pub(super) fn add_routes(stand: &Stand) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     outside::add(node)?;
@@ -114,7 +114,7 @@ pub(super) fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
-/// Where a NodePort of the first node is, on each IP version, and the client's address there.
+/// Addresses of a NodePort on the first node, one per IP version, each with the client's address there.
 pub(super) fn node_targets(stand: &Stand, number: u8) -> Vec<(SocketAddr, IpAddr)> {
     let addresses = stand.bed.node(1).addresses().into_iter();
     let targets = addresses.map(|ip| SocketAddr::new(ip, node_port(number)));
@@ -129,7 +129,7 @@ fn own(target: SocketAddr) -> IpAddr {
     }
 }
 
-/// That TCP and UDP are answered by these, who take the client for this one; and that segments that are cut later get
+/// Checks that these answer over TCP and UDP and see this client address, and that segments that are cut later get
 /// through.
 pub(super) fn is_answered_by(
     target: SocketAddr,
@@ -164,7 +164,7 @@ fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of half a connection, nf_conntrack would take what it sees for invalid, and firewalls drop such packets.
+/// nf_conntrack would consider packets of half a connection invalid, and firewalls drop such packets.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let backend = &stand.backend("web-1")?.member;
@@ -234,7 +234,7 @@ fn connect_within(
     Ok(NetNs::open(FAR)?.run_in(connect)?)
 }
 
-/// Waits until connections are dropped silently, and counted so.
+/// Waits until connections are dropped silently, and counted for this reason.
 pub(super) fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> anyhow::Result<()> {
     let before = counted(node, reason)?;
     wait_for("packets to be dropped", PATIENCE, || {
@@ -294,7 +294,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(FAR, target, &ALL)?;
     }
     let [v4, v6] = external_targets(number);
-    // An IPv4 network in IPv6 form, and one with leading zeros, are those of IPv4.
+    // An IPv4 network in IPv6 form, and one with leading zeros, count as IPv4.
     for ranges in [
         RANGES_WITHOUT,
         ["::ffff:198.51.100.0/120", RANGES_WITHOUT[1]],
@@ -337,7 +337,8 @@ fn cluster_ip(stand: &Stand, number: u8) -> anyhow::Result<()> {
 /// Where servers of [`host_backend`] listen.
 const HOST_PORT: u16 = 7070;
 
-/// A pod in a node's own network, whose address is the node's: it answers while it is kept. With a service of it alone.
+/// A pod in a node's own network, whose address is the node's: it answers until dropped. Comes with a service that has
+/// only this pod.
 pub(super) fn host_backend(
     stand: &Stand,
     node: &Node,
@@ -378,7 +379,7 @@ fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers with a name and whom it takes the client for.
+/// Answers with a name and the client address that it sees.
 const HOST_SERVER: &str = r#"
 import sys, socket, http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -397,7 +398,7 @@ class Server(http.server.ThreadingHTTPServer):
 Server(("::", int(sys.argv[1])), Handler).serve_forever()
 "#;
 
-/// At once, in the name of the service; flows that were there go on.
+/// At once, in the name of the service; existing flows continue.
 fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("nobody", number)
@@ -421,7 +422,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, _) in all {
         wait_for("connections to be refused", PATIENCE, || {
-            // Linux waits for the answer to its second SYN where the first error comes while it still sends.
+            // If the first error arrives while Linux is still sending, it waits for the answer to its second SYN.
             let kind = connect_within(target, PATIENCE)?
                 .err()
                 .map(|error| error.kind());
@@ -444,7 +445,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The port of health checks beside a service with local policy; also when an agent starts and knows no service yet.
+/// The health check port of a service with local policy; also when an agent starts and knows no service yet.
 fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     let service = stand.service("checked", number).spec(json!({
@@ -485,7 +486,7 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     all_answer()
 }
 
-/// As kube-proxy's listener does: a load balancer may check by either.
+/// Like kube-proxy's listener: a load balancer may check over either IP version.
 fn check_by_both(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     for family in 0..2 {
@@ -523,7 +524,7 @@ fn check_by_both(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// To another backend, when its own serves no more; here and elsewhere.
+/// Moves to another backend when its own no longer serves; here and elsewhere.
 fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("moving", number)
@@ -549,7 +550,7 @@ fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A backend that gets no new flows keeps those that it has, whatever happens to the agent.
+/// A backend that gets no new flows keeps its existing ones, whatever happens to the agent.
 fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("lasting", number)
@@ -606,14 +607,14 @@ fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of a datagram that goes in fragments.
+/// Bytes of a datagram that is sent in fragments.
 const LONG: usize = 4000;
 
-/// Fragments go where their first one went, both ways, and what a router says of packets too large for the way to the
-/// client gets to the backend.
+/// Fragments follow the first one, both ways, and a router's errors about packets too large for the path to the client
+/// reach the backend.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SMALLER: u32 = 1300;
-    // Sent whole: fragments of IPv4 are cut further by the router, which tells nobody.
+    // Sent whole: the router fragments IPv4 fragments further without reporting it.
     const WHOLE: usize = 1400;
     let service = stand
         .service("far", number)
@@ -629,7 +630,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
                         return Ok(None);
                     }
                     let question = "long".repeat(length / 4);
-                    // The first answer may be what tells of a smaller path.
+                    // The first answer may be the packet that triggers the error.
                     let answer = match flow.ask_with(question.as_bytes(), SOON)? {
                         Some(answer) => answer,
                         None => flow
@@ -659,7 +660,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     };
     change("add", &format!("mtu {SMALLER}"))?;
     let learned = ask_all(WHOLE).and_then(|()| {
-        // Who sees the client knows the way to it.
+        // A backend that sees the client knows the path to it.
         for backend in &stand.backends[..1] {
             for client in far() {
                 let mut route = command_in(&backend.member.name, "ip");
@@ -676,7 +677,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     learned
 }
 
-/// What conntrack has no flow for is no flow of a service.
+/// A flow without a conntrack entry is not kept as a flow of a service.
 fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = stand
@@ -692,7 +693,7 @@ fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
         Ok(listed.lines().filter(|line| line.contains(&port)).count())
     };
     ensure!(count()? > 0, "no flow is listed");
-    // Closed connections are over after 10 s, and are collected every 10 s.
+    // Closed connections expire after 10 s, and are collected every 10 s.
     wait_for("the flows to be forgotten", 2 * PATIENCE, || {
         Ok((count()? == 0).then_some(()))
     })

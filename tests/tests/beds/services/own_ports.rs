@@ -16,7 +16,7 @@ use super::{SOON, Stand, wait_answered_by};
 const QUESTION: &[u8] = b"question";
 const ANSWER: &[u8] = b"the answer";
 
-/// Answers of clients outside and of endpoints get to the process that asked, and not to a backend.
+/// Answers of clients outside and of endpoints reach the process that asked, and not a backend.
 pub(super) fn are_kept(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand
         .service("own", number)
@@ -49,7 +49,7 @@ fn connected(
     let node = NetNs::open(stand.bed.node(1).name())?;
     let socket = node.run_in(|| Socket::new(Domain::for_address(target), kind, None))??;
     socket.set_reuse_address(true)?;
-    // What was closed before does not keep the port.
+    // A connection that was closed before does not hold the port.
     if kind == Type::STREAM {
         socket.set_linger(Some(Duration::ZERO))?;
     }
@@ -82,7 +82,7 @@ fn udp(stand: &Stand, target: SocketAddr, name: &str, ip: IpAddr) -> anyhow::Res
     let mut asking = connected(stand, target, Type::DGRAM, asked.local_addr()?)?;
     asked.set_read_timeout(Some(SOON))?;
     asking.set_read_timeout(Some(SOON))?;
-    // The first packet may wait for a neighbour.
+    // The first packet may wait for neighbour resolution.
     wait_for("an answer", PATIENCE, || {
         asking.write_all(QUESTION)?;
         let mut buffer = [0; 64];

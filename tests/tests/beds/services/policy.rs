@@ -14,8 +14,8 @@ use super::{
 
 /// The backends.
 pub(crate) const NAMES: [&str; 3] = ["web-1", "web-2", "web-3"];
-/// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the backends
-/// at the service's port, where no backend listens.
+/// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the
+/// backends at the service's port, where no backend listens.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
@@ -27,7 +27,7 @@ const RULES: &str = r#"[
  "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}], "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]}
 ]"#;
 
-/// That nothing of a client gets through, since this node's policy drops it.
+/// Checks that nothing from a client gets through, because this node's policy drops it.
 pub(crate) fn is_kept_out(
     client: &Member,
     service: &ServiceManifest,
@@ -48,13 +48,13 @@ pub(crate) fn is_kept_out(
     Ok(())
 }
 
-/// Backends that only friends may reach, and a foe and somebody caged on the second node. All reach them before the rules
-/// are in force.
+/// Backends that only friends may reach, and a foe and a caged endpoint on the second node. All reach the backends
+/// before the rules are in force.
 pub(crate) struct Guarded {
     pub(crate) stand: Stand,
-    /// Of all backends.
+    /// A service of all backends.
     pub(crate) service: ServiceManifest,
-    /// Of the first one alone.
+    /// A service of the first backend only.
     pub(crate) own: ServiceManifest,
     pub(crate) foe: Member,
     pub(crate) caged: Member,
@@ -108,7 +108,7 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
     refused("")
 }
 
-/// With these flags of the agents, friends reach the backends, and nobody else does.
+/// With these agent flags, friends reach the backends, and no one else does.
 pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     let Guarded {
         stand,
@@ -127,7 +127,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
             wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
     }
-    // The one by the backend's node, the other by its own.
+    // The foe is dropped by the backend's node, the caged endpoint by its own.
     is_kept_out(&foe, &own, here)?;
     let near = ServiceManifest::new("guarded-2", 3).of(&stand.backends[1..2]);
     stand.write(&near)?;
@@ -137,7 +137,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     is_kept_out(&foe, &near, there)?;
     is_kept_out(&caged, &own, there)?;
     for target in targets(&service) {
-        // Of the three backends, one is on the other node, which judges it.
+        // Of the three backends, one is on the other node, which applies its own policy.
         trace::is_refused(there, &foe, target, ["partly", "ingress"])?;
         trace::is_refused(there, &caged, target, ["refused", "egress"])?;
     }

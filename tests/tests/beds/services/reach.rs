@@ -42,7 +42,7 @@ fn here_and_elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
             ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
             let answers = wait_datagrams_answered_by(&client.name, target, &names)?;
             ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
-            // Segments that are cut later, and a window that opens.
+            // Segments that are cut later, and a window that grows.
             let mut connection = Connection::open(&client.name, target)?;
             for _ in 0..3 {
                 connection.upload(3 << 20)?;
@@ -206,7 +206,7 @@ fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
             Ok(connect(stand, target, SOON).is_err().then_some(()))
         })?;
         wait_for("no datagram to be answered", PATIENCE, || {
-            // One alone may be lost.
+            // A single datagram may be lost.
             let is_answered = (0..3).any(|_| matches!(flow.ask(SOON), Ok(Some(_))));
             Ok((!is_answered).then_some(()))
         })?;
@@ -226,7 +226,7 @@ fn skipped(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for service in [&headless, &external] {
         stand.write(service)?;
     }
-    // What came after them is served.
+    // Services written after them are served.
     let mut witness = stand.service("witness", number);
     witness.cluster_ips = cluster_ips(number + 100).to_vec();
     stand.write(&witness)?;

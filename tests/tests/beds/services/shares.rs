@@ -1,4 +1,4 @@
-//! One namespace asks for all the room that there is. Its neighbours are served as before, and have room for more.
+//! One namespace asks for all the capacity there is. Its neighbours are served as before, and can still grow.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,14 +12,14 @@ use super::{Mode, Stand, targets, wait_answered_by};
 const GREEDY: &str = "tenant";
 const SERVICES: u8 = 6;
 const PORTS: u16 = 100;
-/// 66,000 backends: more than there is room for by default.
+/// 66,000 backends: more than fit by default.
 const ENDPOINTS: u32 = 110;
 const FIRST_ENDPOINT: u32 = 0x0ac8_0001;
 const FIRST_PORT: u16 = 20_000;
 /// Each in both IP versions: more than there are tables by default.
 const MAGLEV_PORTS: u16 = 40;
 
-/// A service with so many ports, and its slice.
+/// A service with this many ports, and its slice.
 fn wide(number: u8, ports: u16, algorithm: Option<&str>, endpoints: &[IpAddr]) -> Value {
     let name = format!("wide-{number}");
     let ports: Vec<u16> = (0..ports).collect();
@@ -69,7 +69,7 @@ fn wide(number: u8, ports: u16, algorithm: Option<&str>, endpoints: &[IpAddr]) -
     })
 }
 
-/// What `service get` says of a service, once a line of it contains these words.
+/// The output of `service get` for a service, once a line of it contains these words.
 fn wait_told(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<String> {
     wait_for("the agent to tell who has no room", PATIENCE, || {
         let said = node.cli(&format!("service get {service}"))?.stdout;
@@ -80,7 +80,7 @@ fn wait_told(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<Strin
     })
 }
 
-/// Ports of a namespace that are not in force, by the metrics, after the first sync.
+/// Ports of a namespace that are not in force according to the metrics, after the first sync.
 fn refused(node: &Node, namespace: &str) -> anyhow::Result<u64> {
     const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds ";
     let metrics = wait_for("a sync", PATIENCE, || {
@@ -136,7 +136,7 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
     let logged = node.logged(&["cannot change the port in the maps", GREEDY])?;
     ensure!(!logged.is_empty(), "the log tells nothing");
 
-    // Its neighbour has its only backend replaced, twice, and another service comes.
+    // Its neighbour's only backend is replaced, twice, and another service is added.
     for (backend, name) in [(1, "web-2"), (2, "web-3")] {
         let neighbour = one("neighbour", 1, backend);
         stand.write(&neighbour)?;
@@ -149,7 +149,7 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
     }
     ensure!(refused(node, "default")? == 0);
 
-    // The next start gives more room to what was nearly full.
+    // The next start enlarges the maps that were nearly full.
     node.kill_agent(nix::sys::signal::Signal::SIGKILL)?;
     node.take_over(None)?;
     let left = refused(node, GREEDY)?;

@@ -1,4 +1,4 @@
-//! Agents that serve by IPVS: the rows that the programs show too, and those of traffic from elsewhere.
+//! Agents that serve by IPVS: the rows shared with the eBPF programs, and rows for traffic from elsewhere.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -36,7 +36,7 @@ const IPVS_ROWS: &[Row] = &[
     ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
 ];
 
-/// How long idle connections are kept, and what the tool says then.
+/// Flags that set how long idle connections are kept, and how the tool lists these timeouts.
 const TIMEOUTS: &str = "--ipvs-tcp-timeout 20m --ipvs-tcpfin-timeout 90s --ipvs-udp-timeout 4m";
 const TIMEOUTS_LISTED: &str = "Timeout (tcp tcpfin udp): 1200 90 240";
 
@@ -54,7 +54,7 @@ fn the_older_of_a_node_port_and_an_external_address_is_served_by_ipvs() -> anyho
     show_that_the_older_is_served(Mode::Ipvs)
 }
 
-/// What a tool prints on a node, once it has all these lines, whatever blanks are in them.
+/// What a tool prints on a node, once the output has all these lines, ignoring differences in blanks.
 fn wait_listed(node: &Node, command: &str, lines: &[String]) -> anyhow::Result<String> {
     wait_for("a tool to list what was asked for", PATIENCE, || {
         let listed = node.exec(command)?;
@@ -101,7 +101,7 @@ fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
             &[ip.to_string()],
         )?;
     }
-    // Only who is on this node may reach itself.
+    // Only backends on this node may reach themselves.
     for (own, backend) in stand.backends.iter().enumerate() {
         for address in backend.addresses() {
             let prefix = if address.is_ipv6() {
@@ -173,7 +173,7 @@ fn outsider(like: &IpAddr) -> anyhow::Result<IpAddr> {
     Ok(own.parse()?)
 }
 
-/// Masqueraded: endpoints know no way back.
+/// Masqueraded: endpoints know no route back.
 fn from_outside(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("from-outside", number);
     stand.write(&service)?;
@@ -186,7 +186,7 @@ fn from_outside(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port of the nodes that is this row's alone.
+/// A node port that only this row uses.
 fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
@@ -232,7 +232,7 @@ fn external_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What comes from this node and its endpoints may go anywhere.
+/// Traffic from this node and its endpoints may go anywhere.
 fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
     let service = service
@@ -247,7 +247,7 @@ fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()>
     Ok(())
 }
 
-/// How somebody is refused.
+/// How a client is refused.
 fn refusal(from: &str, target: SocketAddr) -> anyhow::Result<ErrorKind> {
     let connect = || TcpStream::connect_timeout(&target, SOON);
     let connected = NetNs::open(from)?.run_in(connect)?;
@@ -257,7 +257,7 @@ fn refusal(from: &str, target: SocketAddr) -> anyhow::Result<ErrorKind> {
     Ok(refused.kind())
 }
 
-/// Addresses that the first node is the way to, which no service has but this row's.
+/// Addresses that are routed to the first node and that only this row's service uses.
 fn external_addresses(number: u8) -> [IpAddr; 2] {
     let host = u16::from(number);
     [
@@ -283,13 +283,13 @@ fn external_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who is in a range is let in, and the node if one of its addresses is.
+/// Clients in a range are let in, and so is the node if one of its addresses is in a range.
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let balancer = external_addresses(number);
     let [client, _] = &stand.clients;
     let node = stand.bed.node(1);
     let single = |ip: IpAddr| format!("{ip}/{}", if ip.is_ipv6() { 128 } else { 32 });
-    // Not their networks: the node has an address there, too.
+    // Single addresses, not their networks: the node has an address there, too.
     let outsiders: Vec<_> = balancer
         .iter()
         .map(|ip| outsider(ip).map(single))
@@ -332,7 +332,7 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "healthCheckNodePort": port,
     }));
     service.load_balancer = external_addresses(number).to_vec();
-    // A service of one IP version answers by both.
+    // A service of one IP version answers over both.
     let both = service.cluster_ips.clone();
     for (cluster_ips, is_ready, code) in [
         (&both[..], true, "200"),
@@ -369,9 +369,9 @@ fn rejected_node_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its connections count until they are forgotten, so these are made to be forgotten soon; on a node where no other row
-/// looks at flows of UDP. A client whose time is over while a connection is left is kept for a minute more, and each
-/// connection begins that anew (`ip_vs_conn_expire`), so nothing is asked before it is forgotten.
+/// A client's connections count until they are forgotten, so this test makes that happen soon, on a node where no other
+/// row checks UDP flows. If a client's timeout expires while a connection is left, the client is kept for another
+/// minute, and each connection restarts that minute (`ip_vs_conn_expire`), so nothing is asked before it is forgotten.
 fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("forgets", number).spec(json!({
         "sessionAffinity": "ClientIP",

@@ -1,4 +1,4 @@
-//! From one mode to the other and back: who is connected stays so, who connects is served, and nothing is left.
+//! From one mode to the other and back: existing connections stay, new clients are served, and nothing is left over.
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
@@ -10,7 +10,7 @@ use crate::services::{Mode, Stand, targets, wait_answered_by};
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// What others have made, and how it is looked for.
+/// Settings and objects of others, each with the command that shows it and the expected output.
 const FOREIGN: [(&str, &str, &str); 4] = [
     (
         "ipvsadm --set 0 100 0",
@@ -30,7 +30,7 @@ const FOREIGN: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// Connections to all addresses of a service that are used from time to time, each with who answers.
+/// Connections to all addresses of a service that are used from time to time, each with the backend that answers.
 struct Established(Vec<(Connection, String)>);
 
 impl Established {
@@ -77,7 +77,7 @@ fn has_ipvs(node: &Node) -> anyhow::Result<bool> {
     Ok(devices.contains("health-ipvs0"))
 }
 
-/// Waits until this mode serves; and for IPVS, until the maps have no frontend left.
+/// Waits until this mode serves; for IPVS, also until the maps have no frontend left.
 fn wait_served_by(node: &Node, mode: Mode) -> anyhow::Result<()> {
     wait_for("the other mode to take over", PATIENCE, || {
         let (frontends, has_ipvs) = (frontends(node)?, has_ipvs(node)?);
@@ -127,7 +127,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         change(node, Mode::Ebpf, Signal::SIGKILL)?;
         by_ipvs.go_on("from ipvs to ebpf")?;
         load.goes_on("from ipvs to ebpf".to_owned())?;
-        // Its successor finds what is left of IPVS, too.
+        // Its successor also finds what is left of IPVS.
         node.kill_agent(Signal::SIGKILL)?;
         node.take_over_with(Mode::Ebpf.flags())?;
         load.goes_on("killed and back".to_owned())?;
@@ -156,7 +156,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         ensure!(listed.contains(made), "{made}: {listed}");
     }
 
-    // What one mode left goes alone, and only without an agent.
+    // Leftovers of one mode are removed separately, and only without an agent.
     change(node, Mode::Ipvs, Signal::SIGTERM)?;
     let refused = node.cli("cleanup --services all")?;
     assert_eq!(refused.code, Some(1));
@@ -178,7 +178,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         let listed = node.exec(list)?;
         ensure!(listed.contains(made), "{made}: {listed}");
     }
-    // The other node's were none of its business.
+    // The other node's services were not affected.
     wait_answered_by(&other.name, targets(&service)[0], &ALL)?;
     Ok(())
 }

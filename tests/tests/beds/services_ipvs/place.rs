@@ -1,4 +1,4 @@
-//! A node that is this machine, a client behind it, and two pods with servers that tell who they are and who asks.
+//! A node that is this machine, a client behind it, and two pods with servers that report who they are and who asks.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use health_net::netns::NetNs;
 use tests::process::run;
 
-/// Where pods serve.
+/// Port on which pods serve.
 pub(super) const POD_PORT: u16 = 8080;
 /// Networks of pods.
 pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
@@ -21,12 +21,12 @@ pub(super) const NODE: [&str; 2] = ["192.168.77.1", "fd77::1"];
 /// Names of the pods.
 pub(super) const PODS: [&str; 2] = ["pod1", "pod2"];
 
-/// How long a connection may take that comes about.
+/// How long a connection that succeeds may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// After that long without an answer there is none: packets were dropped.
+/// How long to wait for an answer before packets count as dropped.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// An address of a pod, by its number from 1 on.
+/// An address of a pod, by its number, starting at 1.
 pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     match is_ipv6 {
         false => format!("10.1.{number}.2"),
@@ -34,7 +34,7 @@ pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     }
 }
 
-/// The namespaces beside the node's own.
+/// The namespaces other than the node's own.
 pub(super) struct Place {
     pub(super) client: NetNs,
     pub(super) pods: Vec<NetNs>,
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-/// A namespace with a device to the node, which is its way to everywhere: addresses of the node's end and its own.
+/// A namespace with a device to the node, its default route: addresses of the node's end and its own.
 fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     let netns = NetNs::create(name)?;
     command(&format!(
@@ -84,7 +84,7 @@ fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     Ok(netns)
 }
 
-/// Servers of TCP and UDP: each line or datagram is answered by the name and the address that it came from.
+/// TCP and UDP servers: they answer each line or datagram with the name and the address that it came from.
 fn serve(name: &'static str, netns: &NetNs) -> anyhow::Result<()> {
     let any = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), POD_PORT);
     let (listener, socket) = netns.run_in(|| (TcpListener::bind(any), UdpSocket::bind(any)))?;
@@ -117,7 +117,7 @@ fn told(name: &str, from: SocketAddr) -> String {
     format!("{name} {}\n", from.ip().to_canonical())
 }
 
-/// What a server told.
+/// A server's answer.
 #[derive(Debug, PartialEq)]
 pub(super) struct Told {
     pub(super) server: String,
@@ -128,7 +128,7 @@ pub(super) struct Told {
 pub(super) struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// From a namespace; none for the node.
+    /// From a namespace; `None` for the node.
     pub(super) fn open(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Self> {
         let open = || TcpStream::connect_timeout(&to, PATIENCE);
         let stream = match from {
@@ -147,7 +147,7 @@ impl Connection {
         parse(&line)
     }
 
-    /// Ends it at once on both sides.
+    /// Closes it at once on both sides.
     pub(super) fn reset(self) -> anyhow::Result<()> {
         let socket = socket2::Socket::from(self.0.into_inner());
         Ok(socket.set_linger(Some(Duration::ZERO))?)
@@ -177,7 +177,7 @@ pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Told> {
     exchange(&socket)
 }
 
-/// A socket of UDP that gets packets from there only.
+/// A connected UDP socket, which only receives packets from `to`.
 pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -188,7 +188,7 @@ pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Asks by a socket that is connected.
+/// Asks through a connected socket.
 pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Told> {
     socket.send(b"who")?;
     let mut buffer = [0; 64];
@@ -196,7 +196,7 @@ pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Told> {
     parse(str::from_utf8(&buffer[..len])?)
 }
 
-/// Why no connection comes about: `TimedOut` if nothing answers.
+/// Why a connection fails: `TimedOut` if nothing answers.
 pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io::ErrorKind> {
     let open = || TcpStream::connect_timeout(&to, SILENCE);
     let result = match from {
@@ -207,7 +207,7 @@ pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io
     Ok(error.kind())
 }
 
-/// Runs words separated by blanks. Returns what they print.
+/// Runs a command, given as words separated by blanks. Returns its output.
 pub(super) fn command(words: &str) -> anyhow::Result<String> {
     let mut words = words.split(' ');
     let program = words.next().unwrap_or_default();

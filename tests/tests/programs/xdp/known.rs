@@ -1,4 +1,4 @@
-//! Flows whose way the program has found out.
+//! Flows whose path the program has resolved.
 
 use super::*;
 
@@ -9,7 +9,7 @@ use tests::xdp::mac;
 /// Longer than any test.
 const FOREVER: u64 = u32::MAX as u64;
 
-/// What conntrack has been told of: packets and bytes that the client sent, then those of the backend.
+/// What was reported to conntrack: packets and bytes that the client sent, then those that the backend sent.
 fn told<T: Version>(known: &Known<'_, T>) -> anyhow::Result<[(u64, u64); 2]>
 where
     T::Translation: Pod,
@@ -22,7 +22,7 @@ where
     ])
 }
 
-/// Another packet of the same flow, and what becomes of it.
+/// Another packet of the same flow, and its expected result.
 fn varied(packet: &Packet, sent_on: &Packet) -> [Packet; 2] {
     let with = |packet: &Packet, hops| Packet {
         hops,
@@ -119,7 +119,7 @@ where
     Ok(())
 }
 
-/// Sends two requests: one that is looked up, and one that conntrack has not been told of then.
+/// Sends two requests: one that is looked up, and one that is not yet reported to conntrack afterwards.
 fn two_requests<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -207,7 +207,7 @@ fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Resul
 
         let known = enter(UDP)?;
         two_requests(&known)?;
-        // Since the machine started: longer than a flow lasts.
+        // Time since boot: longer than a flow lasts.
         wait_for("the machine to be up long enough", PATIENCE, || {
             Ok((now_secs() > 60).then_some(()))
         })?;
@@ -232,7 +232,7 @@ where
         data: data.to_vec(),
         ..packet
     };
-    // What is left of the sum without the data: with it, all its bits are set.
+    // The checksum without the data: with it as the data, all bits of the checksum are set.
     let frame = with(known.sent_on(1), [0; 2]).frame();
     let check_at = frame.len() - 4;
     let data = [frame[check_at], frame[check_at + 1]];
@@ -282,7 +282,7 @@ fn a_new_connection_to_a_backend_that_serves_no_more_gets_another() -> anyhow::R
             ..known.request()
         };
         is_left(&known, 0, &opens.frame())?;
-        // What tc would make of it.
+        // Simulates tc, which would remove the flow.
         known
             .map::<<Tuple4 as Tuple>::ServiceFlow>(2)
             .remove(&known.sent)?;
@@ -321,7 +321,7 @@ where
     let frame = request.frame();
     is_left(&known, 0, &frame[..frame.len() - 1]).context("it is cut off")?;
     assert_eq!(told(&known)?[0].0, 1);
-    // By the other device it has another way.
+    // Through the other device, it has another path.
     let mut elsewhere = request;
     elsewhere.macs[0] = MACS[1];
     goes_on(stand, (1, &elsewhere), (TX, &known.sent_on(1)))?;
@@ -396,7 +396,7 @@ fn a_packet_goes_to_the_stack_now_and_then_so_that_the_kernel_asks_for_the_next_
         let six = Known::<Tuple6>::enter(stand, v6, v6.backend, UDP)?;
         for hosts in [v4, v6] {
             let (address, bytes) = (hosts.backend, mac(four.sent_on(1).macs[0]));
-            // As the kernel leaves it where XDP alone sends.
+            // In the state in which the kernel leaves it if only XDP sends.
             ip(&format!(
                 "neighbour replace {address} lladdr {bytes} dev in nud stale"
             ))?;
@@ -445,7 +445,7 @@ fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
                 Ok((stand.send(0, frame)?.0 == PASS).then_some(()))
             })
         };
-        // The stack may have its turn.
+        // The stack may handle some packets in between.
         let wait_sent_on = |frame: &[u8]| {
             wait_for("packets to be sent on", PATIENCE, || {
                 Ok((stand.send(0, frame)?.0 == REDIRECT).then_some(()))

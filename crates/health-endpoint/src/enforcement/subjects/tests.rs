@@ -1,4 +1,4 @@
-//! Tables and who names them, on a kernel of the tests' making.
+//! Tables and the endpoints that use them, with a fake kernel.
 
 use super::super::tests::fakes::{Kernel, filled_but};
 use super::*;
@@ -6,7 +6,7 @@ use super::*;
 const ONE: Identity = Identity(300);
 const PEER: Identity = Identity(400);
 
-/// With room for so many entries.
+/// A kernel with space for this many entries.
 fn with_room(entries: usize) -> Kernel {
     let kernel = Kernel::default();
     kernel.now().filled = filled_but(entries);
@@ -35,7 +35,7 @@ impl Rules {
         }
     }
 
-    /// All endpoints may be reached by one peer, at as many ports, from this one on.
+    /// One peer may reach all endpoints, at `ports` ports from `first` on.
     fn allow(&mut self, first: u16, ports: u16) -> Generation {
         let ports =
             (0..ports).map(|n| format!(r#"{{"port": "{}", "protocol": "TCP"}}"#, first + 2 * n));
@@ -47,7 +47,7 @@ impl Rules {
         ))
     }
 
-    /// A change that is about no endpoint.
+    /// A change that affects no endpoint.
     fn change_others(&mut self) -> Generation {
         let text = format!(
             r#"[{{"labels": ["other"], "endpointSelector": {{"matchLabels": {{"no": "{}"}}}}, "ingress": [{{}}]}}]"#,
@@ -113,12 +113,12 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
         "the endpoint names the former one"
     );
 
-    // The next change asks for it again, whether it is about it or not.
+    // The next change requests it again, whether the change concerns it or not.
     let third = rules.change_others();
     assert_eq!(subjects.behind(&third).pending, BTreeSet::from([2]));
     build(&mut subjects, 2, ONE, &third);
     assert_eq!(subjects.behind(&third), Behind::default());
-    // For another reason than its policy: nobody waits for that.
+    // It failed for a reason other than its policy, which nothing waits for.
     subjects.fail(2, failure(&third));
     assert_ne!(subjects.behind(&third), Behind::default());
     assert!(subjects.name_their_tables(&third));
@@ -143,7 +143,7 @@ fn what_is_built_by_an_older_generation_is_behind_and_takes_nothing_back() {
     assert_eq!(subjects.forget(1), Vec::<IpAddr>::new());
 }
 
-/// Builds an endpoint as the enforcer does. Returns whether that was possible.
+/// Builds an endpoint as the enforcer does. Returns whether it succeeded.
 fn try_build(
     subjects: &mut Subjects,
     id: u16,
@@ -163,7 +163,7 @@ fn try_build(
     }
 }
 
-/// How many entries a table has by which a peer may reach so many ports.
+/// Number of entries of a table that lets a peer reach this many ports.
 fn entries_for(ports: u16) -> usize {
     let kernel = Kernel::default();
     let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
@@ -183,7 +183,7 @@ fn tables_that_nobody_names_make_room_for_the_next_one() {
     for (identity, id) in endpoints() {
         build(&mut subjects, id, identity, &first);
     }
-    // Beside the former tables there is room for one more.
+    // One more table fits beside the former ones.
     let second = rules.allow(1001, 10);
     for (identity, id) in endpoints() {
         assert!(try_build(&mut subjects, id, identity, &second), "{id}");
@@ -198,7 +198,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
     let mut rules = Rules::new(&IDENTITIES);
     let first = rules.allow(2, 10);
-    // Two endpoints of each.
+    // Two endpoints of each identity.
     let endpoints = || IDENTITIES.into_iter().cycle().zip(1..=4);
     for (identity, id) in endpoints() {
         build(&mut subjects, id, identity, &first);
@@ -227,7 +227,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     }
     assert_eq!(subjects.behind(&second), Behind::default());
 
-    // What does not fit at all closes nobody.
+    // A table that does not fit at all closes no endpoint.
     let third = rules.allow(2, 30);
     subjects.behind(&third);
     for (identity, id) in endpoints() {
@@ -235,7 +235,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     }
     assert_eq!(subjects.to_close(), None);
     assert_eq!(subjects.behind(&third).failed.len(), 4);
-    // One that was closed is opened by the former rules too.
+    // The former rules also open an endpoint that was closed.
     let fourth = rules.allow(2, 10);
     subjects.behind(&fourth);
     for (identity, id) in endpoints() {

@@ -1,4 +1,4 @@
-//! A kernel and a store of identities of the test's making. Both outlive the agent, and note what must never happen.
+//! A fake kernel and a fake store of identities. Both outlive the agent, and record what must never happen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, ready};
@@ -38,19 +38,19 @@ pub(in crate::enforcement) struct Kernel(Arc<Mutex<KernelState>>);
 #[derive(Debug, Default)]
 pub(in crate::enforcement) struct KernelState {
     pub(in crate::enforcement) served: BTreeMap<u16, Workload>,
-    /// Those with programs on their devices.
+    /// Endpoints with programs on their devices.
     pub(in crate::enforcement) attached: BTreeSet<u16>,
     pub(in crate::enforcement) tables: BTreeMap<u32, Entries>,
     pub(in crate::enforcement) prefixes: BTreeMap<IpNet, IpcacheEntry>,
-    /// For how many entries of tables there is no room.
+    /// How many table entries count as occupied.
     pub(in crate::enforcement) filled: usize,
     pub(in crate::enforcement) refuses_programs: bool,
     pub(in crate::enforcement) refuses_prefixes: bool,
-    /// Calls that no kernel may see.
+    /// Calls that must not reach a kernel.
     pub(in crate::enforcement) mistakes: Vec<String>,
 }
 
-/// Entries of tables for which there is room.
+/// Capacity for table entries.
 const CAPACITY: usize = 10_000;
 
 impl KernelState {
@@ -67,12 +67,12 @@ impl Kernel {
         lock(&self.0)
     }
 
-    /// Entries of all tables.
+    /// Number of entries of all tables.
     pub(in crate::enforcement) fn used(&self) -> usize {
         self.now().tables.values().map(BTreeMap::len).sum()
     }
 
-    /// The table that an endpoint names, its number aside; `None` where it names none.
+    /// The table that an endpoint uses, without its number; `None` if it uses none.
     pub(super) fn table_of(&self, id: u16) -> Option<Entries> {
         let state = self.now();
         let table = state.served.get(&id)?.info.policy;
@@ -169,7 +169,7 @@ impl Tables for Kernel {
     }
 }
 
-/// Leaves room for so many entries of tables.
+/// Leaves space for this many table entries.
 pub(in crate::enforcement) fn filled_but(room: usize) -> usize {
     CAPACITY - room
 }
@@ -200,7 +200,7 @@ impl Prefixes for Kernel {
     }
 }
 
-/// This host has no addresses.
+/// A host without addresses.
 pub(super) struct NoRoutes;
 
 impl HostRoutes for NoRoutes {
@@ -211,37 +211,37 @@ impl HostRoutes for NoRoutes {
     }
 }
 
-/// The store that all agents share, and this node's file of its identities of prefixes.
+/// The store that all agents share, and this node's file with its identities of prefixes.
 #[derive(Clone, Default)]
 pub(super) struct Store(Arc<Mutex<StoreState>>);
 
 #[derive(Debug, Default)]
 pub(super) struct StoreState {
     pub(super) numbers: BTreeMap<LabelSet, Identity>,
-    /// Whether labels that have no number get none.
+    /// Whether labels without a number get none.
     pub(super) is_full: bool,
     pub(super) is_away: bool,
-    /// Numbers that it has given to others while somebody had them: nobody can hold on to these.
+    /// Numbers that were given to other labels while in use; their holders cannot keep them.
     lost: BTreeSet<Identity>,
     given: u32,
     local: BTreeMap<IpNet, Identity>,
     local_given: u32,
-    /// What each agent that there was holds and announces.
+    /// What each agent so far holds and announces.
     agents: Vec<Claims>,
-    /// Calls that no store may see.
+    /// Calls that must not reach a store.
     pub(super) mistakes: Vec<String>,
 }
 
 /// What an agent holds and announces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claims {
-    /// How many times each.
+    /// Labels, and how often each is held.
     pub(super) held: BTreeMap<LabelSet, usize>,
     pub(super) announced: BTreeMap<IpAddr, Identity>,
 }
 
 impl StoreState {
-    /// What agents of this node hold and announce, the last one's aside and that alone.
+    /// What former agents of this node still hold and announce, and what the last one does.
     pub(super) fn claims(&self) -> (Vec<&Claims>, Claims) {
         let (last, former) = self.agents.split_last().expect("there was an agent");
         let is_left = |claims: &&Claims| **claims != Claims::default();
@@ -259,7 +259,7 @@ impl StoreState {
         Identity(299 + self.given)
     }
 
-    /// How many prefixes have an identity.
+    /// Number of prefixes with an identity.
     pub(super) fn local_prefixes(&self) -> usize {
         self.local.len()
     }
@@ -284,7 +284,7 @@ impl Store {
         lock(&self.0)
     }
 
-    /// Forgets the identities that nobody holds. Their numbers are for others. Returns those that could be held on to.
+    /// Forgets the identities that are not held and frees their numbers. Returns those that could have been kept.
     pub(super) fn collect(&self) -> Vec<Identity> {
         let mut state = self.now();
         let numbers = std::mem::take(&mut state.numbers);
@@ -328,13 +328,13 @@ impl Session {
         Arc::new(session)
     }
 
-    /// Tells the agent what there is in the store by now, or that it is away.
+    /// Reports the current contents of the store to the agent, or that the store is away.
     pub(super) fn tell(&self) {
         let state = self.store.now();
         let known = self.identities.borrow().clone();
         let mut labels = state.labels();
         if state.is_away {
-            // What was known of the cluster stands.
+            // What was known of the cluster is kept.
             let of_cluster: BTreeSet<Identity> = state.numbers.values().copied().collect();
             labels.retain(|identity, _| !of_cluster.contains(identity));
             let cluster = known.labels.iter();
@@ -377,7 +377,7 @@ impl Session {
         }
     }
 
-    /// Gives labels numbers that they have not.
+    /// Gives numbers to labels that have none.
     pub(super) fn number(&self, all: &[LabelSet]) {
         let mut state = self.store.now();
         for labels in all {
@@ -388,12 +388,12 @@ impl Session {
         self.tell();
     }
 
-    /// What nodes announce of their endpoints.
+    /// The addresses that nodes announce for their endpoints.
     pub(super) fn addresses_now(&self) -> Arc<Addresses> {
         self.addresses.borrow().clone()
     }
 
-    /// Has the store give the numbers of two sets of labels to each other, as one that lost them may.
+    /// Makes the store swap the numbers of two label sets, as a store that lost them may do.
     pub(super) fn swap(&self, one: &LabelSet, other: &LabelSet) {
         let mut state = self.store.now();
         let numbers = [one, other].map(|labels| state.numbers.get(labels).copied());

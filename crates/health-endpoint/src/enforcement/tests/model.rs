@@ -1,5 +1,5 @@
-//! The manager, the enforcer and the state folder against a plain list of endpoints and policies, whatever fails and
-//! whenever the agent is killed.
+//! Compares the manager, the enforcer and the state folder with a plain list of endpoints and policies, whatever fails
+//! and whenever the agent is killed.
 
 mod plain;
 mod steps;
@@ -20,10 +20,11 @@ pub(super) use self::steps::{policy_name, policy_text};
 use super::*;
 use crate::error::{EndpointError, ErrorKind};
 
-/// For how long the agent is left alone until all that can be done is done: longer than any pause between two attempts.
+/// How long the agent is left alone so that it can finish everything possible: longer than any pause between two
+/// attempts.
 const QUIET: Duration = Duration::from_secs(100);
 
-/// What a change came to.
+/// Result of a change.
 enum Outcome {
     Created(Result<Arc<Endpoint>, EndpointError>),
     Relabelled(Result<(), EndpointError>),
@@ -33,7 +34,7 @@ enum Outcome {
     Nothing,
 }
 
-/// A machine with an agent, and what should be there.
+/// A machine with an agent, and the expected state.
 struct Model {
     site: Site,
     plain: Plain,
@@ -66,14 +67,15 @@ impl Model {
     /// Kills the agent, and starts the next one.
     fn restart(&mut self) {
         self.agent = None;
-        // No agent starts on a folder that cannot be read, or that cannot remove what was half made.
+        // No agent starts with an unreadable folder, or without being able to remove what was half created.
         self.set(Fault::Files, false);
         self.set(Fault::Device("remove"), false);
         self.start();
-        // What could not be deleted lives on.
+        // What could not be deleted stays alive.
         for shown in self.agent().manager.endpoints() {
             let n = shown.netns.trim_start_matches("/n").parse().unwrap();
-            // Several whose devices went while no file could say that they are being deleted: nobody else does it.
+            // If several devices went away while no file could record that their endpoints are being deleted, nothing
+            // else deletes them.
             let reason = shown.reason.as_deref().unwrap_or_default();
             if reason.starts_with("its device is gone") {
                 let manager = self.agent().manager;
@@ -168,7 +170,7 @@ impl Model {
         assert_eq!(self.site.store.now().mistakes, [""; 0]);
     }
 
-    /// Takes over what a change came to, which has to be right.
+    /// Records the result of a change, which must be correct.
     fn note(&mut self, change: &Change, outcome: Outcome) {
         let may_fail = !self.faults.is_empty();
         match (change, outcome) {
@@ -231,7 +233,7 @@ impl Model {
         }
     }
 
-    /// Looks whether a change was made before the agent was killed: as a whole or not at all.
+    /// Finds out whether a change was made before the agent was killed: completely or not at all.
     fn find_out(&mut self, change: &Change) {
         let agent = self.agent();
         let shown = |n: u16| {
@@ -291,7 +293,7 @@ impl Model {
             return;
         }
         if fault == Fault::Files && self.agent.is_some() {
-            // Time passes only once nobody is at the files, who might make the folder again.
+            // Time passes only once no task uses the files; it might create the folder again.
             self.pass(Duration::from_millis(1));
         }
         let Site {
@@ -335,7 +337,7 @@ impl Model {
         }
     }
 
-    /// The store forgets what nobody holds: none of that may be in use.
+    /// The store forgets what is not held: none of that may be in use.
     fn collect(&self) {
         let collected = self.site.store.collect();
         let kernel = self.site.kernel.now();
@@ -354,8 +356,8 @@ impl Model {
         self.run(async { session.tell() });
     }
 
-    /// What holds even while something fails: who there is, with which addresses, and nobody is said to be in order who
-    /// is not.
+    /// Checks what holds even during faults: the existing endpoints and their addresses, and that no endpoint is
+    /// reported as healthy without being so.
     fn check_through_faults(&self) {
         let (agent, kernel) = (self.agent(), &self.site.kernel);
         let shown = self.plain.check_shown(&agent.manager);
@@ -376,7 +378,7 @@ impl Model {
         }
     }
 
-    /// Ends all faults. All is then as it should be, and nothing else is there.
+    /// Ends all faults. Then everything must be as expected, and nothing else may exist.
     fn check_at_rest(&mut self) {
         for fault in self.faults.clone() {
             self.set(fault, false);
@@ -413,14 +415,14 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // Else what a failed sequence left running ends it with another message.
+        // Otherwise the tasks of a failed sequence end it with another message.
         if let Some((runtime, _)) = self.agent.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Puts a file where a folder was, or takes it away again.
+/// Replaces a folder with a file, or undoes that.
 fn block(folder: PathBuf, is_on: bool) {
     let aside = folder.with_extension("aside");
     match is_on {
@@ -436,7 +438,7 @@ fn block(folder: PathBuf, is_on: bool) {
     }
 }
 
-/// Asks the agent for a change, and waits for its answer.
+/// Requests a change from the agent, and waits for its answer.
 async fn perform(agent: Agent, change: Change) -> Outcome {
     let done = timeout(LONG, ask(&agent, &change)).await;
     done.unwrap_or_else(|_| panic!("{change:?} has no answer"))

@@ -1,5 +1,5 @@
-//! The enforcer by itself against a plain list: who names which table, and whose addresses are written, however little
-//! room there is.
+//! Compares the enforcer alone with a plain list: which endpoint uses which table, and which addresses are written,
+//! however little space there is.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use super::fakes::Entries;
 use super::model::{policy_name, policy_text};
 use super::*;
 
-/// Sets of labels of the endpoints, each with an identity of its own.
+/// Label sets of the endpoints, each with its own identity.
 const LABELS: [&str; 3] = ["app=a", "app=b", "app=a,zone=x"];
 
 const POLICIES: usize = 5;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// An endpoint is built, with a set of labels.
+    /// Builds an endpoint with a label set.
     Build(u16, usize),
     TakeAway(u16),
     Import(usize, u8),
     DeletePolicy(usize),
-    /// What is behind is built, and room is made, until nothing more can be done.
+    /// Builds the endpoints that lag behind, and makes space, until nothing more can be done.
     Bring,
     Sweep,
-    /// Addresses are written.
+    /// Writes the addresses.
     Write,
-    /// There is room for so many more entries of tables, or for all.
+    /// Leaves space for this many more table entries, or for all.
     Room(Option<u8>),
-    /// Programs cannot be attached any more, or can be again.
+    /// Stops programs from being attached, or allows it again.
     Programs(bool),
-    /// An endpoint's programs are gone.
+    /// Removes an endpoint's programs.
     Detach(u16),
-    /// No address can be written any more, or all can be again.
+    /// Stops addresses from being written, or allows it again.
     Prefixes(bool),
     /// Another agent takes over.
     Restart,
@@ -58,12 +58,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// What an endpoint was built with last.
+/// What an endpoint was last built with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Built {
     with: usize,
     table: Option<Entries>,
-    /// Whether that was since the agent's start.
+    /// Whether it was built since the agent's start.
     is_by_this_agent: bool,
 }
 
@@ -111,7 +111,7 @@ impl Model {
         self.site.store.now().numbers[&labels(LABELS[with])]
     }
 
-    /// What should be in the table of labels now.
+    /// The expected table of a label set.
     fn wanted(&self, with: usize) -> Option<Entries> {
         let kernel = Kernel::default();
         let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
@@ -126,7 +126,7 @@ impl Model {
         kernel.now().tables.get(&table).cloned()
     }
 
-    /// Returns whether that was possible.
+    /// Returns whether the build succeeded.
     fn build(&mut self, id: u16, with: usize) -> bool {
         let built = self.enforcer.build(&self.regeneration(id, with));
         let state = self.site.kernel.now();
@@ -143,12 +143,12 @@ impl Model {
             }
             Err(error) => {
                 assert!(may_fail, "{error}");
-                // Addresses come last: packets meet the new table by then.
+                // Addresses come last: by then packets meet the new table.
                 if error.to_string().contains("HEALTH_IPCACHE") {
                     assert!(is_served_so);
                     self.set(id, with);
                 } else if !self.built.contains_key(&id) {
-                    // Whoever makes an endpoint takes it back then.
+                    // The creator of an endpoint then removes it.
                     self.enforcer.take_away(id).unwrap();
                 }
                 false
@@ -165,7 +165,7 @@ impl Model {
         self.built.insert(id, built);
     }
 
-    /// Does what the enforcer's turn does with the endpoints, without a manager between.
+    /// Does what the enforcer's turn does with the endpoints, without a manager.
     fn bring(&mut self) {
         let generation = self.enforcer.generation();
         let mut closed = BTreeSet::new();
@@ -233,7 +233,7 @@ impl Model {
             Step::Restart => {
                 let former = std::mem::replace(&mut self.session, Session::new(&self.site.store));
                 drop(former);
-                // No agent starts that cannot write whose the addresses of endpoints are.
+                // No agent starts that cannot write the addresses of endpoints.
                 self.site.kernel.now().refuses_prefixes = false;
                 self.enforcer = self.site.enforcer(&self.session);
                 for built in self.built.values_mut() {
@@ -255,7 +255,7 @@ impl Model {
         assert_eq!(written.is_err(), refuses);
     }
 
-    /// What holds at any time.
+    /// Checks what holds at any time.
     fn check(&self) {
         let state = self.site.kernel.now();
         assert_eq!(state.mistakes, [""; 0]);
@@ -277,7 +277,7 @@ impl Model {
         }
     }
 
-    /// After a sweep there are no tables but those that endpoints name, and those of their identities.
+    /// After a sweep, the only tables are those that endpoints use, and those of their identities.
     fn check_tables(&self) {
         let state = self.site.kernel.now();
         let named = state.served.values().map(|one| one.info.policy);

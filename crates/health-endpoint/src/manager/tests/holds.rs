@@ -1,4 +1,4 @@
-//! The manager on the identities of a real store.
+//! The manager with the identities of a real store.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use health_registry::identity::{IdentityAllocator, OnOutage, Timing};
 use super::*;
 use crate::identities::AllocatedIdentities;
 
-/// How long a test waits for what must come, however busy the machine is.
+/// How long a test waits for an expected event, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until the identities of exactly these labels are held, and tells them.
+/// Waits until the identities of exactly these labels are held, and returns them.
 async fn held(allocator: &IdentityAllocator, labels: &[&LabelSet]) -> Vec<Identity> {
     let mut held = allocator.held();
     let is_so = |held: &Arc<HeldIdentities>| {
@@ -42,7 +42,7 @@ async fn who_gives_back_one_number_gives_back_no_other_labels_hold() {
     let one = bed.create(1, &["app=a"]).await.unwrap();
     allocator.release(&first);
 
-    // The store gives its number to other labels; its programs go on with it until they are built anew.
+    // The store gives its number to other labels; its programs keep using the number until they are rebuilt.
     bed.world.may_build.send_replace(false);
     let document = fs::read_to_string(&path).unwrap();
     let other = store.path().join("other");

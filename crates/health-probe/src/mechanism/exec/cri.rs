@@ -1,4 +1,4 @@
-//! Commands that the container runtime runs: `ExecSync` of the CRI, on the runtime's socket.
+//! Commands that the container runtime runs: the CRI's `ExecSync`, on the runtime's socket.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,9 @@ use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
 use crate::runtime::{ExecSyncRequest, Executed, Runtime};
 
-/// How long the processes of a command that took too long are looked for and killed.
+/// How long we look for and kill the processes of a command that took too long.
 const CLEAN_UP: Duration = Duration::from_secs(10);
-/// Between two looks for processes that were started while others were killed.
+/// Pause between two searches for processes that were started while others were being killed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A command for the runtime to run. Its clones are the same probe.
@@ -28,16 +28,16 @@ pub struct CriExec {
     container_id: String,
     pid: Option<u32>,
     command: Vec<String>,
-    /// Held for as long as anything of a run is left.
+    /// Held while anything of a run is left.
     running: Arc<Mutex<()>>,
-    /// Whether the runtime has not even started the command of the run that holds it, as far as can be told.
+    /// Whether the runtime has not even started the command of the run that holds the lock, as far as we can tell.
     is_unstarted: Arc<AtomicBool>,
 }
 
 impl CriExec {
-    /// A command for the container that the runtime calls `container_id`. `pid` is a process of the container, if
-    /// known: with it, all processes of a command that takes too long are killed, and not only the first one, and a
-    /// runtime that does not even start the command is told from a command that hangs.
+    /// A command for the container with the runtime's ID `container_id`. `pid` is a process of the container, if known: it
+    /// lets us kill all processes of a command that takes too long, not only the first one, and distinguish a runtime that
+    /// does not even start the command from a command that hangs.
     pub fn new(
         runtime: Runtime,
         container_id: impl Into<String>,
@@ -55,10 +55,10 @@ impl CriExec {
     }
 }
 
-/// What a runtime says in the end.
+/// The runtime's final answer.
 type Answer = Result<Executed, Status>;
 
-/// Has the command run once.
+/// Runs the command once.
 pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     let Some(alone) = deadline.bound(probe.running.clone().lock_owned()).await else {
         if probe.is_unstarted.load(Ordering::Relaxed) {
@@ -72,7 +72,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     probe.is_unstarted.store(false, Ordering::Relaxed);
     let alone = Arc::new(alone);
     let mut search = Searched(probe.pid.map(|pid| Search::new(pid, &probe.command)));
-    // The runtime counts in seconds, from the command's start. It only has to end what this side did not.
+    // The runtime counts in seconds, from the command's start. Its timeout is only a fallback for ours.
     let seconds = deadline.timeout().as_secs().saturating_mul(2) + 2;
     let request = ExecSyncRequest {
         container_id: probe.container_id.clone(),
@@ -81,7 +81,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     };
     let runtime = probe.runtime.clone();
     let held = alone.clone();
-    // It goes on while the processes are killed: a runtime may not care for those of a client that went away.
+    // The call continues while the processes are killed: a runtime may not care for the processes of a client that left.
     let mut call = tokio::spawn(async move {
         let _held = held;
         runtime.exec_sync(&request).await
@@ -129,7 +129,7 @@ impl Command for Searched {
     }
 }
 
-/// What a call comes to that is not answered in time, and the end of whatever it started.
+/// Returns the outcome of a call that is not answered in time, and ends whatever it started.
 async fn late(
     probe: &CriExec,
     search: Option<Search>,
@@ -141,7 +141,7 @@ async fn late(
         None => (None, true),
         Some(search) => kill(search).await,
     };
-    // Among the processes of the host, those of the command cannot be identified.
+    // Among the host's processes, we cannot identify the command's.
     let was_started = was_started || probe.pid.is_some_and(is_in_own_namespace);
     probe.is_unstarted.store(!was_started, Ordering::Relaxed);
     tokio::spawn(clean_up(search, call, alone));
@@ -159,7 +159,7 @@ fn not_started(probe: &CriExec, deadline: Deadline) -> Outcome {
     ))
 }
 
-/// Kills what there is of a command. Returns whether there was anything.
+/// Kills the processes of a command. Returns whether there were any.
 async fn kill(mut search: Search) -> (Option<Search>, bool) {
     let killed = spawn_blocking(move || {
         let killed = search.kill();
@@ -171,7 +171,7 @@ async fn kill(mut search: Search) -> (Option<Search>, bool) {
     }
 }
 
-/// Kills a command's processes until there are none, and waits for the runtime to take note.
+/// Kills a command's processes until none are left, and waits for the runtime to notice.
 async fn clean_up(
     mut search: Option<Search>,
     mut call: JoinHandle<Answer>,

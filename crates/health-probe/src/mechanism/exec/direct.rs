@@ -1,4 +1,4 @@
-//! Commands that this host itself runs where a container's process is: `health_net::inside`.
+//! Commands that this host itself runs in the environment of a container's process: `health_net::inside`.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,13 +16,13 @@ use super::{OUTPUT_LIMIT, judge, timed_out};
 use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
 
-/// Longest report that is read, bytes.
+/// Longest report that is read, in bytes.
 const REPORT_LIMIT: u64 = 4096;
-/// How long a probe waits for what ends by itself, once its command has ended: the output, the helper, the group.
+/// How long a probe waits for things that end by themselves once its command has exited: the output, the helper, the group.
 const REST: Duration = Duration::from_millis(200);
-/// How long what a run leaves behind is tried to be removed. After that, the next run does it.
+/// How long we try to remove what a run leaves behind. After that, the next run does it.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// When the helper is killed in that time: it ends with the command's processes.
+/// When the helper is killed within that time: it normally exits with the command's processes.
 const HELPER: Duration = Duration::from_secs(1);
 
 /// A command to run where a process is.
@@ -30,14 +30,14 @@ const HELPER: Duration = Duration::from_secs(1);
 pub struct DirectExec {
     /// A process of the container, such as its first one.
     pub pid: u32,
-    /// When it was started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. A later process with the same
-    /// number is not taken for it.
+    /// When it started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. Guards against a later process with the
+    /// same PID.
     pub started: Option<u64>,
-    /// Names the probe among all of this host. Runs of probes with the same name never overlap.
+    /// Identifies the probe on this host. Runs of probes with the same name never overlap.
     pub name: String,
-    /// The command and its arguments, of which there must be one. No shell is involved.
+    /// The command and its arguments; must not be empty. No shell is involved.
     pub command: Vec<String>,
-    /// The program that helps: one that calls `health_net::inside::serve` first. `None` for the running one.
+    /// The helper program: one that calls `health_net::inside::serve` first. `None` for the running program.
     pub program: Option<PathBuf>,
 }
 
@@ -47,7 +47,7 @@ pub async fn probe(probe: &DirectExec, deadline: Deadline) -> Outcome {
         return own_error("there is no command to run");
     }
     let (pid, name) = (probe.pid, probe.name.clone());
-    // Files of control groups may take their time.
+    // Control group files may be slow.
     let made = spawn_blocking(move || Group::new(pid, &name)).await;
     let group = match made {
         Ok(Ok((group, earlier))) => {
@@ -79,11 +79,11 @@ fn text(error: &GroupError) -> String {
     format!("cannot run the command: {error}")
 }
 
-/// A command that may be running. Dropping it kills the processes, and has what is left of them removed.
+/// A command that may be running. Dropping it kills the processes, and cleans up the rest in the background.
 struct Run {
     group: Group,
     child: Option<Child>,
-    /// Nothing is left of it.
+    /// Whether nothing is left of it.
     is_over: bool,
 }
 
@@ -126,7 +126,7 @@ impl Run {
         let report = match wait(deadline, reported, &mut InGroup(&self.group)).await {
             Waited::Ended(report) => report,
             Waited::TooLong => return timed_out(&probe.command, deadline.timeout()),
-            // Where this host has not even got to start it, nothing is known of the container.
+            // If this host did not even get to start it, we know nothing about the container.
             Waited::NotStarted => {
                 return own_error(format!(
                     "the command was not started within {:?}",
@@ -134,7 +134,7 @@ impl Run {
                 ));
             }
         };
-        // What it left running in the background ends with it, and with that the output.
+        // Background processes that it left die with it, and then the output ends.
         if self.group.is_populated() {
             let _ = self.group.kill();
         }
@@ -147,7 +147,7 @@ impl Run {
         }
     }
 
-    /// Removes what is left of a run whose command has ended.
+    /// Removes what is left of a run whose command has exited.
     async fn finish(mut self) {
         let until = Instant::now() + REST;
         if let Some(child) = &mut self.child
@@ -166,7 +166,7 @@ impl Drop for Run {
         // At once, whoever does the rest.
         let _ = self.group.kill();
         let (group, child) = (self.group.clone(), self.child.take());
-        // Without a runtime the agent is ending, and the next one's run removes what is left.
+        // Without a runtime the agent is exiting, and the next agent's run removes what is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(clean_up(group, child));
         }
@@ -191,7 +191,7 @@ async fn clean_up(group: Group, child: Option<Child>) {
     group.end(Instant::now() + CLEAN_UP).await;
 }
 
-/// The first line that the helper says.
+/// The first line of the helper's output.
 async fn read_report(stderr: ChildStderr) -> Option<Report> {
     let mut stderr = stderr.take(REPORT_LIMIT);
     let mut said = Vec::new();
@@ -207,7 +207,7 @@ async fn read_report(stderr: ChildStderr) -> Option<Report> {
         .and_then(Report::parse)
 }
 
-/// A command's output, of which the beginning is kept.
+/// A command's output; only the beginning is kept.
 struct Output<R> {
     pipe: R,
     kept: Vec<u8>,
@@ -225,7 +225,7 @@ impl Output<ChildStdout> {
 }
 
 impl<R: AsyncRead + Unpin> Output<R> {
-    /// Reads, and does not return.
+    /// Reads forever.
     async fn read(&mut self) -> std::convert::Infallible {
         self.end().await;
         std::future::pending().await

@@ -1,7 +1,7 @@
-//! Control groups of commands: what holds all processes of a run, and kills them at once.
+//! Control groups of commands: a group holds all processes of a run, and kills them at once.
 //!
-//! A run's group is below the one of its container, so that the container's limits hold for it. It takes version 2 of
-//! control groups, which is also mounted where the controllers are still those of version 1.
+//! A run's group is below that of its container, so that the container's limits apply. It needs cgroup version 2, which is
+//! also mounted where the controllers still use version 1.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -14,25 +14,25 @@ use tokio::time::{Instant, sleep};
 use super::tree::start_of;
 use super::wait::Start;
 
-/// What names of runs begin with.
+/// Prefix of the names of runs.
 const PREFIX: &str = "health-probe-";
-/// Between two looks whether all processes of a group are gone: first, and at most.
+/// Pause between two checks whether all processes of a group are gone: initial, and longest.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Why there is no group for a run.
+/// Why a run has no group.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GroupError {
     /// Control groups of version 2 are not mounted.
     #[error("there is no cgroup2 file system: mount one, such as at /sys/fs/cgroup/unified")]
     NotMounted,
-    /// The process's group is outside of what is mounted.
+    /// The process's group is outside of the mounted hierarchy.
     #[error("the control group of process {0} is not visible from here")]
     NotVisible(u32),
     /// The process is gone, or its groups cannot be read.
     #[error("cannot read the control groups of process {0}: {1}")]
     Unreadable(u32, #[source] io::Error),
-    /// The kernel refuses.
+    /// The kernel refused.
     #[error("cannot {attempt} {}: {source}", path.display())]
     Kernel {
         attempt: &'static str,
@@ -60,8 +60,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// A new one below the group of the process `pid`, for a run of the probe called `name`. Returns those of earlier
-    /// runs besides, which have to be gone before this one begins.
+    /// Creates a group below the group of the process `pid`, for a run of the probe called `name`. Also returns the groups
+    /// of earlier runs, which have to be gone before this run starts.
     pub(super) fn new(pid: u32, name: &str) -> Result<(Self, Vec<Self>), GroupError> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let parent = of_process(pid)?;
@@ -72,36 +72,36 @@ impl Group {
             let path = parent.join(format!("{prefix}{}.{run}", std::process::id()));
             match DirBuilder::new().create(&path) {
                 Ok(()) => return Ok((Self { path }, earlier)),
-                // Of an earlier agent with this number.
+                // Left by an earlier agent with the same PID.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(GroupError::new("make control group", &path)(error)),
             }
         }
     }
 
-    /// The file that takes processes in.
+    /// The file that adds processes to the group.
     pub(super) fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Whether a process is in it that lives.
+    /// Whether it has a live process.
     pub(super) fn is_populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
     }
 
-    /// When the first of its processes was started.
+    /// When the first of its processes started.
     pub(super) fn start(&self) -> Start {
         let procs = fs::read_to_string(self.procs()).unwrap_or_default();
         let pids = procs.lines().filter_map(|pid| pid.parse().ok());
         match start_of(pids) {
-            // They are further down, or cannot be seen from here.
+            // They are further down, or not visible from here.
             Start::NotNow if self.is_populated() => Start::Unknown,
             start => start,
         }
     }
 
-    /// Kills all processes in it, and those that they start meanwhile.
+    /// Kills all its processes, including those that they start meanwhile.
     pub(super) fn kill(&self) -> Result<(), GroupError> {
         let path = self.path.join("cgroup.kill");
         match fs::write(&path, "1") {
@@ -112,12 +112,12 @@ impl Group {
         }
     }
 
-    /// Kills all processes in it and removes it. Returns whether that was done before `until`.
+    /// Kills all its processes and removes it. Returns whether that succeeded before `until`.
     pub(super) async fn end(&self, until: Instant) -> bool {
         let mut pause = PAUSE;
         loop {
             if self.is_populated() {
-                // Tried again as long as there is time.
+                // Retried as long as there is time.
                 let _ = self.kill();
             }
             match fs::remove_dir(&self.path) {
@@ -131,7 +131,7 @@ impl Group {
     }
 }
 
-/// What of a name can be a file's.
+/// Replaces the characters of a name that do not fit in a file name.
 fn plain(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let plain = name.chars().map(|c| if is_plain(c) { c } else { '_' });
@@ -162,7 +162,7 @@ fn of_process(pid: u32) -> Result<PathBuf, GroupError> {
     Ok(Path::new(mount).join(group))
 }
 
-/// Where the whole hierarchy of version 2 is mounted.
+/// The mount point of the whole version 2 hierarchy.
 fn mount(mounts: &str) -> Option<&str> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

@@ -1,7 +1,7 @@
-//! Probes by a command in the container: run by this host itself ([`direct`]) or by the container runtime ([`cri`]).
+//! Probes by a command in the container, run by this host itself ([`direct`]) or by the container runtime ([`cri`]).
 //!
-//! Either way the command's processes end with the probe: those that it leaves behind are killed, and as long as one
-//! of them lives, the command is not run again.
+//! Either way the command's processes end with the probe: those that it leaves behind are killed, and while one of them
+//! lives, the command is not run again.
 
 pub mod cri;
 pub mod direct;
@@ -12,7 +12,7 @@ mod wait;
 use super::{OUTPUT_LIMIT, failure, success};
 use crate::Outcome;
 
-/// What a command comes to that ended with a code.
+/// The outcome of a command that exited with a code.
 fn judge(code: i32, output: &[u8]) -> Outcome {
     if code == 0 {
         return success("exit code 0");
@@ -25,7 +25,7 @@ fn judge(code: i32, output: &[u8]) -> Outcome {
     }
 }
 
-/// What a command comes to that did not end in time.
+/// The outcome of a command that did not finish in time.
 fn timed_out(command: &[String], timeout: std::time::Duration) -> Outcome {
     failure(format!(
         "timeout: command {command:?} did not end within {timeout:?}"

@@ -1,8 +1,8 @@
-//! The processes of a command that a container runtime runs: found among those of its container, and killed.
+//! Finds the processes of a command that a container runtime runs, among those of its container, and kills them.
 //!
-//! A runtime kills the process that it started when a command takes too long, and not what that has started. Nothing
-//! marks those, so they are told by what they share with the command's process: their parents, its session, its pipes.
-//! A process that has cut all of these ties before the command timed out is the container's own from then on.
+//! When a command takes too long, a runtime kills the process that it started, but not that process's children. Nothing
+//! marks the children, so we recognise them by what they share with the command's process: parents, its session, its pipes.
+//! A process that has cut all of these ties before the command timed out counts as the container's own from then on.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -16,18 +16,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::wait::Start;
 
-/// How long one search takes at most: containers may have any number of processes and descriptors.
+/// Longest time for one search: containers may have any number of processes and descriptors.
 const LONGEST_SEARCH: Duration = Duration::from_millis(500);
-/// Descriptors of a process that are looked at for pipes.
+/// How many descriptors of a process are checked for pipes.
 const DESCRIPTORS: usize = 256;
 
-/// What a command of a runtime is known by.
+/// What identifies a command of a runtime.
 #[derive(Debug)]
 pub(super) struct Search {
     /// A process of the container.
     container: u32,
-    /// The PID namespace of the container; `None` if that process is gone, or where it is this host's own: among its processes,
-    /// those of the command cannot be identified.
+    /// The container's PID namespace; `None` if that process is gone, or if the namespace is this host's own: among the
+    /// host's processes, we cannot identify the command's.
     namespace: Option<PathBuf>,
     command: Vec<String>,
     /// When the runtime was asked to run it, in ticks since boot.
@@ -42,7 +42,7 @@ struct Ties {
     processes: HashSet<i32>,
     sessions: HashSet<i32>,
     pipes: HashSet<PathBuf>,
-    /// The first process that was found, and when it was started.
+    /// The first process that was found, and when it started.
     first: Option<(i32, u64)>,
 }
 
@@ -56,7 +56,7 @@ struct Process {
 }
 
 impl Search {
-    /// To be called before the runtime is asked to run the command.
+    /// Must be called before the runtime is asked to run the command.
     pub(super) fn new(container: u32, command: &[String]) -> Self {
         Self {
             container,
@@ -67,31 +67,31 @@ impl Search {
         }
     }
 
-    /// Kills the command's processes that there are, and returns how many. Reads much of `/proc`: blocks.
+    /// Kills the command's current processes, and returns their number. Reads much of `/proc`: blocks.
     pub(super) fn kill(&mut self) -> usize {
         let found = self.find();
         found.iter().for_each(|process| self.kill_one(process));
         found.len()
     }
 
-    /// Kills a process, unless it has ended and another one has its number.
+    /// Kills a process, unless it has exited and another one has its PID.
     fn kill_one(&self, process: &Process) {
         let Some(pidfd) =
             Pid::from_raw(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         else {
             return;
         };
-        // From here on the descriptor is of the process that is looked at.
+        // From here on, the descriptor refers to the process that we check.
         let now = Process::read(process.pid);
         let is_same = now.is_some_and(|now| now.started == process.started)
             && pid_namespace(process.pid) == self.namespace;
         if is_same {
-            // It may have ended since.
+            // It may have exited since.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 
-    /// When the command began. Reads much of `/proc`: blocks.
+    /// When the command started. Reads much of `/proc`: blocks.
     pub(super) fn start(&mut self) -> Start {
         if is_in_own_namespace(self.container) {
             return Start::Unknown;
@@ -103,7 +103,7 @@ impl Search {
         }
     }
 
-    /// The command's processes that live, as far as they are tied to it or to those found before.
+    /// The command's live processes, as far as they are tied to it or to those found before.
     fn find(&mut self) -> Vec<Process> {
         let Some(namespace) = &self.namespace else {
             return Vec::new();
@@ -116,7 +116,8 @@ impl Search {
             .collect();
         let mut ties = std::mem::take(&mut self.ties);
         if ties.processes.is_empty() {
-            // Whoever runs something in a container is outside. Of a parent that has just ended, nothing is known.
+            // A process that was started in the container from outside has a parent outside. If a parent has just exited, we
+            // know nothing about it.
             let entered = processes.iter().filter(|process| {
                 process.pid != self.container as i32
                     && pid_namespace(process.parent).is_some_and(|outer| outer != *namespace)
@@ -124,14 +125,14 @@ impl Search {
             let (exact, others): (Vec<_>, Vec<_>) =
                 entered.partition(|process| self.is_command(process.pid));
             match (&exact[..], &others[..]) {
-                // It has become another program, and there is no other that it could be.
+                // The process has become another program, and it is the only candidate.
                 ([], [one]) => ties.add(one, &pipes(one.pid)),
                 (exact, _) => exact
                     .iter()
                     .for_each(|process| ties.add(process, &pipes(process.pid))),
             }
         }
-        // Children of children come with the next pass. Pipes are read once for all passes.
+        // Grandchildren come with the next pass. Pipes are read once for all passes.
         let mut pipes_of = HashMap::new();
         let mut known = 0;
         while known < ties.processes.len() {
@@ -153,7 +154,7 @@ impl Search {
         processes
     }
 
-    /// Whether a process was started by the command. A script shows with its interpreter in front.
+    /// Whether a process was started by the command. A script appears with its interpreter in front.
     fn is_command(&self, pid: i32) -> bool {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words: Vec<_> = line
@@ -179,7 +180,7 @@ impl Ties {
             self.sessions.insert(process.session);
             self.first = Some((process.pid, process.started));
         }
-        // The runtime gives each command a session of its own.
+        // The runtime gives each command its own session.
         if process.session == process.pid {
             self.sessions.insert(process.session);
         }
@@ -195,10 +196,10 @@ impl Ties {
 }
 
 impl Process {
-    /// `None` if it has ended, be it that nobody has taken note.
+    /// `None` if it has exited, even if it has not been reaped.
     fn read(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        // The name may hold anything.
+        // The name may contain anything.
         let after = stat.iter().rposition(|byte| *byte == b')')?;
         let fields = String::from_utf8_lossy(&stat[after + 1..]).into_owned();
         let fields: Vec<_> = fields.split_whitespace().collect();
@@ -222,7 +223,7 @@ fn pid_namespace(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
-/// Whether a process sees this host's processes.
+/// Whether a process is in this host's PID namespace, and so sees the host's processes.
 pub(super) fn is_in_own_namespace(pid: u32) -> bool {
     pid_namespace(pid as i32) == fs::read_link("/proc/self/ns/pid").ok()
 }
@@ -238,27 +239,27 @@ fn pipes(pid: i32) -> Vec<PathBuf> {
     files.filter(is_pipe).collect()
 }
 
-/// Whether a process is still that of the runtime, which becomes the command's.
+/// Whether a process is still the runtime's own, which will become the command's.
 fn is_being_started(pid: i32) -> bool {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.starts_with(b"runc:")
 }
 
-/// When the first of these processes was started.
+/// When the first of these processes started.
 pub(super) fn start_of(pids: impl Iterator<Item = i32>) -> Start {
     let started = pids.filter_map(Process::read).map(|one| one.started).min();
     started.map_or(Start::NotNow, |started| Start::Ago(ago(started)))
 }
 
-/// How long ago, at least, something was that the kernel tells in ticks since boot.
+/// How long ago, at least, a time was that the kernel reports in ticks since boot.
 fn ago(ticks: u64) -> Duration {
     let (since_boot, rate) = (since_boot(), ticks_per_second());
-    // It was at some time within that tick.
+    // It was at some point within that tick.
     let at = u128::from(ticks + 1) * 1_000_000_000 / u128::from(rate);
     since_boot.saturating_sub(Duration::from_nanos(at as u64))
 }
 
-/// In ticks since boot, as the kernel tells when a process was started.
+/// In ticks since boot, the unit in which the kernel reports process start times.
 fn now() -> u64 {
     (since_boot().as_millis() * u128::from(ticks_per_second()) / 1000) as u64
 }
@@ -268,7 +269,7 @@ fn since_boot() -> Duration {
 }
 
 fn ticks_per_second() -> u64 {
-    /// That of all architectures with Linux that this runs on.
+    /// The rate on all Linux architectures that this runs on.
     const USUAL: u64 = 100;
     let rate = sysconf(SysconfVar::CLK_TCK).ok().flatten();
     let rate = rate.and_then(|rate| u64::try_from(rate).ok());
@@ -283,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// Set where the test runs as its own child, the first process of a PID namespace.
+    /// Set when the test runs as its own child, the first process of a PID namespace.
     const INSIDE: &str = "HEALTH_PROBE_INSIDE";
     const OWN_NAME: &str =
         "mechanism::exec::tree::tests::nothing_is_killed_among_the_agents_own_processes";
@@ -315,7 +316,7 @@ mod tests {
         said.find(|line| line.ends_with("begins")).unwrap();
         let children = format!("/proc/{0}/task/{0}/children", inside.id());
         let first = fs::read_to_string(children).unwrap();
-        // Whoever is entered from outside has no parent there, as a command of a runtime.
+        // A process that enters from outside has no parent there, like a command of a runtime.
         let mut entered = Command::new("nsenter")
             .args([
                 "--target",

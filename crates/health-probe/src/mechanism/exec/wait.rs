@@ -1,5 +1,5 @@
-//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes begin to count when
-//! the command runs: on a busy machine the start may take longer than the command.
+//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes start counting when
+//! the command runs: on a busy machine, starting a command may take longer than the command.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -8,37 +8,37 @@ use tokio::time::Instant;
 
 use crate::mechanism::Deadline;
 
-/// How long the start of a command may take beyond its timeout: as long as the timeout, within these.
+/// How long the start of a command may take beyond its timeout: as long as the timeout, within these bounds.
 const START_MIN: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(10);
-/// Between two looks for a command that has not begun.
+/// Pause between two checks for a command that has not started.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// When a command began.
+/// When a command started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// It is not known: its time counts from when it was asked for.
+    /// Unknown: its time counts from the request.
     Unknown,
-    /// It has not begun, or has ended.
+    /// It has not started, or has already exited.
     NotNow,
-    /// So long ago.
+    /// This long ago.
     Ago(Duration),
 }
 
-/// A command that was asked for.
+/// A requested command.
 pub(super) trait Command {
-    /// When it began.
+    /// When it started.
     fn start(&mut self) -> impl Future<Output = Start> + Send;
 }
 
-/// What came of waiting for a command.
+/// The result of waiting for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited<T> {
-    /// It ended with this.
+    /// It finished with this result.
     Ended(T),
     /// It ran for too long.
     TooLong,
-    /// Nobody started it.
+    /// It was not started.
     NotStarted,
 }
 
@@ -63,8 +63,8 @@ pub(super) async fn wait<T>(
             Start::Unknown => return Waited::TooLong,
             Start::Ago(age) => {
                 let began = now.checked_sub(age).unwrap_or(asked).max(asked);
-                // Its process is there before its runtime has started it, which cannot be seen. What that takes is taken to
-                // be no more than what led to the process.
+                // Its process exists before its runtime has started it, which we cannot see. We assume that this step takes
+                // no longer than what came before the process.
                 let rest = began.saturating_duration_since(asked).min(timeout);
                 began + rest + timeout
             }
@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// One that begins some time after it was asked for, and its process half of that before.
+    /// A command that starts some time after the request, and whose process appears halfway.
     struct Begins {
         asked: Instant,
         after: Option<Duration>,
@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    /// What comes of a command whose process is there after `after`, and that ends `took` after it was asked for.
+    /// The result for a command whose process appears `after` and that exits `took` ms after the request.
     async fn waited(after: Option<u64>, took: Option<u64>) -> (Waited<()>, u128) {
         let asked = Instant::now();
         let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
@@ -119,13 +119,13 @@ mod tests {
     async fn a_commands_time_counts_from_its_start() {
         assert_eq!(waited(Some(0), Some(999)).await, (Waited::Ended(()), 999));
         assert_eq!(waited(Some(0), Some(1001)).await, (Waited::TooLong, 1000));
-        // Its start took 600 ms until there was a process, and may have taken as long from there.
+        // It took 600 ms until there was a process, and may have taken as long again from there.
         assert_eq!(
             waited(Some(600), Some(2100)).await,
             (Waited::Ended(()), 2100)
         );
         assert_eq!(waited(Some(600), None).await, (Waited::TooLong, 2200));
-        // Even more than its timeout.
+        // Even longer than its timeout.
         assert_eq!(
             waited(Some(1500), Some(2400)).await,
             (Waited::Ended(()), 2400)
@@ -135,7 +135,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_command_that_does_not_begin_is_given_up() {
         assert_eq!(waited(None, None).await, (Waited::NotStarted, 2000));
-        // It ended, and its end comes late.
+        // It exited, but its end arrives late.
         assert_eq!(waited(None, Some(1900)).await, (Waited::Ended(()), 1900));
     }
 

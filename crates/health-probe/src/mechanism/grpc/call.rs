@@ -1,8 +1,8 @@
-//! One call on a connection of HTTP/2 of its own (RFC 9113), without the connection: what to write, and what comes of
-//! what is read.
+//! One call on its own HTTP/2 connection (RFC 9113), separate from the connection: what to write, and how to interpret what
+//! is read.
 //!
-//! A probe needs so little of HTTP/2 that a whole client would cost it several times the rest: one stream, everything
-//! that it sends in one piece, and answers far smaller than any window.
+//! A probe needs so little of HTTP/2 that a complete client would cost several times as much as everything else: one stream,
+//! all data sent in one piece, and answers far smaller than any window.
 
 use std::io;
 
@@ -12,15 +12,15 @@ use crate::mechanism::dialogue::Dialogue;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// RFC 9113, 4.1: length, type, flags, stream.
 const FRAME_HEAD: usize = 9;
-/// Longest frame if nothing else was agreed (RFC 9113, 6.5.2), bytes.
+/// Longest frame unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
 const FRAME_MAX: usize = 16 * 1024;
 /// Most bytes of an answer's headers, packed or not.
 const HEADERS_LIMIT: usize = 16 * 1024;
-/// Most bytes of a reply. A good one has seven.
+/// Most bytes of a reply. A valid one has seven.
 const REPLY_LIMIT: usize = 4096;
 const STREAM: u32 = 1;
 
-/// Types of frames (RFC 9113, 6).
+/// Frame types (RFC 9113, 6).
 mod frame {
     pub(super) const DATA: u8 = 0;
     pub(super) const HEADERS: u8 = 1;
@@ -32,7 +32,7 @@ mod frame {
     pub(super) const CONTINUATION: u8 = 9;
 }
 
-/// Flags of frames.
+/// Frame flags.
 mod flag {
     pub(super) const ACK: u8 = 1;
     pub(super) const END_STREAM: u8 = 1;
@@ -47,16 +47,16 @@ mod setting {
     pub(super) const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// What came is no HTTP/2.
+    /// The data received is not HTTP/2.
     #[error("{0}")]
     Protocol(Violation),
     /// The server ended the call.
     #[error("the server reset it ({})", code(*.0))]
     Reset(u32),
-    /// The server takes no calls on this connection.
+    /// The server accepts no calls on this connection.
     #[error("the server goes away ({})", code(*.0))]
     GoAway(u32),
     /// The server closed the connection.
@@ -65,12 +65,12 @@ pub(super) enum CallError {
     /// The connection broke.
     #[error("{0}")]
     Broken(#[source] io::Error),
-    /// More came than belongs to an answer.
+    /// More data came than an answer can have.
     #[error("the answer is too long")]
     TooLong,
 }
 
-/// What a server of HTTP/2 does not do.
+/// Something that an HTTP/2 server must not do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
     #[error("the first frame is not SETTINGS")]
@@ -117,33 +117,33 @@ fn code(code: u32) -> String {
     }
 }
 
-/// What is asked.
+/// The request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) is_tls: bool,
     pub(super) path: &'a str,
     pub(super) authority: &'a str,
     pub(super) user_agent: &'a str,
-    /// How long the server has, ms.
+    /// How long the server has, in ms.
     pub(super) timeout_ms: u128,
     /// The message, with its prefix.
     pub(super) message: &'a [u8],
 }
 
-/// The answer to a call, as far as gRPC has to do with it.
+/// The answer to a call, as far as gRPC uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// `:status`.
     pub(super) status: Vec<u8>,
     pub(super) content_type: Option<Vec<u8>>,
-    /// `grpc-status`, of the trailers if there are any.
+    /// `grpc-status`, from the trailers if there are any.
     pub(super) grpc_status: Option<Vec<u8>>,
     /// The messages, with their prefixes.
     pub(super) reply: Vec<u8>,
 }
 
 impl Answer {
-    /// Whether its first headers are those of gRPC.
+    /// Whether its first headers are gRPC's.
     pub(super) fn is_grpc(&self) -> bool {
         let kind = self.content_type.as_deref().unwrap_or_default();
         self.status == b"200" && kind.starts_with(b"application/grpc")
@@ -153,22 +153,22 @@ impl Answer {
 /// A call under way.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// What is to be written.
+    /// Data to write.
     output: Vec<u8>,
-    /// What came of a frame that is not whole yet.
+    /// An incomplete frame.
     pending: Vec<u8>,
     decoder: Decoder,
     answer: Answer,
-    /// Headers that go on in the next frame, and whether the stream ends with them.
+    /// Headers that continue in the next frame, and whether the stream ends with them.
     block: Option<(Vec<u8>, bool)>,
     place: Place,
-    /// Why the server takes no more calls. The answer to this one may still come.
+    /// Why the server accepts no more calls. The answer to this one may still come.
     goes_away: Option<u32>,
-    /// Whether the server has said anything.
+    /// Whether the server has sent anything.
     has_heard: bool,
 }
 
-/// Where in the answer it is.
+/// The current position in the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The server's settings come first.
@@ -187,7 +187,7 @@ impl Call {
         pack(&mut headers, Ok(31), "application/grpc");
         pack(&mut headers, Err("te"), "trailers");
         pack(&mut headers, Ok(58), request.user_agent);
-        // Eight digits at most.
+        // At most eight digits.
         let timeout = format!("{}m", request.timeout_ms.clamp(1, 99_999_999));
         pack(&mut headers, Err("grpc-timeout"), &timeout);
 
@@ -226,7 +226,7 @@ impl Call {
         }
     }
 
-    /// Whether the server has said anything.
+    /// Whether the server has sent anything.
     pub(super) fn has_heard(&self) -> bool {
         self.has_heard
     }
@@ -255,7 +255,7 @@ impl Call {
         Ok((None, len - bytes.len()))
     }
 
-    /// Takes a frame. Returns whether the answer is whole.
+    /// Handles a frame. Returns whether the answer is complete.
     fn frame(
         &mut self,
         kind: u8,
@@ -314,7 +314,7 @@ impl Call {
                     self.place = Place::Head;
                 }
                 if flags & flag::ACK == 0 {
-                    // None of them has to do with what was sent already.
+                    // No setting affects what was already sent.
                     push(&mut self.output, frame::SETTINGS, flag::ACK, 0, &[]);
                 }
                 Ok(false)
@@ -342,12 +342,12 @@ impl Call {
             (frame::DATA | frame::HEADERS | frame::RST_STREAM | frame::CONTINUATION, _)
             | (frame::SETTINGS | frame::PING | frame::GOAWAY, _)
             | (frame::PUSH_PROMISE, _) => Err(Violation::Unexpected.into()),
-            // Windows, priorities, and what is not known (RFC 9113, 5.5).
+            // Windows, priorities, and unknown types (RFC 9113, 5.5).
             _ => Ok(false),
         }
     }
 
-    /// Takes headers: those of the answer, announcements before them, or trailers. Returns whether the answer is whole.
+    /// Handles headers: the answer's, informational ones before them, or trailers. Returns whether the answer is complete.
     fn headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
         let mut told = Answer::default();
         self.decoder
@@ -366,14 +366,14 @@ impl Call {
             // RFC 9113, 8.1.
             _ if told.status.starts_with(b"1") && !is_end => Ok(false),
             _ => {
-                // How a call ends is told at its end.
+                // The status of a call comes at its end.
                 let grpc_status = told.grpc_status.take().filter(|_| is_end);
                 self.answer = Answer {
                     grpc_status,
                     ..told
                 };
                 self.place = Place::Body;
-                // What else comes is not of gRPC either, and may have no end.
+                // The rest is not gRPC either, and may never end.
                 Ok(is_end || !self.answer.is_grpc())
             }
         }
@@ -424,7 +424,7 @@ fn push(output: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) 
     output.extend_from_slice(payload);
 }
 
-/// Adds frames of the stream, as many as it takes: the first of one type, all others of another. The last has the flags.
+/// Adds as many frames of the stream as needed: the first of one type, all others of another. The last one has the flags.
 fn push_all(output: &mut Vec<u8>, (first, next): (u8, u8), last_flags: u8, payload: &[u8]) {
     let mut pieces = payload.chunks(FRAME_MAX).peekable();
     let mut kind = first;

@@ -1,15 +1,15 @@
-//! Headers of HTTP/2 as they are packed (RFC 7541).
+//! HPACK, the header compression of HTTP/2 (RFC 7541).
 //!
-//! h2 keeps its own reader to itself; this is what one call needs of it.
+//! h2 does not export its decoder; this is the part that one call needs.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::huffman;
 
-/// Size that the table of a connection may have if nothing else was agreed (RFC 9113, 6.5.2), bytes.
+/// Table size of a connection unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
 const TABLE_SIZE: usize = 4096;
-/// What a header counts for besides its bytes (RFC 7541, 4.1).
+/// What an entry counts for besides its bytes (RFC 7541, 4.1).
 const OVERHEAD: usize = 32;
 
 /// RFC 7541, Appendix A. Its index counts from 1.
@@ -30,7 +30,7 @@ const STATIC: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// Headers that cannot be read.
+/// Why headers cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HpackError {
     #[error("truncated HPACK block")]
@@ -49,10 +49,10 @@ pub(super) enum HpackError {
 
 type Bytes<'a> = Cow<'a, [u8]>;
 
-/// Reads the headers of one connection.
+/// Decodes the headers of one connection.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// The newest first.
+    /// Newest first.
     table: VecDeque<(Vec<u8>, Vec<u8>)>,
     size: usize,
     size_max: usize,
@@ -69,7 +69,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Reads headers, which may come to `size_max` bytes unpacked, and tells of each by its name and value.
+    /// Decodes headers of up to `size_max` bytes unpacked, and calls `tell` with each name and value.
     pub(super) fn decode(
         &mut self,
         mut packed: &[u8],
@@ -95,7 +95,7 @@ impl Decoder {
                     self.evict();
                     continue;
                 }
-                // Not kept, whether others may keep it or not.
+                // Not kept, whether or not intermediaries may index it.
                 0x00..=0x1f => (self.name(rest, 4)?, string(rest)?, false),
             };
             size += name.len() + value.len() + OVERHEAD;
@@ -113,7 +113,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// A header's name: one that is known, or a new one.
+    /// A header's name: an indexed or a literal one.
     fn name<'s, 'p: 's>(
         &'s self,
         packed: &mut &'p [u8],
@@ -135,7 +135,7 @@ impl Decoder {
         Ok((name.into(), value.into()))
     }
 
-    /// Forgets the oldest until the others fit.
+    /// Evicts the oldest entries until the rest fits.
     fn evict(&mut self) {
         while self.size > self.size_max
             && let Some((name, value)) = self.table.pop_back()
@@ -145,7 +145,7 @@ impl Decoder {
     }
 }
 
-/// RFC 7541, 5.1: in the low bits of the first byte, and in more if they are all set.
+/// RFC 7541, 5.1: in the low bits of the first byte, and in further bytes if they are all set.
 fn number(packed: &mut &[u8], bits: u32) -> Result<usize, HpackError> {
     let (first, mut rest) = packed.split_first().ok_or(HpackError::Short)?;
     let mask = (1 << bits) - 1;
@@ -155,7 +155,7 @@ fn number(packed: &mut &[u8], bits: u32) -> Result<usize, HpackError> {
         loop {
             let (byte, after) = rest.split_first().ok_or(HpackError::Short)?;
             rest = after;
-            // No length, index or size here needs more.
+            // No length, index or size here needs more bits.
             if shift > 21 {
                 return Err(HpackError::Number);
             }
@@ -184,7 +184,7 @@ fn string<'a>(packed: &mut &'a [u8]) -> Result<Bytes<'a>, HpackError> {
     }
 }
 
-/// Packs a header that nobody is to keep, by the static index of its name, or 0 and the name.
+/// Packs a header that must not be indexed, by the static index of its name, or 0 and the name.
 pub(super) fn pack(packed: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     match name {
         Ok(index) => push_number(packed, 4, usize::from(index)),
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_responses_of_the_rfc_are_read() {
-        // RFC 7541, C.6: a table of 256 bytes, in which older headers make room for newer ones.
+        // RFC 7541, C.6: a table of 256 bytes, in which newer entries evict older ones.
         let mut decoder = Decoder {
             size_max: 256,
             ..Decoder::default()

@@ -1,14 +1,14 @@
 //! The Huffman code of HPACK (RFC 7541, 5.2 and Appendix B).
 //!
-//! The code is canonical: the symbols of one length have consecutive codes in the symbols' order, and each length goes on
-//! where the one before it stopped. The lengths are all there is to know.
+//! The code is canonical: symbols of one length have consecutive codes in symbol order, and each length continues where the
+//! previous one stopped. So the lengths define the whole code.
 
-/// Symbols: the bytes, and the end of the string.
+/// Number of symbols: the bytes, and the end of string.
 const SYMBOLS: usize = 257;
 const END: u16 = 256;
 const LONGEST: usize = 30;
 
-/// Bits of each symbol's code.
+/// The length in bits of each symbol's code.
 #[rustfmt::skip]
 const LENGTHS: [u8; SYMBOLS] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28,
@@ -22,7 +22,7 @@ const LENGTHS: [u8; SYMBOLS] = [
     27, 27, 27, 27, 26, 30,
 ];
 
-/// The symbols by their codes, and for each length its first code and where its symbols begin.
+/// The symbols in code order; for each length, its first code and where its symbols start.
 struct Table {
     symbols: [u16; SYMBOLS],
     first: [u32; LONGEST + 1],
@@ -57,7 +57,7 @@ const fn table() -> Table {
     table
 }
 
-/// A string's bytes; `None` if it is not encoded so.
+/// Decodes a string; `None` if the encoding is invalid.
 pub(super) fn decode(encoded: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(encoded.len() * 8 / 5);
     let (mut code, mut length) = (0_u32, 0);
@@ -79,7 +79,7 @@ pub(super) fn decode(encoded: &[u8]) -> Option<Vec<u8>> {
             }
         }
     }
-    // It is filled up with the first bits of the end, less than a byte of them.
+    // The padding must be the first bits of the end symbol, less than a byte.
     (length < 8 && code == (1 << length) - 1).then_some(decoded)
 }
 
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_not_encoded_so_is_refused() {
-        // The end of the string itself, a whole byte of filling, and filling with another bit.
+        // The end symbol itself, a whole byte of padding, and padding with the wrong bit.
         for bad in [&[0xff, 0xff, 0xff, 0xff][..], &[0x64, 0x02, 0xff], &[0x00]] {
             assert_eq!(decode(bad), None, "{bad:?}");
         }

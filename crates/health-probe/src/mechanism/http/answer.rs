@@ -1,15 +1,16 @@
-//! An answer by HTTP/1.1, read piece by piece: its head, and how its body is delimited.
+//! Reads an HTTP/1.1 answer piece by piece: its head, and how its body is delimited.
 
 use crate::mechanism::OUTPUT_LIMIT;
 
 /// Most bytes of a head.
 pub(super) const HEAD_LIMIT: usize = 64 * 1024;
-/// Most headers of a head.
+/// Most headers in a head.
 const HEADERS: usize = 100;
-/// A head of up to this many bytes is looked at with each piece, so that what is no HTTP is told before its line ends.
+/// A head of up to this many bytes is parsed with each piece, so that anything that is not HTTP is detected before its line
+/// ends.
 const LOOK_ALWAYS: usize = 512;
 
-/// What is wrong with a head.
+/// An error in a head.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HeadError {
     #[error("it is not HTTP/1")]
@@ -37,7 +38,7 @@ impl From<httparse::Error> for HeadError {
     }
 }
 
-/// What is wrong with a body.
+/// An error in a body.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BodyError {
     #[error("invalid chunk size")]
@@ -50,25 +51,25 @@ pub(super) enum BodyError {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) status: u16,
-    /// Where a redirect leads, if this is one.
+    /// The target of a redirect, if this is one.
     pub(super) location: Option<String>,
 }
 
-/// Reads a head that comes in pieces.
+/// Reads a head that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct HeadReader {
-    /// What came of a head that is not whole yet.
+    /// An incomplete head.
     pending: Vec<u8>,
 }
 
 impl HeadReader {
-    /// Takes a piece. When the head is whole, returns it, its body, and what the piece has of that.
+    /// Handles a piece. Once the head is complete, returns it, its body, and the piece's part of the body.
     pub(super) fn receive(
         &mut self,
         piece: &[u8],
     ) -> Result<Option<(Head, Body, Vec<u8>)>, HeadError> {
         let mut pending = std::mem::take(&mut self.pending);
-        // An empty line may be cut.
+        // An empty line may be split.
         let unseen = pending.len().saturating_sub(2);
         let mut bytes = if pending.is_empty() {
             piece
@@ -79,7 +80,7 @@ impl HeadReader {
         if bytes.len() <= LOOK_ALWAYS || has_empty_line(&bytes[unseen..]) {
             while let Some((head, body, len)) = parse(bytes)? {
                 bytes = &bytes[len..];
-                // Announcements come before the answer (RFC 9110, 15.2). After the last of them comes no more HTTP.
+                // Informational answers come before the final one (RFC 9110, 15.2). After status 101, no more HTTP follows.
                 if !(100..200).contains(&head.status) || head.status == 101 {
                     return Ok(Some((head, body, bytes.to_vec())));
                 }
@@ -100,14 +101,14 @@ impl HeadReader {
     }
 }
 
-/// Whether a head may end here. None is looked at again and again while it comes.
+/// Whether a head may end here. Avoids parsing a head again and again while it arrives.
 fn has_empty_line(bytes: &[u8]) -> bool {
     bytes.windows(2).any(|two| two == b"\n\n") || bytes.windows(3).any(|three| three == b"\n\r\n")
 }
 
-/// A head and its length, if it is whole. It may be as odd as the kubelet takes it.
+/// Parses a head; returns it with its length if it is complete. Accepts the same oddities as the kubelet.
 fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
-    // The parser would look for a head after any number of empty lines.
+    // The parser would skip any number of empty lines before a head.
     if matches!(bytes.first(), Some(b'\r' | b'\n')) {
         return Err(HeadError::Version);
     }
@@ -148,7 +149,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
     Ok(Some((Head { status, location }, body, len)))
 }
 
-/// Whether a body comes in chunks. It has no other coding, as for the kubelet.
+/// Whether a body is chunked. Other codings are errors, as for the kubelet.
 fn is_chunked<'a>(mut codings: impl Iterator<Item = &'a [u8]>) -> Result<bool, HeadError> {
     match (codings.next(), codings.next()) {
         (None, _) => Ok(false),
@@ -157,7 +158,7 @@ fn is_chunked<'a>(mut codings: impl Iterator<Item = &'a [u8]>) -> Result<bool, H
     }
 }
 
-/// A body's length. It may be told several times, but not in different ways.
+/// A body's length. It may be given several times, but not with different values.
 fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HeadError> {
     let mut length = None;
     for value in values.flat_map(|value| value.split(|byte| *byte == b',')) {
@@ -173,45 +174,45 @@ fn decimal(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(text).ok().filter(|_| is_number)?;
-    // A length beyond 64 bits is one that nobody sends.
+    // A length beyond 64 bits is never sent.
     text.parse().ok()
 }
 
-/// How a body is delimited, and what of it is still to come.
+/// How a body is delimited, and what is still to come.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// So many bytes more.
+    /// This many more bytes.
     Length(u64),
     Chunked(Chunk),
-    /// Whatever comes until the connection ends.
+    /// Everything until the connection ends.
     UntilEnd,
 }
 
-/// Where in a chunked body (RFC 9112, 7.1) it is.
+/// The position in a chunked body (RFC 9112, 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
     /// In the size, which has this value so far.
     Size(Option<u64>),
     /// After the size, in the rest of its line.
     Extension(u64),
-    /// In the data, of which so many bytes are to come.
+    /// In the data, with this many bytes to come.
     Data(u64),
     /// At the line break after the data.
     DataEnd,
-    /// In the trailer, in a line of so many bytes.
+    /// In the trailer, in a line with this many bytes so far.
     Trailer(usize),
 }
 
-/// How far a body is.
+/// The progress of reading a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     More,
-    /// It is whole, or as much of it was looked at as is to be.
+    /// It is complete, or as much of it was read as we want.
     Done,
 }
 
 impl Body {
-    /// Takes a piece, none of which is kept. `read` counts the bytes of the body that were looked at.
+    /// Handles a piece, none of which is kept. `read` counts the bytes of the body that were read.
     pub(super) fn receive(
         &mut self,
         piece: &[u8],
@@ -238,14 +239,14 @@ impl Body {
         })
     }
 
-    /// Whether it may end with the connection.
+    /// Whether the end of the connection may end it.
     pub(super) fn may_end(&self) -> bool {
         *self == Self::UntilEnd
     }
 }
 
 impl Chunk {
-    /// Whether the body is whole.
+    /// Returns whether the body is complete.
     fn receive(&mut self, mut piece: &[u8], read: &mut usize) -> Result<bool, BodyError> {
         while let Some((&byte, rest)) = piece.split_first() {
             if let Self::Data(left) = *self {
@@ -290,7 +291,8 @@ mod tests {
 
     use super::*;
 
-    /// What a reader makes of an answer that comes in these pieces: the head, and what came of the body.
+    /// What a reader returns for an answer in these pieces: the head, how many bytes of the body were read, and whether it
+    /// is complete.
     fn read(pieces: &[&[u8]]) -> Result<Option<(Head, usize, bool)>, String> {
         let mut reader = HeadReader::default();
         let mut pieces = pieces.iter();
@@ -360,7 +362,7 @@ mod tests {
             (long.as_str(), whole(200, 2)),
         ] {
             assert_eq!(read(&[answer.as_bytes()]), expected, "{answer}");
-            // However it is cut.
+            // However it is split.
             for cut in 1..answer.len() {
                 let (a, b) = answer.as_bytes().split_at(cut);
                 assert_eq!(read(&[a, b]), expected, "{answer} cut at {cut}");
@@ -451,7 +453,7 @@ mod tests {
         fn no_bytes_make_it_panic(start in "(HTTP/1.1 200 x\r\n(Transfer-Encoding: chunked\r\n)?\r\n)?", rest in prop::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
             let bytes = [start.as_bytes(), &rest].concat();
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
-            // Cut or not, it comes to the same, but for what was not looked at because nothing followed.
+            // The result is the same with or without the cut, except for data that was not parsed because nothing followed.
             let cut = read(&[a, b]);
             let uncut = read(&[&bytes]);
             if let (Ok(Some(cut)), Ok(Some(uncut))) = (cut, uncut) {

@@ -1,10 +1,10 @@
-//! A request by HTTP/1.1, as the bytes that are sent (RFC 9112, 3).
+//! An HTTP/1.1 request, as the bytes to send (RFC 9112, 3).
 
 use super::HttpError;
 use crate::mechanism::USER_AGENT;
 use crate::mechanism::url::Url;
 
-/// What the connection itself decides. Values of a manifest for them are not sent.
+/// Headers that the connection itself decides. Values from a manifest are not sent.
 const OWN: [&str; 4] = [
     "connection",
     "content-length",
@@ -15,14 +15,14 @@ const OWN: [&str; 4] = [
 /// The headers of a manifest, checked once for all requests of a probe.
 #[derive(Debug)]
 pub(super) struct Headers {
-    /// What the server is to be told that it is.
+    /// The host name to send to the server.
     host: Option<String>,
     /// All others, as lines.
     lines: Vec<u8>,
 }
 
 impl Headers {
-    /// An error names a header that cannot be sent.
+    /// Fails with the name of a header that cannot be sent.
     pub(super) fn new(given: &[(String, String)]) -> Result<Self, HttpError> {
         let mut host = None;
         let mut lines = Vec::with_capacity(64);
@@ -30,7 +30,7 @@ impl Headers {
             let mut names = given.iter().map(|(name, _)| name);
             names.any(|given| given.eq_ignore_ascii_case(name))
         };
-        // An empty value of one of these two says that it is not to be sent.
+        // An empty value for one of these two means that it is not sent.
         let is_dropped = |name: &str, value: &str| {
             value.trim().is_empty()
                 && (name.eq_ignore_ascii_case("user-agent") || name.eq_ignore_ascii_case("accept"))
@@ -58,12 +58,12 @@ impl Headers {
         Ok(Self { host, lines })
     }
 
-    /// What a host in a redirect makes of it: that host is the one to name.
+    /// Handles a redirect that names a host: from now on that host is sent.
     pub(super) fn forget_host(&mut self) {
         self.host = None;
     }
 
-    /// A request for a URL. An error says that its host cannot be named.
+    /// A request for a URL. Fails if its host cannot be sent.
     pub(super) fn request(&self, url: &Url) -> Result<Vec<u8>, HttpError> {
         let authority;
         let host = match &self.host {
@@ -99,14 +99,14 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// RFC 9110, 5.5: no control characters but for tabs.
+/// RFC 9110, 5.5: no control characters except tabs.
 fn is_value(value: &str) -> bool {
     value
         .bytes()
         .all(|byte| byte == b'\t' || !byte.is_ascii_control())
 }
 
-/// A header's name with capital letters at the beginning and after hyphens, as the kubelet sends it.
+/// A header's name with capital letters at the start and after hyphens, as the kubelet sends it.
 fn canonical(name: &str) -> String {
     let mut is_first = true;
     let canonical = name.chars().map(|c| {

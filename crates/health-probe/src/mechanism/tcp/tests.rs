@@ -17,7 +17,7 @@ async fn t1_an_open_port_is_a_success() {
 #[tokio::test]
 async fn t1_a_closed_port_is_a_failure() {
     let closed = unused_port();
-    // There is no port 0 to listen on.
+    // Nothing can listen on port 0.
     for address in [closed, SocketAddr::new(closed.ip(), 0)] {
         let outcome = probe(&target(address), patience()).await;
         assert_eq!(outcome.result, RawResult::Failure, "{outcome:?}");
@@ -42,7 +42,7 @@ async fn names_are_resolved() {
     );
 }
 
-/// Whoever accepts nothing any more: a queue that is full.
+/// A listener that accepts nothing more: its queue is full.
 #[tokio::test]
 async fn a_half_open_listener_times_out() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -57,7 +57,7 @@ async fn a_half_open_listener_times_out() {
         }
         waiting.push(tokio::net::TcpStream::connect(address));
         assert!(waiting.len() < 100, "the queue never fills");
-        // Those of probes have gone; these stay.
+        // Connections of probes are gone; these stay.
         let stream = tokio::time::timeout(SHORT, waiting.pop().unwrap()).await;
         std::mem::forget(stream);
     };

@@ -1,5 +1,5 @@
-//! The suites of TLS 1.2 with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and Go has,
-//! too. They serve probes that verify nothing and have no secrets: their errors take as long as they take.
+//! The TLS 1.2 suites with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and which Go
+//! supports too. They are for probes that verify nothing and have no secrets, so errors need not take constant time.
 
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes128, Aes256, Block};
@@ -17,15 +17,14 @@ use rustls::{
 };
 
 const BLOCK_LEN: usize = 16;
-/// Length of keys and codes of HMAC-SHA1, bytes.
+/// Length of HMAC-SHA1 keys and codes, in bytes.
 const MAC_LEN: usize = 20;
-/// Most of a record's content (RFC 5246, 6.2.1).
+/// Most content in a record (RFC 5246, 6.2.1).
 const CONTENT_MAX: usize = 1 << 14;
-/// Records after which keys are worn out; no probe sends so many.
+/// Most records with one key; no probe sends that many.
 const RECORDS_MAX: u64 = 1 << 24;
 
-/// The suites, those with shorter keys first, as Go prefers them. They take hash and PRF from a suite of the provider that
-/// has SHA-256.
+/// The suites, those with shorter keys first, as Go prefers them. Hash and PRF come from a provider's suite with SHA-256.
 pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
     let model = provider.cipher_suites.iter().find_map(|suite| match suite {
         SupportedCipherSuite::Tls12(suite)
@@ -61,7 +60,7 @@ pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
         ),
     ]
     .map(|(suite, sign, aead_alg)| {
-        // Once a process.
+        // Once per process.
         SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
             common: CipherSuiteCommon {
                 suite,
@@ -77,7 +76,7 @@ pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
     .to_vec()
 }
 
-/// What a suite's server signs with; only the algorithm matters.
+/// The schemes that a suite's server signs with; only the algorithm matters.
 static ECDSA: &[SignatureScheme] = &[
     SignatureScheme::ECDSA_NISTP256_SHA256,
     SignatureScheme::ED25519,
@@ -90,8 +89,8 @@ static RSA: &[SignatureScheme] = &[
 static AES_128: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 16 };
 static AES_256: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 32 };
 
-/// AES-CBC with HMAC-SHA1. The key block has the keys of both sides' codes before those of their ciphers, and no
-/// initialisation vectors: the first are what rustls calls keys, and the others what it calls vectors.
+/// AES-CBC with HMAC-SHA1. The key block has both sides' MAC keys before the cipher keys, and no initialisation vectors:
+/// what rustls calls keys are the MAC keys, and what it calls vectors are the cipher keys.
 struct Cbc {
     key_len: usize,
 }
@@ -145,7 +144,7 @@ impl Keys {
         }
     }
 
-    /// The code of a record: of its number, head and content.
+    /// The MAC of a record, over its number, head and content.
     fn code(&self, head: &[u8], content: &[u8]) -> hmac::Tag {
         let mut code = hmac::Context::with_key(&self.mac);
         code.update(head);
@@ -186,7 +185,7 @@ impl Keys {
         Some(())
     }
 
-    /// Decrypts a record's blocks in place, and returns the length of code and content.
+    /// Decrypts a record's blocks in place, and returns the length of content and MAC.
     fn unpadded(&self, record: &mut [u8]) -> Option<usize> {
         let (vector, text) = record.split_first_chunk_mut::<BLOCK_LEN>()?;
         if !text.len().is_multiple_of(BLOCK_LEN) {

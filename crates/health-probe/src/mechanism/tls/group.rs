@@ -1,4 +1,4 @@
-//! Key exchange on P-521, which ring does not have and servers of the kubelet's probes may insist on.
+//! Key exchange on P-521, which ring lacks and which some servers that the kubelet can probe insist on.
 
 use p521::elliptic_curve::sec1::ToSec1Point as _;
 use p521::{PublicKey, SecretKey, ecdh};
@@ -6,10 +6,10 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls::crypto::{ActiveKeyExchange, GetRandomFailed, SharedSecret, SupportedKxGroup};
 use rustls::{Error, NamedGroup, PeerMisbehaved};
 
-/// Bytes of a scalar, of which the first has one bit only.
+/// Bytes of a scalar; the first one has only one bit.
 const SCALAR_LEN: usize = 66;
 const FIRST_MASK: u8 = 1;
-/// What an uncompressed point begins with (SEC 1, 2.3.3). TLS has no other form.
+/// First byte of an uncompressed point (SEC 1, 2.3.3). TLS has no other form.
 const UNCOMPRESSED: u8 = 4;
 
 /// The group `secp521r1`.

@@ -14,7 +14,7 @@ use crate::{Outcome, RawResult};
 
 mod openssl;
 
-/// An authority, and a certificate that it gave for a name.
+/// An authority, and a certificate that it issued for a name.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -69,7 +69,7 @@ fn acceptor(certificate: &Certificate, clients: Option<&Authority>) -> TlsAccept
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// A server of HTTPS that answers 200 to whoever it shakes hands with. It tells whether the connection ended well.
+/// An HTTPS server that answers 200 after any handshake. Reports whether the connection ended properly.
 async fn serve(
     certificate: &Certificate,
     clients: Option<&Authority>,
@@ -90,7 +90,7 @@ async fn serve(
             }
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
             let _ = stream.write_all(answer).await;
-            // An end that was not announced is an error.
+            // An unannounced end is an error.
             let _ = tell.send(matches!(stream.read(&mut [0; 16]).await, Ok(0)));
         }
     })
@@ -124,7 +124,7 @@ async fn certificates_are_not_verified_unless_asked_for() {
     };
     let outcome = ask(server.address, &settings).await;
     assert_eq!(outcome.result, RawResult::Success, "{outcome:?}");
-    // The certificate is for a name, and not for the address.
+    // The certificate is for a name, not for the address.
     for name in [None, Some("other".to_owned())] {
         settings.server_name = name;
         let outcome = ask(server.address, &settings).await;
@@ -134,7 +134,7 @@ async fn certificates_are_not_verified_unless_asked_for() {
         );
         assert!(outcome.message.contains("certificate"), "{outcome:?}");
     }
-    // Nor is it of this authority.
+    // Nor was it issued by this authority.
     settings.server_name = Some("web".to_owned());
     settings.authorities = Some(Authority::new().pem());
     let outcome = ask(server.address, &settings).await;
@@ -176,7 +176,7 @@ async fn a_body_may_end_with_the_connection_alone() {
                 let _ = stream.read(&mut [0; 4096]).await;
                 let answer = format!("HTTP/1.1 200 OK\r\n{length}\r\nwell");
                 let _ = stream.write_all(answer.as_bytes()).await;
-                // Dropped without an end of TLS.
+                // Dropped without a TLS close.
             }
         })
         .await;

@@ -1,5 +1,5 @@
-//! A container runtime for tests: it serves the CRI on a socket of its own, has the pods and containers that a test gives
-//! it, behaves as badly as the test says, and remembers what it was asked.
+//! A container runtime for tests: it serves the CRI on its own socket, has the pods and containers that a test adds, fails
+//! as the test demands, and records the calls that it receives.
 
 mod process;
 mod server;
@@ -19,43 +19,43 @@ use super::{PATIENCE, Runtime};
 pub(crate) use self::process::IsolatedProcess;
 pub(crate) use self::state::{ExecSyncResponse, Stage};
 
-/// A container runtime. It ends when it is dropped.
+/// A container runtime. Dropping it stops it.
 pub(crate) struct FakeRuntime {
     folder: TempDir,
     shared: Arc<Shared>,
     server: JoinHandle<()>,
 }
 
-/// What the server and the test have in common.
+/// State shared by the server and the test.
 struct Shared {
     state: Mutex<State>,
     calls: watch::Sender<Vec<Call>>,
 }
 
-/// A call that was made, whatever came of it.
+/// A call that was made, whatever its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     /// Such as `StartContainer`.
     pub(crate) method: String,
-    /// The ID of the container or pod; of one that is to be made, the ID that it gets. Empty for lists.
+    /// The ID of the container or pod; for one to be created, the ID that it will get. Empty for lists.
     pub(crate) subject: String,
-    /// When.
+    /// When it was made.
     pub(crate) at: Instant,
-    /// How it went wrong.
+    /// How it failed.
     pub(crate) fault: Option<Fault>,
 }
 
 impl Call {
-    /// Whether its client still waits for an answer that never comes, before it gives up.
+    /// Whether its client is still waiting for an answer that never comes, before it gives up.
     pub(crate) fn is_awaited(&self) -> bool {
         self.fault == Some(Fault::Hangs) && self.at.elapsed() <= PATIENCE
     }
 }
 
-/// How calls go wrong.
+/// How calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// They are refused. A container that was to be started has ended then, as with containerd.
+    /// They are refused. A container that should have been started has then exited, as with containerd.
     Refused,
     /// They are never answered.
     Hangs,
@@ -64,7 +64,7 @@ pub(crate) enum Fault {
 }
 
 impl FakeRuntime {
-    /// Starts one that has nothing yet. Must be called in a tokio runtime.
+    /// Starts an empty runtime. Must be called in a tokio runtime.
     pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
@@ -84,54 +84,54 @@ impl FakeRuntime {
         Runtime::at(&self.folder.path().join("socket"))
     }
 
-    /// Adds a pod of the namespace `default`, which can hold containers. Its ID is its name.
+    /// Adds a pod in the namespace `default` that can hold containers. Its ID is its name.
     pub(crate) fn add_pod(&self, name: &str) {
         self.shared.state().add_pod(name);
     }
 
-    /// Ends a pod: its containers stay as they are, and no more can be made.
+    /// Ends a pod: its containers stay as they are, and no more can be created.
     pub(crate) fn end_pod(&self, name: &str) {
         self.shared.state().end_pod(name);
     }
 
-    /// Adds a container to a pod. Its ID is `POD.NAME.ATTEMPT`, as is that of those that are made by calls.
+    /// Adds a container to a pod. Its ID is `POD.NAME.ATTEMPT`, as for containers created by calls.
     pub(crate) fn add_container(&self, pod: &str, name: &str, attempt: u32, stage: Stage) {
         self.shared.state().add_container(pod, name, attempt, stage);
     }
 
-    /// Says how far a container is.
+    /// Sets the stage of a container.
     pub(crate) fn set_stage(&self, id: &str, stage: Stage) {
         self.shared.state().container(id).unwrap().stage = stage;
     }
 
-    /// Says which process is the first one of a container.
+    /// Sets the PID of a container's first process.
     pub(crate) fn set_pid(&self, id: &str, pid: u32) {
         self.shared.state().container(id).unwrap().pid = pid;
     }
 
-    /// Says with what code commands end that are run in a container; 0 until this is called.
+    /// Sets the exit code of commands that are run in a container; 0 until this is called.
     pub(crate) fn set_command_exit_code(&self, id: &str, exit_code: i32) {
         self.shared.state().container(id).unwrap().command_exit_code = exit_code;
     }
 
-    /// Has calls of a method about one subject go wrong from now on.
+    /// From now on, makes calls of a method on one subject fail.
     pub(crate) fn break_calls(&self, method: &str, subject: &str, fault: Fault) {
         let key = (method.to_owned(), subject.to_owned());
         self.shared.state().faults.insert(key, fault);
     }
 
-    /// Has calls of a method about one subject go well again.
+    /// Makes calls of a method on one subject succeed again.
     pub(crate) fn mend_calls(&self, method: &str, subject: &str) {
         let key = (method.to_owned(), subject.to_owned());
         self.shared.state().faults.remove(&key);
     }
 
-    /// All calls, the oldest first.
+    /// All calls, oldest first.
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.shared.calls.borrow().clone()
     }
 
-    /// Waits until the calls are as they should be.
+    /// Waits until the calls meet a condition.
     pub(crate) async fn wait_for(&self, are_good: impl FnMut(&Vec<Call>) -> bool) {
         let mut calls = self.shared.calls.subscribe();
         calls.wait_for(are_good).await.unwrap();

@@ -3,11 +3,11 @@
 use std::fs;
 use std::process::{Child, Command};
 
-/// A process that has a PID namespace of its own. It ends when it is dropped.
+/// A process in its own PID namespace. Dropping it kills the process.
 pub(crate) struct IsolatedProcess(Child);
 
 impl IsolatedProcess {
-    /// Starts one that does nothing.
+    /// Starts a process that does nothing.
     pub(crate) fn start() -> Self {
         let mut command = Command::new("unshare");
         command.args([
@@ -21,7 +21,7 @@ impl IsolatedProcess {
         Self(command.spawn().unwrap())
     }
 
-    /// Its number on this host. Waits until it is there.
+    /// Its PID on this host. Waits until it exists.
     pub(crate) fn pid(&self) -> u32 {
         let parent = self.0.id();
         let path = format!("/proc/{parent}/task/{parent}/children");

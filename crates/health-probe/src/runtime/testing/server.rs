@@ -1,4 +1,4 @@
-//! The gRPC server of a runtime of tests.
+//! The gRPC server of the test runtime.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -110,14 +110,14 @@ async fn serve(shared: &Shared, request: http::Request<Body>) -> http::Response<
     }
 }
 
-/// A call to be answered.
+/// A call to answer.
 struct Answered<'a> {
     shared: &'a Shared,
     method: &'a str,
 }
 
 impl Answered<'_> {
-    /// By what `answer` makes of the state, unless such calls go wrong.
+    /// Answers with the result of `answer` on the state, unless the call must fail.
     async fn by<Q, A>(
         self,
         request: http::Request<Body>,
@@ -156,7 +156,7 @@ impl Answered<'_> {
         }
     }
 
-    /// Takes note of the call. Returns how it goes wrong.
+    /// Records the call. Returns how it fails.
     fn note(&self, subject: &str) -> Option<Fault> {
         let key = (self.method.to_owned(), subject.to_owned());
         let fault = self.shared.state().faults.get(&key).copied();

@@ -1,4 +1,4 @@
-//! The pods and containers that a runtime of tests has, and what calls do to them.
+//! The pods and containers of a test runtime, and what calls do to them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,13 +24,13 @@ pub(crate) struct ExecSyncResponse {
     pub(crate) exit_code: i32,
 }
 
-/// `ContainerState` of a container that was made and not started.
+/// `ContainerState` of a container that was created but not started.
 const CREATED: i32 = 0;
 /// `PodSandboxState` of a pod that has ended.
 const NOT_READY: i32 = 1;
-/// What a container ends with that could not be started, with containerd.
+/// Exit code of a container that could not be started, with containerd.
 const START_FAILED: i32 = 128;
-/// What a container ends with that was killed.
+/// Exit code of a container that was killed.
 const KILLED: i32 = 137;
 
 #[derive(Default)]
@@ -53,14 +53,14 @@ pub(super) struct FakeContainer {
     pub(super) command_exit_code: i32,
 }
 
-/// How far a container is.
+/// The stage of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It was made.
+    /// Created.
     Made,
-    /// It runs.
+    /// Running.
     Running,
-    /// It has ended with this code.
+    /// Exited with this code.
     Ended(i32),
 }
 
@@ -155,7 +155,7 @@ impl State {
         })
     }
 
-    /// It does not say when a container ended: that would be by the wall clock, and tests have a clock of their own.
+    /// Does not report when a container exited: that would be on the wall clock, and tests have their own clock.
     pub(super) fn container_status(&mut self, id: &str) -> Result<ContainerStatusResponse, Status> {
         let one = self.container(id)?;
         let config = json!({"metadata": {"name": one.name, "attempt": one.attempt}});
@@ -201,7 +201,7 @@ impl State {
         Ok(Nothing {})
     }
 
-    /// A container could not be started.
+    /// Marks a container as one that could not be started.
     pub(super) fn fail_start(&mut self, id: &str) {
         if let Ok(container) = self.container(id) {
             container.stage = Stage::Ended(START_FAILED);
@@ -245,7 +245,7 @@ const fn pod_state(is_ready: bool) -> i32 {
     }
 }
 
-/// Details, as containerd tells them.
+/// Details, in containerd's format.
 fn info(pid: u32, config: Value) -> BTreeMap<String, String> {
     let details = json!({"pid": pid, "config": config});
     BTreeMap::from([("info".to_owned(), details.to_string())])

@@ -1,4 +1,4 @@
-//! The supervisor with a container runtime of tests, on a clock that goes on only when a test says so.
+//! The supervisor with a test runtime, on a clock that only advances when a test says so.
 
 mod probing;
 mod restarting;
@@ -17,9 +17,9 @@ use crate::runtime::testing::{Call, FakeRuntime, Fault};
 use crate::source::{Keeper, SourcedPod};
 use crate::spec;
 
-/// Virtual time within which everything that is waited for happens.
+/// Virtual time within which every awaited event happens.
 const PATIENCE: u64 = 3600;
-/// Real time after which a test that hangs is given up.
+/// Real time after which a hanging test is given up.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A supervisor and its runtime. The clock of tokio must be paused.
@@ -32,11 +32,11 @@ struct Stand {
 }
 
 impl Stand {
-    /// Starts a supervisor of pods, see [`pods`].
+    /// Starts a supervisor for pods, see [`pods`].
     fn start(runtime: FakeRuntime, restarts: Restarts, specs: &[(&str, &str)]) -> Self {
         let (clock, released) = mpsc::channel::<()>();
-        // A paused clock goes on by itself while it seems that nothing is left to do but to wait, which is also so while
-        // something is under way on a socket. While a blocking task runs, it does not.
+        // A paused clock advances by itself while there seems to be nothing left to do but wait, which is also the case
+        // while something is under way on a socket. While a blocking task runs, it does not.
         spawn_blocking(move || released.recv_timeout(LONGEST));
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = watch::channel(pods(specs));
@@ -54,7 +54,7 @@ impl Stand {
             certificates: PathBuf::new(),
             state_file: folder.path().join("probes.json"),
         };
-        // On the paused clock of the test.
+        // On the test's paused clock.
         let supervisor =
             Supervisor::start_with(options, |options| Ok(Prober::start(options))).unwrap();
         Self {
@@ -66,12 +66,12 @@ impl Stand {
         }
     }
 
-    /// Has these be all pods from now on.
+    /// From now on, these are all pods.
     fn set_pods(&self, specs: &[(&str, &str)]) {
         self.pods.send_replace(pods(specs));
     }
 
-    /// Lets time pass: in each second, the supervisor looks at the runtime once more, unless it waits for an answer that
+    /// Lets time pass: in each second, the supervisor checks the runtime again, unless it is waiting for an answer that
     /// never comes.
     async fn pass(&self, seconds: u64) {
         for _ in 0..seconds {
@@ -86,7 +86,7 @@ impl Stand {
         }
     }
 
-    /// Lets time pass until something is so.
+    /// Lets time pass until a condition holds.
     async fn wait<T>(&self, what: &str, find: impl Fn(&Self) -> Option<T>) -> T {
         for _ in 0..PATIENCE {
             if let Some(found) = find(self) {
@@ -98,7 +98,7 @@ impl Stand {
         panic!("{what} did not come to be: {pods:?} {calls:?}");
     }
 
-    /// Waits until a method was called about a container.
+    /// Waits until a method was called on a container.
     async fn wait_call(&self, method: &str, subject: &str) -> Call {
         let what = format!("{method} of {subject}");
         self.wait(&what, |stand| {
@@ -109,21 +109,21 @@ impl Stand {
         .await
     }
 
-    /// All calls of a method, the oldest first.
+    /// All calls of a method, oldest first.
     fn tries(&self, method: &str) -> Vec<Call> {
         let mut calls = self.runtime.calls();
         calls.retain(|call| call.method == method);
         calls
     }
 
-    /// What containers were made, started, stopped and removed, in this order: methods and subjects.
+    /// Which containers were created, started, stopped and removed, in this order: methods and subjects.
     fn changes(&self) -> Vec<(String, String)> {
         let calls = self.runtime.calls().into_iter();
         let changes = calls.filter(|call| !call.method.contains("List") && !is_question(call));
         changes.map(|call| (call.method, call.subject)).collect()
     }
 
-    /// A container of a pod of the namespace `default`.
+    /// A container of a pod in the namespace `default`.
     fn container(&self, pod: &str, name: &str) -> Option<ProbedContainer> {
         let pod = format!("default/{pod}");
         let pods = self.supervisor.pods();
@@ -131,7 +131,7 @@ impl Stand {
         pod.containers.into_iter().find(|one| one.name == name)
     }
 
-    /// How a container is, once the supervisor knows it to be in a state such as `running`.
+    /// A container's state, once the supervisor knows it to be in a state such as `running`.
     async fn wait_state(&self, pod: &str, name: &str, state: &str) -> ProbedContainer {
         let what = format!("{name} of {pod} in state {state}");
         self.wait(&what, |stand| {
@@ -141,7 +141,7 @@ impl Stand {
         .await
     }
 
-    /// The events of a reason that a pod of the namespace `default` has.
+    /// The events with a reason about a pod in the namespace `default`.
     fn events(&self, pod: &str, reason: &str) -> Vec<ContainerEvent> {
         let pod = format!("default/{pod}");
         let mut events = self.supervisor.events_since(0);
@@ -175,7 +175,7 @@ fn is_question(call: &Call) -> bool {
     call.method.ends_with("Status") || call.method == "ExecSync"
 }
 
-/// Whether the supervisor waits for an answer about a container that never comes.
+/// Whether the supervisor is waiting for an answer about a container that never comes.
 fn is_stuck(calls: &[Call]) -> bool {
     let mut calls = calls.iter();
     calls.any(|call| call.method == "ContainerStatus" && call.is_awaited())

@@ -1,7 +1,7 @@
 use super::*;
 use crate::runtime::testing::{IsolatedProcess, Stage};
 
-/// A container whose command is run each second, and may fail once.
+/// A container whose command runs every second, and may fail once.
 const CHECKED: &str = "containers: [{name: app, livenessProbe: {exec: {command: [check]}, \
     periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 2}}]";
 
@@ -65,7 +65,7 @@ async fn a_runtime_that_hangs_is_no_failure_of_the_container() {
         "{told:?}"
     );
     assert_eq!(stand.changes(), []);
-    // As soon as there are answers, they count.
+    // As soon as answers come, they count.
     stand.runtime.set_command_exit_code("web.app.0", 1);
     stand.runtime.mend_calls("ExecSync", "web.app.0");
     stand.wait_call("StopContainer", "web.app.0").await;
@@ -83,7 +83,7 @@ async fn without_container_restarts_nothing_is_ended_or_started() {
         let specs = [("web", CHECKED), ("other", "containers: [{name: app}]")];
         let stand = Stand::start(runtime, restarts, &specs);
         if restarts == Restarts::Own {
-            // Where it is on, both would be done.
+            // With restarts on, both would happen.
             stand.wait_call("StopContainer", "web.app.0").await;
             stand.wait_call("StartContainer", "web.app.1").await;
             stand.wait_call("StartContainer", "other.app.1").await;

@@ -1,22 +1,22 @@
 use super::*;
 use crate::runtime::testing::Stage;
 
-/// One container, which is started again whenever it ends.
+/// One container, which is restarted whenever it exits.
 const APP: &str = "containers: [{name: app}]";
 
-/// Pairs of texts.
+/// Converts pairs to owned strings.
 fn owned(changes: &[(&str, &str)]) -> Vec<(String, String)> {
     let owned = |(method, subject): &(&str, &str)| ((*method).to_owned(), (*subject).to_owned());
     changes.iter().map(owned).collect()
 }
 
-/// Checks how many seconds there are from each call to the next.
+/// Checks the seconds from each call to the next.
 fn assert_waits(calls: &[Call], expected: &[u64]) {
     let waits = calls
         .windows(2)
         .map(|pair| (pair[1].at - pair[0].at).as_secs());
     let waits: Vec<_> = waits.collect();
-    // The supervisor has to see first that the container ended.
+    // The supervisor first has to see that the container exited.
     let is_so = |(wait, least): (&u64, &u64)| (*least..least + 5).contains(wait);
     let are_so = waits.len() == expected.len() && waits.iter().zip(expected).all(is_so);
     assert!(are_so, "{waits:?} s, not {expected:?} s");
@@ -59,7 +59,7 @@ async fn a_container_that_was_made_and_never_started_is_started() {
     }
     runtime.add_container("web", "app", 0, Stage::Ended(1));
     runtime.add_container("web", "app", 1, Stage::Made);
-    // Whoever makes this pod is at it.
+    // The creator of this pod is still at work.
     runtime.add_container("new", "app", 0, Stage::Made);
     let stand = Stand::start(runtime, Restarts::Own, &[("web", APP), ("new", APP)]);
     let running = stand.wait_state("web", "app", "running").await;
@@ -72,7 +72,7 @@ async fn a_container_that_was_made_and_never_started_is_started() {
     assert_eq!(stand.changes(), expected);
 }
 
-/// An app that has its end, and a sidecar.
+/// An app that finishes, and a sidecar.
 const JOB: &str = "containers: [{name: app}], initContainers: [{name: log, restartPolicy: Always}]";
 
 #[tokio::test(start_paused = true)]
@@ -97,7 +97,7 @@ async fn sidecars_of_a_finished_pod_are_not_started_again() {
         runtime.add_pod(pod);
         runtime.add_container(pod, "app", 0, app);
         runtime.add_container(pod, "log", 0, Stage::Ended(1));
-        // From then on they wait, so that this one can be found to be finished meanwhile.
+        // From then on the restarts wait, so that this pod can be found to be finished meanwhile.
         runtime.break_calls("StartContainer", &format!("{pod}.log.1"), Fault::Refused);
     }
     let stand = Stand::start(runtime, Restarts::Own, &specs);
@@ -124,7 +124,7 @@ async fn containers_of_a_pod_that_is_gone_are_not_started_again() {
     for pod in ["removed", "ended", "stays"] {
         runtime.add_pod(pod);
         runtime.add_container(pod, "app", 0, Stage::Ended(1));
-        // From then on they wait.
+        // From then on the restarts wait.
         runtime.break_calls("StartContainer", &format!("{pod}.app.1"), Fault::Refused);
     }
     let specs = [("removed", APP), ("ended", APP), ("stays", APP)];

@@ -1,4 +1,4 @@
-//! The kubelet's scenarios of the manager (M).
+//! The kubelet's scenarios for the manager (M).
 
 use std::collections::HashSet;
 
@@ -205,7 +205,7 @@ fn m7_the_status_follows_readiness_and_startup() {
     let kinds: HashSet<_> = runs.iter().map(|(_, _, kind)| *kind).collect();
     assert_eq!(bed.told("a"), (Some(true), true));
     assert!(kinds.contains(&Startup) && kinds.contains(&Readiness));
-    // A restart begins anew.
+    // A restart starts from scratch.
     bed.set_status("a", status(vec![running("app", "id-2")]));
     assert_eq!(bed.told("a"), (Some(false), false));
     bed.run_until(secs(60), |_| success());
@@ -239,7 +239,7 @@ fn m8_a_pod_that_is_added_again_is_brought_in_line() {
     assert_eq!(known(&bed), 6);
     bed.add(pod("a", vec![probed("two")]));
     assert_eq!(bed.workers("a"), of(&["two"]));
-    // A probe alone comes and goes, too.
+    // A single probe comes and goes, too.
     let fewer = ContainerSpec {
         liveness: None,
         ..probed("two")

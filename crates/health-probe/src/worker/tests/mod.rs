@@ -1,4 +1,4 @@
-//! Tests of the engine, on time passed in. Names begin with the scenario that they show.
+//! Tests of the engine, with time passed in. Names start with the scenario that they cover.
 
 mod manager;
 mod model;
@@ -22,7 +22,7 @@ use crate::{Outcome, RawResult};
 use ProbeResult::{Failure, Success, Unknown};
 use ProbeType::{Liveness, Readiness, Startup};
 
-/// The wall clock when the agent begins.
+/// The wall clock when the agent starts.
 const START: i64 = 1_800_000_000;
 
 fn agent_start() -> Timestamp {
@@ -85,7 +85,7 @@ fn failure() -> Report {
     Report::Outcome(outcome(RawResult::Failure))
 }
 
-/// A container that runs since the agent began.
+/// A container running since the agent started.
 fn running(name: &str, id: &str) -> ContainerStatus {
     ContainerStatus {
         name: name.into(),
@@ -136,7 +136,7 @@ fn pod(uid: &str, containers: Vec<ContainerSpec>) -> PodSpec {
     }
 }
 
-/// A manager on a clock of its own.
+/// A manager with its own clock.
 struct Bed {
     manager: Manager,
     now: Duration,

@@ -1,4 +1,4 @@
-//! Random sequences, against a plain reference and for what always holds.
+//! Random sequences, checked against a plain reference and for invariants.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use super::*;
 
-/// Sequences, many if asked for.
+/// Sequences; many if requested.
 fn sequences() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if is_long { 100_000 } else { 400 })
@@ -45,18 +45,18 @@ fn attempt() -> impl Strategy<Value = Attempt> {
     ])
 }
 
-/// What happens.
+/// An event.
 #[derive(Clone, Debug)]
 enum Event {
     /// The status is this from now on.
     Status(Option<PodStatus>),
-    /// The worker is due, and its attempts come to this.
+    /// The worker is due, with these outcomes of its attempts.
     Tick([Attempt; 3]),
     /// Time passes, in milliseconds.
     Pass(u64),
-    /// The wall clock is set, by so many seconds.
+    /// The wall clock is set, by this many seconds.
     Clock(i64),
-    /// The agent is gone for so many milliseconds; the next one may have what it left.
+    /// The agent is gone for this many milliseconds; the flag says whether the next one gets the saved state.
     Restart(u64, bool),
 }
 
@@ -120,7 +120,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What the specification says, line by line, without a thought for speed or form.
+/// The specification, line by line, without regard for speed or style.
 #[derive(Clone, Debug)]
 struct Reference {
     kind: ProbeType,
@@ -134,10 +134,10 @@ struct Reference {
     last: Option<ProbeResult>,
     count: u32,
     hold: bool,
-    /// When the container was first seen to run, and its age then; ms.
+    /// When the container was first seen running, and its age then; ms.
     seen: Option<(i128, i128)>,
     agent_start: Timestamp,
-    /// What an earlier agent knew, by container.
+    /// An earlier agent's state, by container.
     old: Option<Box<Reference>>,
     told: Vec<(String, ProbeResult)>,
 }
@@ -289,7 +289,7 @@ impl Reference {
     }
 }
 
-/// What a sequence begins with.
+/// The start of a sequence.
 #[derive(Clone, Debug)]
 struct Setting {
     kind: ProbeType,
@@ -365,7 +365,7 @@ proptest! {
                     start = wall + SignedDuration::from_millis(away as i64);
                     (now, clock) = (Duration::ZERO, SignedDuration::ZERO);
                     worker = new(worker.save("a", "app").filter(|_| is_kept));
-                    // One that has seen no container leaves what it was left.
+                    // An agent that has seen no container passes on what it was left.
                     let old = if plain.id.is_empty() { plain.old } else { Some(Box::new(plain)) };
                     plain = reference(&setting, start, old.filter(|_| is_kept));
                 }
@@ -409,7 +409,7 @@ proptest! {
     }
 }
 
-/// What a pod holds of the places, and its namespace too.
+/// How many slots a pod and its namespace hold together.
 fn share(under_way: &[Start], pod: &PodSpec) -> usize {
     let of_pod = under_way.iter().filter(|one| one.pod.uid == pod.uid);
     let namespace = under_way
@@ -418,14 +418,14 @@ fn share(under_way: &[Start], pod: &PodSpec) -> usize {
     of_pod.count() + namespace.count()
 }
 
-/// What happens to a manager.
+/// An event for a manager.
 #[derive(Clone, Debug)]
 enum Act {
     Add(usize, Vec<ProbeType>),
     Remove(usize),
     Status(usize, PodStatus),
     Pass(u64),
-    /// So many of the runs under way end, with this.
+    /// This many of the runs under way end, with this result.
     End(usize, Attempt),
 }
 
@@ -487,25 +487,25 @@ proptest! {
                 prop_assert!(last_second <= 41, "{} a second", last_second);
                 under_way.push(start);
             }
-            // No worker runs twice at a time, and no more run than may.
+            // No worker runs twice at a time, and no more run than the limit.
             let ids: HashSet<_> = under_way.iter().map(|start| start.worker).collect();
             prop_assert_eq!(ids.len(), under_way.len());
             prop_assert_eq!(bed.manager.in_flight(), under_way.len());
             prop_assert!(under_way.len() <= concurrent);
             prop_assert!(bed.manager.queued() <= bed.manager.workers());
-            // Whatever is not under way has its time, to which somebody wakes.
+            // Everything that is not under way has a time, and a wake-up for it.
             let wake = bed.manager.next_wake();
             for view in bed.manager.list() {
                 prop_assert!(view.in_flight == view.next.is_none());
                 let holds = share(&under_way, view.pod);
                 let is_awaited = view.in_flight || wake.is_some() || holds >= concurrent - under_way.len();
                 prop_assert!(is_awaited);
-                // A first run that draws on the budget's advance has the second so much later.
+                // A first run that draws on the budget's advance has its second run that much later.
                 let latest = bed.now + secs(10) + millis(50);
                 let in_period = view.next.is_none_or(|next| next <= latest);
                 prop_assert!(in_period, "{:?} at {:?}", view.next, bed.now);
             }
-            // Readiness is what the results say.
+            // Readiness matches the results.
             for uid in 0..4 {
                 let uid = uid.to_string();
                 let Some(status) = bed.manager.status(&uid) else { continue };

@@ -1,8 +1,8 @@
-//! The kubelet's scenarios of a worker (W), of judging a result (P) and of the cache (R).
+//! The kubelet's scenarios for a worker (W), for judging a result (P) and for the cache (R).
 
 use super::*;
 
-/// A worker and what it looks at.
+/// A worker and its inputs.
 struct Solo {
     worker: Worker,
     status: Option<PodStatus>,
@@ -14,7 +14,7 @@ struct Solo {
 impl Solo {
     fn new(kind: ProbeType, probe: Probe) -> Self {
         let mut status = status(vec![running("app", "id-1")]);
-        // Past the gate of the types that have one.
+        // Past the gate, for types that have one.
         status.containers[0].started = Some(kind != Startup);
         Self {
             worker: Worker::new(kind, Role::Regular, Arc::new(probe), None),
@@ -41,7 +41,7 @@ impl Solo {
         self.worker.decide(&situation, &mut self.news)
     }
 
-    /// Looks and, if it comes to a run, has it end so. Returns the decision.
+    /// Decides and, if that starts a run, finishes it with `report`. Returns the decision.
     fn tick(&mut self, report: &Report) -> Decision {
         let decision = self.decide();
         if decision == Decision::Run {
@@ -51,7 +51,7 @@ impl Solo {
         decision
     }
 
-    /// The same, and what the cache and the count are then.
+    /// The same; returns the cached result and the count afterwards.
     fn runs_to(&mut self, report: &Report) -> (ProbeResult, u32) {
         assert_eq!(self.tick(report), Decision::Run);
         (self.result().unwrap(), self.worker.run().1)
@@ -369,7 +369,7 @@ fn w20_startup_is_done_once_the_container_has_started() {
         assert_eq!(solo.tick(&failure()), Decision::Wait(Waiting::OnHold));
         assert_eq!(solo.result(), Some(Success));
     }
-    // The gate alone holds it, too.
+    // The gate alone also holds it.
     let mut solo = Solo::new(Startup, thresholds(1, 2));
     solo.container().started = Some(true);
     assert_eq!(solo.tick(&failure()), Decision::Wait(Waiting::Started));
@@ -380,7 +380,7 @@ fn counts_begin_anew_with_each_container() {
     let mut solo = Solo::new(Liveness, thresholds(1, 3));
     solo.runs_to(&failure());
     assert_eq!(solo.runs_to(&failure()), (Success, 2));
-    // It ended by itself.
+    // It exited by itself.
     solo.container().id = Some("id-2".into());
     assert_eq!(solo.runs_to(&failure()), (Success, 1));
 }
@@ -425,7 +425,7 @@ fn an_error_is_tried_three_times_and_concludes_nothing() {
     assert_eq!(judgement.result, None);
     assert_eq!(solo.result(), Some(Success));
     assert_eq!(solo.worker.run(), (None, 0));
-    // The next run has three again, and a failure without an error is final.
+    // The next run has three attempts again, and a failure without an error is final.
     assert_eq!(solo.decide(), Decision::Run);
     let again = solo.worker.conclude(&errored, &mut solo.news);
     assert_eq!(again, Conclusion::Again { attempt: 2 });
@@ -451,7 +451,7 @@ fn p3_no_probe_is_well_and_no_target_is_an_error() {
     bed.add(pod("a", vec![container("app", Role::Regular, &[])]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
     assert_eq!(bed.told("a"), (Some(true), true));
-    // One that cannot be reached errs, and nothing is concluded.
+    // A pod that cannot be reached errs, and no conclusion is drawn.
     let nowhere = PodSpec {
         ips: Vec::new(),
         ..pod("a", vec![container("app", Role::Regular, &[])])
@@ -534,7 +534,7 @@ fn r1_only_new_and_changed_results_are_told() {
     cache.remove();
     assert_eq!(cache.get("id-2"), None);
     assert!(cache.set(&two, Failure));
-    // The same of a worker.
+    // The same for a worker.
     let mut solo = Solo::new(Readiness, thresholds(1, 1));
     for report in [success(), success(), failure(), failure()] {
         solo.tick(&report);

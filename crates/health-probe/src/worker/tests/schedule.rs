@@ -69,13 +69,13 @@ fn what_is_not_ready_is_probed_when_its_status_is_told_and_a_period_later() {
     bed.set_status("a", status(vec![running("app", "id-1")]));
     let runs = bed.run_until(secs(15), |_| failure());
     assert_eq!(times(&runs), [3_000, 13_000]);
-    // While a run is under way it is the one that is asked for.
+    // A run under way answers the request.
     bed.now = secs(23);
     let start = bed.poll().unwrap();
     bed.set_status("a", status(vec![running("app", "id-1")]));
     bed.finish(start.worker, success());
     assert_eq!(times(&bed.run_until(secs(40), |_| success())), [33_000]);
-    // What is ready is left alone.
+    // A ready container is left alone.
     bed.set_status("a", status(vec![running("app", "id-1")]));
     assert_eq!(times(&bed.run_until(secs(45), |_| success())), [43_000]);
 }
@@ -202,7 +202,7 @@ fn probes_that_begin_together_are_spread_from_their_second_run_on() {
         .collect();
     assert_eq!(times(&runs), expected);
 
-    // A period is not made two by it.
+    // It does not turn one period into two.
     let faster = Probe {
         period: millis(10),
         ..probe()
@@ -224,7 +224,7 @@ fn only_so_many_run_at_a_time_and_all_get_their_turn() {
     many(&mut bed, 20, &probe());
     let mut under_way: Vec<Start> = Vec::new();
     let mut count: HashMap<Arc<str>, u32> = HashMap::new();
-    // Each run takes 5 s: 10 of them would fit a period.
+    // Each run takes 5 s, so 10 of them would fit in a period.
     for step in 0..40 {
         bed.now = secs(step * 5);
         for start in under_way.drain(..) {

@@ -1,4 +1,4 @@
-//! What one pod or one namespace can take from the others.
+//! How much one pod or one namespace can take from the others.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ const LIMITS: Limits = Limits {
     pod_per_second: 100,
 };
 
-/// A pod of a namespace with so many containers, each with two such probes.
+/// Adds a pod in a namespace with this many containers, each with two of these probes.
 fn add(bed: &mut Bed, namespace: &str, uid: &str, containers: usize, probe: &Probe) {
     let names: Vec<_> = (0..containers).map(|number| format!("c{number}")).collect();
     let kinds = [Readiness, Liveness].map(|kind| (kind, probe.clone()));
@@ -37,8 +37,8 @@ fn slow() -> Probe {
     }
 }
 
-/// Makes runs up to `end`, where those of pods whose UID begins with `slow` never end. Returns how often each pod was probed,
-/// and how late at most one of the others began.
+/// Makes runs up to `end`; those of pods whose UID starts with `slow` never end. Returns how often each pod was probed, and
+/// the longest delay of the others.
 fn run(bed: &mut Bed, end: Duration) -> (HashMap<String, u32>, Duration) {
     let (mut count, mut latest) = (HashMap::<String, u32>::new(), Duration::ZERO);
     loop {
@@ -71,7 +71,7 @@ fn slow_probes_of_one_namespace_leave_places_to_others_and_to_new_pods_of_their_
     run(&mut bed, secs(60));
     let held = bed.manager.in_flight();
     assert!(held <= 500, "{held}");
-    // All others go on as if nobody else were there, and so do pods that come now.
+    // All others continue as if they were alone, and so do pods that come now.
     add(&mut bed, "shop", "new", 1, &probe());
     add(&mut bed, "tenant", "neighbour", 1, &probe());
     let (count, latest) = run(&mut bed, secs(3660));
@@ -114,7 +114,7 @@ fn one_pod_holds_a_third_of_the_places_and_one_namespace_half_of_them() {
     }
     run(&mut bed, secs(120));
     assert_eq!(bed.manager.in_flight(), 50);
-    // What ends is there for the next.
+    // Slots of finished runs are available to the next.
     bed.manager.remove_pod("slow-0");
     let views = bed.manager.list().filter(|view| view.in_flight).count();
     assert!(views < 50);
@@ -129,7 +129,7 @@ fn a_pod_of_fast_probes_has_its_rate_and_no_more() {
     let mut bed = Bed::with(LIMITS);
     add(&mut bed, "tenant", "fast", 200, &fast);
     add(&mut bed, "shop", "web", 1, &probe());
-    // What it may have saved up.
+    // Uses up what it may have saved.
     run(&mut bed, secs(5));
     let (count, latest) = run(&mut bed, secs(65));
     let fast = count["fast"];
@@ -198,7 +198,7 @@ fn a_result_is_overdue_after_three_periods_without_news_while_it_is_to_be_probed
     let view = bed.manager.list().next().unwrap();
     assert_eq!(view.result, Some(Success));
     assert!(bed.manager.status("web").unwrap().containers[0].ready);
-    // An error tells nothing, a failure does.
+    // An error says nothing, a failure does.
     for (start, attempts) in starts.iter().zip([3, 1]) {
         for _ in 0..attempts {
             let report = if attempts > 1 {
@@ -210,7 +210,7 @@ fn a_result_is_overdue_after_three_periods_without_news_while_it_is_to_be_probed
         }
     }
     assert_eq!(overdue(&bed), [bed.now]);
-    // What is not to be probed is not overdue.
+    // A container that should not be probed is not overdue.
     let mut waiting = running("c0", "web-c0");
     waiting.state = ContainerState::Waiting;
     bed.set_status("web", status(vec![waiting]));
@@ -230,7 +230,7 @@ fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_t
         let views = bed.manager.list();
         views.filter_map(|view| view.overdue(bed.now)).collect()
     };
-    // Both probes, as soon as they may.
+    // Starts both probes, as soon as they may.
     let begin = |bed: &mut Bed| {
         let mut starts = Vec::new();
         while starts.len() < 2 {
@@ -243,7 +243,7 @@ fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_t
     };
     for _ in 0..3 {
         let starts = begin(&mut bed);
-        // It answers, and takes its time.
+        // It answers, but slowly.
         bed.now += secs(55);
         assert!(overdue(&bed).is_empty());
         for start in &starts {

@@ -1,4 +1,4 @@
-//! What a restart of the agent does to what is known.
+//! How a restart of the agent affects its state.
 
 use super::*;
 
@@ -10,13 +10,13 @@ fn limits() -> Limits {
     }
 }
 
-/// The next agent, with what this one leaves in writing.
+/// The next agent, with the state that this one saves.
 fn next(bed: &Bed) -> Bed {
     let text = serde_json::to_string(&bed.manager.snapshot(bed.now)).unwrap();
     Bed::after(limits(), Some(serde_json::from_str(&text).unwrap()))
 }
 
-/// One that began so long before the agent.
+/// A container that started this long before the agent.
 fn older(id: &str, age: u64) -> ContainerStatus {
     let mut container = running("app", id);
     container.state = ContainerState::Running {
@@ -45,7 +45,7 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
     assert_eq!(bed.told("a"), (Some(true), true));
     let mut bed = next(&bed);
     bed.add(app(Readiness));
-    // Too young for what is said of older containers.
+    // Too young for the rule about older containers.
     bed.set_status("a", status(vec![older("id-1", 5)]));
     assert_eq!(bed.told("a"), (Some(true), true));
     // A second restart before anything was probed loses nothing.
@@ -65,7 +65,7 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
             ready.push((before, bed.told("a").1));
         }
     }
-    // Two failures were counted before, and the third is one.
+    // Two failures were counted before; this is the third.
     assert_eq!(ready[0], (true, false));
     assert_eq!(results(&mut bed), [Success, Failure]);
 }
@@ -100,7 +100,7 @@ fn a_container_that_ended_between_two_agents_was_still_to_be_killed() {
         assert!(kill.is_some());
         let mut bed = next(&bed);
         bed.add(app(kind));
-        // Before a worker has met the container, and after.
+        // Before a worker has seen the container, and after.
         assert_eq!(bed.manager.condemned("a", "id-1"), kill);
         assert_eq!(bed.manager.condemned("a", "id-2"), None);
         let mut ended = running("app", "id-1");
@@ -135,7 +135,7 @@ fn a_container_that_is_new_is_judged_anew() {
 
 #[test]
 fn nothing_known_of_an_old_container_is_not_failure() {
-    // Nothing was saved: the pod's last word counts.
+    // Nothing was saved: the pod's last reported readiness counts.
     for (was_ready, age, ready) in [(true, 11, true), (false, 11, false), (true, 10, false)] {
         let mut bed = Bed::new();
         bed.add(app(Readiness));
@@ -174,11 +174,11 @@ fn what_was_told_to_have_started_has_started() {
     let runs = bed.run_until(secs(5), |_| success());
     assert_eq!(runs.len(), 1);
     assert_eq!(runs[0].2, Liveness);
-    // Not so the container after it, whatever is told.
+    // But not for the container after it, whatever is reported.
     told.id = Some("id-2".into());
     bed.set_status("a", status(vec![told.clone()]));
     assert_eq!(bed.told("a").0, Some(false));
-    // What results say counts more.
+    // Results take precedence.
     let mut bed = Bed::new();
     bed.add(spec);
     told.started = None;
@@ -232,7 +232,7 @@ fn what_holds_of_a_pod_that_comes_back_soon_holds_on() {
         assert_eq!(kills.len(), 1);
         bed.manager.retire_pod(bed.now, "a");
         assert_eq!((bed.manager.workers(), bed.manager.kills().len()), (0, 0));
-        // Sources tell all their pods.
+        // Sources have listed all their pods.
         bed.manager.cleanup_pods(bed.now, |_| false);
         bed.now += away;
         bed.add(app(Liveness));

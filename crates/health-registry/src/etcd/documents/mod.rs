@@ -1,6 +1,6 @@
-//! Documents under a prefix in etcd, one at each key, as people and programs write them; the agent only reads them.
+//! Documents under a prefix in etcd, one per key, written by people and programs; the agent only reads them.
 //!
-//! `view` holds what the keys say, and the task here follows the store.
+//! `view` holds the contents of the keys, and the task in this module follows the store.
 
 mod view;
 
@@ -20,23 +20,23 @@ use crate::config::RegistrySpec;
 use crate::nodes::Staleness;
 use crate::nodes::backoff::Backoff;
 
-/// A change is told at once, and those that come within this time after it are told together.
+/// The first change is reported at once; changes that arrive within this time after it are reported together.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// What the services of a cluster have in front of their keys in etcd: `services/NAMESPACE/NAME` and
-/// `endpointslices/NAMESPACE/NAME` come behind it.
+/// Prefix of the keys of a cluster's services in etcd. `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`
+/// follow it.
 pub fn services_prefix(cluster: &str) -> String {
     format!("/health-agent/services/v1/{cluster}/")
 }
 
-/// Documents.
+/// The documents under a prefix.
 #[derive(Debug, PartialEq)]
 pub struct DocumentTable<T> {
-    /// What was made of each, by its key without the prefix.
+    /// What `read` made of each document, by key without the prefix.
     pub documents: OrdMap<String, Arc<T>>,
-    /// Since when they may no longer be right, and why; they are as they were then.
+    /// Since when the documents may be outdated, and why. They are as of that time.
     pub stale: Option<Staleness>,
-    /// Whether they were listed once: a document that is not in it is not there.
+    /// Whether the documents were listed once: if so, a document that is not in the table does not exist.
     pub is_complete: bool,
 }
 
@@ -50,13 +50,13 @@ impl<T> Clone for DocumentTable<T> {
     }
 }
 
-/// What stands at a key: its bytes, or why they are not read.
+/// Value of a key: its bytes, or why they were not read.
 pub type Text<'a> = Result<&'a [u8], String>;
 
 /// Why documents cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentsError {
-    /// The settings name something else.
+    /// The settings name something other than etcd.
     #[error("cannot read documents from {0}: it is not etcd")]
     NoEtcd(RegistrySpec),
     /// The settings cannot be used.
@@ -64,7 +64,7 @@ pub enum DocumentsError {
     Config(#[from] EtcdConfigError),
 }
 
-/// Follows documents. Dropping it ends the connection.
+/// Follows documents. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct DocumentWatch<T> {
     table: watch::Receiver<Arc<DocumentTable<T>>>,
@@ -72,11 +72,11 @@ pub struct DocumentWatch<T> {
 }
 
 impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
-    /// Begins to follow the documents under a prefix, which ends with a slash. `read` makes of the text at a key, which
-    /// it gets without the prefix, what is kept of it; it gets what was made of the one there before.
+    /// Starts to follow the documents under a prefix, which ends with a slash. `read` converts the text of a key to
+    /// what is kept of it. It gets the key without the prefix, the text, and the previous result for that key.
     ///
-    /// Fails only when the settings cannot be used: a store that does not answer is waited for. Must be called in a
-    /// tokio runtime.
+    /// Fails only if the settings cannot be used; a store that does not answer is retried. Must be called in a tokio
+    /// runtime.
     pub fn open(
         spec: &RegistrySpec,
         prefix: &str,
@@ -109,7 +109,7 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
         })
     }
 
-    /// The documents, now and whenever they change.
+    /// Follows the documents: the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<DocumentTable<T>>> {
         self.table.clone()
     }
@@ -124,12 +124,12 @@ impl<T> Drop for DocumentWatch<T> {
 /// The task that follows the store.
 struct Follower<T, R> {
     source: Source,
-    /// The store, as the settings write it.
+    /// The store as written in the settings.
     shown: String,
     view: View<T, R>,
-    /// How far the view is.
+    /// How far the view has read the store.
     cursor: Cursor,
-    /// Since when the store is away, and why.
+    /// Since when the store is unavailable, and why.
     outage: Option<Staleness>,
     sender: watch::Sender<Arc<DocumentTable<T>>>,
     started: Instant,
@@ -142,7 +142,7 @@ where
 {
     async fn run(mut self) {
         let mut backoff = Backoff::default();
-        // Members are taken in turn, each agent beginning with another one.
+        // Members are tried in turn; each agent starts with a random one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
             let Err(error) = self.connected(turn, &mut backoff).await;
@@ -152,7 +152,7 @@ where
         }
     }
 
-    /// Follows the store through one member until that fails; the reason.
+    /// Follows the store through one member until that fails. Returns the reason.
     async fn connected(
         &mut self,
         turn: usize,
@@ -179,7 +179,7 @@ where
                 changes = feed.next(&mut self.cursor) => {
                     let changes = match changes {
                         Ok(changes) => changes,
-                        // What was gathered is told with what comes of it.
+                        // Changes gathered so far are reported together with what follows the failure.
                         Err(ended) => return ended,
                     };
                     let now = self.started.elapsed();
@@ -225,7 +225,7 @@ where
         self.tell();
     }
 
-    /// Hands out the documents, if they are others.
+    /// Sends the documents if they changed.
     fn tell(&self) {
         let emptied = || {
             let reason = self.view.distrust()?;
@@ -236,7 +236,7 @@ where
         };
         let known = self.sender.borrow().clone();
         let mut stale = self.outage.clone().or_else(emptied);
-        // Since the first time that it was so.
+        // Keep the time at which this reason first applied.
         if let (Some(stale), Some(known)) = (&mut stale, &known.stale)
             && stale.reason == known.reason
         {
@@ -253,7 +253,7 @@ where
     }
 }
 
-/// Never, where there is no time.
+/// Waits until `time`, or forever if there is none.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

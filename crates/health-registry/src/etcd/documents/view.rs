@@ -1,4 +1,4 @@
-//! What the keys under a prefix say. No connection, no clock: keys and times come in, documents come out.
+//! The documents under a prefix. No connection and no clock: keys and times come in, documents come out.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use imbl::OrdMap;
 use super::Text;
 use crate::etcd::{Mirror, Pair};
 
-/// Longest text, bytes: that of a slice with all the endpoints that Kubernetes allows takes a third.
+/// Longest text in bytes. A slice with all the endpoints that Kubernetes allows takes a third of it.
 const MAX_TEXT_LEN: usize = 512 * 1024;
-/// How long a document stays that is missing in a new list, while others are there: the store may have come back
-/// without its data, and whoever wrote these may not be done yet with writing them again.
+/// How long a document that is missing from a new listing stays, while other documents exist. The store may have come
+/// back without its data, and the writers of the documents may still be rewriting them.
 const SETTLE: Duration = Duration::from_secs(120);
 
-/// How long it stays at least once the store is back after an outage.
+/// Minimum time that it stays once the store is back after an outage.
 const SETTLE_AGAIN: Duration = Duration::from_secs(10);
 
 /// The documents. Times count from any fixed moment.
@@ -24,9 +24,9 @@ pub(super) struct View<T, R> {
     read: R,
     /// By key without the prefix.
     documents: OrdMap<String, Arc<T>>,
-    /// Those of them that the last list did not have.
+    /// Documents that the last listing did not contain.
     missing: BTreeSet<String>,
-    /// When these go. Never, as long as there are no others.
+    /// When these are removed. Never, as long as no other documents exist.
     missing_until: Option<Duration>,
     is_complete: bool,
 }
@@ -43,7 +43,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         }
     }
 
-    /// What all keys begin with.
+    /// Prefix of all keys.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -52,7 +52,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         &self.documents
     }
 
-    /// Whether there was a list.
+    /// Whether the documents have been listed.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete
     }
@@ -63,7 +63,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
             .then_some("it has no documents any more; its data may have been lost")
     }
 
-    /// Takes a document that was written.
+    /// Records a document that was written.
     pub(super) fn put(&mut self, pair: &Pair, now: Duration) {
         self.take(pair);
         self.note_missing();
@@ -79,13 +79,13 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         let before = self.documents.get(key).map(Arc::as_ref);
         let document = (self.read)(key, pair.value.within(MAX_TEXT_LEN), before);
         self.missing.remove(key);
-        // One that is as it was stays the same in memory.
+        // An unchanged document keeps its allocation.
         if before != Some(&document) {
             self.documents.insert(key.to_owned(), Arc::new(document));
         }
     }
 
-    /// Takes a document that was deleted.
+    /// Records a document that was deleted.
     pub(super) fn delete(&mut self, key: &str) {
         if let Some(key) = key.strip_prefix(&self.prefix) {
             self.documents.remove(key);
@@ -100,7 +100,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         }
     }
 
-    /// Lets those go whose time has come. Returns whether there were any.
+    /// Removes expired documents. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Duration) -> bool {
         if self.missing_until.is_none_or(|until| until > now) {
             return false;
@@ -112,7 +112,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         true
     }
 
-    /// When [`expire`](Self::expire) will have something to do.
+    /// When [`expire`](Self::expire) will next have work to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.missing_until
     }
@@ -125,7 +125,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T,
         for pair in &pairs {
             self.take(pair);
         }
-        // The time does not begin anew with another list.
+        // Another listing does not restart the time.
         self.missing_until = match self.missing_until {
             _ if is_empty || self.missing.is_empty() => None,
             known => known.or(Some(now + SETTLE)),
@@ -133,7 +133,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T,
         self.is_complete = true;
     }
 
-    /// The store is back after an interruption: its other writers may have been cut off too.
+    /// Notes that the store is back after an interruption: its other writers may have been cut off too.
     fn resume(&mut self, now: Duration) {
         let until = self.missing_until;
         self.missing_until = until.map(|until| until.max(now + SETTLE_AGAIN));
@@ -147,7 +147,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The text, behind that of the one before if it cannot be read.
+    /// Returns the text. If it cannot be read, returns the previous text and the problem.
     fn read(_key: &str, text: Text<'_>, before: Option<&String>) -> String {
         match text {
             Ok(text) => String::from_utf8_lossy(text).into_owned(),
@@ -209,7 +209,7 @@ mod tests {
         view.replace(vec![pair("a", "2")], SECOND * 10);
         assert_eq!(shown(&view), ["a=2", "b=1", "c=1"]);
         assert_eq!(view.distrust(), None);
-        // A second list does not begin the time anew, and one that is written again stays.
+        // A second listing does not restart the time, and a document that is written again stays.
         view.replace(vec![pair("a", "2")], SECOND * 60);
         view.put(&pair("b", "1"), SECOND * 70);
         let end = SECOND * 10 + SETTLE;
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(view.distrust(), None);
         assert!(view.expire(SECOND * 1_000_000 + SETTLE));
         assert_eq!(shown(&view), ["a=2"]);
-        // The last one may be deleted.
+        // The last document may be deleted.
         view.delete("/p/a");
         assert_eq!((shown(&view).len(), view.distrust()), (0, None));
     }

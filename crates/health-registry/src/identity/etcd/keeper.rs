@@ -1,5 +1,4 @@
-//! Sees to it that the store has what this node wants: compares the two, and mends what differs, for as
-//! long as it is connected.
+//! Keeps in the store what this node wants: compares the two and repairs differences, as long as it is connected.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -23,21 +22,22 @@ use super::transactions::Transactions;
 use crate::etcd::{LeaseHold, Store, StoreError};
 use crate::nodes::backoff::Backoff;
 
-/// Shortest time between two writings of one key: it takes a moment until what was written is read
-/// back, and two agents under one name must not keep the store busy.
+/// Shortest time between two writes of one key: it takes a moment until a write is read back, and two agents under one
+/// name must not keep the store busy.
 const SHORTEST_GAP: Duration = Duration::from_secs(1);
 /// Time until a label set that the store refused is tried again.
 const RETRY_PERIOD: Duration = Duration::from_secs(10);
-/// Most requests that are under way.
+/// Maximum concurrent requests.
 const AT_ONCE: usize = 16;
-/// Longest time between two extensions of the lease: it shows early that a lease is lost.
+/// Longest time between two extensions of the lease, so that a lost lease is noticed early.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);
-/// Most identities that one look collects.
+/// Maximum identities that one check collects.
 const COLLECT_AT_ONCE: usize = 64;
-/// Up to this part is added to the grace of unused identities, so that not all agents collect at once.
+/// Upper bound of the random part that is added to the grace period of unused identities, so that not all agents
+/// collect at once.
 const COLLECT_SPREAD: f64 = 0.5;
 
-/// The keeper. It keeps its lease over connections.
+/// The keeper. Its lease outlives connections.
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     known: Arc<SharedRecords>,
@@ -46,12 +46,12 @@ pub(super) struct Keeper {
     timing: Timing,
     lease: Option<i64>,
     pub(super) collect_after: Duration,
-    /// Where the search for a free number begins.
+    /// Where the search for a free number starts.
     pub(super) random: fn() -> u32,
     problem: Option<String>,
 }
 
-/// Something that the store lacks, or has too much.
+/// Something that is missing in the store, or must be removed.
 pub(super) enum Job {
     Take(WantedIdentity),
     Announce(IpAddr, Announce),
@@ -81,7 +81,7 @@ impl Keeper {
         }
     }
 
-    /// Keeps everything for as long as it is polled.
+    /// Keeps the store up to date as long as this is polled.
     pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
         let mut backoff = Backoff::default();
         loop {
@@ -105,7 +105,7 @@ impl Keeper {
         }
     }
 
-    /// Ends when the lease is lost.
+    /// Returns when the lease is lost.
     async fn keep_lease(
         &mut self,
         store: &mut Store,
@@ -166,7 +166,7 @@ impl Keeper {
         }
     }
 
-    /// The lease of an earlier connection if it is still there, else a new one.
+    /// The lease of an earlier connection if it still exists, else a new one.
     async fn lease(&mut self, store: &mut Store) -> Result<(i64, LeaseHold), StoreError> {
         if let Some(lease) = self.lease
             && let Ok(mut hold) = store.keep(lease).await
@@ -179,7 +179,7 @@ impl Keeper {
         Ok((lease, store.keep(lease).await?))
     }
 
-    /// What is to be done now, some of it; and whether there will be more without a change.
+    /// Some of the jobs that are due now, and whether more will become due by themselves.
     pub(super) fn jobs(&self, holder: &Holder) -> (Vec<Job>, bool) {
         let now = Instant::now();
         let session = holder.session();
@@ -214,7 +214,7 @@ impl Keeper {
             }
         }
         let is_ours = |other: &str| other == session || wants.forgets_earlier();
-        // A set that has no number yet may be about to get one of these.
+        // A set without a number may be about to get one of these.
         let all_are_known = !wants.sets().any(|wanted| wanted.identity.is_none());
         for (identity, other) in records.own_references() {
             if all_are_known && is_ours(other) && !used.contains(&identity) {
@@ -239,7 +239,7 @@ impl Keeper {
         match job {
             Job::Take(wanted) => {
                 let records = || self.known.records();
-                // Where the store lost it, those who have it may be about to write it again.
+                // If the store lost the number, its holders may be about to write it again.
                 let former = || records().former_number(&wanted.labels);
                 let preferred = wanted.identity.or_else(former);
                 let free = |taken: &BTreeSet<Identity>| {
@@ -286,7 +286,7 @@ impl Keeper {
         }
     }
 
-    /// Collects identities that nobody has used for long.
+    /// Collects identities that have been unused for long.
     pub(super) async fn collect(
         &self,
         holder: &Holder,
@@ -311,7 +311,7 @@ impl Keeper {
     }
 }
 
-/// The first one after a whole period.
+/// Creates an interval whose first tick comes after a whole period.
 fn ticks(period: Duration) -> Interval {
     let mut ticks = tokio::time::interval_at(Instant::now() + period, period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The keys of a cluster's identities in etcd, and what stands at them.
+//! The keys of a cluster's identities in etcd, and their contents.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use super::super::AddressAnnouncement;
 use super::super::allocator::not_for_endpoints;
 use crate::etcd::Value;
 
-/// Longest label set that is read, bytes: 256 labels of 1024 each, with quotes and escapes.
+/// Longest label set that is read, in bytes: 256 labels of 1024 each, with quotes and escapes.
 const MAX_LABELS_LEN: usize = 512 * 1024;
-/// Longest value of any other key, bytes.
+/// Longest value of any other key, in bytes.
 const MAX_VALUE_LEN: usize = 1024;
 
 /// The keys of one cluster.
@@ -24,16 +24,16 @@ pub(super) struct Keys {
     prefix: String,
 }
 
-/// What a key is about.
+/// Meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     /// The label set of a number.
     Number(Identity),
     /// The number of a label set, by its digest.
     Labels(String),
-    /// That a node uses a number.
+    /// A node uses a number.
     Reference(Identity, String),
-    /// That a number was used until lately.
+    /// A number was in use until recently.
     Freed(Identity),
     /// The identity of an address, by node.
     Address(String, IpAddr),
@@ -46,7 +46,7 @@ impl Keys {
         }
     }
 
-    /// What all keys of the cluster begin with.
+    /// Prefix of all keys of the cluster.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -59,7 +59,7 @@ impl Keys {
         format!("{}labels/{digest}", self.prefix)
     }
 
-    /// What the keys of all references to a number begin with.
+    /// Prefix of the keys of all references to a number.
     pub(super) fn references(&self, identity: Identity) -> String {
         format!("{}references/{identity}/", self.prefix)
     }
@@ -76,7 +76,7 @@ impl Keys {
         format!("{}addresses/{node}/{ip}", self.prefix)
     }
 
-    /// Reads a key.
+    /// Parses a key.
     pub(super) fn read(&self, key: &str) -> Result<Key, &'static str> {
         const UNKNOWN: &str = "no key of this agent's";
         let rest = key.strip_prefix(&self.prefix).ok_or(UNKNOWN)?;
@@ -92,7 +92,7 @@ impl Keys {
             "addresses" => {
                 let (node, ip) = rest.split_once('/').ok_or(UNKNOWN)?;
                 let read = parse_ip(ip).map_err(|_| "no IP address")?;
-                // In one way only, else one address had several keys.
+                // Only the canonical form is accepted; otherwise one address could have several keys.
                 if read.to_string() != ip {
                     return Err("not the address's usual form");
                 }
@@ -103,7 +103,7 @@ impl Keys {
     }
 }
 
-/// A number in its one usual form.
+/// Parses a number, which must be in canonical form.
 fn number(text: &str) -> Result<Identity, &'static str> {
     let number: u32 = text.parse().map_err(|_| "no number")?;
     if number.to_string() == text && Identity(number).is_of_cluster() {
@@ -125,7 +125,7 @@ pub(super) fn digest_of(labels: &LabelSet) -> String {
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// A label set as it stands in the store: a JSON array of strings, in order.
+/// A label set as stored: a JSON array of strings, in order.
 pub(super) fn labels_text(labels: &LabelSet) -> String {
     // Strings always have a JSON form.
     serde_json::to_string(labels).unwrap_or_default()
@@ -157,7 +157,7 @@ pub(super) fn read_text(value: &Value) -> Result<String, String> {
         .map_err(|error| format!("not text: {error}"))
 }
 
-/// What stands at an address's key.
+/// Contents of an address's key.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AddressRecord {
     pub(super) identity: Identity,
@@ -169,11 +169,11 @@ pub(super) struct AddressRecord {
 
 impl AddressRecord {
     pub(super) fn text(&self) -> String {
-        // As labels have.
+        // Always has a JSON form, like labels.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads what a node announced.
+    /// Reads a node's announcement.
     pub(super) fn read(value: &Value, owner: &str) -> Result<(AddressAnnouncement, Self), String> {
         let bytes = value.within(MAX_VALUE_LEN)?;
         let record: Self = serde_json::from_slice(bytes)

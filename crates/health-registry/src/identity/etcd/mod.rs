@@ -1,9 +1,9 @@
-//! Identities in etcd. A label set has its number at one key, the number its labels at another; both
-//! are made and deleted together. What a node uses, and the addresses it announces, are bound to a
-//! lease that its agent keeps.
+//! Identities in etcd. One key maps a label set to its number, and another maps the number to its labels; both are
+//! created and deleted together. What a node uses, and the addresses that it announces, are bound to a lease that its
+//! agent keeps alive.
 //!
-//! `records` makes a view of keys, `requests` asks for changes by `transactions`, `keeper` sees to it that the store has
-//! what this node wants, and the task here holds them together.
+//! `records` converts keys to a view, `requests` makes changes by `transactions`, `keeper` makes sure that the store
+//! has what this node wants, and the task in this module connects them.
 
 mod keeper;
 mod keys;
@@ -27,10 +27,10 @@ use super::allocator::{Shared, Timing};
 use crate::etcd::{Cursor, Feed, FeedEnd, Source, Store, StoreError};
 use crate::nodes::backoff::Backoff;
 
-/// Changes that come within this time are told at once.
+/// Changes that arrive within this time are reported together.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// What the follower knows and the keeper reads.
+/// State that the follower writes and the keeper reads.
 #[derive(Debug)]
 struct SharedRecords {
     records: Mutex<Records>,
@@ -47,7 +47,7 @@ impl SharedRecords {
     }
 }
 
-/// Follows the identities of `cluster` and keeps what `node` wants of them. Never ends.
+/// Follows the identities of `cluster` and keeps what `node` wants in the store. Never returns.
 pub(super) fn run(
     shared: Arc<Shared>,
     source: Source,
@@ -70,7 +70,7 @@ pub(super) fn run(
     };
     async move {
         let mut backoff = Backoff::default();
-        // Members are taken in turn, each agent beginning with another one.
+        // Members are tried in turn; each agent starts with a random one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
             let Err(error) = follower
@@ -83,17 +83,17 @@ pub(super) fn run(
     }
 }
 
-/// What reads the store.
+/// The task that reads the store.
 struct Follower {
     shared: Arc<Shared>,
     known: Arc<SharedRecords>,
     cursor: Cursor,
-    /// Why the store could not be used last.
+    /// Why the store could not be used last time.
     lost: Option<String>,
 }
 
 impl Follower {
-    /// Follows the store through one member until that fails; the reason.
+    /// Follows the store through one member until that fails. Returns the reason.
     async fn connected(
         &mut self,
         source: &Source,

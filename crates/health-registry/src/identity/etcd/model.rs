@@ -1,5 +1,5 @@
-//! Any sequence of what nodes, their agents and the store may do or suffer, with the agents' own code and a store in
-//! memory: no number stands for two label sets, and what is held stays as it is.
+//! Random sequences of what nodes, their agents and the store may do or suffer, with the agents' own code and a store
+//! in memory. No number ever stands for two label sets, and held identities stay the same.
 
 mod memory;
 
@@ -27,31 +27,31 @@ use crate::etcd::{Change, Mirror as _};
 
 const NODES: usize = 3;
 const SETS: u8 = 5;
-/// Most turns until agents that nothing fails have all that they want.
+/// Maximum turns until agents without failures have everything that they want.
 const TURNS: usize = 40;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A node has one more endpoint with these labels.
+    /// A node gets one more endpoint with these labels.
     Acquire(usize, u8),
-    /// It has one less.
+    /// It loses one.
     Release(usize, u8),
-    /// Agents do what is to be done, side by side, each but for what fails.
+    /// Agents do their pending work concurrently, each with an optional failure.
     Work(Vec<(usize, Option<Failure>)>, u64),
-    /// An agent hears of some changes.
+    /// An agent reads some changes.
     Hear(usize, usize),
-    /// So many seconds pass, in which agents that reach the store do all they want.
+    /// This many seconds pass, in which agents that reach the store do everything they want.
     Wait(u64),
     CutOff(usize),
     Reconnect(usize),
-    /// Somebody revokes an agent's lease.
+    /// An agent's lease is revoked.
     LoseLease(usize),
-    /// The store comes back without its data; whether all agents had told it all, and heard all, before.
+    /// The store comes back without its data. The flag says whether all agents had written and read everything before.
     Wipe(bool),
     /// Another agent takes over, with all endpoints or none.
     Restart(usize, bool),
-    /// An agent looks for what nobody uses.
+    /// An agent checks for unused identities.
     Collect(usize, Option<Failure>),
 }
 
@@ -86,14 +86,14 @@ fn labels(set: u8) -> LabelSet {
     LabelSet::new([label]).expect("a set")
 }
 
-/// A node's agent, as far as it allocates identities.
+/// The part of a node's agent that allocates identities.
 struct Agent {
     name: String,
     shared: Arc<Shared>,
     known: Arc<SharedRecords>,
     keeper: Keeper,
     lease: i64,
-    /// How often the store had lost its data when it was heard last, and how many of its changes are known since.
+    /// How often the store had lost its data when it was last heard, and how many of its changes since are known.
     heard: Option<(u64, usize)>,
     is_connected: bool,
     /// How many endpoints have each label set.
@@ -110,7 +110,7 @@ impl Agent {
         let (shared, _) = Shared::new("a store in memory".to_owned());
         let shared = Arc::new(shared);
         let mut keeper = Keeper::new(shared.clone(), known.clone(), keys, name, timing);
-        // As many agents as possible want the same number at the same time.
+        // Makes as many agents as possible want the same number at the same time.
         keeper.random = || 0;
         keeper.collect_after = timing.collect_after;
         Self {
@@ -127,11 +127,11 @@ impl Agent {
 
     fn acquire(&mut self, set: u8) {
         *self.uses.entry(set).or_default() += 1;
-        // Whoever waits for the answer finds it among what is held.
+        // The answer will show up among the held identities.
         drop(self.shared.wants().want(&labels(set), OnOutage::Wait));
     }
 
-    /// Returns whether it has no endpoint with these labels any more.
+    /// Returns whether no endpoint with these labels is left.
     fn release(&mut self, set: u8) -> bool {
         let Some(uses) = self.uses.get_mut(&set) else {
             return false;
@@ -170,7 +170,7 @@ impl Agent {
         records.expire(now);
     }
 
-    /// Has a lease that the store knows, and hears what a new connection begins with.
+    /// Gets a lease that the store knows, and reads what a new connection starts with.
     fn connect(&mut self, memory: &mut Memory) {
         let lease = self.lease;
         self.lease = memory.extend(lease).unwrap_or_else(|| memory.grant_agent());
@@ -187,7 +187,7 @@ impl Agent {
         }
     }
 
-    /// Returns whether there was something to do, or will be.
+    /// Returns whether there was work to do, or will be.
     async fn work(&self, store: MemoryStore) -> bool {
         let holder = self.holder();
         let (jobs, waits) = self.keeper.jobs(&holder);
@@ -195,13 +195,13 @@ impl Agent {
         let jobs = jobs
             .into_iter()
             .map(|job| self.keeper.run(&holder, store.clone(), job));
-        // What failed is there the next time.
+        // Failed jobs are repeated next time.
         join_all(jobs).await;
         !is_idle
     }
 }
 
-/// What the store says of numbers.
+/// The numbers in the store.
 #[derive(Default)]
 struct Stored {
     /// Label sets by number, and numbers by the digest of a label set.
@@ -216,11 +216,11 @@ struct Model {
     agents: Vec<Agent>,
     timing: Timing,
     started: Instant,
-    /// What agents held when the store lost its data, and hold since.
+    /// Identities that agents held when the store lost its data, and have held since.
     kept: BTreeMap<u8, Identity>,
-    /// What agents hold, each by its node and its lease, and the store knows.
+    /// Identities that agents hold and the store knows, by node, lease and label set.
     firm: BTreeMap<(usize, i64, u8), Identity>,
-    /// Numbers that were in the store, and those that left it: until when they rest.
+    /// Numbers that were in the store, and numbers that left it, with the time until which they rest.
     numbers: BTreeSet<Identity>,
     resting: BTreeMap<Identity, Duration>,
 }
@@ -316,7 +316,7 @@ impl Model {
         }
     }
 
-    /// Has agents work that reach the store.
+    /// Runs the agents that reach the store.
     async fn work(&mut self, nodes: &[(usize, Option<Failure>)], seed: u64) {
         let mut at_work = BTreeMap::new();
         for (node, failure) in nodes {
@@ -339,12 +339,12 @@ impl Model {
             agent.connect(&mut self.memory.lock().expect("nobody panicked"));
             let agent = &self.agents[node];
             let mut store = self.store(failure, 0);
-            // What failed is tried with the next look.
+            // A failed collection is tried again at the next check.
             let _ = agent.keeper.collect(&agent.holder(), &mut store).await;
         }
     }
 
-    /// Has all agents that reach the store do all that they want, without a failure, and hear all.
+    /// Makes all agents that reach the store do everything they want, without failures, and read everything.
     async fn settle(&mut self) -> TestCaseResult {
         for _ in 0..TURNS {
             let mut is_busy = false;
@@ -370,7 +370,7 @@ impl Model {
         Err(TestCaseError::fail("agents do not come to rest"))
     }
 
-    /// Lets time pass, in which agents that reach the store keep their leases and hear all.
+    /// Lets time pass, in which agents that reach the store keep their leases and read everything.
     async fn pass(&mut self, mut time: Duration) {
         while !time.is_zero() {
             let slice = time.min(self.timing.lease / 3);
@@ -412,10 +412,10 @@ impl Model {
         stored
     }
 
-    /// What holds at any time.
+    /// Checks what holds at any time.
     fn check(&mut self) -> TestCaseResult {
         let stored = self.stored();
-        // Numbers and label sets belong to each other one by one, and what a node refers to is there.
+        // Numbers and label sets correspond one to one, and every reference is to an existing number.
         prop_assert_eq!(stored.numbers.len(), stored.digests.len());
         for (identity, labels) in &stored.numbers {
             prop_assert_eq!(stored.digests.get(&digest_of(labels)), Some(identity));
@@ -440,7 +440,7 @@ impl Model {
         self.check_held(&stored)
     }
 
-    /// What is held and known to the store stays as it is, as long as the lease does.
+    /// Checks that identities which are held and known to the store stay the same as long as the lease lasts.
     fn check_held(&mut self, stored: &Stored) -> TestCaseResult {
         let mut firm = BTreeMap::new();
         for (node, agent) in self.agents.iter().enumerate() {
@@ -453,7 +453,7 @@ impl Model {
                 if !has_lease {
                     continue;
                 }
-                // It may have lost the number to another label set, and not have heard of that.
+                // It may have lost the number to another label set without having read that yet.
                 let has_number = stored.numbers.get(&identity) == Some(&labels(set));
                 let reference = stored.references.get(&(identity, agent.name.clone()));
                 let is_firm = has_number && reference == Some(&session);
@@ -472,7 +472,7 @@ impl Model {
         Ok(())
     }
 
-    /// What holds where agents that reach the store have done all that they want.
+    /// Checks what holds once agents that reach the store have done everything they want.
     fn check_settled(&self) -> TestCaseResult {
         let mut by_set = BTreeMap::new();
         for agent in self.agents.iter().filter(|agent| agent.is_connected) {
@@ -492,7 +492,7 @@ impl Model {
         Ok(())
     }
 
-    /// Once nobody holds anything, all of it goes in time.
+    /// Once nothing is held, everything is removed in time.
     async fn end(&mut self) -> TestCaseResult {
         (0..NODES).for_each(|node| self.reconnect(node));
         self.settle().await?;
@@ -516,7 +516,7 @@ impl Model {
     }
 }
 
-/// Does something with a model, in its time.
+/// Runs a future with a model, in simulated time.
 fn with_model<T>(work: impl AsyncFnOnce(&mut Model) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -544,7 +544,7 @@ proptest! {
 fn a_node_that_comes_first_to_an_empty_store_takes_the_number_that_others_have() {
     let renumbered = with_model(async |model| {
         model.take(Step::Acquire(0, 0)).await?;
-        // All know it, and then the store loses it.
+        // All agents know it, and then the store loses it.
         model.take(Step::Wipe(true)).await?;
         model.take(Step::Acquire(1, 0)).await?;
         model.take(Step::Work(vec![(1, None)], 0)).await?;
@@ -561,7 +561,7 @@ fn a_label_set_gets_the_number_that_it_had_last_though_an_earlier_one_is_still_k
             Step::Acquire(0, 3),
             Step::Acquire(1, 0),
             Step::Wait(1),
-            // The others collect its number, and it gets another one as it is back.
+            // The others collect its number, and it gets another one when it is back.
             Step::CutOff(0),
             Step::Wait(collected_after),
             Step::Collect(1, None),
@@ -586,7 +586,7 @@ fn a_node_gives_no_number_that_it_holds_to_another_label_set() {
             model.take(Step::Acquire(0, 0)).await.expect("a number");
             model.take(work()).await.expect("a number");
             let before = model.agents[0].held()[&0];
-            // It has not read back what it wrote.
+            // It has not read back its own writes.
             model.take(Step::Wipe(false)).await.expect("a loss");
             model.take(Step::Acquire(0, 1)).await.expect("a number");
             model.take(work()).await.expect("a number");
@@ -600,7 +600,7 @@ fn a_node_gives_no_number_that_it_holds_to_another_label_set() {
 fn a_label_set_that_lost_its_number_to_another_of_the_node_gets_one_at_once() {
     let held = with_model(async |model| {
         let work = |node| Step::Work(vec![(node, None)], 0);
-        // The second node gives the first one's number to another label set, of which it does not know.
+        // The second node gives the first one's number to another label set, and the first does not know that.
         for step in [Step::Acquire(0, 0), work(0), Step::Wipe(false)] {
             model.take(step).await.expect("a number");
         }

@@ -1,5 +1,5 @@
-//! What the keys of a cluster's identities say. No connection, no clock: keys and times come in, a
-//! view comes out, and what this node's own keys lack.
+//! The contents of the keys of a cluster's identities. No connection and no clock: keys and times come in; a view comes
+//! out, and what this node's own keys lack.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,18 +16,18 @@ use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number,
 use crate::etcd::{Change, Mirror, Pair};
 use crate::nodes::UnusableEntry;
 
-/// Everything that stands in the store. Times count from any fixed moment.
+/// Everything that is in the store. Times count from any fixed moment.
 #[derive(Debug)]
 pub(super) struct Records {
     keys: Keys,
     /// This node's name.
     node: String,
     pub(super) view: View,
-    /// The numbers that stand in the store, readable or not.
+    /// The numbers in the store, readable or not.
     numbers: BTreeMap<Identity, Number>,
     /// The numbers of label sets, by digest.
     digests: BTreeMap<String, Identity>,
-    /// Those that label sets had last, and have not any more; for as long as the view knows them.
+    /// Last numbers of label sets that no longer have them, as long as the view knows these.
     former: BTreeMap<String, Identity>,
     freed: BTreeSet<Identity>,
     /// The sessions of this node's references.
@@ -40,13 +40,13 @@ pub(super) struct Records {
 #[derive(Debug)]
 struct Number {
     mod_revision: i64,
-    /// `None` where the label set cannot be read.
+    /// `None` if the label set cannot be read.
     digest: Option<String>,
-    /// Since when no reference to it is seen.
+    /// Since when no reference to it has been seen.
     unused_since: Option<Duration>,
 }
 
-/// An identity that nobody uses.
+/// An identity that no node uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnusedIdentity {
     pub(super) identity: Identity,
@@ -55,14 +55,14 @@ pub(super) struct UnusedIdentity {
     pub(super) labels_key: LabelsKey,
 }
 
-/// What the key `labels/DIGEST` of an identity holds.
+/// Contents of the key `labels/DIGEST` of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelsKey {
     /// Its number.
     Own,
-    /// Another number: the label set got that while this one was lost.
+    /// Another number: the label set got it while this one was lost.
     Other(Identity),
-    /// Nothing: that half was lost.
+    /// Nothing: this half was lost.
     Absent,
 }
 
@@ -82,7 +82,7 @@ impl Records {
         }
     }
 
-    /// Takes a change.
+    /// Records a change.
     pub(super) fn apply(&mut self, change: &Change, now: Duration) {
         match change {
             Change::Put(pair) => self.put(pair, now),
@@ -185,14 +185,14 @@ impl Records {
         }
     }
 
-    /// The number that a label set had last, if it stood in the store until lately.
+    /// The last number of a label set, if it was in the store until recently.
     pub(super) fn former_number(&self, labels: &LabelSet) -> Option<Identity> {
         let identity = *self.former.get(&digest_of(labels))?;
         let known = self.view.labels(identity)?;
         (**known == *labels).then_some(identity)
     }
 
-    /// Lets go what has to. Returns whether there was anything.
+    /// Drops expired entries. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Duration) -> bool {
         let has_expired = self.view.expire(now);
         if has_expired {
@@ -203,7 +203,7 @@ impl Records {
         has_expired
     }
 
-    /// What cannot be used, and label sets whose number is another one's.
+    /// The unusable entries, and the label sets whose number belongs to another set.
     pub(super) fn rejected(&self) -> Vec<UnusableEntry> {
         let unread = self
             .rejected
@@ -223,7 +223,7 @@ impl Records {
             .collect()
     }
 
-    /// Whether a label set has this number in the store, and this node a reference of the session.
+    /// Whether a label set has this number in the store, and this node has a reference from this session.
     pub(super) fn confirms(&self, labels: &LabelSet, identity: Identity, session: &str) -> bool {
         self.view
             .present(identity)
@@ -232,7 +232,7 @@ impl Records {
             && self.own_references.get(&identity).map(String::as_str) == Some(session)
     }
 
-    /// Whether an address stands in the store as it is announced.
+    /// Whether an address is in the store as it is announced.
     pub(super) fn confirms_address(&self, ip: IpAddr, announce: &Announce, session: &str) -> bool {
         self.own_addresses.get(&ip).is_some_and(|record| {
             (record.identity, record.node) == (announce.identity, announce.node)
@@ -240,12 +240,12 @@ impl Records {
         })
     }
 
-    /// This node's reference was deleted, which is about to be read back.
+    /// Notes that this node's reference was deleted, before that is read back.
     pub(super) fn dropped_reference(&mut self, identity: Identity) {
         self.own_references.remove(&identity);
     }
 
-    /// This node's address was deleted, likewise.
+    /// Notes likewise that this node's address was deleted.
     pub(super) fn dropped_address(&mut self, ip: IpAddr) {
         self.own_addresses.remove(&ip);
     }
@@ -262,7 +262,7 @@ impl Records {
         own.map(|(ip, record)| (*ip, record.session.as_str()))
     }
 
-    /// Identities that nobody used for so long, and that can be collected: what cannot be read stays as it is.
+    /// Identities that have been unused for `grace` and can be collected; what cannot be read stays.
     pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<UnusedIdentity> {
         let long = |number: &&Number| number.unused_since.is_some_and(|at| at + grace <= now);
         self.numbers
@@ -280,7 +280,7 @@ impl Records {
             .collect()
     }
 
-    /// `None` where it cannot be read.
+    /// `None` if the key cannot be read.
     fn labels_key(&self, identity: Identity, digest: &str) -> Option<LabelsKey> {
         match self.digests.get(digest) {
             Some(known) if *known == identity => Some(LabelsKey::Own),
@@ -292,15 +292,15 @@ impl Records {
         }
     }
 
-    /// An identity could not be collected: it is not as it is known here. Its time begins again, so that others have
-    /// their turn.
+    /// Notes that an identity could not be collected, because it is not as known here. Its time restarts, so that
+    /// others get their turn.
     pub(super) fn not_collected(&mut self, identity: Identity, now: Duration) {
         if let Some(number) = self.numbers.get_mut(&identity) {
             number.unused_since = number.unused_since.map(|_| now);
         }
     }
 
-    /// A number that nobody has, the first behind a random one; `None` when there is none left.
+    /// The first free number from a random one on; `None` if none is left.
     pub(super) fn free(&self, random: u32, taken: &BTreeSet<Identity>) -> Option<Identity> {
         let from = CLUSTER_FIRST + random % (CLUSTER_LAST - CLUSTER_FIRST + 1);
         (from..=CLUSTER_LAST)
@@ -344,7 +344,7 @@ impl Mirror for Records {
             .retain(|digest, _| !digests.contains_key(digest));
     }
 
-    /// The store is back after an interruption, in which others could not write either.
+    /// The store is back after an interruption, in which other nodes could not write either.
     fn resume(&mut self, now: Duration) {
         self.view.resume(now);
         for number in self.numbers.values_mut() {
@@ -353,7 +353,7 @@ impl Mirror for Records {
     }
 }
 
-/// Whether a number is known as that of the label set with this digest.
+/// Whether a number is known to belong to the label set with this digest.
 fn is_of(view: &View, identity: Identity, digest: &str) -> bool {
     let labels = view.labels(identity);
     labels.is_some_and(|labels| digest_of(labels) == digest)
@@ -423,7 +423,7 @@ mod tests {
         let short: Vec<_> = rejected.iter().map(|key| &key[36..]).collect();
         assert_eq!(short, ["hello", "numbers/1", "numbers/301", "labels/00"]);
         assert_eq!(records.view.identities().count(), 1);
-        // What stands there is in use, whatever it is.
+        // Any number in the store is in use, whatever its contents.
         assert_ne!(
             records.free(301 - 256, &BTreeSet::new()),
             Some(Identity(301))
@@ -449,7 +449,7 @@ mod tests {
         records.apply(&Change::Delete(key), SECOND * 60);
         assert_eq!(records.unused(SECOND * 60, SECOND * 119).len(), 1);
         assert_eq!(records.unused(SECOND * 60, SECOND * 120).len(), 2);
-        // Nobody could take one up while the store was away.
+        // No node could take up an identity while the store was away.
         records.resume(SECOND * 120);
         assert_eq!(records.unused(SECOND * 60, SECOND * 121), []);
     }
@@ -461,7 +461,7 @@ mod tests {
         // Half of it was lost, or the labels have another number by now.
         pairs.push(pair("numbers/301", r#"["unspec:b=1"]"#, 1));
         pairs.push(pair("numbers/302", r#"["unspec:a=1"]"#, 1));
-        // Nobody can tell what stands at the key of its labels.
+        // The contents of its labels' key are unreadable.
         let [number, mut labels] = identity(303, "unspec:c=1");
         labels.value = b"rubbish".to_vec().into();
         pairs.extend([number, labels]);

@@ -1,6 +1,5 @@
-//! What is asked of the store for identities. Each change is one transaction that holds only while
-//! everything is as it was seen, so that no race gives two numbers to a label set or two label sets to
-//! a number.
+//! The requests to the store for identities. Each change is one transaction, which succeeds only while everything is as
+//! it was read, so that no race gives two numbers to a label set or two label sets to a number.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +15,9 @@ use super::transactions::{
 };
 use crate::etcd::StoreError;
 
-/// Most attempts to take one label set. Each fails only when another node was faster.
+/// Maximum attempts to take one label set. Each fails only if another node was faster.
 const ATTEMPTS: u32 = 100;
-/// What changes are for that bring the two halves of an identity together.
+/// Purpose of changes that reconnect the two halves of an identity.
 const MEND: &str = "mend an identity";
 
 /// Why a label set got no number.
@@ -36,13 +35,13 @@ impl From<StoreError> for TakeError {
     }
 }
 
-/// For whom keys are written.
+/// The node for which keys are written.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) keys: Keys,
     /// This node's name.
     pub(super) node: String,
-    /// What its keys are bound to.
+    /// The lease that its keys are bound to.
     pub(super) lease: i64,
 }
 
@@ -52,8 +51,8 @@ impl Holder {
         self.lease.to_string()
     }
 
-    /// Takes a reference to the number of a label set, which gets one where it has none: `preferred`
-    /// if that is free, else what `free` finds beside those known to be taken.
+    /// Takes a reference to the number of a label set. A set without a number gets one: `preferred` if that is free,
+    /// else one that `free` finds, given the numbers that are known to be taken.
     pub(super) async fn take(
         &self,
         store: &mut impl Transactions,
@@ -90,7 +89,7 @@ impl Holder {
         Err(StoreError::new("take an identity", reason).into())
     }
 
-    /// Takes a reference to the number that stands at a label set's key; `None` where that changed.
+    /// Takes a reference to the number at a label set's key; `None` if that changed.
     async fn take_known(
         &self,
         store: &mut impl Transactions,
@@ -104,7 +103,7 @@ impl Holder {
         let as_found = Condition::Unchanged(labels_key.clone(), found.mod_revision);
         let number_key = self.keys.number(identity);
         let Some(stands) = store.read(number_key.clone()).await? else {
-            // Half of it was lost.
+            // Half of the identity was lost.
             let freed_key = self.keys.freed(identity);
             let repair = Transaction {
                 attempt: MEND,
@@ -152,7 +151,7 @@ impl Holder {
         Ok(store.transact(refer).await?.is_made().then_some(identity))
     }
 
-    /// Gives a label set this number; `None` where another one has it, or the set got one meanwhile.
+    /// Gives this number to a label set; `None` if another set has it, or this set got one meanwhile.
     async fn create(
         &self,
         store: &mut impl Transactions,
@@ -182,7 +181,7 @@ impl Holder {
         let own =
             stands.filter(|stands| read_labels(&stands.value).is_ok_and(|known| known == *labels));
         let Some(own) = own else { return Ok(None) };
-        // It has this number already; only the way from the labels to it was lost.
+        // It has this number already; only the key from the labels to the number was lost.
         let repair = Transaction {
             attempt: MEND,
             when: vec![
@@ -227,8 +226,8 @@ impl Holder {
         change(store, "take a key back", KeyChange::Delete(key)).await
     }
 
-    /// Collects an identity unless somebody has taken it up; its number is not given out again while
-    /// the lease `freed` lasts. Returns whether it did.
+    /// Collects an identity unless a node uses it again. Its number is not reused while the lease `freed` lasts.
+    /// Returns whether it was collected.
     pub(super) async fn collect(
         &self,
         store: &mut impl Transactions,
@@ -274,7 +273,7 @@ fn put(key: String, value: String) -> KeyChange {
     KeyChange::Put { key, value, lease }
 }
 
-/// Makes a change, whatever stands there.
+/// Makes a change unconditionally.
 async fn change(
     store: &mut impl Transactions,
     attempt: &'static str,

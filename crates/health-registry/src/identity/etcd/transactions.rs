@@ -1,4 +1,4 @@
-//! What is asked of a store: reads, and changes that are made all together or not at all.
+//! The requests to a store: reads, and changes that are made all or not at all.
 
 use std::time::Duration;
 
@@ -6,52 +6,52 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use crate::etcd::{Store, StoreError, Value};
 
-/// A store that is asked. Clones ask the same one.
+/// A store that takes requests. Clones use the same store.
 pub(super) trait Transactions: Clone + Send {
-    /// What stands at a key.
+    /// Reads a key.
     fn read(
         &mut self,
         key: String,
     ) -> impl Future<Output = Result<Option<StoredValue>, StoreError>> + Send;
 
-    /// Makes changes if everything is as it is thought to be.
+    /// Makes changes if all conditions hold.
     fn transact(
         &mut self,
         transaction: Transaction,
     ) -> impl Future<Output = Result<TransactionEnd, StoreError>> + Send;
 
-    /// Makes a lease; its number.
+    /// Creates a lease and returns its ID.
     fn grant(&mut self, ttl: Duration) -> impl Future<Output = Result<i64, StoreError>> + Send;
 }
 
-/// What stands at a key.
+/// Contents of a key.
 #[derive(Clone, Debug)]
 pub(super) struct StoredValue {
     pub(super) value: Value,
     pub(super) mod_revision: i64,
 }
 
-/// Changes, and what they depend on.
+/// Changes and their conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Transaction {
-    /// What it is for, as errors say it.
+    /// Its purpose, for errors.
     pub(super) attempt: &'static str,
     pub(super) when: Vec<Condition>,
     pub(super) changes: Vec<KeyChange>,
-    /// What is read where the changes are not made.
+    /// The key to read if the changes are not made.
     pub(super) otherwise: Option<String>,
 }
 
-/// What has to be so.
+/// A condition.
 #[derive(Clone, Debug)]
 pub(super) enum Condition {
-    /// There is no such key.
+    /// The key does not exist.
     Absent(String),
-    /// There is no key that begins so.
+    /// No key has this prefix.
     NoneBelow(String),
-    /// This stands at the key.
+    /// The key has this value.
     Says(String, String),
-    /// The key was changed last at this revision.
+    /// The key was last changed at this revision.
     Unchanged(String, i64),
 }
 
@@ -61,17 +61,17 @@ pub(super) enum KeyChange {
     Put {
         key: String,
         value: String,
-        /// What it goes with.
+        /// The lease that the key is bound to.
         lease: Option<i64>,
     },
     Delete(String),
 }
 
-/// What came of a transaction.
+/// Result of a transaction.
 #[derive(Clone, Debug)]
 pub(super) enum TransactionEnd {
     Made,
-    /// Something was not so; with what stands at the key that was to be read.
+    /// A condition did not hold. Holds the contents of the key that was to be read.
     Refused(Option<StoredValue>),
 }
 
@@ -116,7 +116,7 @@ impl Transactions for Store {
     }
 }
 
-/// What the first of the answers found.
+/// The contents found by the first answer.
 fn found(answers: Vec<TxnOpResponse>) -> Option<StoredValue> {
     let Some(TxnOpResponse::Get(found)) = answers.into_iter().next() else {
         return None;

@@ -1,5 +1,5 @@
-//! What stands in an identity file. No file, no clock: times come in, and a change is made of a whole
-//! document at once.
+//! The contents of an identity file. No file access and no clock: times come in, and each change is applied to the
+//! whole document at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::super::IdentityError;
 use super::super::allocator::{Timing, not_for_endpoints, shown};
 
-/// The form that this agent writes.
+/// The version of the format that this agent writes.
 const VERSION: u32 = 1;
 /// How many numbers there are.
 const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
@@ -25,12 +25,12 @@ const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Document {
     version: u32,
-    /// The number that is tried next.
+    /// The number to try next.
     next: Identity,
     pub(super) identities: BTreeMap<Identity, Entry>,
-    /// Numbers of collected identities, and until when they are not given out again.
+    /// Numbers of collected identities, and until when they are not reused.
     freed: BTreeMap<Identity, Timestamp>,
-    /// One for each agent, by a number that is random.
+    /// One session per agent, by a random number.
     sessions: BTreeMap<String, Session>,
     pub(super) addresses: BTreeMap<IpAddr, Address>,
 }
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) labels: Arc<LabelSet>,
     /// Sessions that use it.
     references: BTreeSet<String>,
-    /// Since when there is none.
+    /// Since when no session uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     unused_since: Option<Timestamp>,
 }
@@ -53,11 +53,11 @@ pub(super) struct Entry {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Session {
     node: String,
-    /// When it is taken for dead.
+    /// When the agent counts as dead.
     until: Timestamp,
 }
 
-/// What was announced of an address.
+/// The announcement of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Address {
@@ -67,14 +67,14 @@ pub(super) struct Address {
     session: String,
 }
 
-/// What one agent wants the file to say.
+/// What one agent wants in the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wish {
-    /// Label sets, and the numbers that they had last.
+    /// Label sets, and their last numbers.
     pub(super) sets: Vec<(Arc<LabelSet>, Option<Identity>)>,
     /// Identity and node of each address.
     pub(super) addresses: BTreeMap<IpAddr, (Identity, IpAddr)>,
-    /// Whether what earlier sessions of the node left is to go.
+    /// Whether to delete what earlier sessions of the node left.
     pub(super) forgets_earlier: bool,
 }
 
@@ -100,7 +100,7 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Reads a document, and makes sure that it cannot give anybody a wrong identity.
+    /// Parses a document, and makes sure that it cannot lead to a wrong identity.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let document: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if document.version != VERSION {
@@ -137,7 +137,7 @@ impl Document {
         }
     }
 
-    /// The name of the node of a session.
+    /// The name of a session's node.
     pub(super) fn node(&self, session: &str) -> Option<&str> {
         self.sessions.get(session).map(|known| known.node.as_str())
     }
@@ -152,8 +152,8 @@ impl Document {
         self.node(&address.session)
     }
 
-    /// Makes the document say what an agent wants, and forgets what is over. Returns an identity for
-    /// each set of the wish.
+    /// Updates the document to what an agent wants, and drops what has expired. Returns an identity for each set of the
+    /// wish.
     pub(super) fn grant(
         &mut self,
         writer: &Writer,
@@ -166,7 +166,7 @@ impl Document {
             .iter()
             .map(|(identity, entry)| (entry.labels.clone(), *identity))
             .collect();
-        // What is held gets its number back before new sets get any.
+        // Held sets get their numbers back before new sets get any.
         for (labels, preferred) in &wish.sets {
             if let Some(preferred) = *preferred
                 && self.is_free(preferred)
@@ -200,7 +200,7 @@ impl Document {
         granted
     }
 
-    /// Prolongs the agent's session when a third of it is over, and drops sessions that ended.
+    /// Renews the agent's session when a third of it is over, and drops expired sessions.
     fn renew(&mut self, writer: &Writer, forgets_earlier: bool, now: Timestamp) {
         self.sessions.retain(|session, known| {
             let is_earlier = known.node == writer.node && *session != writer.session;
@@ -214,7 +214,7 @@ impl Document {
         };
         let known = self.sessions.entry(writer.session.clone());
         let known = known.or_insert_with(|| session.clone());
-        // A clock that was put back must not make it last for ever.
+        // A clock that was set back must not make the session last forever.
         if known.until < worn || known.until > until {
             *known = session;
         }
@@ -289,7 +289,7 @@ impl Document {
     }
 }
 
-/// Label sets as JSON, which are shared in memory.
+/// JSON form of label sets that are shared in memory.
 mod shared {
     use std::sync::Arc;
 
@@ -376,7 +376,7 @@ mod tests {
     fn sets_that_are_held_keep_their_numbers_before_new_ones_get_any() {
         let mut document = Document::default();
         let held = granted(&mut document, "a", &[3, 4, 5], 0);
-        // The file is lost. Another agent is faster with the first number, and there are new sets before the others.
+        // The file is lost. Another agent takes the first number sooner, and new sets come before the others.
         let mut document = Document::default();
         assert_eq!(granted(&mut document, "b", &[9], 1), held[..1]);
         let wish = Wish {
@@ -403,7 +403,7 @@ mod tests {
         granted(&mut document, "a", &[], 10);
         granted(&mut document, "a", &[], 30);
         granted(&mut document, "a", &[], 55);
-        // Taken up in time, it is the same.
+        // A set that is used again in time keeps its identity.
         assert_eq!(granted(&mut document, "b", &[1], 69), [first]);
         granted(&mut document, "b", &[], 70);
         for seconds in [90, 110, 129] {

@@ -1,5 +1,5 @@
-//! Identities in a JSON file, for the agents of one machine. Each change is made of the whole file
-//! under a lock, and replaces it at once; a file that cannot be read is left as it is.
+//! Identities in a JSON file, shared by the agents of one machine. Each change reads the whole file under a lock and
+//! replaces it atomically. A file that cannot be read is left unchanged.
 
 mod document;
 
@@ -23,14 +23,14 @@ use super::AddressAnnouncement;
 use super::allocator::{Shared, Timing};
 use super::view::View;
 
-/// What the name of the file that is locked has behind that of the identity file.
+/// Suffix of the lock file's name, after the name of the identity file.
 pub const LOCK_SUFFIX: &str = ".lock";
 
-/// How often the file is looked at. It is always replaced whole, so that each look may read it.
+/// How often to check the file. It is always replaced as a whole, so any check may read it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long others may be at the file. Each of them holds its lock for as long as a read and a write take.
+/// How long to wait while others use the file. Each of them holds the lock only for one read and one write.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest file that is read, bytes.
+/// Largest file that is read, in bytes.
 const MAX_LEN: u64 = 256 << 20;
 
 /// Why the file cannot be used.
@@ -50,7 +50,7 @@ enum FileError {
     Damaged { path: PathBuf, reason: String },
 }
 
-/// Follows a file and keeps what `node` wants of it. Never ends.
+/// Follows a file and keeps in it what `node` wants. Never returns.
 pub(super) fn run(
     shared: Arc<Shared>,
     path: PathBuf,
@@ -78,7 +78,8 @@ pub(super) fn run(
         let mut keep_at = Instant::now();
         let mut is_behind = false;
         loop {
-            // Who waits is answered at once. All else is gathered, as the whole file is read and written for it.
+            // Waiters are answered at once. Everything else is batched, because each update reads and writes the whole
+            // file.
             let is_time = tokio::select! {
                 _ = ticks.tick() => true,
                 () = follower.shared.wake.notified() => {
@@ -99,7 +100,7 @@ pub(super) fn run(
     }
 }
 
-/// Tells one content of the path from the next.
+/// Distinguishes one version of the file from the next.
 type Stamp = (u64, u64, u64, i64, i64);
 
 struct Follower {
@@ -107,11 +108,11 @@ struct Follower {
     store: Arc<IdentityFile>,
     view: View,
     started: Instant,
-    /// What was read last; `None` for no file.
+    /// Version that was last read; `None` if there was no file.
     taken: Option<Stamp>,
-    /// When the file was good last.
+    /// When the file was last good.
     heard: Timestamp,
-    /// Why the file could not be used last.
+    /// Why the file could not be used last time.
     lost: Option<String>,
 }
 
@@ -120,7 +121,8 @@ impl Follower {
         self.lost.is_some() || stamp(&self.store.path) != self.taken
     }
 
-    /// Makes the file say what is wanted, and takes over what it says. `period` is the time to the next time, at most.
+    /// Writes what is wanted to the file, and takes over what the file contains. `period` is the longest time until the
+    /// next call.
     async fn keep(&mut self, period: Duration) {
         let (sets, wish) = {
             let wants = self.shared.wants();
@@ -147,7 +149,7 @@ impl Follower {
         };
         self.taken = updated.stamp;
         self.heard = Timestamp::now();
-        // Each change of the file leaves out what nobody uses.
+        // Each change of the file drops unused entries.
         for reporter in [&self.shared.store_reporter, &self.shared.collector_reporter] {
             reporter.end(None, Some(period));
         }
@@ -166,7 +168,7 @@ impl Follower {
         self.take(&updated.document);
     }
 
-    /// Takes over what the file says.
+    /// Takes over the contents of the file.
     fn take(&mut self, document: &Document) {
         let now = self.started.elapsed();
         let identities: BTreeSet<Identity> = document.identities.keys().copied().collect();
@@ -186,7 +188,7 @@ impl Follower {
                 node: address.node,
                 owner,
             };
-            // Newer than any that is about to go; the file has each address once.
+            // Newer than any announcement that is about to be removed; the file lists each address once.
             let order = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
             self.view.put_address(ip, order, announced);
         }
@@ -212,13 +214,13 @@ impl Follower {
     }
 }
 
-/// The file, and who writes it here.
+/// The file, and this writer of it.
 struct IdentityFile {
     path: PathBuf,
     writer: Writer,
 }
 
-/// What came of a change.
+/// Result of a change.
 struct FileUpdate {
     document: Document,
     granted: Vec<super::wants::Answer>,
@@ -226,7 +228,7 @@ struct FileUpdate {
 }
 
 impl IdentityFile {
-    /// Changes the file under its lock; it is written only if it says something else.
+    /// Changes the file under its lock. Writes it only if its contents change.
     fn update(&self, wish: &Wish) -> Result<FileUpdate, FileError> {
         let _lock = self.lock()?;
         let known = self.read()?;
@@ -242,7 +244,8 @@ impl IdentityFile {
         })
     }
 
-    /// Waits for the lock, for [`LOCK_PATIENCE`] at most, which is beside the file: the file itself is replaced.
+    /// Waits for the lock, at most [`LOCK_PATIENCE`]. The lock is a separate file, because the identity file itself is
+    /// replaced.
     fn lock(&self) -> Result<File, FileError> {
         let path = beside(&self.path, LOCK_SUFFIX);
         let failed = |source| FileError::Io {
@@ -256,7 +259,7 @@ impl IdentityFile {
         Ok(private::lock(&path, LOCK_PATIENCE)?)
     }
 
-    /// `None` where there is no file yet.
+    /// Returns `None` if there is no file yet.
     fn read(&self) -> Result<Option<Document>, FileError> {
         let path = &self.path;
         let io = |source| FileError::Io {
@@ -279,7 +282,7 @@ impl IdentityFile {
         Document::parse(&bytes).map(Some).map_err(damaged)
     }
 
-    /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
+    /// Replaces the file atomically: readers see either the old or the new file, complete.
     fn write(&self, document: &Document) -> Result<(), FileError> {
         let write = || -> io::Result<()> {
             let mut text = serde_json::to_vec_pretty(document)?;

@@ -1,9 +1,9 @@
-//! The registry in etcd. Each agent writes its node's record, which stays, and a sign of itself
-//! bound to a lease, which does not: a node leaves the set when its record is deleted, not when its
-//! agent or the way to the store is gone. Whether a node is alive is for the probes to say.
+//! The node registry in etcd. Each agent writes a permanent record of its node, and a presence key that is bound to a
+//! lease. A node leaves the set when its record is deleted, not when its agent stops or loses its connection to the
+//! store. The probes decide whether a node is alive.
 //!
-//! `view` makes nodes of keys, `registration` keeps this node's own keys by means of `requests`, and
-//! the task here holds them together.
+//! `view` converts keys to nodes, `registration` maintains this node's own keys through `requests`, and the task in
+//! this module connects them.
 
 mod registration;
 mod requests;
@@ -28,18 +28,18 @@ use crate::etcd::{
     Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
 };
 
-/// Changes that come within this time become one new set.
+/// Changes that arrive within this time become one new set.
 const GATHER: Duration = Duration::from_millis(100);
-/// Time between two looks for abandoned records.
+/// Time between two checks for abandoned records.
 const ABANDONED_PERIOD: Duration = Duration::from_secs(60);
-/// How long a node's agent must be away until its record is deleted.
+/// How long a node's agent must be away before its record is deleted.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// Up to this is added to that, so that not all agents delete it at once.
+/// Upper bound of the random addition to that time, so that not all agents delete the record at once.
 const ABANDONED_SPREAD: Duration = Duration::from_secs(600);
-/// Most abandoned records that one look deletes.
+/// Maximum abandoned records that one check deletes.
 const ABANDONED_AT_ONCE: usize = 10;
 
-/// Where an etcd cluster is.
+/// Location of an etcd cluster.
 #[derive(Clone, Debug)]
 pub struct EtcdSpec {
     source: Source,
@@ -55,7 +55,7 @@ impl EtcdSpec {
         }
     }
 
-    /// A cluster that a file tells how to reach.
+    /// A cluster that a configuration file describes.
     pub fn config(path: &Path) -> Self {
         Self {
             source: Source::File(path.to_owned()),
@@ -64,7 +64,7 @@ impl EtcdSpec {
     }
 }
 
-/// The registry in etcd. Dropping it ends the connection; the node stays registered.
+/// The node registry in etcd. Dropping it closes the connection; the node stays registered.
 #[derive(Debug)]
 pub struct EtcdRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
@@ -73,9 +73,9 @@ pub struct EtcdRegistry {
 }
 
 impl EtcdRegistry {
-    /// Begins to follow the nodes of a cluster. `own` is in the set from the start, and registered
-    /// once it is published. Fails only when the settings cannot be used: a store that does not
-    /// answer is waited for. Must be called in a tokio runtime.
+    /// Starts to follow the nodes of a cluster. `own` is in the set from the start, and is registered once it is
+    /// published. Fails only if the settings cannot be used; a store that does not answer is retried. Must be called in
+    /// a tokio runtime.
     pub fn open(spec: EtcdSpec, cluster: &str, own: Option<Node>) -> Result<Self, EtcdConfigError> {
         spec.source.access()?;
         let view = View::new(cluster, own);
@@ -136,7 +136,7 @@ impl Registry for EtcdRegistry {
     }
 }
 
-/// Deletes a node's record, trying each member once. Returns whether there was one.
+/// Deletes a node's record, trying each member once. Returns whether a record existed.
 pub(super) async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Result<bool, String> {
     let access = spec.source.access().map_err(|error| error.to_string())?;
     let mut failures = Vec::new();
@@ -159,7 +159,7 @@ struct Follower {
     source: Source,
     keys: Keys,
     view: View,
-    /// How far the view is.
+    /// How far the view has read the store.
     cursor: Cursor,
     state: SourceState,
     published: watch::Receiver<Option<Node>>,
@@ -171,7 +171,7 @@ struct Follower {
 impl Follower {
     async fn run(mut self, mut registration: Registration) {
         let mut backoff = Backoff::default();
-        // Members are taken in turn, each agent beginning with another one.
+        // Members are tried in turn; each agent starts with a random one.
         let mut turn = usize::from(rand::random::<u16>());
         loop {
             let Err(error) = self.connected(turn, &mut registration, &mut backoff).await;
@@ -188,7 +188,7 @@ impl Follower {
         }
     }
 
-    /// Follows the store through one member until that fails; the reason.
+    /// Follows the store through one member until that fails. Returns the reason.
     async fn connected(
         &mut self,
         turn: usize,
@@ -275,8 +275,8 @@ impl Follower {
         }
     }
 
-    /// Deletes the records of nodes that are gone for good. Only an agent that is registered itself
-    /// may: one that merely reads another cluster's store changes nothing there.
+    /// Deletes the records of nodes that are gone for good. Only an agent that is itself registered may do that: one
+    /// that only reads another cluster's store changes nothing there.
     async fn forget_abandoned(&mut self, store: &mut Store) {
         if self.published.borrow().is_none() {
             return;
@@ -295,7 +295,7 @@ impl Follower {
         }
     }
 
-    /// What the settings of this node say by now.
+    /// Takes over the latest settings of this node.
     fn take_own(&mut self) {
         let own = self.published.borrow_and_update().clone();
         if own.is_some() {
@@ -338,7 +338,7 @@ impl Follower {
         self.tell();
     }
 
-    /// Hands out the set, if it is another one.
+    /// Sends the set if it changed.
     fn tell(&mut self) {
         let (nodes, mut rejected) = self.view.nodes();
         rejected.splice(0..0, self.state.rejected.iter().cloned());

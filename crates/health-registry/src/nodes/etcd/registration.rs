@@ -1,5 +1,5 @@
-//! Keeps this node registered: its record for good, and for as long as the agent is connected a
-//! sign of it, bound to a lease.
+//! Keeps this node registered: with a permanent record, and with a presence key that is bound to a lease and lasts as
+//! long as the agent is connected.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::nodes::Node;
 use crate::nodes::backoff::Backoff;
 use crate::nodes::record::NodeRecord;
 
-/// How long the sign of an agent outlives its connection.
+/// How long an agent's presence key outlives its connection.
 const LEASE_TTL: Duration = Duration::from_secs(30);
-/// Shortest time between two registrations that somebody else made necessary: two agents under one
-/// name must not keep the store busy.
+/// Shortest time between two registrations that another agent caused: two agents under one name must not keep the store
+/// busy.
 const SHORTEST_GAP: Duration = Duration::from_secs(1);
 
-/// What this node is registered with.
+/// This node's registration.
 #[derive(Debug)]
 pub(super) struct Registration {
-    /// Tells this agent from others under the same name.
+    /// Distinguishes this agent from others under the same name.
     instance: String,
     keys: Keys,
     own: watch::Receiver<Option<Node>>,
@@ -59,7 +59,7 @@ impl Registration {
         }
     }
 
-    /// Registers the node as soon as it is known and keeps it registered, for as long as it is polled.
+    /// Registers the node as soon as it is known, and keeps it registered as long as this is polled.
     pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
         let mut backoff = Backoff::default();
         loop {
@@ -81,7 +81,7 @@ impl Registration {
         }
     }
 
-    /// Ends when the lease is lost or the keys were changed by somebody else.
+    /// Returns when the lease is lost or someone else changed the keys.
     async fn keep_until_disturbed(
         &mut self,
         store: &mut Store,
@@ -89,7 +89,7 @@ impl Registration {
     ) -> Result<(), StoreError> {
         let is_known = self.own.wait_for(Option::is_some).await.is_ok();
         if !is_known {
-            // Nobody is there any more who could tell.
+            // No sender is left that could publish the node.
             return std::future::pending().await;
         }
         let mut hold = match self.lease {
@@ -151,8 +151,8 @@ impl Registration {
     }
 }
 
-/// The watching side of a [`Registration`]: told of changes to the node's own keys, tells how the
-/// registration does.
+/// The watching side of a [`Registration`]: receives changes of the node's own keys, and reports the state of the
+/// registration.
 #[derive(Clone, Debug)]
 pub(super) struct Signs {
     instance: String,
@@ -162,7 +162,7 @@ pub(super) struct Signs {
 }
 
 impl Signs {
-    /// The node's record was written, or deleted.
+    /// Notes that a node's record was written or deleted.
     pub(super) fn record_changed(&self, node: &str, value: Option<&[u8]>) {
         let own = self.own.borrow();
         let Some(own) = own.as_ref().filter(|own| own.name == node) else {
@@ -173,7 +173,7 @@ impl Signs {
         }
     }
 
-    /// The sign of a node's agent was written, or deleted.
+    /// Notes that a node's presence key was written or deleted.
     pub(super) fn presence_changed(&self, node: &str, value: Option<&[u8]>) {
         let own = self.own.borrow();
         if own.as_ref().is_none_or(|own| own.name != node)
@@ -187,7 +187,7 @@ impl Signs {
         self.disturbed.notify_one();
     }
 
-    /// Why this node is not registered, now and whenever that changes.
+    /// Follows the reason why this node is not registered.
     pub(super) fn problem(&self) -> watch::Receiver<Option<String>> {
         self.problem.clone()
     }

@@ -1,12 +1,12 @@
-//! What is asked of the store for one node: to be registered, deregistered or forgotten.
+//! Requests to the store for one node: register, deregister and forget.
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use super::view::Keys;
 use crate::etcd::{Store, StoreError};
 
-/// Writes a node's record and, bound to the lease, the sign that its agent is there; nothing where
-/// both stand already. Returns whether it wrote.
+/// Writes a node's record and, bound to the lease, its presence key. Writes nothing if both exist already. Returns
+/// whether it wrote.
 pub(super) async fn register(
     store: &mut Store,
     keys: &Keys,
@@ -31,7 +31,7 @@ pub(super) async fn register(
     Ok(!done.succeeded())
 }
 
-/// Deletes a node's record and the sign of its agent. Returns whether there was a record.
+/// Deletes a node's record and presence key. Returns whether a record existed.
 pub(super) async fn deregister(
     store: &mut Store,
     keys: &Keys,
@@ -46,8 +46,7 @@ pub(super) async fn deregister(
     Ok(matches!(record, Some(TxnOpResponse::Delete(deleted)) if deleted.deleted() > 0))
 }
 
-/// Deletes a record unless it was written since, or its node's agent is back. Returns whether it
-/// did.
+/// Deletes a record, unless it was written since or the node's agent is back. Returns whether it was deleted.
 pub(super) async fn forget(
     store: &mut Store,
     record: &str,

@@ -1,5 +1,5 @@
-//! What the keys of one cluster say, made into nodes. No connection, no clock: keys and times come
-//! in, nodes and refusals come out.
+//! Converts the keys of one cluster to nodes. No connection and no clock: keys and times come in, nodes and refusals
+//! come out.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use crate::nodes::record::NodeRecord;
 use crate::nodes::validate::{Claims, Entry};
 use crate::nodes::{Node, UnusableEntry};
 
-/// Longest value that is read, bytes. A node with all the addresses it may have needs a tenth.
+/// Longest value that is read, in bytes. A node with the maximum number of addresses needs a tenth.
 const MAX_RECORD_LEN: usize = 64 * 1024;
-/// Most refused keys that are told one by one.
+/// Maximum refused keys that are reported individually.
 const MAX_REJECTED: usize = 100;
 
-/// How long a node whose record was deleted stays, for its agent to put it back: a record that a
-/// running agent did not delete itself is a mistake, which that agent mends at once.
+/// How long a node whose record was deleted stays, so that its agent can restore the record. If a running agent did not
+/// delete its record itself, the deletion is a mistake, which that agent repairs at once.
 const SETTLE: Duration = Duration::from_secs(10);
-/// How long a node stays whose record was gone when the store came back: a store may come back
-/// without its data, and then waits for the agents to write theirs.
+/// How long a node stays whose record was missing when the store came back. A store may come back without its data, and
+/// then waits for the agents to write theirs.
 const SETTLE_UNSEEN: Duration = Duration::from_secs(120);
 
 /// The keys of one cluster.
@@ -27,12 +27,12 @@ pub(super) struct Keys {
     prefix: String,
 }
 
-/// What a key is about.
+/// Meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key<'a> {
-    /// A node's record, by the node's name.
+    /// A node's record; holds the node's name.
     Record(&'a str),
-    /// The sign that a node's agent is connected, by the node's name.
+    /// A node's presence key, which exists while its agent is connected; holds the node's name.
     Presence(&'a str),
 }
 
@@ -43,22 +43,22 @@ impl Keys {
         }
     }
 
-    /// What all keys of the cluster begin with.
+    /// Prefix of all keys of the cluster.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Where a node's record stands.
+    /// Key of a node's record.
     pub(super) fn record(&self, node: &str) -> String {
         format!("{}nodes/{node}", self.prefix)
     }
 
-    /// Where the sign of a node's agent stands.
+    /// Key of a node's presence.
     pub(super) fn presence(&self, node: &str) -> String {
         format!("{}presence/{node}", self.prefix)
     }
 
-    /// Reads a key; `None` for one that is of no kind that is known.
+    /// Parses a key; `None` if its kind is unknown.
     pub(super) fn read<'a>(&self, key: &'a str) -> Option<Key<'a>> {
         let rest = key.strip_prefix(&self.prefix)?;
         let record = rest.strip_prefix("nodes/").map(Key::Record);
@@ -69,15 +69,15 @@ impl Keys {
 /// A record that the store has or had.
 #[derive(Debug)]
 struct StoredRecord {
-    /// What it said when it could be read last.
+    /// The node as last successfully read.
     node: Option<Node>,
-    /// Why it cannot be read now.
+    /// Why the record cannot be read now.
     problem: Option<String>,
     create_revision: i64,
     mod_revision: i64,
-    /// When the node leaves, as the record is gone.
+    /// When the node leaves the set, because its record is gone.
     leaves_at: Option<Duration>,
-    /// Since when the node's agent is not seen.
+    /// Since when the node's agent has been absent.
     absent_since: Option<Duration>,
 }
 
@@ -103,12 +103,12 @@ impl View {
         }
     }
 
-    /// This node is known from its own agent, whatever the store says of it.
+    /// Sets this node as its own agent knows it, whatever the store says.
     pub(super) fn set_own(&mut self, own: Option<Node>) {
         self.own = own;
     }
 
-    /// Takes a key that was written.
+    /// Records a key that was written.
     pub(super) fn put(&mut self, pair: Pair, now: Duration) {
         match self.keys.read(&pair.key) {
             Some(Key::Record(name)) => {
@@ -141,7 +141,7 @@ impl View {
         }
     }
 
-    /// Takes a key that was deleted.
+    /// Records a key that was deleted.
     pub(super) fn delete(&mut self, key: &str, now: Duration) {
         match self.keys.read(key) {
             Some(Key::Record(name)) => {
@@ -160,7 +160,7 @@ impl View {
         }
     }
 
-    /// Lets those go whose time has come. Returns whether there were any.
+    /// Removes expired nodes. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Duration) -> bool {
         let before = self.records.len();
         self.records
@@ -168,12 +168,12 @@ impl View {
         self.records.len() != before
     }
 
-    /// When [`expire`](Self::expire) will have something to do.
+    /// When [`expire`](Self::expire) will next have work to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.records.values().filter_map(|s| s.leaves_at).min()
     }
 
-    /// The nodes whose agents were not seen for `grace`, by name and revision of their records.
+    /// The nodes whose agents have been absent for `grace`: names, and revisions of their records.
     pub(super) fn abandoned(&self, grace: Duration, now: Duration) -> Vec<(String, i64)> {
         self.records
             .iter()
@@ -188,8 +188,8 @@ impl View {
             .collect()
     }
 
-    /// The nodes, sorted by name, and the keys that cannot be used. Where two claim the same thing it
-    /// stays with this node, else with the one whose agent is there, else with the older record.
+    /// The nodes, sorted by name, and the keys that cannot be used. If two nodes claim the same thing, this node wins,
+    /// else the node whose agent is present, else the older record.
     pub(super) fn nodes(&self) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut claims = Claims::default();
         let mut nodes = Vec::with_capacity(self.records.len() + 1);
@@ -240,7 +240,7 @@ impl View {
             serde_json::from_slice(bytes).map_err(|error| format!("not a node record: {error}"))?;
         let (claimed_name, claimed_cluster) =
             (record.name().to_owned(), record.cluster().to_owned());
-        // With nobody else's claims, this checks the record by itself.
+        // Without other claims, this checks the record by itself.
         let node = Claims::default()
             .take(record.into_entry(&pair.key), &self.cluster)
             .map_err(|refused| refused.to_string())?;
@@ -279,8 +279,8 @@ impl Mirror for View {
         }
     }
 
-    /// The store is back after an interruption: agents get time again to mend what was deleted, as
-    /// they may have been cut off too.
+    /// Notes that the store is back after an interruption. Agents may have been cut off too, so they get time again to
+    /// restore deleted records.
     fn resume(&mut self, now: Duration) {
         for stored in self.records.values_mut() {
             stored.leaves_at = stored.leaves_at.map(|at| at.max(now + SETTLE));
@@ -289,7 +289,7 @@ impl Mirror for View {
     }
 }
 
-/// No more than can be read.
+/// Limits the list to a readable length.
 fn summarised(mut rejected: Vec<UnusableEntry>) -> Vec<UnusableEntry> {
     if rejected.len() > MAX_REJECTED {
         let more = rejected.len() - (MAX_REJECTED - 1);
@@ -442,7 +442,7 @@ mod tests {
         );
         view.replace(Vec::new(), SECOND);
         assert_eq!(names(&view), ["a", "b"]);
-        // A second disconnect does not begin the time anew.
+        // A second disconnect does not restart the time.
         view.replace(vec![record("a", "10.0.0.1", 1)], SECOND * 60);
         assert!(view.expire(SECOND + SETTLE_UNSEEN));
         assert_eq!(names(&view), ["a"]);
@@ -461,7 +461,7 @@ mod tests {
         let reasons = reasons(&view);
         assert_eq!(reasons[0].0, "old");
         assert!(reasons[0].1.contains("as default/new"), "{reasons:?}");
-        // A deleted one stands back, and nothing is said of it.
+        // A deleted record yields, without being reported.
         view.delete("/health-agent/v1/default/nodes/new", SECOND);
         assert_eq!(names(&view), ["old"]);
         assert!(view.nodes().1.is_empty());
@@ -499,7 +499,7 @@ mod tests {
         assert!(view.abandoned(grace, grace).is_empty());
         let gone = ("gone".to_owned(), 1);
         assert_eq!(view.abandoned(grace, grace + SECOND), [gone]);
-        // While the store was away nobody could be seen: the time begins anew.
+        // While the store was away, no agent could be seen: the time restarts.
         view.replace(pairs, grace);
         assert!(view.abandoned(grace, grace + SECOND).is_empty());
     }

@@ -1,4 +1,4 @@
-//! What is kept of the cluster's Node objects: the node set.
+//! What the agent keeps of the cluster's Node objects: the node set.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::view::View;
 use crate::kubernetes::follow::{Kept, unheard};
 use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness, Standing};
 
-/// This node's own object, and where that goes which is told of it.
+/// This node's own object, and the channels for its state.
 pub(super) struct OwnObject {
     pub(super) name: String,
-    /// The addresses that it is annotated with.
+    /// The addresses in its annotations.
     pub(super) annotated: watch::Sender<Option<Vec<String>>>,
     pub(super) standing: watch::Sender<Standing>,
 }
 
-/// The nodes, as they are told to others.
+/// The nodes, and the channel for the node set.
 pub(super) struct KeptNodes {
     cluster: String,
     own: Option<OwnObject>,
@@ -30,7 +30,7 @@ pub(super) struct KeptNodes {
 }
 
 impl KeptNodes {
-    /// A set that is empty, and stale until the first answer.
+    /// Creates an empty set, which is stale until the first answer.
     pub(super) fn new(
         registry: String,
         cluster: String,
@@ -59,8 +59,8 @@ impl KeptNodes {
         (kept, receiver)
     }
 
-    /// Tells what this node's object says. Of one that is gone nothing is known: the watch ends in the same way if an
-    /// operator leaves the node out of the mesh.
+    /// Sends the state of this node's object. If the object is gone, its state is unknown: the watch reports the same
+    /// if an operator excludes the node from the mesh.
     fn note_own(&self) {
         let Some(own) = &self.own else {
             return;
@@ -83,7 +83,7 @@ impl KeptNodes {
     }
 }
 
-/// Sends what differs from what was sent last.
+/// Sends the value if it differs from the one sent last.
 fn tell<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
     sender.send_if_modified(|known| {
         let differs = *known != now;

@@ -1,5 +1,5 @@
-//! The registry in a Kubernetes cluster: its Node objects are followed, and this node's health
-//! addresses stand in annotations of its own object.
+//! The node registry in a Kubernetes cluster. It follows the Node objects, and stores this node's health addresses in
+//! annotations of the node's own object.
 
 mod kept;
 mod object;
@@ -23,7 +23,7 @@ use crate::kubernetes::follow::Follower;
 
 pub use crate::kubernetes::AccessError;
 
-/// The registry in a Kubernetes cluster. Dropping it ends the watch; annotations stay.
+/// The node registry in a Kubernetes cluster. Dropping it ends the watch; annotations stay.
 #[derive(Debug)]
 pub struct KubernetesRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
@@ -33,13 +33,12 @@ pub struct KubernetesRegistry {
 }
 
 impl KubernetesRegistry {
-    /// Begins to follow the nodes of `cluster`: by the kubeconfig at a path, or with the service
-    /// account of the pod that this process is in, or with the kubeconfig of the environment.
-    /// `node_name` is the Node object that [`Registry::publish`] annotates; without it, as for
-    /// remote clusters, nothing is written.
+    /// Starts to follow the nodes of `cluster`. Uses the kubeconfig at the given path, else the service account of this
+    /// process's pod, else the kubeconfig that the environment names. `node_name` is the Node object that
+    /// [`Registry::publish`] annotates; without it, as for remote clusters, nothing is written.
     ///
-    /// Fails when there are no credentials to be had. Waits for no answer: until the first one the
-    /// set is empty and says why. Must be called in a tokio runtime.
+    /// Fails if there are no credentials. Does not wait for an answer: until the first one, the set is empty and says
+    /// why. Must be called in a tokio runtime.
     pub fn open(
         kubeconfig: Option<&Path>,
         cluster: &str,
@@ -89,8 +88,7 @@ impl Registry for KubernetesRegistry {
         self.standing.clone()
     }
 
-    /// Annotates this node's object with its health addresses; the rest of an object is the
-    /// cluster's to say.
+    /// Annotates this node's object with its health addresses. The rest of the object belongs to the cluster.
     fn publish(&self, own: Node) {
         self.wanted.send_replace(Some(own.health_addresses));
     }

@@ -1,4 +1,4 @@
-//! What of a Node object matters, and how it becomes an entry of the registry.
+//! The relevant fields of a Node object, and their conversion to a registry entry.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ pub const IPV4_HEALTH_ANNOTATION: &str = "health-agent.io/ipv4-health-ip";
 pub const IPV6_HEALTH_ANNOTATION: &str = "health-agent.io/ipv6-health-ip";
 /// Key of the label with a node's zone, which the cloud's controller sets.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// A node with this label, whatever its value, is no part of the mesh.
+/// A node with this label, whatever its value, is not part of the mesh.
 pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 
-/// The nodes that can be part of the mesh: without those that the operator leaves out, and without
-/// those that are no hosts, so that no agent can run there.
+/// Selects the nodes that can be part of the mesh. Leaves out nodes that the operator excludes, and nodes that are not
+/// hosts, where no agent can run.
 pub(super) const SELECTOR: &str =
     "!health-agent.io/exclude,type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate";
 
@@ -33,7 +33,7 @@ pub(super) type NodeObject = Object<NodeSpec, NodeStatus>;
 pub(super) struct NodeSpec {
     #[serde(rename = "podCIDRs", default)]
     pod_cidrs: Vec<String>,
-    /// Of clusters from before Kubernetes 1.16.
+    /// Set by clusters before Kubernetes 1.16.
     #[serde(rename = "podCIDR", default)]
     pod_cidr: Option<String>,
     #[serde(default)]
@@ -59,7 +59,7 @@ struct NodeAddress {
     address: String,
 }
 
-/// What a Node object says, as it is written there.
+/// The contents of a Node object, as written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     name: String,
@@ -82,13 +82,13 @@ impl From<NodeObject> for Record {
             let matching = listed.iter().filter(|listed| listed.kind == kind);
             matching.map(|listed| listed.address.clone()).collect()
         };
-        // The order of preference that Kubernetes itself has for a node's address.
+        // Kubernetes' own order of preference for a node's address.
         let mut addresses = of_kind("InternalIP");
         let mut secondary_addresses = of_kind("ExternalIP");
         if addresses.is_empty() {
             addresses = std::mem::take(&mut secondary_addresses);
         }
-        // A host with one address may have it listed as both.
+        // A host with a single address may have it listed as both.
         secondary_addresses.retain(|address| !addresses.contains(address));
         let mut pod_cidrs = object.spec.pod_cidrs;
         if pod_cidrs.is_empty() {
@@ -119,7 +119,7 @@ impl Record {
         &self.health_addresses
     }
 
-    /// How the node stands with its cluster.
+    /// How the cluster sees the node.
     pub(super) fn standing(&self) -> Standing {
         Standing::Known {
             is_deleting: self.is_deleting,
@@ -128,12 +128,13 @@ impl Record {
         }
     }
 
-    /// Who comes first keeps what two nodes claim: a node that joins takes nothing from the others.
+    /// Sort key: if two nodes claim the same thing, the first keeps it, so a node that joins takes nothing from the
+    /// others.
     pub(super) fn seniority(&self) -> impl Ord {
         (self.created.is_none(), self.created, self.name.clone())
     }
 
-    /// All of it found at the object's name.
+    /// Converts the record to an entry. Every piece gets the object's name as its place.
     pub(super) fn entry(&self) -> Entry<Arc<str>> {
         let place: Arc<str> = format!("Node {}", self.name).into();
         let written = |text: &String| SourceText {
@@ -152,7 +153,7 @@ impl Record {
     }
 }
 
-/// The values of the annotations of an object that has these, IPv4 first.
+/// The values of the health annotations among these annotations, IPv4 first.
 pub(super) fn health_annotations(annotations: Option<&BTreeMap<String, String>>) -> Vec<String> {
     [IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION]
         .into_iter()
@@ -160,7 +161,7 @@ pub(super) fn health_annotations(annotations: Option<&BTreeMap<String, String>>)
         .collect()
 }
 
-/// The annotations that say these addresses, one of each family; `None` for a key that must go.
+/// The annotations for these addresses, one per family; `None` for a key that must be removed.
 pub(super) fn annotations(health: &[IpAddr]) -> [(&'static str, Option<String>); 2] {
     let first = |is_wanted: fn(&IpAddr) -> bool| {
         let address = health.iter().find(|address| is_wanted(address));

@@ -13,18 +13,18 @@ use super::object::{NodeObject, annotations};
 use crate::kubernetes::access::{self, Access, AccessError};
 use crate::nodes::backoff::Backoff;
 
-/// Name under which the object tells who wrote the annotations.
+/// The field manager: the object records it as the writer of the annotations.
 const FIELD_MANAGER: &str = "health-agent";
-/// Annotations that stand for this long are undisputed: the next change is answered at once.
+/// Annotations that stay unchanged for this long are undisputed: the next change is handled at once.
 const UNDISPUTED: Duration = Duration::from_secs(30);
 
 /// Writes the annotations whenever they are not what they should be.
 pub(super) struct Publisher {
     access: Access,
     node_name: Option<String>,
-    /// What the object should say; `None` until anybody knows.
+    /// The addresses that the object should have; `None` until they are known.
     wanted: watch::Receiver<Option<Vec<IpAddr>>>,
-    /// What it says; `None` while there is no object.
+    /// The annotations that the object has; `None` while there is no object.
     seen: watch::Receiver<Option<Vec<String>>>,
     client: Option<Client>,
     backoff: Backoff,
@@ -42,7 +42,7 @@ enum PatchError {
 }
 
 impl Publisher {
-    /// Writes nothing without a node's name.
+    /// Without a node name, the publisher writes nothing.
     pub(super) fn new(
         access: Access,
         node_name: Option<String>,
@@ -60,7 +60,7 @@ impl Publisher {
         }
     }
 
-    /// Goes on until the registry is closed.
+    /// Runs until the registry is closed.
     pub(super) async fn run(mut self) {
         let Some(name) = self.node_name.take() else {
             return;
@@ -75,7 +75,7 @@ impl Publisher {
                 last_patch = Some(Instant::now());
                 let is_done = outcome.is_ok();
                 self.note(&name, &wanted, outcome);
-                // Also after a success: two agents of one name would write in turns.
+                // Also after a success: two agents with the same name would overwrite each other in turns.
                 sleep(self.backoff.pause(rand::random())).await;
                 if !is_done {
                     continue;
@@ -91,7 +91,7 @@ impl Publisher {
         }
     }
 
-    /// What must be written, if anything must.
+    /// The addresses that must be written, if any.
     fn due(&mut self) -> Option<Vec<IpAddr>> {
         let wanted = self.wanted.borrow_and_update().clone()?;
         let seen = self.seen.borrow_and_update().clone()?;
@@ -115,14 +115,14 @@ impl Publisher {
             .into_iter()
             .map(|(key, value)| (key.to_owned(), value.into()))
             .collect();
-        // A merge patch and no apply: an apply makes the object where there is none.
+        // A merge patch, not an apply: an apply would create an object that does not exist.
         let patch = Patch::Merge(serde_json::json!({ "metadata": { "annotations": metadata } }));
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
         nodes.patch_metadata(name, &params, &patch).await?;
-        // After a failure credentials are read again.
+        // After a failure, the credentials are read again.
         self.client = Some(client);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The node set that a table of Node objects makes, without the entries that cannot be used.
+//! The node set built from a table of Node objects, without the unusable entries.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use super::object::Record;
 use crate::nodes::validate::Claims;
 use crate::nodes::{Node, UnusableEntry};
 
-/// What the cluster's Node objects said last.
+/// The last known state of the cluster's Node objects.
 #[derive(Debug, Default)]
 pub(super) struct View {
     records: BTreeMap<String, Record>,
-    /// Those of a list that is not complete yet.
+    /// Objects of a listing that is not complete yet.
     listed: BTreeMap<String, Record>,
 }
 
 impl View {
-    /// A list begins.
+    /// Starts a listing.
     pub(super) fn begin_list(&mut self) {
         self.listed.clear();
     }
@@ -24,7 +24,7 @@ impl View {
         self.listed.insert(record.name().to_owned(), record);
     }
 
-    /// The list is complete. Refuses it if it is empty: a cluster has nodes, so its store was lost.
+    /// Completes a listing. Refuses an empty one: a cluster has nodes, so its store was lost.
     pub(super) fn end_list(&mut self) -> Result<(), EmptyList> {
         if self.listed.is_empty() {
             return Err(EmptyList);
@@ -33,7 +33,7 @@ impl View {
         Ok(())
     }
 
-    /// Takes a new or changed object. Tells whether the set may differ: most changes are heartbeats.
+    /// Records a new or changed object. Returns whether the set may differ: most changes are heartbeats.
     pub(super) fn apply(&mut self, record: Record) -> bool {
         if self.records.get(record.name()) == Some(&record) {
             return false;
@@ -42,7 +42,7 @@ impl View {
         true
     }
 
-    /// Forgets an object. Tells whether it was there.
+    /// Removes an object. Returns whether it existed.
     pub(super) fn delete(&mut self, name: &str) -> bool {
         self.records.remove(name).is_some()
     }
@@ -51,7 +51,7 @@ impl View {
         self.records.get(name)
     }
 
-    /// The nodes that can be used, sorted by name, and the objects that cannot.
+    /// The usable nodes, sorted by name, and the objects that cannot be used.
     pub(super) fn nodes(&self, cluster: &str) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut records: Vec<_> = self.records.values().collect();
         records.sort_by_cached_key(|record| record.seniority());
@@ -73,7 +73,7 @@ impl View {
     }
 }
 
-/// A list without a node.
+/// A listing without nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server lists no nodes; its store may have been lost")]
 pub(super) struct EmptyList;

@@ -4,12 +4,12 @@ use health_datapath::services::{FillMaglev, MaglevBackend};
 
 use crate::maglev::{Entry, Maglev, hash};
 
-/// Fills Maglev tables with indexes of backends.
+/// Fills Maglev tables with backend indexes.
 #[derive(Debug)]
 pub struct MaglevTables(Maglev);
 
 impl MaglevTables {
-    /// Tables with the places that this one gives.
+    /// Fills tables with this filler.
     pub const fn new(maglev: Maglev) -> Self {
         Self(maglev)
     }

@@ -1,11 +1,11 @@
 //! The eBPF provider: writes services into the maps of this agent's programs.
 //!
-//! Each port of a service becomes a [`PortSpec`], which [`ServiceTables`] bring into the maps that the programs read.
-//! NodePorts become a frontend for each address of the node; where another service has that address and port for its
-//! own, it comes first.
+//! Each port of a service becomes a [`PortSpec`], which [`ServiceTables`] write into the maps that the programs read.
+//! NodePorts become a frontend for each address of the node; if another service has that address and port of its own, that
+//! service takes precedence.
 //!
-//! Namespaces have shares of the maps. If a map has no room for a port, the port keeps what it had, all others are updated,
-//! and the sync fails, so that it is retried. A port without room for a Maglev table is served at random instead.
+//! Namespaces have shares of the maps. If a map has no space for a port, the port keeps what it had, all others are updated,
+//! and the sync fails, so that it is retried. A port without space for a Maglev table is served at random instead.
 
 mod maglev;
 mod port;
@@ -33,7 +33,7 @@ pub use maglev::MaglevTables;
 /// How many ports are planned before other tasks get a turn.
 const TURN: usize = 256;
 
-/// The addresses of this node that NodePorts are served at.
+/// The addresses of this node at which NodePorts are served.
 pub type NodeAddresses = Arc<BTreeSet<IpAddr>>;
 
 /// Settings of the provider.
@@ -41,9 +41,9 @@ pub type NodeAddresses = Arc<BTreeSet<IpAddr>>;
 pub struct Settings {
     /// How a backend is chosen, if its service does not say.
     pub algorithm: Algorithm,
-    /// How packets of clients outside get to backends on other nodes.
+    /// How packets from clients outside reach backends on other nodes.
     pub forwarding: Forwarding,
-    /// Places of a Maglev table: a prime.
+    /// Size of a Maglev table, in slots: a prime.
     pub maglev_size: u32,
     /// Seed of the Maglev tables: nodes with the same seed make the same choices.
     pub maglev_seed: u64,
@@ -78,10 +78,10 @@ pub enum EbpfError {
 /// Why a port is not as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// It is as it was.
+    /// It is unchanged.
     #[error(transparent)]
     Refused(ServicesError),
-    /// It is as it should be, but for its algorithm.
+    /// It is as it should be, except for its algorithm.
     #[error("maglev is not in force, backends are chosen at random: {0}")]
     WithoutMaglev(ServicesError),
 }
@@ -113,7 +113,7 @@ impl fmt::Display for PortErrors {
     }
 }
 
-/// Serves the services of this node by its eBPF programs. Dropping it leaves the maps as they are.
+/// Serves the services of this node through its eBPF programs. Dropping it leaves the maps as they are.
 #[derive(Debug)]
 pub struct EbpfProvider {
     tables: ServiceTables,
@@ -122,7 +122,7 @@ pub struct EbpfProvider {
     node_addresses: watch::Receiver<NodeAddresses>,
     /// The addresses at which the maps serve NodePorts.
     addresses: NodeAddresses,
-    /// The numbers of the ports that are served.
+    /// The numbers of the served ports.
     numbers: BTreeMap<PortKey, u32>,
     /// The logged errors of ports that could not be changed.
     refused: BTreeMap<PortKey, String>,
@@ -147,7 +147,7 @@ impl EbpfProvider {
         })
     }
 
-    /// The ports that a partial sync must look at.
+    /// The ports that a partial sync must check.
     fn touched(&self, work: &Work<'_>, addresses: &BTreeSet<IpAddr>) -> BTreeSet<PortKey> {
         let state = work.state;
         let mut touched = work.changes.ports.clone();
@@ -159,7 +159,8 @@ impl EbpfProvider {
                 Listen::Address(address) => Some(address),
                 Listen::NodePort(_) => None,
             });
-            // The owner of that NodePort gains or loses the address as this port gives it up or claims it.
+            // The owner of that NodePort gains the address when this port gives it up, and loses it when this port claims
+            // it.
             let shared = had
                 .chain(has)
                 .filter(|address| addresses.contains(&address.ip()));
@@ -180,7 +181,7 @@ impl EbpfProvider {
         touched
     }
 
-    /// Notes the errors of ports, and logs each once.
+    /// Records the errors of ports, and logs each once.
     fn refuse(&mut self, errors: &BTreeMap<PortKey, PortError>) {
         let mut refused = BTreeMap::new();
         for (port, error) in errors {
@@ -200,7 +201,7 @@ impl EbpfProvider {
         self.refused = refused;
     }
 
-    /// Brings ports into the maps. Returns the errors of those that are not as they should be.
+    /// Writes ports into the maps. Returns the errors of those that are not as they should be.
     async fn bring(
         &mut self,
         state: &State,
@@ -267,7 +268,7 @@ impl Provider for EbpfProvider {
 
         let state = work.state;
         let mut errors = self.bring(state, &addresses, &keys, is_full).await?;
-        // What other ports have given up meanwhile is free now.
+        // Space that other ports have given up meanwhile is now free.
         let short: Vec<PortKey> = errors.keys().cloned().collect();
         if !short.is_empty() && short.len() < keys.len() {
             errors = self.bring(state, &addresses, &short, false).await?;
@@ -286,7 +287,7 @@ impl Provider for EbpfProvider {
     }
 }
 
-/// What is needed to add ports to a change.
+/// The data needed to add ports to a change.
 struct Ports<'a> {
     state: &'a State,
     addresses: &'a BTreeSet<IpAddr>,

@@ -1,5 +1,5 @@
-//! Random sequences of states, each brought into maps of the kernel by three providers: one that takes changes, one that is
-//! restarted all the time, and a new one with maps of its own. What the maps lead to is compared with the state.
+//! Random sequences of states, each written into kernel maps by three providers: one that applies changes, one that is
+//! restarted all the time, and a new one with its own maps. The test compares where the maps lead with the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -58,12 +58,12 @@ fn settings() -> Settings {
             default: ServiceForwarding::Hybrid,
             hindrance: None,
         },
-        // What was freed is used again after two syncs or three.
+        // What was freed is reused after two or three syncs.
         ..Settings::new(|| CLOCK.fetch_add(4_000_000_000, Ordering::Relaxed))
     }
 }
 
-/// Maps, and who brings services into them.
+/// Maps, and the provider that writes services into them.
 struct Node {
     maps: ServiceMaps,
     provider: EbpfProvider,
@@ -105,7 +105,7 @@ impl Node {
             .collect()
     }
 
-    /// All but what belongs to the moment.
+    /// Everything except momentary values.
     fn contents(&self) -> (Vec<ListedFrontend>, BTreeMap<u32, Backend>, Ranges) {
         (
             self.maps.list().unwrap(),
@@ -125,7 +125,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // One of them is an external address of services, one their ClusterIP.
+    // One of them is an external address of services, one a ClusterIP.
     let all = [
         "192.0.2.1",
         "198.51.100.7",
@@ -142,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Where a port is to be reached; NodePorts only where no other has the address.
+/// Where each port must be reachable; NodePorts only where no other port has the address.
 fn places(
     state: &State,
     addresses: &BTreeSet<IpAddr>,
@@ -193,7 +193,7 @@ fn is_there(port: &PortState, target: Target, found: &[ListedBackend], number: u
             (backend.address(), backend.share)
         })
         .collect();
-    // A table has no order, and can only have so many places for each.
+    // A table has no order, and only a limited number of slots for each.
     let precision = if algorithm == Algorithm::Maglev {
         found.sort_by_key(|(address, _)| *address);
         wanted.sort_by_key(|(address, _)| *address);
@@ -233,7 +233,7 @@ fn flags(protocol: Protocol, port: &PortState, frontend: &crate::state::Frontend
     flags
 }
 
-/// The numbers of all ports that are reached anywhere, after a look at all that is in the maps.
+/// Checks everything in the maps. Returns the numbers of all ports that are reachable anywhere.
 fn check(
     node: &Node,
     state: &State,
@@ -299,7 +299,7 @@ fn backends(node: &Node) -> BTreeMap<(u32, SocketAddr), u32> {
         .collect()
 }
 
-/// All backends that lead somewhere are there once, and those that linger if they were.
+/// All backends in use exist exactly once, and lingering ones if they existed before.
 fn check_backends(
     state: &State,
     numbers: &BTreeMap<PortKey, u32>,
@@ -393,7 +393,7 @@ proptest! {
             }
             known = numbers;
 
-            // All over again: nothing is to be done.
+            // A repeated full sync changes nothing.
             let contents = node.contents();
             node.sync(state, &Changes::default(), true).unwrap();
             prop_assert_eq!(&node.contents(), &contents);
@@ -414,7 +414,7 @@ proptest! {
     }
 }
 
-/// Services `a` and `b` with so many endpoints each.
+/// Services `a` and `b` with these numbers of endpoints.
 fn two_services(endpoints: [u8; 2]) -> Bed {
     let mut bed = Bed::new();
     for (name, count) in ["a", "b"].into_iter().zip(endpoints) {
@@ -431,7 +431,7 @@ fn a_port_without_room_stays_as_it_was_while_others_change() {
         return;
     }
     let sizes = ServiceMapSizes {
-        // The first is not used.
+        // The first one is not used.
         backends: 6,
         ..SIZES
     };
@@ -464,7 +464,7 @@ fn a_port_without_room_stays_as_it_was_while_others_change() {
     assert_eq!(now[&place(b'a')], before[&place(b'a')]);
     assert_eq!(now[&place(b'b')].inside.len(), 2);
 
-    // What is asked for then is the whole state.
+    // After that, the whole state is requested.
     bed.slice(bed::slice("a", &endpoints[..3]));
     bed.sync();
     node.sync(&bed.state, &changes, true).unwrap();
@@ -483,7 +483,7 @@ fn what_others_did_to_the_maps_is_put_right_by_a_full_sync() {
     node.sync(&bed.state, &Changes::default(), true).unwrap();
     let numbers = check(&node, &bed.state, &addresses).unwrap();
 
-    // Another provider takes all away.
+    // Another provider removes everything.
     let mut other = ServiceTables::open(node.maps.try_clone().unwrap()).unwrap();
     let mut change = other.change(0);
     change.remove_others();
@@ -494,7 +494,7 @@ fn what_others_did_to_the_maps_is_put_right_by_a_full_sync() {
     assert_eq!(check(&node, &bed.state, &addresses).unwrap(), numbers);
 }
 
-/// One has the only table. What the other gives up and what it takes are in one sync.
+/// One port has the only table. In one sync, it gives the table up and the other takes it.
 #[test]
 fn a_port_without_a_maglev_table_is_named_and_served_and_gets_the_next_one() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! The device that addresses of services are bound to, and the addresses of all other devices.
+//! The device that service addresses are bound to, and the addresses of all other devices.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 
-/// The device; made if it is missing, and whether it was. It stays down: addresses are the node's all the same, and nothing
-/// else becomes of them.
+/// Returns the device, and whether it was just created because it was missing. It stays down: its addresses belong to the
+/// node anyway, and have no other effect.
 pub(super) async fn ensure(handle: &Handle) -> Result<(Link, bool), IpvsError> {
     if let Some(link) = find(handle).await? {
         return Ok((link, false));
@@ -34,12 +34,12 @@ async fn find(handle: &Handle) -> Result<Option<Link>, IpvsError> {
     }
 }
 
-/// Whether there is the device.
+/// Whether the device exists.
 pub(super) async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
     Ok(ours(handle).await?.is_some())
 }
 
-/// The device; none if somebody else has its name.
+/// The device; `None` if another device has its name.
 async fn ours(handle: &Handle) -> Result<Option<Link>, IpvsError> {
     match find(handle).await {
         Err(IpvsError::ForeignDevice(_)) => Ok(None),
@@ -47,7 +47,7 @@ async fn ours(handle: &Handle) -> Result<Option<Link>, IpvsError> {
     }
 }
 
-/// Removes the device with all its addresses. Returns whether there was one.
+/// Removes the device with all its addresses. Returns whether it existed.
 pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
     match ours(handle).await? {
         Some(link) => Ok(link::delete(handle, &link).await?),
@@ -59,14 +59,14 @@ pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
 pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpAddr>, IpvsError> {
     let listed = link::addresses_of(handle, device.index).await?;
     let addresses = listed.into_iter().map(|listed| listed.address);
-    // The kernel may give the device one of IPv6 by itself when somebody brings it up.
+    // The kernel may add an IPv6 address by itself when someone brings the device up.
     Ok(addresses
         .filter(|address| address.is_ipv4() || !is_link_local(address))
         .collect())
 }
 
-/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if there are none. Ours may have many
-/// and is not looked at.
+/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if `networks` is empty. Skips our device,
+/// which may have many addresses.
 pub(super) async fn of_node(
     handle: &Handle,
     device: &Link,

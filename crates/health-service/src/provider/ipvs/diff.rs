@@ -1,4 +1,4 @@
-//! The steps from the present state of the kernel to the desired one.
+//! The steps from the present kernel state to the desired one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +13,12 @@ use super::netlink::server::{
 use super::plan::{Plan, Server, Touched};
 use super::sets::{SetId, SetKind};
 
-/// What is in the kernel and is ours.
+/// Our part of the kernel state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
     /// Our virtual servers.
     pub servers: BTreeMap<ServerKey, PresentServer>,
-    /// Those that others have made.
+    /// Virtual servers that others have created.
     pub foreign: BTreeSet<ServerKey>,
     /// Entries of our sets.
     pub entries: BTreeSet<(SetId, Entry)>,
@@ -29,11 +29,11 @@ pub struct Present {
 /// A virtual server in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentServer {
-    /// How it chooses.
+    /// Its scheduler.
     pub scheduler: Scheduler,
-    /// What was asked for.
+    /// The requested flags.
     pub flags: Flags,
-    /// Seconds.
+    /// In seconds.
     pub timeout: u32,
     /// Its real servers.
     pub real: BTreeMap<SocketAddr, PresentReal>,
@@ -46,27 +46,27 @@ pub struct PresentReal {
     pub weight: u32,
     /// How packets get there.
     pub forwarding: Forwarding,
-    /// How many connections it had when it was looked at, after its weight was last changed; none if it was not.
+    /// How many connections it had when last checked after its weight last changed; `None` if not checked since.
     pub connections: Option<u32>,
 }
 
-/// Something to do, in order.
+/// One step, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A set gets entries.
+    /// Adds entries to a set.
     AddEntries(SetId, Vec<Entry>),
-    /// A set loses entries.
+    /// Deletes entries from a set.
     DeleteEntries(SetId, Vec<Entry>),
-    /// A server changes.
+    /// Changes a server.
     Change(Change),
-    /// Our device gets an address.
+    /// Binds an address to our device.
     Bind(IpAddr),
-    /// Our device loses an address.
+    /// Removes an address from our device.
     Unbind(IpAddr),
 }
 
 impl Present {
-    /// Looks at a real server's connections and all else.
+    /// Records the real servers of a virtual server, with their connections.
     pub fn note_real(&mut self, key: ServerKey, listed: &[RealServer]) {
         let Some(server) = self.servers.get_mut(&key) else {
             return;
@@ -83,7 +83,7 @@ impl Present {
         server.real = real.collect();
     }
 
-    /// Takes what a step has done.
+    /// Applies the effect of a step.
     pub fn apply(&mut self, step: &Step) {
         match step {
             Step::AddEntries(set, entries) => {
@@ -139,12 +139,12 @@ impl Present {
                     server.real.remove(&real.address);
                 }
             }
-            // We make none with a mark.
+            // We create none with a mark.
             _ => {}
         }
     }
 
-    /// All that there is.
+    /// Everything that exists.
     pub fn touched(&self) -> Touched {
         Touched {
             servers: self.servers.keys().copied().collect(),
@@ -153,7 +153,7 @@ impl Present {
         }
     }
 
-    /// Whether a virtual server has real ones, or is there, that the plan does not have.
+    /// Whether a virtual server, or one of its real servers, exists without being in the plan.
     pub fn is_draining(&self, plan: &Plan, key: &ServerKey) -> bool {
         self.servers.get(key).is_some_and(|present| {
             plan.server(key).is_none_or(|server| {
@@ -164,12 +164,12 @@ impl Present {
     }
 }
 
-/// What is to be done about what is touched.
+/// The steps for what is touched.
 ///
-/// A real server goes gracefully: its weight becomes 0, and it is deleted when it was seen to have no connection after
-/// that. Real servers of UDP and SCTP go at once, unless their endpoint still serves. A virtual server, its address and
-/// the mark that it is ours stay until its last real server is gone. Virtual servers that others have made stay as they
-/// are.
+/// A real server is removed gracefully: its weight becomes 0, and it is deleted once it has been seen without connections
+/// after that. Real servers for UDP and SCTP are deleted at once, unless their endpoint still serves. A virtual server, its
+/// address and the mark that it is ours stay until its last real server is gone. Virtual servers that others have created
+/// are not changed.
 pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
     let mut differ = Differ {
         plan,
@@ -185,7 +185,7 @@ pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
             differ.entry(*set, *entry, is_wanted);
         }
     }
-    // A mark without a server is a leftover too.
+    // A mark without a server is also a leftover.
     let marked = touched.entries.iter().filter_map(marked_server);
     let servers: BTreeSet<_> = touched.servers.iter().copied().chain(marked).collect();
     for key in &servers {
@@ -209,7 +209,7 @@ pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
     let added = added.map(|(set, entries)| Step::AddEntries(set, entries));
     let removed = removed.into_iter();
     let removed = removed.map(|(set, entries)| Step::DeleteEntries(set, entries));
-    // What keeps packets away comes first and goes last.
+    // Whatever blocks packets is added first and removed last.
     added
         .chain(changes.into_iter().map(Step::Change))
         .chain(bind.into_iter().map(Step::Bind))
@@ -334,7 +334,7 @@ impl Differ<'_> {
         let of_address = self.present.servers.range(first..);
         let of_address = of_address.map(|(key, _)| key);
         let mut of_address = of_address.take_while(|key| key.address.ip() == address);
-        // A server that is wanted at an address of another device needs none of ours.
+        // A wanted server at an address of another device does not need that address on ours.
         let mut drains =
             || of_address.any(|key| self.plan.server(key).is_none() && !self.deleted.contains(key));
         let stays = is_wanted || (is_bound && drains());
@@ -351,7 +351,7 @@ impl Differ<'_> {
     }
 }
 
-/// What says that a virtual server is ours.
+/// The entry that marks a virtual server as ours.
 pub(super) fn mark(key: ServerKey) -> (SetId, Entry) {
     let ip = key.address.ip();
     let set = SetId {

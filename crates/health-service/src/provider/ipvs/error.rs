@@ -10,9 +10,9 @@ pub enum IpvsError {
     /// A request to IPVS, ipset or nf_tables failed.
     #[error("cannot {attempt}: {source}")]
     Netlink {
-        /// What was attempted, on what.
+        /// What was attempted, and on what.
         attempt: String,
-        /// Why it could not be done.
+        /// Why it failed.
         source: NetlinkError,
     },
     /// The kernel lacks a module, and could not load it.
@@ -32,10 +32,10 @@ pub enum IpvsError {
     /// Another device has the name of ours.
     #[error("{0} is not a dummy device: addresses of services cannot be bound to it")]
     ForeignDevice(&'static str),
-    /// Some steps failed; the others are done.
+    /// Some steps failed; the others succeeded.
     #[error("{first}{}", others(*more))]
     Steps {
-        /// The first of them.
+        /// The first failure.
         first: String,
         /// How many others failed.
         more: usize,

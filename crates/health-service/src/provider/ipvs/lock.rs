@@ -1,4 +1,4 @@
-//! A lock for IPVS in a network namespace: all agents there would use the same names for the kernel's objects.
+//! A lock for IPVS in a network namespace: all agents there use the same names for kernel objects.
 
 use health_model::ipam::Family;
 
@@ -6,14 +6,14 @@ use super::error::IpvsError;
 use super::kernel::{is_subsystem_missing, open_rules};
 use super::netlink::nft;
 
-/// An empty table of nf_tables that belongs to a process: it is of one network namespace, takes `CAP_NET_ADMIN` there to
-/// make, and goes with the process.
+/// An empty nf_tables table that belongs to a process: it exists in one network namespace, needs `CAP_NET_ADMIN` there to
+/// create, and disappears with the process.
 const TABLE: &str = "health-agent-services-lock";
 
 /// The lock of a network namespace, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// None where the kernel has no nf_tables: nothing can be served by IPVS there.
+    /// `None` if the kernel has no nf_tables: then nothing can be served by IPVS.
     _owner: Option<nft::Client>,
 }
 
@@ -28,7 +28,7 @@ impl Lock {
                 _owner: Some(owner),
             }),
             Err(error) if is_subsystem_missing(&error) => Ok(Self { _owner: None }),
-            // Who may not change rules may not list them either.
+            // A process that may not change rules may not list them either.
             Err(error) if error.is(libc::EPERM) && owner.rules(Family::V4, TABLE).is_ok() => {
                 Err(IpvsError::InUse)
             }

@@ -1,4 +1,4 @@
-//! The IPVS provider: a virtual server of the kernel for each address of a service.
+//! The IPVS provider: one virtual server in the kernel for each address of a service.
 //!
 //! [`plan`] computes the desired kernel state from the services and the node's addresses, and [`diff`] the steps to get
 //! there; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they look up
@@ -6,11 +6,11 @@
 //! the node accepts packets to them.
 //!
 //! After a restart the provider finds all of this again: the table, the sets and the device by their names, virtual servers
-//! by a set that lists ours. It leaves alone what other programs made. Connections continue while nothing runs. Draining
-//! real servers are recognised because the state does not contain them.
+//! by a set that lists ours. It does not touch what other programs created. Connections continue while no provider runs.
+//! Draining real servers are recognised because the state does not contain them.
 //!
 //! A virtual server treats all sources alike. So where an external address keeps the source, traffic from this node's pods
-//! uses this node's endpoints too, as long as there are any.
+//! also uses this node's endpoints, as long as there are any.
 
 mod device;
 pub mod diff;
@@ -54,17 +54,17 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Settings of the provider.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What virtual servers go by.
+    /// Settings for virtual servers.
     pub plan: PlanSettings,
-    /// What rules go by.
+    /// Settings for rules.
     pub rules: RuleSettings,
     /// NodePorts are served at the node's addresses in these networks; if empty, at all of its addresses.
     pub node_port_networks: Vec<IpNet>,
-    /// Answer for an address by ARP only on the device that has it.
+    /// Answer ARP for an address only on the device that has it.
     pub strict_arp: bool,
     /// How often to check whether draining real servers have lost their last connection.
     pub drain_interval: Duration,
-    /// How long the kernel keeps idle connections; what is 0 stays as it is.
+    /// How long the kernel keeps idle connections; a value of 0 leaves the kernel's unchanged.
     pub timeouts: Timeouts,
 }
 
@@ -81,7 +81,7 @@ impl Default for Settings {
     }
 }
 
-/// Serves the services of this node by IPVS. Dropping it leaves the kernel as it is.
+/// Serves the services of this node through IPVS. Dropping it leaves the kernel as it is.
 #[derive(Debug)]
 pub struct Ipvs {
     worker: Arc<tokio::sync::Mutex<Worker>>,
@@ -91,8 +91,8 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Serves in the network namespace of the calling thread; nothing but settings of the kernel changes before the first
-    /// sync. An error if the kernel has no IPVS, or another agent serves there. Must be called in a tokio runtime.
+    /// Serves in the network namespace of the calling thread; before the first sync, only kernel settings change. Fails if
+    /// the kernel has no IPVS, or if another agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
         let lock = Lock::acquire()?;
         let mut kernel = Kernel::open()?;
@@ -130,21 +130,21 @@ impl Provider for Ipvs {
     }
 }
 
-/// Whether there is something of ours in the network namespace of the handle.
+/// Whether anything of ours exists in the network namespace of the handle.
 pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
-    // The device is made first and goes last, unless somebody else has removed it.
+    // The device is created first and removed last, unless someone else has removed it.
     Ok(device::is_present(handle).await? || kernel::has_rules()?)
 }
 
-/// Ends services that were served before and are no more: their connections of TCP go on until they end, without new ones,
-/// and then all of ours is removed. Something else must serve by then. In the network namespace that the handle and the
-/// calling thread are in; ends when nothing is left, and can be begun anew at any time.
+/// Ends services that were served before but no longer are: their TCP connections continue until they end, without new ones,
+/// and then everything of ours is removed. Something else must serve by then. Works in the network namespace of the handle
+/// and the calling thread; finishes when nothing is left, and can be restarted at any time.
 pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
     if !is_present(handle).await? {
         return Ok(());
     }
     let _lock = match Lock::acquire() {
-        // What another agent serves is none of ours.
+        // We do not touch what another agent serves.
         Err(IpvsError::InUse) => return Ok(()),
         lock => lock?,
     };
@@ -159,8 +159,8 @@ pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError
     remove(handle).await.map(drop)
 }
 
-/// Removes all of ours from the kernel, in the network namespace that the handle and the calling thread are in. Nothing
-/// may serve there any more: an error if another agent does. Returns what there was, in words.
+/// Removes everything of ours from the kernel, in the network namespace of the handle and the calling thread. No agent may
+/// serve there any more: fails if another one does. Returns what was removed, in words.
 pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     let _lock = Lock::acquire()?;
     remove(handle).await
@@ -186,7 +186,7 @@ async fn remove(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     if sets > 0 {
         removed.push(format!("sets HEALTH-* ({sets})"));
     }
-    // At last: by it the rest is found.
+    // Removed last, because we find the rest through it.
     if device::remove(handle).await? {
         removed.push(format!("device {DEVICE}"));
     }

@@ -1,7 +1,7 @@
-//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; the addresses and ports
-//! are in the sets.
+//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; addresses and ports are
+//! in the sets.
 //!
-//! The rules match sets of ipset by the match of iptables (`nft_compat`, `xt_set`), as `iptables-nft` does.
+//! The rules match ipset sets through the iptables match (`nft_compat`, `xt_set`), like `iptables-nft`.
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
@@ -29,19 +29,19 @@ const OUTSIDE: &str = "outside";
 /// As `dstnat` and `srcnat` of nft(8).
 const PRIORITY_DESTINATION: i32 = -100;
 const PRIORITY_SOURCE: i32 = 100;
-/// Before IPVS takes packets that arrive (98, `NF_IP_PRI_NAT_SRC - 2`), and before other filters.
+/// Before IPVS takes arriving packets (98, `NF_IP_PRI_NAT_SRC - 2`), and before other filters.
 const PRIORITY_INPUT: i32 = -10;
-/// Before IPVS takes packets of this node (-99, `NF_IP_PRI_NAT_DST + 1`), and after connections are known (-200).
+/// Before IPVS takes packets of this node (-99, `NF_IP_PRI_NAT_DST + 1`), and after conntrack (-200).
 const PRIORITY_OUTPUT: i32 = -110;
 
-/// What rules go by.
+/// Settings for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSettings {
-    /// The networks of pods; none if they are not known. Traffic from elsewhere to ClusterIPs is masqueraded.
+    /// The pod networks; empty if unknown. Traffic from elsewhere to ClusterIPs is masqueraded.
     pub pod_networks: Vec<IpNet>,
-    /// Masquerade all traffic to ClusterIPs.
+    /// Whether to masquerade all traffic to ClusterIPs.
     pub masquerade_all: bool,
-    /// The bit of a packet's mark that says that it is to be masqueraded.
+    /// The bit in a packet's mark that requests masquerading.
     pub masquerade_mark: u32,
 }
 
@@ -55,7 +55,7 @@ impl Default for RuleSettings {
     }
 }
 
-/// The table of a family, with the numbers of the sets.
+/// The table of a family, with the indexes of the sets.
 pub fn table(family: Family, settings: &RuleSettings, index: impl Fn(SetKind) -> u16) -> Table {
     let builder = Builder {
         family,
@@ -124,7 +124,7 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         ]
     }
 
-    /// Marks what is to be masqueraded.
+    /// Marks packets that must be masqueraded.
     fn services(&self) -> Vec<Rule> {
         let mut rules = vec![rule([from_network(loopback(self.family)), leave()])];
         rules.push(rule([
@@ -134,7 +134,7 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         for kind in [SetKind::ExternalIp, SetKind::LoadBalancer] {
             rules.push(rule([self.to_service(kind), jump(MARK)]));
         }
-        // The node's own packets to an address of its own come from that address, which no endpoint could answer.
+        // The node's own packets to one of its addresses come from that address, which no endpoint could answer.
         for kind in [SetKind::ExternalIpLocal, SetKind::LoadBalancerLocal] {
             let own = self.set(SetKind::BoundIps, &[Source]);
             rules.push(rule([self.to_service(kind), own, jump(MARK)]));
@@ -184,13 +184,13 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         ]
     }
 
-    /// Only new connections are looked at: those that are there go on until they end.
+    /// Only checks new connections: existing ones continue until they end.
     fn filter_input(&self) -> Vec<Rule> {
         let mut rules = self.not_looked_at();
         let to_service = self.to_service(SetKind::DropOutside);
         rules.push(rule([to_service, jump(OUTSIDE)]));
         rules.push(jump(CHECK));
-        // Whatever else listens on this node is not to be reached by addresses of services.
+        // Anything else that listens on this node must not be reachable at service addresses.
         for kind in [
             SetKind::ClusterIp,
             SetKind::ExternalIp,
@@ -256,7 +256,7 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         networks.filter(|network| Family::of(network.addr()) == self.family)
     }
 
-    /// The packet goes to an address and port of a set.
+    /// The packet is addressed to an address and port in a set.
     fn to_service(&self, kind: SetKind) -> Rule {
         self.set(kind, &[Destination, Destination])
     }
@@ -295,7 +295,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// On the kernel, in a namespace of its own.
+    /// On the kernel, in its own namespace.
     #[test]
     fn the_kernel_takes_the_table_in_one_step_and_leaves_others() {
         if !nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! The sets of ipset that the rules use. Their names begin with `HEALTH-`, or with `HEALTH-6-` for IPv6.
+//! The ipset sets that the rules use. Their names start with `HEALTH-`, or with `HEALTH-6-` for IPv6.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use health_model::policy::Protocol;
 
 use super::netlink::ipset::{SetSpec, SetType};
 
-/// Maximum number of entries of a set.
+/// Most entries in a set.
 const MAX_ENTRIES: u32 = 1 << 20;
 
 /// What a set is for.
@@ -27,23 +27,23 @@ pub enum SetKind {
     LoadBalancerLocal,
     /// Addresses of load balancers that only some sources may use.
     LoadBalancerFirewall,
-    /// Addresses that may use those.
+    /// Source addresses that may use the addresses in the previous set.
     SourceIp,
-    /// Networks that may use those.
+    /// Source networks that may use the addresses in that set.
     SourceCidr,
     /// Ports of the node whose traffic is masqueraded.
     NodePortTcp,
-    /// The same of UDP.
+    /// The same for UDP.
     NodePortUdp,
-    /// The same of SCTP, with each address of the node.
+    /// The same for SCTP, with each address of the node.
     NodePortSctp,
     /// Ports of the node that keep the source.
     NodePortLocalTcp,
-    /// The same of UDP.
+    /// The same for UDP.
     NodePortLocalUdp,
-    /// The same of SCTP, with each address of the node.
+    /// The same for SCTP, with each address of the node.
     NodePortLocalSctp,
-    /// Ports of the node where load balancers ask for the health of a service.
+    /// Ports of the node where load balancers check the health of a service.
     CheckNodePort,
     /// Addresses that are bound to our device.
     BoundIps,
@@ -53,7 +53,7 @@ pub enum SetKind {
     Drop,
     /// Where new connections from other machines get no answer.
     DropOutside,
-    /// Virtual servers that are ours.
+    /// Our virtual servers.
     Servers,
 }
 
@@ -110,7 +110,7 @@ impl SetKind {
         }
     }
 
-    /// What its entries are.
+    /// The type of its entries.
     pub const fn set_type(self) -> SetType {
         match self {
             Self::LoopBack | Self::SourceIp => SetType::HashIpPortIp,
@@ -125,7 +125,7 @@ impl SetKind {
         }
     }
 
-    /// The one for ports of the node, by protocol, and by whether their traffic keeps its source.
+    /// The set for ports of the node, by protocol, and by whether their traffic keeps its source.
     pub(super) const fn node_port(protocol: Protocol, keeps_source: bool) -> Self {
         match (protocol, keeps_source) {
             (Protocol::TCP, false) => Self::NodePortTcp,
@@ -141,7 +141,7 @@ impl SetKind {
 /// A set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId {
-    /// Of the packets that it is compared with.
+    /// The family of the packets that it is matched against.
     pub family: Family,
     /// What it is for.
     pub kind: SetKind,
@@ -154,7 +154,7 @@ impl SetId {
         families.flat_map(|family| SetKind::ALL.map(|kind| Self { family, kind }))
     }
 
-    /// The set as ipset has it.
+    /// The set's definition in ipset.
     pub fn spec(self) -> SetSpec {
         SetSpec {
             name: self.to_string(),

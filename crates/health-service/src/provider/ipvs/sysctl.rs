@@ -1,10 +1,10 @@
-//! Sysctls that services need. They stay set when services end.
+//! Sysctls that services need. They stay set when services stop.
 
 use health_net::KernelError;
 use health_net::sysctl::{self, Setting};
 
-/// Conntrack of IPVS connections, so that replies are translated back after masquerading; connections of removed real
-/// servers, and persistence of draining ones, end at once; forwarding.
+/// Conntrack for IPVS connections, so that replies are translated back after masquerading; immediate end of connections to
+/// removed real servers, and of persistence for draining ones; forwarding.
 const SETTINGS: [(&str, &str); 4] = [
     ("ipv4/vs/conntrack", "1"),
     ("ipv4/vs/expire_nodest_conn", "1"),
@@ -12,7 +12,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("ipv4/ip_forward", "1"),
 ];
 
-/// A device answers ARP for its own addresses only: other nodes have the addresses of services too.
+/// A device answers ARP only for its own addresses: other nodes have the service addresses too.
 const STRICT_ARP: [(&str, &str); 2] = [
     ("ipv4/conf/all/arp_ignore", "1"),
     ("ipv4/conf/all/arp_announce", "2"),

@@ -18,10 +18,10 @@ use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
 
-/// How many failures to log in one sync, at most.
+/// Most failures to log in one sync.
 const TOLD_FAILURES: usize = 20;
 
-/// The plan, and what is known of the kernel.
+/// The plan, and the known kernel state.
 #[derive(Debug)]
 pub(super) struct Worker {
     settings: Settings,
@@ -31,16 +31,16 @@ pub(super) struct Worker {
     node: NodeAddresses,
     /// Changes of devices and addresses.
     changes: Changes,
-    /// Whether there was a change since the node's addresses were last read.
+    /// Whether anything changed since the node's addresses were last read.
     may_be_other: bool,
-    /// What was last known to be in the kernel.
+    /// The last known kernel state.
     present: Present,
     /// Whether the kernel may differ from that, so that it must be read.
     is_stale: bool,
     draining: BTreeSet<ServerKey>,
-    /// Virtual servers of other programs that a warning was logged for.
+    /// Other programs' virtual servers for which a warning was logged.
     warned: BTreeSet<ServerKey>,
-    /// Whether a warning was logged that the kernel forgets no flows.
+    /// Whether a warning was logged that the kernel cannot forget flows.
     cannot_forget: bool,
 }
 
@@ -92,8 +92,8 @@ impl Worker {
         done
     }
 
-    /// Wants nothing any more: connections go on until they end, and there are no new ones. What is in the kernel is read
-    /// first, and rules stay as they are.
+    /// Empties the plan: connections continue until they end, and no new ones start. Reads the kernel state first, and
+    /// leaves the rules as they are.
     pub(super) async fn end(&mut self) -> Result<(), IpvsError> {
         let (device, _) = device::ensure(&self.handle).await?;
         self.plan = Plan::default();
@@ -103,7 +103,7 @@ impl Worker {
         self.reap_on(&device).await
     }
 
-    /// Looks at the node's addresses if they may have changed, or must be. Returns whether they are others.
+    /// Reads the node's addresses if they may have changed, or if it must. Returns whether they differ.
     async fn look_at_node(&mut self, device: &Link, must: bool) -> Result<bool, IpvsError> {
         while let Some(news) = self.changes.next().now_or_never() {
             self.may_be_other = true;
@@ -154,7 +154,7 @@ impl Worker {
         self.bring(device, &touched).await
     }
 
-    /// Reads what is in the kernel, once rules and sets are in place if they are to serve. Returns what was known before.
+    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known state.
     async fn read(&mut self, device: &Link, serves: bool) -> Result<Present, IpvsError> {
         let bound = device::bound(&self.handle, device).await?;
         let rules = serves.then(|| self.settings.rules.clone());
@@ -170,7 +170,7 @@ impl Worker {
         Ok(std::mem::replace(&mut self.present, present))
     }
 
-    /// Makes the kernel agree with the plan, for what is touched.
+    /// Makes the kernel agree with the plan, for the touched parts.
     async fn bring(&mut self, device: &Link, touched: &Touched) -> Result<(), IpvsError> {
         let steps = diff(&self.plan, &self.present, touched);
         let mut servers: BTreeSet<_> = touched.servers.clone();
@@ -210,8 +210,8 @@ impl Worker {
         self.tell(failed)
     }
 
-    /// Has the kernel forget flows that are older than these virtual servers of UDP. Else their answers would not be
-    /// translated: neither rules nor IPVS change a flow that is known.
+    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not be
+    /// translated: neither rules nor IPVS change a known flow.
     async fn forget_flows(&mut self, added: BTreeSet<ServerKey>) {
         let servers = added.into_iter().filter_map(|key| {
             let real = self.plan.server(&key)?.real.keys();
@@ -225,7 +225,7 @@ impl Worker {
         match forgotten.await {
             Ok(0) => {}
             Ok(flows) => debug!(flows, "forgot flows that are older than their services"),
-            // The kernel may have no such messages at all (`nf_conntrack_netlink`).
+            // The kernel may not support such messages at all (`nf_conntrack_netlink`).
             Err(error) if std::mem::replace(&mut self.cannot_forget, true) => {
                 debug!(%error, "flows that are older than their services stay without answers");
             }
@@ -273,7 +273,7 @@ impl Worker {
         self.tell(outcome.failed)
     }
 
-    /// Logs a warning once for each virtual server of another program at an address of ours.
+    /// Logs a warning once for each virtual server of another program at one of our addresses.
     fn warn_of_foreign(&mut self) {
         let foreign = &self.present.foreign;
         self.warned.retain(|key| foreign.contains(key));
@@ -298,7 +298,7 @@ impl Worker {
         }
     }
 
-    /// Runs requests that block on a thread that may.
+    /// Runs blocking requests on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Kernel) -> Result<T, IpvsError> + Send + 'static,
@@ -313,7 +313,7 @@ impl Worker {
     }
 }
 
-/// Logs what was in the kernel and is not any more, though nobody here has removed it.
+/// Logs parts of the kernel state that have disappeared although we did not remove them.
 fn warn_of_lost(known: &Present, present: &Present) {
     let addresses = known.addresses.difference(&present.addresses).count();
     let entries = known.entries.difference(&present.entries).count();

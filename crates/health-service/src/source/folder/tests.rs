@@ -49,7 +49,7 @@ fn shown(set: &ServiceSet) -> Vec<String> {
     served.collect()
 }
 
-/// What is wrong, each with the file's name.
+/// The problems, each with the file's name.
 fn problems(set: &ServiceSet) -> Vec<String> {
     let problem = |one: &ServiceProblem| {
         let (_, file) = one.subject.rsplit_once('/').unwrap();
@@ -113,7 +113,7 @@ async fn an_object_with_an_error_is_named_and_stays_as_it_was_and_its_neighbours
     let a = SliceName::new("shop", "a");
     assert_eq!(set.slices[&a], before.slices[&a]);
 
-    // One that never was without an error is not there.
+    // An object that never was without an error does not exist.
     let list = "---\n{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Service, metadata: {name: d}, spec: {ports: [{port: 80}]}}]}";
     watched.write("list.yaml", list);
     let set = watched.until(|set| set.problems.len() == 3).await;
@@ -135,7 +135,7 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
     watched.write("all.yaml", "kind: [");
     let set = watched.until(|set| !set.problems.is_empty()).await;
     assert_eq!(shown(&set), both);
-    // It may be the service that was there.
+    // It may stand for the service that was there.
     watched.write("all.yaml", format!("{c}{{kind: Service}}"));
     watched
         .until_services(&[both[0], both[1], "c 10.96.0.1"])
@@ -155,7 +155,7 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
 async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let put = |file: &str, text: ServiceText| {
-        // Another file takes its place each time, so that it is always whole.
+        // Always replaced by another file, so that it is always complete.
         let hidden = dir.path().join(".new");
         fs::write(&hidden, text.to_string()).unwrap();
         fs::rename(&hidden, dir.path().join(file)).unwrap();
@@ -176,7 +176,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             Err(_) => assert!(begin.elapsed() < Duration::from_secs(120), "no change"),
         }
     };
-    // All is known, and there is a later state of the busy one, and of its neighbour.
+    // Everything is known, including a later state of the busy file and of its neighbour.
     let set = loop {
         change(&mut services).await;
         let set = services.borrow_and_update().clone();
@@ -196,7 +196,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             break;
         }
     }
-    // Once it rests, it is as any other.
+    // Once it rests, it is like any other.
     put("busy.yaml", ServiceText::new("busy", "10.96.0.4"));
     let mut watched = Watched {
         dir,
@@ -216,7 +216,7 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
     write!(copied, "{}", ServiceText::new("first", "10.96.0.1")).unwrap();
     let folder = Folder::watch(dir.path(), Selection::default());
     let mut services = folder.services().unprobed();
-    // Long enough for many looks, each of which could be right behind an object.
+    // Long enough for many checks, each of which could fall right behind an object.
     let begin = Instant::now();
     let (mut written, mut longest_rest) = (begin, Duration::ZERO);
     while begin.elapsed() < Duration::from_secs(4) {
@@ -227,7 +227,7 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
         if let Ok(changed) = tokio::time::timeout(soon, services.changed()).await {
             changed.unwrap();
             let set = services.borrow_and_update().clone();
-            // On a machine that is that slow, it did rest.
+            // On a machine this slow, the file did rest.
             let is_taken = set.synced.is_complete() || !set.services.is_empty();
             assert!(
                 !is_taken || longest_rest > Duration::from_millis(200),

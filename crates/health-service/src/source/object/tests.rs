@@ -1,4 +1,4 @@
-//! What objects of the API become.
+//! How objects of the API are read.
 
 use std::sync::Arc;
 
@@ -54,10 +54,10 @@ fn told<T: Readable>(reading: &Reading<T>) -> Vec<&str> {
     reading.errors.iter().map(|error| &*error.path).collect()
 }
 
-/// What a member may be instead.
+/// Invalid values for a member.
 const NO_MEMBERS: [&str; 5] = ["null", "5", "[]", "true", r#""no member""#];
 
-/// The lists of both objects, by pointer, each with how its path begins.
+/// The lists of both objects, by pointer, each with the start of its path.
 const SERVICE_LISTS: [(&str, &str); 4] = [
     ("/spec/externalIPs", "spec.externalIPs"),
     (
@@ -72,7 +72,8 @@ const SERVICE_LISTS: [(&str, &str); 4] = [
 ];
 const SLICE_LISTS: [(&str, &str); 2] = [("/ports", "ports"), ("/endpoints", "endpoints")];
 
-/// Breaks each member of each list in each way: the object must be as without that member, and name it.
+/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must name
+/// the member.
 fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
     object: &Value,
     lists: &[(&str, &str)],
@@ -112,7 +113,7 @@ fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
 #[test]
 fn a_bad_member_of_a_list_is_left_out_alone() {
     each_bad_member_is_left_out_alone::<Service>(&service(), &SERVICE_LISTS, |path, service| {
-        // Of ranges, one that cannot be read opens nothing.
+        // An unreadable source range must not open anything.
         if path == "spec.loadBalancerSourceRanges" {
             let mut common = (*service.common).clone();
             common.source_ranges.has_error = true;

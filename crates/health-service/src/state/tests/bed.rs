@@ -22,7 +22,7 @@ pub(crate) const ENDING: Conditions = Conditions {
     serving: true,
     terminating: true,
 };
-/// It terminates, and serves no more.
+/// It is terminating, and no longer serves.
 pub(crate) const ENDED: Conditions = Conditions {
     ready: false,
     serving: false,
@@ -63,7 +63,7 @@ impl Bed {
         self.endpoints.update(Arc::new(slice), None);
     }
 
-    /// What the sync changed, as text.
+    /// The changes of a sync, as text.
     pub(crate) fn sync(&mut self) -> Vec<String> {
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         changes.ports.iter().map(ToString::to_string).collect()
@@ -95,8 +95,8 @@ pub(crate) fn key(service: &str) -> PortKey {
     }
 }
 
-/// A node with these addresses, at all of which it serves NodePorts, that lets services have any external address but one in
-/// its pod CIDR, and whose agent has the TCP port 81.
+/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one in
+/// its pod CIDR, and whose agent has TCP port 81.
 pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     let cidr = "192.0.2.2/32".parse().unwrap();
     Reserved {
@@ -110,7 +110,7 @@ pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     }
 }
 
-/// A service with a port `http` of 80, made at this second.
+/// A service with a port `http` of 80, created at this second.
 pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
     let last = name.bytes().last().unwrap_or_default();
     let mut common = Common {
@@ -152,7 +152,7 @@ pub(crate) fn port(
     }
 }
 
-/// A service whose port is at a port of the node too.
+/// A service whose port also has a node port.
 pub(crate) fn at_node_port(mut service: Service, number: u16) -> Service {
     service.ports[0].node_port = Some(number);
     service

@@ -21,7 +21,7 @@ use crate::spec::{
 const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
 const SLICES: [&str; 4] = ["s1", "s2", "s3", "s4"];
 
-/// What happens to a node.
+/// An event on a node.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Service(Service),
@@ -37,7 +37,7 @@ pub(crate) enum Event {
 fn service() -> impl Strategy<Value = Service> {
     let policy = || select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
     let ips = || -> Vec<IpAddr> {
-        // One of them is the ClusterIP of a service.
+        // One of them is a service's ClusterIP.
         let texts = ["192.0.2.1", "192.0.2.2", "fd00::e", "10.96.0.98"];
         texts.iter().map(|text| text.parse().unwrap()).collect()
     };
@@ -86,7 +86,7 @@ fn service() -> impl Strategy<Value = Service> {
                     name: ServiceName::new("shop", name),
                     kind: ServiceType::ClusterIp,
                     created: created.map(|at| Timestamp::from_second(at).unwrap()),
-                    // Two of three that are not of both families are of IPv4 alone.
+                    // Most of those with a single family are IPv4.
                     cluster_ips: match families {
                         [true, true, _] => vec![v4, v6],
                         [false, false, false] => vec![v6],
@@ -188,7 +188,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
 }
 
 fn own() -> impl Strategy<Value = BTreeSet<IpAddr>> {
-    // The last is nowhere in services.
+    // The last one does not occur in services.
     let all = ["192.0.2.1", "fd00::e", "10.96.0.98", "192.0.2.99"];
     let all = all.map(|text| text.parse().unwrap());
     subsequence(all.to_vec(), 0..=4).prop_map(|own| own.into_iter().collect())
@@ -207,7 +207,7 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
 }
 
 impl Bed {
-    /// Has an event happen, but for a sync.
+    /// Applies an event other than a sync.
     pub(crate) fn happen(&mut self, event: Event) {
         match event {
             Event::Service(service) => self.set(service),

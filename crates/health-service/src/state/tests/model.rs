@@ -1,4 +1,4 @@
-//! Random sequences of events, against a plain model that computes all from the objects that there are.
+//! Random sequences of events, checked against a plain model that computes everything from the current objects.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::spec::{
     Conditions, Endpoint, EndpointSlice, Service, ServicePort, SliceName, TrafficPolicy,
 };
 
-/// Sequences, many if asked for.
+/// Sequences; many if requested.
 fn sequences() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if is_long { 200_000 } else { 10_000 })
 }
 
-/// The objects that there are.
+/// The current objects.
 #[derive(Debug, Default)]
 struct Model {
     services: BTreeMap<ServiceName, Service>,
@@ -30,7 +30,7 @@ struct Model {
     is_reserved: bool,
 }
 
-/// The order in which ports get a place: those whom the cluster gave it, the oldest, the first by name.
+/// The order in which ports get a place: first those to which the cluster assigned it, then the oldest, then by name.
 type Rank = (bool, Option<Timestamp>, ServicePortName);
 
 fn rank(key: &PortKey, port: &ServicePort, kind: FrontendKind) -> Rank {
@@ -42,7 +42,7 @@ fn rank(key: &PortKey, port: &ServicePort, kind: FrontendKind) -> Rank {
 type Wanted<'a> = (PortKey, &'a ServicePort, Vec<(Listen, FrontendKind)>);
 
 impl Model {
-    /// The endpoints of a port, in no order, each address once.
+    /// The endpoints of a port, unordered, without duplicate addresses.
     fn endpoints(&self, key: &PortKey) -> Vec<Endpoint> {
         let mut found: Vec<Endpoint> = Vec::new();
         for slice in self.slices.values() {
@@ -72,7 +72,7 @@ impl Model {
         found
     }
 
-    /// Each port and family that is served, with where it wants to be.
+    /// Each served port and family, with the places that it wants.
     fn wanted(&self) -> Vec<Wanted<'_>> {
         let mut all = Vec::new();
         for port in self.services.values().flat_map(|service| &service.ports) {
@@ -112,7 +112,7 @@ impl Model {
         all
     }
 
-    /// What is to be done, and who is told that another comes first.
+    /// The desired state, and the conflicts.
     fn state(&self) -> (BTreeMap<PortKey, PortState>, Vec<Conflict>) {
         let all = self.wanted();
         let mut ports = BTreeMap::new();
@@ -209,7 +209,7 @@ impl Model {
         (ports, conflicts)
     }
 
-    /// Why a place is nobody's.
+    /// Why no service may have a place.
     fn refused(&self, key: &PortKey, listen: Listen, kind: FrontendKind) -> Option<ReservedFor> {
         if !self.is_reserved {
             return self.checked(key, listen);
@@ -229,7 +229,7 @@ impl Model {
         self.checked(key, listen)
     }
 
-    /// The health check of which a place is.
+    /// The health check that uses a place.
     fn checked(&self, key: &PortKey, listen: Listen) -> Option<ReservedFor> {
         let number = match listen {
             Listen::NodePort(number) => number,
@@ -240,14 +240,15 @@ impl Model {
             return None;
         }
         let mut services = self.services.iter().filter(|(_, service)| {
-            // A service without ports is none.
+            // A service without ports has no health check.
             !service.ports.is_empty() && service.common.health_check_node_port == Some(number)
         });
         let (name, _) = services.next()?;
         Some(ReservedFor::HealthCheck(name.clone()))
     }
 
-    /// The first that may be served where a port wants to be: there, or by a NodePort at that address of the node.
+    /// The first port that may be served at a place that another port wants: there, or through a NodePort at that address of
+    /// the node.
     fn first(&self, all: &[Wanted<'_>], key: &PortKey, listen: Listen) -> Option<Rank> {
         let is_there = |place: Listen| match (place, listen) {
             (Listen::NodePort(number), Listen::Address(address)) => {
@@ -264,7 +265,7 @@ impl Model {
                 })
                 .map(|(_, kind)| rank(other, port, *kind))
         });
-        // One that is listed twice, by its address and its NodePort, comes first by either.
+        // A port that is listed twice, by its address and its NodePort, takes precedence through either.
         let first = ranks.min()?;
         (first.2 != key.name).then_some(first)
     }
@@ -384,7 +385,7 @@ proptest! {
                     prop_assert_eq!(bed.endpoints.remove(&name), was_there);
                 }
                 Event::Zone(zone) => {
-                    // A change of the node is a sync of its own: what waits goes on waiting.
+                    // A change of the node is a separate sync: pending changes stay pending.
                     model.zone = zone;
                     let known: BTreeMap<_, _> = owned(&bed.state);
                     let changed = bed.state.set_topology(super::bed::topology(zone));

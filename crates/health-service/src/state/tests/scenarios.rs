@@ -1,4 +1,4 @@
-//! What comes of services and endpoints, one thing at a time.
+//! The state that results from services and endpoints, one aspect at a time.
 
 use std::net::IpAddr;
 
@@ -49,7 +49,7 @@ fn a_change_of_one_service_names_no_port_of_another() {
     assert_eq!(bed.sync().len(), 3);
     bed.slice(slice("b", &[(1, READY, "there"), (2, READY, "here")]));
     assert_eq!(bed.sync(), ["shop/b:http/TCP IPv4"]);
-    // One that is not ready and does not serve is nothing to a provider.
+    // An endpoint that is not ready and does not serve does not exist for a provider.
     bed.slice(slice(
         "b",
         &[(1, READY, "there"), (2, READY, "here"), (3, ILL, "here")],
@@ -119,7 +119,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
     bed.set(at_node_port(service("a", 20, |_| {}), 30_000));
     bed.sync();
     assert_eq!(bed.port("a").frontends.len(), 2);
-    // An older one is seen later.
+    // An older service appears later.
     bed.set(at_node_port(service("b", 10, |_| {}), 30_000));
     assert_eq!(bed.sync(), ["shop/a:http/TCP IPv4", "shop/b:http/TCP IPv4"]);
     assert_eq!(bed.port("a").frontends.len(), 1);
@@ -132,7 +132,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
              which comes first: it is not served at node port 30000/TCP"
         ]
     );
-    // A third one changes nothing for them, and a change of who is first changes what the last is told.
+    // A third one changes nothing for them, and when the first one changes, the last one's conflict changes.
     bed.set(at_node_port(service("c", 30, |_| {}), 30_000));
     assert_eq!(bed.sync(), ["shop/c:http/TCP IPv4"]);
     bed.unset("b");
@@ -140,7 +140,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
     assert_eq!(bed.port("a").frontends.len(), 2);
     let owners: Vec<_> = bed.state.conflicts().map(|one| one.owner.clone()).collect();
     assert_eq!(owners, [Owner::Port(key("a").name)]);
-    // Of the same age, the name decides.
+    // If they are equally old, the name decides.
     bed.set(at_node_port(service("c", 20, |_| {}), 30_000));
     assert!(bed.sync().is_empty());
 }
@@ -189,7 +189,7 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
         let owner = bed.state.owner(Family::V4, Protocol::TCP, listen);
         assert_eq!(owner, None);
     }
-    // One that nobody claims changes no port, and one that is free again does.
+    // An address that no service claims changes no port; one that is free again does.
     let other = "10.96.99.99".parse().unwrap();
     assert_eq!(reserve(&mut bed, [(other, ReservedFor::Gateway)].into()), 1);
     assert_eq!(told(&bed), before);
@@ -236,8 +236,8 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
     })
 }
 
-/// Who keeps an address from a service that has it with the port 80 or another one, as an external address or one of its load
-/// balancer; none if it is served there.
+/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if it is
+/// served there.
 fn keeper(reserved: &Arc<Reserved>, kind: FrontendKind, address: &str) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut bed = Bed::new();
@@ -288,9 +288,9 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
         (LoadBalancer, "172.30.0.2:4240", Some(peer)),
         (ExternalIp, "198.51.100.1:6443", Some(api)),
         (LoadBalancer, "198.51.100.1:6443", Some(api)),
-        // What else is served at its address is none of the agent's business: it may be a node.
+        // Other ports at its address do not concern the agent: it may be a node.
         (LoadBalancer, "198.51.100.1:443", None),
-        // A virtual address, which another node may have tomorrow.
+        // A virtual address, which may move to another node tomorrow.
         (ExternalIp, "172.30.0.9:443", None),
         (ExternalIp, "172.30.0.9:4240", Some(agent)),
         (ExternalIp, "10.244.1.77:80", Some(here)),
@@ -516,9 +516,9 @@ fn health_checks_count_the_addresses_of_local_ready_endpoints() {
             .into_iter()
             .collect()
     );
-    // A load balancer that checks by the family that the service lacks hears the same.
+    // A load balancer that checks through the family that the service lacks sees the same.
     assert_eq!(checks, bed.state.health_checks(Family::V6));
-    // A service of both counts each by itself.
+    // A service with both families counts each separately.
     bed.set(service("a", 1, |common| {
         common.health_check_node_port = Some(31_000);
         common.cluster_ips.push("fd00:96::1".parse().unwrap());

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use self::remote::{RemoteSources, SourceError, selection};
 
-/// The sources of services. Dropping it stops them.
+/// The sources of services. They stop when this is dropped.
 #[derive(Default)]
 pub(in crate::agent) struct Sources {
     folder: Option<Folder>,
@@ -19,8 +19,8 @@ pub(in crate::agent) struct Sources {
 }
 
 impl Sources {
-    /// Opens the sources without waiting for an answer; `None` if the settings name none. Fails only if the settings cannot
-    /// be used. Must be called in a tokio runtime.
+    /// Opens the sources without waiting for an answer; `None` if the settings name none. Fails only for unusable
+    /// settings. Must be called in a tokio runtime.
     pub(in crate::agent) fn open(config: &Config) -> Result<Option<Self>, SourceError> {
         if !config.services.has_services() {
             return Ok(None);
@@ -42,8 +42,8 @@ impl Sources {
         }
     }
 
-    /// The sets of all sources, in the order of precedence. For endpoints in manifests on the node of this name, its probes
-    /// decide about readiness; for those of a cluster's API, the cluster's controller does.
+    /// The sets of all sources, in order of precedence. For endpoints in manifests on the node of this name, its probes
+    /// decide readiness; for endpoints from a cluster's API, the cluster's controller does.
     pub(super) fn services(
         &mut self,
         node: &Arc<str>,

@@ -1,4 +1,4 @@
-//! Who opens a flow, and to where.
+//! Who opens a flow, and where it goes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::api::answer::Refusal;
 use crate::api::services::ServiceCatalog;
 use crate::api::source::Source;
 
-/// What stands for the node itself.
+/// The name for the node itself.
 const HOST: &str = "host";
 
-/// Both ends of a flow that is asked about.
+/// Both ends of the traced flow.
 pub(super) struct Ends {
     who: Who,
     source_port: Option<u16>,
@@ -31,7 +31,7 @@ pub(super) struct Ends {
     pub(super) protocol: Protocol,
 }
 
-/// Who opens it.
+/// The opener of the flow.
 enum Who {
     Host,
     Address(IpAddr),
@@ -77,7 +77,7 @@ impl Ends {
         })
     }
 
-    /// Whether an address is one of this node's.
+    /// Whether this node has an address.
     pub(super) fn is_own<S: Source>(&self, source: &S, ip: IpAddr) -> bool {
         let nodes = source.nodes().nodes;
         nodes
@@ -85,7 +85,7 @@ impl Ends {
             .any(|node| node.local && node.addresses.contains(&ip))
     }
 
-    /// Who opens it, as the programs see it.
+    /// The flow's opener as the programs see it.
     pub(super) fn source<S: Source>(
         &self,
         source: &S,
@@ -96,7 +96,7 @@ impl Ends {
         let family = Family::of(self.destination.ip());
         let address = match &self.who {
             Who::Address(address) => *address,
-            // Without one, its sockets still reach what is at the loopback.
+            // Without a node address, its sockets still reach loopback services.
             Who::Host => kernel.node_address(family).unwrap_or(match family {
                 Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
                 Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -145,7 +145,7 @@ impl Ends {
 }
 
 impl Who {
-    /// Whether it is this node, given the identity of its address.
+    /// Whether the opener is this node, given the identity of its address.
     fn is_host(&self, identity: u32) -> bool {
         match self {
             Self::Host => true,
@@ -154,7 +154,7 @@ impl Who {
         }
     }
 
-    /// Whether it may have an address of a family.
+    /// Whether the opener may have an address of a family.
     fn has(&self, family: Family) -> bool {
         match self {
             Self::Host => true,
@@ -164,7 +164,7 @@ impl Who {
     }
 }
 
-/// What an endpoint of this node is called.
+/// The name of an endpoint of this node.
 pub(super) fn name_of<S: Source>(source: &S, id: u16) -> Option<String> {
     let endpoints = source.endpoints();
     let endpoint = endpoints.iter().find(|endpoint| endpoint.id == id)?;
@@ -178,18 +178,18 @@ fn address_of(endpoint: &Endpoint, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Whether packets may have an address as their source.
+/// Whether packets may use an address as their source.
 fn is_sent_from(ip: IpAddr) -> bool {
     let is_broadcast = ip == IpAddr::from(Ipv4Addr::BROADCAST);
     !ip.is_unspecified() && !ip.is_multicast() && !is_broadcast
 }
 
-/// Whether an address is one of IPv6 that each link has anew: this node's, or its neighbour's.
+/// Whether an address is IPv6 link-local: each link has its own, and it may be this node's or a neighbour's.
 fn is_of_link(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// What an address is that no endpoint of this node has, and which node it belongs to.
+/// The kind of an address that no endpoint of this node has, and the node that it belongs to.
 fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<String>), Refusal> {
     for node in nodes {
         let kind = match (node.addresses.contains(&ip), node.local) {
@@ -209,7 +209,7 @@ fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<Stri
     Ok((SourceKind::Outside, None))
 }
 
-/// Who is meant, and which port of it.
+/// Parses the opener and its optional port.
 fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal> {
     if let Ok(address) = parse_ip(text) {
         return Ok((Who::Address(address), None));
@@ -246,7 +246,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
     }
 }
 
-/// Where the port of a service is reached that is named as `NAMESPACE/NAME:PORT`.
+/// The address at which the service port `NAMESPACE/NAME:PORT` is reached.
 fn of_service(
     catalog: &ServiceCatalog,
     who: &Who,
@@ -293,7 +293,7 @@ fn of_service(
                 "destination: {name} has no such port; it has {has}"
             )));
         }
-        // A number that is one of several protocols.
+        // A number that is used by several protocols.
         several if port.is_some() => several.iter().find(is_tcp).unwrap_or(&several[0]),
         _ => {
             let has = ports_of(service);
@@ -312,7 +312,7 @@ fn of_service(
     }
 }
 
-/// The ports of a service, for whoever asked for another one.
+/// The ports of a service, for a message about a wrong port.
 pub(super) fn ports_of(service: &ServiceEntry) -> String {
     let ports: Vec<_> = service.ports.iter().map(ServicePortEntry::title).collect();
     ports.join(", ")

@@ -1,4 +1,4 @@
-//! The programs that a traced flow meets first.
+//! The programs that a traced flow reaches first.
 
 use health_common::ct::IP_PROTOCOL_SCTP;
 use health_common::service::outside::is_own;
@@ -8,10 +8,10 @@ use health_model::api::{SourceKind, TracedSource};
 
 use super::kernel::Kernel;
 
-/// What a flow meets first, by its source.
+/// The first hook of a flow, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TraceHook {
-    /// The programs of the host's own sockets.
+    /// The programs for the host's own sockets.
     Socket,
     /// The program at an endpoint's device.
     Endpoint,
@@ -28,12 +28,12 @@ impl TraceHook {
         }
     }
 
-    /// Whether its programs see packets, and not calls of processes.
+    /// Whether its programs see packets, as opposed to system calls.
     pub(super) fn has_packets(self) -> bool {
         self != Self::Socket
     }
 
-    /// From where flows come that meet it.
+    /// The origin of flows at this hook.
     pub(super) const fn origin(self) -> Origin {
         match self {
             Self::Socket | Self::Endpoint => Origin::Inside,

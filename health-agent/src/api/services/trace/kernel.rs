@@ -1,4 +1,4 @@
-//! What the programs find.
+//! The state that the programs find.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -30,54 +30,54 @@ pub(super) struct Kernel {
     now: u32,
 }
 
-/// What is known of a flow that was sent to a service before.
+/// The known facts about a flow that was sent to a service before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlowFacts {
     /// Where its packets go.
     pub(super) entry: ServiceFlow,
     /// Whether that backend still serves the service.
     pub(super) is_serving: bool,
-    /// Whether the backend's node can be told of the flow, where that is to be.
+    /// Whether the backend's node can be notified of the flow, if necessary.
     pub(super) can_be_told: bool,
     /// Whether the backend's answers find their way back.
     pub(super) has_answer: bool,
-    /// Whether its connection is open; none if nothing is known of it.
+    /// Whether its connection is open; `None` if unknown.
     pub(super) is_open: Option<bool>,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
 }
 
-/// What is known of a socket of the host that was sent to a service before.
+/// The known facts about a host socket that was sent to a service before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SocketFacts {
     /// The backend that it was sent to.
     pub(super) to: SocketAddr,
-    /// Index of that.
+    /// Index of that backend.
     pub(super) backend: u32,
-    /// Whether it is connected, and not asked for with each datagram.
+    /// Whether it is connected, so that the programs do not run for each datagram.
     pub(super) is_connected: bool,
     /// Whether the backend still serves the service.
     pub(super) is_serving: bool,
 }
 
-/// What is known of a client.
+/// The known facts about a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientFacts {
     pub(super) entry: Affinity,
-    /// What stands where its backend stood.
+    /// The current entry at its backend's index.
     pub(super) backend: Option<Backend>,
-    /// Whether that backend is on this node, or need not be.
+    /// Whether that backend is on this node, or does not have to be.
     pub(super) is_within_reach: bool,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
 }
 
-/// As whom the programs know who opens a flow.
+/// How the programs identify the opener of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Client {
-    /// What source ranges judge.
+    /// The address that source ranges check.
     pub(super) source: IpAddr,
-    /// By what affinity knows it.
+    /// The address that affinity uses.
     pub(super) stays_as: IpAddr,
 }
 
@@ -106,7 +106,7 @@ impl Kernel {
         }
     }
 
-    /// As whom the programs at a hook know the source of a flow. All sockets of the host are one client.
+    /// How the programs at a hook identify the source of a flow. All sockets of the host are one client.
     pub(super) fn client_of(&self, hook: TraceHook, flow: &Connection) -> Client {
         let source = flow.source.ip();
         match hook {
@@ -121,7 +121,7 @@ impl Kernel {
         }
     }
 
-    /// What is known of a flow's packets.
+    /// The known facts about a flow's packets.
     pub(super) fn known_flow(
         &self,
         hook: TraceHook,
@@ -162,13 +162,13 @@ impl Kernel {
         }))
     }
 
-    /// Whether this node has a key by which it tells others of flows.
+    /// Whether this node has a key for notifying other nodes of flows.
     fn has_direct_key(&self) -> Result<bool, Refusal> {
         let rows = self.pinned.direct()?;
         Ok(rows.first().is_some_and(|(_, direct)| direct.count != 0))
     }
 
-    /// What is known of the host's socket that has the port of a flow's source, and was sent to the flow's destination.
+    /// The known facts about the host socket with the flow's source port that was sent to the flow's destination.
     pub(super) fn known_socket(
         &self,
         flow: &Connection,
@@ -216,7 +216,7 @@ impl Kernel {
         Ok(backend.is_some_and(|backend| backend.service == service && address(&backend) == to))
     }
 
-    /// Whom a backend sees: an endpoint that is its own backend gets its packets from the gateway.
+    /// The client that a backend sees: an endpoint that is its own backend gets its packets from the gateway.
     fn client_seen(&self, client: SocketAddr, backend: IpAddr) -> SocketAddr {
         let gateway = match client {
             SocketAddr::V4(_) => self.config.gateway4,
@@ -228,7 +228,7 @@ impl Kernel {
         }
     }
 
-    /// Whether a connection is known to be open between the client's port and a backend.
+    /// Whether a connection between the client's port and a backend is known to be open.
     pub(super) fn is_open(
         &self,
         hook: TraceHook,
@@ -252,13 +252,13 @@ impl Kernel {
         Ok(false)
     }
 
-    /// Whether a connection is not over; none if it is not known.
+    /// Whether a connection is not over; `None` if it is unknown.
     fn goes_on(&self, packets: &Connection, direction: u8) -> Result<Option<bool>, Refusal> {
         let entry = self.pinned.conntrack_entry(packets, direction)?;
         Ok(entry.map(|entry| !entry.state().is_closed() && !entry.has_expired(self.now)))
     }
 
-    /// What is known of a client with affinity.
+    /// The known facts about a client with affinity.
     pub(super) fn client(
         &self,
         hook: TraceHook,
@@ -288,7 +288,7 @@ impl Kernel {
         }))
     }
 
-    /// The index of the backend that a Maglev table has for a flow, if that can be told before the flow is there.
+    /// The backend index that a Maglev table gives for a flow, if it can be computed before the flow exists.
     pub(super) fn by_maglev(
         &self,
         hook: TraceHook,
@@ -297,7 +297,7 @@ impl Kernel {
     ) -> Result<Option<u32>, Refusal> {
         let is_by_client = frontend.affinity_secs != 0;
         let can_tell = match hook {
-            // Without affinity the number of the socket counts.
+            // Without affinity, the socket's number decides.
             TraceHook::Socket => is_by_client,
             TraceHook::Endpoint | TraceHook::Uplink => is_by_client || flow.source.port() != 0,
         };
@@ -313,7 +313,8 @@ impl Kernel {
         Ok(self.maps.by_maglev(pool, &hashed, is_by_client)?)
     }
 
-    /// What keeps a flow from outside from a backend: on another node it sees this one, which must have an address.
+    /// What keeps an external flow from a backend: a backend on another node sees this node as the source, so this node
+    /// needs an address.
     pub(super) fn unreachable(
         &self,
         backend: &Backend,
@@ -341,7 +342,7 @@ fn has(entry: &ServiceFlow, flag: u16) -> bool {
     entry.flags & flag != 0
 }
 
-/// A flow as the hash of sockets has it.
+/// A flow as the socket hash sees it.
 fn from_zero(flow: &Connection, source: IpAddr) -> Connection {
     Connection {
         source: (source, 0).into(),
@@ -353,7 +354,7 @@ fn end(addr: Addr, port_be: u16) -> SocketAddr {
     (addr.to_ip(), u16::from_be(port_be)).into()
 }
 
-/// Where a backend listens.
+/// A backend's address and port.
 pub(super) fn address(backend: &Backend) -> SocketAddr {
     end(backend.addr, backend.port_be)
 }

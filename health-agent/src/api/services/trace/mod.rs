@@ -1,7 +1,7 @@
-//! `GET /v1/services/trace`: what becomes of a new flow to a service, and why.
+//! `GET /v1/services/trace`: what happens to a new flow to a service, and why.
 //!
-//! The maps say what happens: [`kernel`] looks into them as the programs do. The agent adds names and reasons, and where
-//! it means the programs to know something else, that is told as a difference. Nothing is changed, and no packet is sent.
+//! The maps say what happens: [`kernel`] reads them as the programs do. The agent adds names and reasons, and reports a
+//! difference where it expects the programs to know something else. Nothing is changed, and no packet is sent.
 
 mod ends;
 mod hook;
@@ -35,7 +35,7 @@ use crate::api::server::Shared;
 use crate::api::source::Source;
 use crate::frontend_names::{algorithm_name, kind_name};
 
-/// A flow that is asked about.
+/// The traced flow.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct TraceQuery {
@@ -43,7 +43,7 @@ pub(in crate::api) struct TraceQuery {
     source: String,
     /// Where it goes.
     destination: String,
-    /// Its protocol; without one that of the service's port, or TCP.
+    /// Its protocol; defaults to that of the service's port, or else TCP.
     protocol: Option<Protocol>,
 }
 
@@ -151,7 +151,7 @@ fn frontend(found: &ListedFrontend, owner: Option<&Owner>, hook: TraceHook) -> T
     }
 }
 
-/// A frontend that the programs do not know.
+/// A frontend that is missing from the programs' maps.
 fn unknown(owner: &Owner) -> TracedFrontend {
     TracedFrontend {
         service: Some(owner.title()),

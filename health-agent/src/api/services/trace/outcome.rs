@@ -1,4 +1,4 @@
-//! What becomes of a flow in the end, and that in one line.
+//! The final outcome of a flow, summarised in one line.
 
 use std::collections::BTreeSet;
 
@@ -9,32 +9,32 @@ use health_model::policy::Protocol;
 
 use super::hook::TraceHook;
 
-/// Backends that the line names, at most.
+/// Maximum number of backends that the line names.
 const NAMED: usize = 3;
 
 /// What keeps a flow from all backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// Such sources are not served, for this reason.
+    /// The programs do not serve such sources, for this reason.
     NotServed(&'static str),
     /// The programs do not know the frontend.
     Unknown,
-    /// Its source is in no range of those that may use the frontend.
+    /// Its source is in none of the frontend's source ranges.
     SourceRange,
-    /// There is no backend of the flow's IP version at all.
+    /// No backend of the flow's IP version exists.
     NoBackend,
-    /// There are backends, but none that it may use.
+    /// Backends exist, but the flow may use none of them.
     NoLocalBackend,
 }
 
-/// What becomes of a flow.
+/// The outcome of a flow.
 pub(super) struct Outcome {
     pub(super) verdict: TraceVerdict,
     pub(super) answer: String,
 }
 
 impl Outcome {
-    /// Of one that is kept from all backends, or may go to these.
+    /// The outcome of a flow that is kept from all backends or may go to these.
     pub(super) fn of(
         hook: TraceHook,
         frontend: &TracedFrontend,
@@ -58,7 +58,7 @@ impl Outcome {
 }
 
 impl Refused {
-    /// Packets are dropped, or answered where there is no backend. A process is told at once.
+    /// Drops packets, or answers them if there is no backend. A process gets an error at once.
     fn outcome(self, hook: TraceHook, flow: &Connection) -> (TraceVerdict, String) {
         let none = format!(
             "there is no {} backend",
@@ -131,7 +131,7 @@ fn chosen(backends: &[TracedBackend]) -> (TraceVerdict, String) {
     (verdict, parts.join("; "))
 }
 
-/// What lets flows to these backends pass, if it is the same for all that are judged.
+/// Why flows to these backends pass, if all that are judged have the same reason.
 fn agreed(
     direction: &str,
     backends: &[&TracedBackend],

@@ -1,4 +1,4 @@
-//! What policy makes of the flow: the tables that the programs read say whether it passes, the agent's rules say why.
+//! Policy for the flow: the programs' tables say whether it passes, the agent's rules say why.
 
 use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo, is_enforced,
@@ -15,24 +15,24 @@ use super::kernel::Kernel;
 use crate::api::answer::Refusal;
 use crate::api::source::Source;
 
-/// Judges packets of a client.
+/// Judges a client's packets.
 pub(super) struct Judge<'a, S> {
     pub(super) source: &'a S,
     pub(super) kernel: &'a Kernel,
     pub(super) client: &'a TracedSource,
 }
 
-/// One side of a packet's way.
+/// One side of a packet's path.
 struct Side {
     direction: Direction,
-    /// The endpoint whose policy judges.
+    /// The endpoint whose policy applies.
     endpoint: EndpointInfo,
     /// Identity of the other side.
     peer: u32,
 }
 
 impl<S: Source> Judge<'_, S> {
-    /// What the client, an endpoint of this node, may send.
+    /// Judges what the client, an endpoint of this node, may send.
     pub(super) fn egress(
         &self,
         to: &Connection,
@@ -50,7 +50,7 @@ impl<S: Source> Judge<'_, S> {
         self.judge(to, &side, differences)
     }
 
-    /// What a backend, which is this endpoint of this node, may be sent.
+    /// Judges what a backend, which is this endpoint of this node, may receive.
     pub(super) fn ingress(
         &self,
         to: &Connection,
@@ -116,7 +116,7 @@ impl<S: Source> Judge<'_, S> {
         Ok(entry.is_some_and(|entry| entry.verdict == VERDICT_ALLOW))
     }
 
-    /// Whether the agent's rules let it pass, and why; none where they are not known yet, or one side's labels.
+    /// Whether the agent's rules let it pass, and why; `None` if they, or the labels of one side, are not known yet.
     fn reason(&self, to: &Connection, side: &Side) -> Option<(bool, String)> {
         let enforcer = self.source.enforcer()?;
         let identities = enforcer.identities();
@@ -142,7 +142,7 @@ impl<S: Source> Judge<'_, S> {
     }
 }
 
-/// An endpoint that is its own backend is not judged: the packet is turned round before.
+/// An endpoint that is its own backend is not judged: the packet is turned around before.
 fn itself(to: &Connection) -> Option<TracedPolicy> {
     (to.source.ip() == to.destination.ip()).then(|| TracedPolicy {
         allowed: true,

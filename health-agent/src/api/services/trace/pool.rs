@@ -1,4 +1,4 @@
-//! Whose a frontend is, which backends it has, and why.
+//! The owner of a frontend, its backends, and the reasons for them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use super::hook::TraceHook;
 use crate::api::answer::Refusal;
 use crate::api::services::ServiceCatalog;
 
-/// Endpoints that get nothing, of which a reason is told at most.
+/// Maximum number of excluded endpoints that a reason names.
 const LEFT_OUT: usize = 5;
 
-/// Whose a frontend is, as the agent means it.
+/// The owner of a frontend, as the agent sees it.
 pub(super) struct Owner {
     pub(super) service: ServiceEntry,
     port: ServicePortEntry,
@@ -30,8 +30,8 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Whose the frontend is that a flow is sent to, which the programs found or not. An address of a service comes before
-    /// a port of the node.
+    /// The owner of the frontend that a flow is sent to, whether or not the programs found it. A service's address
+    /// takes precedence over a port of the node.
     pub(super) fn find(
         catalog: &ServiceCatalog,
         flow: &Connection,
@@ -67,7 +67,7 @@ impl Owner {
         })
     }
 
-    /// `NAMESPACE/NAME`, or `NAMESPACE/NAME:PORT` where the port has a name.
+    /// `NAMESPACE/NAME`, or `NAMESPACE/NAME:PORT` if the port has a name.
     pub(super) fn title(&self) -> String {
         let name = self.service.full_name();
         match &*self.port.name {
@@ -76,13 +76,13 @@ impl Owner {
         }
     }
 
-    /// What the agent knows of a backend.
+    /// The agent's knowledge of a backend.
     pub(super) fn backend(&self, address: SocketAddr) -> Option<&ServiceBackend> {
         let mut backends = self.port.backends.iter();
         backends.find(|backend| backend.address == address)
     }
 
-    /// What becomes of new flows: `cluster`, `local`, `drop` or `reject`.
+    /// The treatment of new flows: `cluster`, `local`, `drop` or `reject`.
     fn target(&self, origin: Origin) -> &str {
         origin.pick(&self.frontend.inside, &self.frontend.outside)
     }
@@ -91,7 +91,7 @@ impl Owner {
     fn policy(&self, origin: Origin) -> &str {
         match &*self.frontend.kind {
             "ClusterIP" => &self.service.internal_policy,
-            // Traffic of the node and its endpoints may always use the whole cluster.
+            // Traffic from the node and its endpoints may always use the whole cluster.
             _ if origin == Origin::Inside => "Cluster",
             _ => &self.service.external_policy,
         }
@@ -102,7 +102,7 @@ impl Owner {
         backends.filter(|backend| Family::of(backend.address.ip()) == self.family)
     }
 
-    /// In what the programs' pool is not what it is meant to be.
+    /// How the programs' pool differs from the agent's intent.
     pub(super) fn difference(
         &self,
         origin: Origin,
@@ -183,7 +183,7 @@ fn is_in_list(backend: &ServiceBackend, target: &str) -> bool {
     }
 }
 
-/// Why a backend gets nothing.
+/// Why a backend gets no traffic.
 fn why_not(backend: &ServiceBackend, target: &str) -> String {
     let why = match (backend.ready, backend.probed, target) {
         (true, _, "local" | "drop") if !backend.local => "on another node",
@@ -202,7 +202,7 @@ fn listed(addresses: &BTreeSet<SocketAddr>) -> String {
     addresses.join(", ")
 }
 
-/// The pool that a flow gets a backend from.
+/// The pool from which a flow gets its backend.
 pub(super) fn pool(
     flow: &Connection,
     source: &TracedSource,
@@ -236,7 +236,7 @@ pub(super) fn pool(
     }
 }
 
-/// That nobody is reached where a flow is sent to, and what is reached near.
+/// The refusal for a destination without a service; names what is reachable at the same address.
 pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
     let (destination, protocol) = (flow.destination, Protocol(flow.protocol));
     let ip = destination.ip();

@@ -1,4 +1,4 @@
-//! Whether a flow keeps its backend, and a client stays with its own: the programs' conditions, in their order.
+//! Whether a flow keeps its backend, and whether a client keeps its own: the programs' conditions, in their order.
 
 use std::net::SocketAddr;
 
@@ -9,14 +9,14 @@ use health_model::api::TracedStay;
 
 use super::kernel::{ClientFacts, FlowFacts, SocketFacts, address};
 
-/// A backend that is known before any is chosen.
+/// A backend that is known before the selection.
 pub(super) struct Stay {
-    /// Its index in the maps.
+    /// Its index in the backend map.
     pub(super) index: u32,
     pub(super) traced: TracedStay,
 }
 
-/// Whether a new flow with these ends goes where the last one went.
+/// Whether a new flow between these ends goes where the last one went.
 pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     let FlowFacts {
         entry,
@@ -29,7 +29,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     let untold =
         "the node of its backend cannot be told of it any more: this node has no key for that";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
-        // Only what was sent to the backend itself belongs to it.
+        // Only flows sent to the backend itself belong to it.
         (
             false,
             "another node sent it on to its backend here, and chooses for it",
@@ -61,7 +61,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     stay(entry.backend, Some(entry.to), stays, reason)
 }
 
-/// Whether what a socket of the host sends goes where it was sent before.
+/// Whether packets of a host socket go where earlier ones were sent.
 pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
     let SocketFacts {
         to,
@@ -82,7 +82,7 @@ pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
     stay(backend, Some(to), stays, reason.to_owned())
 }
 
-/// Whether the next flow of a client goes where its last one went.
+/// Whether a client's next flow goes where its last one went.
 pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
     let ClientFacts {
         entry,
@@ -166,7 +166,7 @@ mod tests {
             is_open: Some(true),
             ..FACTS
         }));
-        // The kernel looks at no time of a connection's.
+        // The kernel does not check any time for a connection.
         assert!(stays(FlowFacts {
             now: 1_000,
             ..FACTS

@@ -1,4 +1,4 @@
-//! A flow on its way to a backend: what the programs do with it, step by step.
+//! A flow's path to a backend: what the programs do with it, step by step.
 
 use std::net::SocketAddr;
 
@@ -17,12 +17,12 @@ use super::{ends, policy};
 use crate::api::answer::Refusal;
 use crate::api::source::Source;
 
-/// What a flow to a frontend is followed by.
+/// The context for tracing a flow to a frontend.
 pub(super) struct Tracer<'a, S> {
     pub(super) source: &'a S,
     pub(super) kernel: &'a Kernel,
     pub(super) differences: &'a mut Vec<String>,
-    /// With port 0 where that of the source is not known.
+    /// With port 0 if the source port is unknown.
     pub(super) flow: Connection,
     pub(super) hook: TraceHook,
     pub(super) client: Client,
@@ -33,12 +33,12 @@ pub(super) struct Tracer<'a, S> {
 /// A backend that the flow may go to.
 pub(super) struct Candidate {
     listed: ListedBackend,
-    /// How likely, from 0 to 1.
+    /// Its probability, from 0 to 1.
     share: f64,
 }
 
 impl<S: Source> Tracer<'_, S> {
-    /// Tells where the maps are not as the agent means them to be.
+    /// Reports where the maps differ from the agent's intent.
     pub(super) fn compare(&mut self) {
         let difference = match self.owner {
             None => Some(format!(
@@ -90,7 +90,7 @@ impl<S: Source> Tracer<'_, S> {
         }))
     }
 
-    /// What keeps the flow from all backends, in the order in which the programs look. Nothing does of one that they know.
+    /// What keeps the flow from all backends, in the order in which the programs check. A known flow is not checked.
     pub(super) fn refused(
         &self,
         stay: Option<&Stay>,
@@ -152,7 +152,7 @@ impl<S: Source> Tracer<'_, S> {
             .collect())
     }
 
-    /// Why the backend sees another port: the client has a connection to it between the same ports.
+    /// Why the backend sees a different source port: the client already has a connection to it with the same ports.
     fn taken(&self, index: u32) -> Result<Option<String>, Refusal> {
         if !self.flow.is_tcp() || !self.is_port_known() {
             return Ok(None);
@@ -169,7 +169,8 @@ impl<S: Source> Tracer<'_, S> {
         }))
     }
 
-    /// The backend of an index; of a flow that is kept, at the address to which it is, whoever has the index by now.
+    /// The only candidate: the backend with an index. A kept flow goes to its own address, whatever backend has the
+    /// index now.
     fn only(&self, index: u32, kept: Option<SocketAddr>) -> Result<Vec<Candidate>, Refusal> {
         let found = self.kernel.maps.backend(index)?.unwrap_or_default();
         let entry = match kept {
@@ -231,7 +232,7 @@ impl<S: Source> Tracer<'_, S> {
         Ok(traced)
     }
 
-    /// What keeps the flow from a backend that is chosen for it.
+    /// What keeps the flow from its chosen backend.
     fn problem(&self, listed: &ListedBackend) -> Result<Option<String>, Refusal> {
         if listed.entry.service == 0 {
             let index = listed.index;

@@ -13,7 +13,7 @@ use super::selection::Selection;
 use crate::cli::bpf::{address, stream};
 use crate::cli::output::Format;
 
-/// A client as it is shown.
+/// A client in displayed form.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct ClientRow {

@@ -1,4 +1,4 @@
-//! Entries of the maps of services, as dumps show them.
+//! Entries of the service maps in dumps.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ impl fmt::Display for FrontendPlace {
     }
 }
 
-/// Entries of an array from which a backend is chosen.
+/// Array entries from which a backend is chosen.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PoolPlaces {
@@ -75,7 +75,7 @@ impl fmt::Display for FrontendValue {
     }
 }
 
-/// A frontend of IPv4 as it is shown.
+/// An IPv4 frontend in displayed form.
 pub(in crate::cli::bpf) fn frontend4(
     (key, frontend): (FrontendKey4, Frontend),
 ) -> Entry<FrontendPlace, FrontendValue> {
@@ -83,7 +83,7 @@ pub(in crate::cli::bpf) fn frontend4(
     of_frontend(place, frontend)
 }
 
-/// A frontend of IPv6 as it is shown.
+/// An IPv6 frontend in displayed form.
 pub(in crate::cli::bpf) fn frontend6(
     (key, frontend): (FrontendKey6, Frontend),
 ) -> Entry<FrontendPlace, FrontendValue> {
@@ -137,7 +137,7 @@ impl fmt::Display for BackendValue {
     }
 }
 
-/// A backend as it is shown.
+/// A backend in displayed form.
 pub(in crate::cli::bpf) fn backend((index, backend): (u32, Backend)) -> Entry<u32, BackendValue> {
     let port = u16::from_be(backend.port_be);
     Entry {
@@ -151,7 +151,7 @@ pub(in crate::cli::bpf) fn backend((index, backend): (u32, Backend)) -> Entry<u3
     }
 }
 
-/// What stands at a place of an array.
+/// The entry at an index of an array.
 pub(in crate::cli::bpf) fn place((at, number): (u32, u32)) -> Entry<u32, u32> {
     Entry {
         key: at,
@@ -159,7 +159,7 @@ pub(in crate::cli::bpf) fn place((at, number): (u32, u32)) -> Entry<u32, u32> {
     }
 }
 
-/// Who may use a service.
+/// A source range that may use a service.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(in crate::cli::bpf) struct SourceRangeKey {
@@ -173,7 +173,7 @@ impl fmt::Display for SourceRangeKey {
     }
 }
 
-/// A source range as it is shown.
+/// A source range in displayed form.
 pub(in crate::cli::bpf) fn source_range(
     (service, sources): (u32, IpNet),
 ) -> Entry<SourceRangeKey, &'static str> {

@@ -17,16 +17,17 @@ use crate::cli::bpf::flow::FlowKey;
 use crate::cli::bpf::stream;
 use crate::cli::output::Format;
 
-/// What becomes of the packets of a tuple.
+/// What happens to the packets of a tuple.
 #[derive(Debug, Serialize)]
 pub(in crate::cli::bpf) struct FlowValue {
     #[serde(flatten)]
     translation: Translation,
-    /// The port that the backend sees the client by, or for what it answers the client's own; `null` where they are the same.
+    /// The client port that the backend sees, or for the backend's answers, the client's own; `null` if they are the
+    /// same.
     client_port: Option<u16>,
-    /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries end with their connections.
+    /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries expire with their connections.
     expires: Option<u32>,
-    /// Where the client's packets come by an uplink, and how they get to the backend.
+    /// Whether the client's packets arrive on an uplink, and how they get to the backend.
     flags: Vec<&'static str>,
 }
 
@@ -67,7 +68,7 @@ pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> a
     })
 }
 
-/// An entry as it is shown.
+/// An entry in displayed form.
 pub(in crate::cli::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowKey, FlowValue> {
     let key = FlowKey::from(&flow);
     let is_tcp = flow.protocol == IP_PROTOCOL_TCP;

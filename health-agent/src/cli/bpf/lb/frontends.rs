@@ -14,7 +14,7 @@ use super::selection::Selection;
 use crate::cli::output::{Cell, Format, comma_separated, table};
 use crate::frontend_names::{algorithm_name, kind_name};
 
-/// A frontend as JSON shows it.
+/// A frontend as JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct FrontendRow {
@@ -26,20 +26,20 @@ struct FrontendRow {
     algorithm: String,
     affinity_seconds: u32,
     keeps_source: bool,
-    /// Backends on other nodes answer clients outside themselves.
+    /// Backends on other nodes answer external clients directly.
     direct_return: bool,
-    /// `null` where anybody may use it.
+    /// `null` if any source may use it.
     source_ranges: Option<Vec<IpNet>>,
     inside: PoolView,
     outside: PoolView,
 }
 
-/// Where new flows go.
+/// The target of new flows.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PoolView {
     backends: Vec<BackendView>,
-    /// What happens to them without backends: `drop` or `reject`.
+    /// What happens to flows without backends: `drop` or `reject`.
     otherwise: &'static str,
 }
 
@@ -127,7 +127,7 @@ fn frontends_table(rows: &[FrontendRow]) -> String {
     table(header, rows)
 }
 
-/// The settings of a frontend that differ from the default.
+/// The frontend's settings that differ from the default.
 fn settings(row: &FrontendRow) -> Cell {
     let mut settings = Vec::new();
     if row.affinity_seconds > 0 {

@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::selection::Selection;
 use crate::cli::output::{Cell, Format, table};
 
-/// A table as JSON shows it.
+/// A table as JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct TableRow {
     service: u32,
-    /// Index of its first place in `HEALTH_MAGLEV`.
+    /// Index of its first entry in `HEALTH_MAGLEV`.
     at: u32,
     places: u32,
     backends: Vec<Share>,
@@ -36,7 +36,7 @@ pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> a
     format.print_rows(&rows(&listed), tables_table)
 }
 
-/// Each table once, though several frontends may name it.
+/// Lists each table once, even if several frontends use it.
 fn rows(listed: &[ListedFrontend]) -> Vec<TableRow> {
     let by_maglev = listed
         .iter()

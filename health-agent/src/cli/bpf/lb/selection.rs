@@ -1,4 +1,4 @@
-//! Which services are listed.
+//! Selects the services to list.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use health_model::flow::IpProtocol;
 use crate::api::client::Client;
 use crate::cli::service;
 
-/// All services, or one, or a port of it.
+/// All services, one service, or one of its ports.
 #[derive(Debug, Default)]
 pub(in crate::cli::bpf) struct Selection {
     /// The numbers of its ports in the maps; `None` for all services.
@@ -20,8 +20,8 @@ pub(in crate::cli::bpf) struct Selection {
 }
 
 impl Selection {
-    /// That of `NAMESPACE/NAME` or `NAMESPACE/NAME:PORT`. The agent is asked for its addresses, by which the maps have its
-    /// numbers.
+    /// Selects `NAMESPACE/NAME` or `NAMESPACE/NAME:PORT`. Asks the agent for the service's addresses, which lead to its
+    /// numbers in the maps.
     pub(super) async fn of(client: &Client, pinned: &Pinned, wanted: &str) -> anyhow::Result<Self> {
         let (name, port) = match wanted.split_once(':') {
             Some((name, port)) => (name, Some(port)),
@@ -37,7 +37,7 @@ impl Selection {
         })
     }
 
-    /// Whether the port of a service with this number is one of them.
+    /// Whether the service port with this number is selected.
     pub(super) fn has(&self, number: u32) -> bool {
         let numbers = self.numbers.as_ref();
         numbers.is_none_or(|numbers| numbers.contains(&number))

@@ -1,4 +1,4 @@
-//! What the host's own sockets were sent to.
+//! The destinations of the host's own sockets.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,14 +17,14 @@ use crate::cli::bpf::flow::Direction;
 use crate::cli::bpf::stream;
 use crate::cli::output::Format;
 
-/// A socket, and whom it sends to or hears from.
+/// A socket, and the peer that it sends to or receives from.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(in crate::cli::bpf) struct SocketRowKey {
     protocol: IpProtocol,
     direction: Direction,
     cookie: u64,
-    /// `null` for whatever the socket is connected to.
+    /// `null` for the peer that the socket is connected to.
     peer: Option<SocketAddr>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> a
     })
 }
 
-/// An entry as it is shown.
+/// An entry in displayed form.
 pub(in crate::cli::bpf) fn entry(
     (key, flow): (SocketKey, SocketFlow),
 ) -> Entry<SocketRowKey, Translation> {

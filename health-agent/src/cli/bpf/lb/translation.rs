@@ -1,4 +1,4 @@
-//! What the packets of a flow, or of a socket, are sent to instead.
+//! The new destination or source of the packets of a flow or socket.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::cli::bpf::flow::Direction;
 
-/// The new destination or source, and whose it is.
+/// The new destination or source, and its owner.
 #[derive(Debug, Serialize)]
 pub(in crate::cli::bpf) struct Translation {
-    // The key tells it.
+    // Already in the key.
     #[serde(skip)]
     pub(super) direction: Direction,
     pub(super) to: SocketAddr,

@@ -7,20 +7,20 @@ use health_model::duration::short_duration;
 
 use crate::api::rtt::RttEntry;
 
-/// Columns of a time at the axis.
+/// Columns for a time at the axis.
 const TIME: usize = 9;
-/// Shortest bar of the largest count.
+/// Minimum width of the bar with the largest count.
 const MIN_BAR: usize = 10;
 /// Lines around the bars: title, figures, end of the axis, and an empty one.
 const FRAME: usize = 5;
-/// Fewest and most bars.
+/// Minimum and maximum number of bars.
 const BARS: std::ops::RangeInclusive<usize> = 16..=40;
-/// Parts of a character, an eighth of its width each.
+/// Partial blocks, in steps of an eighth of a character's width.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// The histogram of `entry` for a terminal of so many columns and rows: a bar for each bucket, or for
-/// two, four, eight or sixteen neighbours where there is no room for more. As buckets double in width with
-/// each power of two, the axis is logarithmic.
+/// The histogram of `entry` for a terminal of this many columns and rows. Each bar is one bucket, or two, four, eight
+/// or sixteen neighbouring buckets if there is no space for more bars. Since buckets double in width with each power of
+/// two, the axis is logarithmic.
 pub(super) fn plot(entry: &RttEntry, (columns, rows): (u16, u16)) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -65,7 +65,7 @@ fn write_plot(
     ];
     let largest = bars.iter().map(|bar| bar.count).max().unwrap_or(1);
     let digits = largest.to_string().len();
-    // Behind a bar there are a count, and in the worst case all marks.
+    // A bar is followed by a count and, in the worst case, all marks.
     let around = TIME + 2 + 1 + digits + " ◂ p50 p90 p99".chars().count();
     let room = columns.saturating_sub(around).max(MIN_BAR);
     for bar in &bars {
@@ -88,7 +88,7 @@ fn write_plot(
     }
 }
 
-/// Neighbouring buckets as they are drawn.
+/// Neighbouring buckets in one bar.
 struct Bar {
     low_ns: u64,
     /// `None` for the last bucket, which has no end.
@@ -97,7 +97,7 @@ struct Bar {
 }
 
 impl Bar {
-    /// Whether it is this bar that holds a value, among those from `first` to `last`.
+    /// Whether this bar holds a value, given the bars from `first` to `last`.
     fn has(&self, ns: u64, first: &Self, last: &Self) -> bool {
         let low = if std::ptr::eq(self, first) {
             0
@@ -113,7 +113,7 @@ impl Bar {
     }
 }
 
-/// At most `most` bars, from the first bucket that is not empty to the last, with those between.
+/// At most `most` bars, from the first nonempty bucket to the last, including those between.
 fn bars(buckets: impl Iterator<Item = (usize, u16)>, most: usize) -> Vec<Bar> {
     let buckets: Vec<(usize, u16)> = buckets.collect();
     let (Some(&(first, _)), Some(&(last, _))) = (buckets.first(), buckets.last()) else {
@@ -140,7 +140,7 @@ fn bars(buckets: impl Iterator<Item = (usize, u16)>, most: usize) -> Vec<Bar> {
     bars
 }
 
-/// The bar of a bucket. The first bucket and the last, which have no width, have bars of their own.
+/// The bar of a bucket. The first and the last bucket, which have no width, have their own bars.
 fn group(bucket: usize, width: usize) -> usize {
     match bucket.checked_sub(1) {
         None => 0,
@@ -148,7 +148,7 @@ fn group(bucket: usize, width: usize) -> usize {
     }
 }
 
-/// The buckets of a bar, from and up to.
+/// The range of buckets in a bar.
 fn buckets_of(group: usize, width: usize) -> (usize, usize) {
     match group {
         0 => (0, 1),
@@ -159,7 +159,7 @@ fn buckets_of(group: usize, width: usize) -> (usize, usize) {
     }
 }
 
-/// A bar of so many eighths of a character.
+/// A bar of this many eighths of a character.
 fn blocks(eighths: usize) -> String {
     let mut bar = "█".repeat(eighths / 8);
     bar.extend((eighths % 8).checked_sub(1).map(|rest| EIGHTHS[rest]));

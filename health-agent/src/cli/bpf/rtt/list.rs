@@ -102,7 +102,7 @@ impl ListArgs {
             period,
             is_drawn: Format::from(self.output.output) == Format::Table,
             is_separated: !matches!(self.output.output, ListFormat::Json | ListFormat::Jsonl),
-            // Of the first period there is nothing to tell before its end.
+            // The first period has no results before its end.
             is_first_awaited: self.delta,
         };
         watch::watch(pace, async || {

@@ -1,4 +1,4 @@
-//! The rows that are shown, in their order.
+//! The rows to show, in order.
 
 use std::collections::HashMap;
 
@@ -13,37 +13,37 @@ use crate::api::rtt::{RttEntry, RttFigures, RttPath};
 use crate::api::rtt_summary::RttSummary;
 use crate::cli::bpf::parallel::on_all_cpus;
 
-/// Rows that are kept, and sorted, together.
+/// Number of rows that are stored and sorted together.
 const CHUNK: usize = 4_096;
 
-/// All rows of one update, to show at the next one what was counted since.
+/// All rows of one update, from which the next update computes what was counted since.
 pub(super) type Look = HashMap<RttKey, RttSummary>;
 
-/// What is asked for.
+/// The requested rows.
 #[derive(Debug)]
 pub(super) struct Query<'a> {
-    /// Whose rows; of all where there are none.
+    /// Peers whose rows are shown; all if empty.
     pub(super) peers: &'a [Addresses],
-    /// Which of them.
+    /// Which of their rows.
     pub(super) scope: Scope,
-    /// Only those with at least this part of the probes lost, percent.
+    /// Only rows with at least this share of lost probes, percent.
     pub(super) min_loss: Option<f64>,
-    /// Column they are sorted by.
+    /// The column to sort by.
     pub(super) sort: Sort,
-    /// Whether the order is turned round.
+    /// Whether the order is reversed.
     pub(super) is_reversed: bool,
-    /// The first so many.
+    /// Maximum number of rows.
     pub(super) top: Option<usize>,
-    /// The look since which things count; those of ever without.
+    /// The earlier update from which to count; without it, counts are totals.
     pub(super) earlier: Option<&'a Look>,
 }
 
-/// The rows that are shown.
+/// The rows to show.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// By [`CHUNK`]: a hundred thousand rows would else be moved again and again as they become more.
+    /// In chunks of [`CHUNK`]: otherwise a hundred thousand rows would be moved repeatedly as the number grows.
     rows: Vec<Vec<(RttKey, RttSummary)>>,
-    /// Numbers of rows.
+    /// Row numbers in order.
     order: Vec<u32>,
     names: Names,
     clock: Option<ClockState>,
@@ -51,7 +51,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Reads the rows that are asked for.
+    /// Reads the requested rows.
     pub(super) fn read(
         pinned: &Pinned,
         query: &Query<'_>,
@@ -79,18 +79,18 @@ impl Listing {
         })
     }
 
-    /// How many rows are shown.
+    /// Number of shown rows.
     pub(super) fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// The row at a place of the order.
+    /// The row at a position of the order.
     pub(super) fn row(&self, place: usize) -> (RttKey, RttSummary) {
         let number = self.order[place] as usize;
         self.rows[number / CHUNK][number % CHUNK].clone()
     }
 
-    /// A row as it is shown.
+    /// A row in displayed form.
     pub(super) fn entry(&self, (key, row): (RttKey, RttSummary)) -> RttEntry<'_> {
         let path = RttPath::from(&key);
         RttEntry {
@@ -100,12 +100,12 @@ impl Listing {
         }
     }
 
-    /// All of them.
+    /// All entries in order.
     pub(super) fn entries(&self) -> impl Iterator<Item = RttEntry<'_>> {
         (0..self.len()).map(|place| self.entry(self.row(place)))
     }
 
-    /// What the next look is compared with; empty if this one was compared with nothing.
+    /// The rows for comparison with the next update; empty if this one was not compared.
     pub(super) fn into_look(self) -> Look {
         self.look
     }
@@ -125,7 +125,7 @@ impl Query<'_> {
     }
 }
 
-/// Rows as they come.
+/// Rows as they arrive.
 #[derive(Debug, Default)]
 struct CollectedRows {
     rows: Vec<Vec<(RttKey, RttSummary)>>,
@@ -134,7 +134,7 @@ struct CollectedRows {
 }
 
 impl CollectedRows {
-    /// All parts together.
+    /// Combines all parts.
     fn of(parts: Vec<Self>) -> Self {
         let mut all = Self::default();
         for part in parts {
@@ -165,16 +165,16 @@ impl CollectedRows {
         let number = self.places.len();
         if number.is_multiple_of(CHUNK) {
             self.rows.push(Vec::with_capacity(CHUNK));
-            // What is sorted in parts is soon merged.
+            // Sorted parts are quick to merge.
             self.places[number.saturating_sub(CHUNK)..].sort_unstable();
         }
-        // No map has as many.
+        // No map has that many rows.
         self.places.push((order.place(key, &shown), number as u32));
         self.rows[number / CHUNK].push((*key, shown));
     }
 }
 
-/// Numbers in the order of their places.
+/// Row numbers in the order of their places.
 fn sorted(mut places: Vec<(Place, u32)>, top: Option<usize>) -> Vec<u32> {
     places.sort();
     places.truncate(top.unwrap_or(usize::MAX));
@@ -191,12 +191,12 @@ pub(super) mod tests {
     use super::super::select::tests::key;
     use super::*;
 
-    /// These rows, in the order of their addresses.
+    /// A listing of these rows, ordered by address.
     pub(in super::super) fn listing(rows: &[(RttKey, RttRow)], names: Names) -> Listing {
         listing_of(rows, &query(None), names)
     }
 
-    /// What of these rows the query asks for.
+    /// The part of these rows that the query selects.
     fn listing_of(rows: &[(RttKey, RttRow)], query: &Query<'_>, names: Names) -> Listing {
         let order = Order::new(query.sort, query.is_reversed, &names);
         let mut collected = CollectedRows::default();
@@ -260,7 +260,7 @@ pub(super) mod tests {
     #[test]
     fn rows_are_chosen_and_sorted_by_their_differences() {
         let first = listing_of(&rows(4, 100), &query(Some(&Look::new())), Names::default());
-        // Not seen before: all of it is new.
+        // Not seen before: everything is new.
         assert!(first.entries().all(|entry| entry.figures.samples >= 100));
         let earlier = first.into_look();
         let mut later = rows(4, 100);
@@ -278,7 +278,7 @@ pub(super) mod tests {
             .entries()
             .map(|entry| (entry.figures.samples, entry.figures.lost));
         assert_eq!(counts.collect::<Vec<_>>(), [(7, 7), (3, 3)]);
-        // What is not shown is kept for the next look.
+        // Rows that are not shown are kept for the next update.
         assert_eq!(busiest.into_look().len(), 4);
     }
 }

@@ -43,7 +43,7 @@ impl RttCommand {
     }
 }
 
-/// A row as a dump of the map shows it.
+/// A row in a dump of the map.
 pub(super) fn entry(
     key: &RttKey,
     row: &RttRow,

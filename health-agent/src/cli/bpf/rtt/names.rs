@@ -1,4 +1,4 @@
-//! The names of nodes, by their addresses, as the agent knows them.
+//! Node names by address, as the agent knows them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::api::client::{Client, ClientError};
 use crate::api::rtt::names_by_address;
 use crate::cli::status::{UnknownNode, is_named};
 
-/// The listing does without an agent: one that is stopped is not waited for as long as elsewhere.
+/// The listing also works without an agent, so it waits for a stopped one for less time than elsewhere.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Nodes by address.
@@ -34,7 +34,7 @@ impl Names {
         self.0.values().map(String::as_str)
     }
 
-    /// The addresses of the nodes that `wanted` means.
+    /// The addresses of the nodes that `wanted` matches.
     pub(super) fn addresses(&self, wanted: &str) -> Result<BTreeSet<IpAddr>, UnknownNode> {
         let named = self.0.iter().filter(|(_, name)| is_named(name, wanted));
         let addresses: BTreeSet<IpAddr> = named.map(|(address, _)| *address).collect();

@@ -44,18 +44,17 @@ pub(super) enum Sort {
     Network,
 }
 
-/// Where rows stand. What is not known comes last in either direction, and equal rows are in the order
-/// of their addresses.
+/// The sort order of rows. Unknown values come last in either direction, and equal rows are ordered by address.
 #[derive(Debug)]
 pub(super) struct Order<'a> {
     sort: Sort,
     is_reversed: bool,
     names: &'a Names,
-    /// Places of the names, if it is they.
+    /// Ranks of the names, if sorted by name.
     ranks: BTreeMap<&'a str, u64>,
 }
 
-/// Where a row stands: before those with a larger one.
+/// A row's position: before all rows with a larger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     rank: u64,
@@ -77,7 +76,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The place of a row.
+    /// The position of a row.
     pub(super) fn place(&self, key: &RttKey, row: &RttSummary) -> Place {
         let name = || self.names.of(key.peer.to_ip());
         let value = match self.sort {
@@ -89,7 +88,7 @@ impl<'a> Order<'a> {
         };
         let rank = match value {
             None => u64::MAX,
-            // One less than the largest: that is what is not known.
+            // One below the maximum, which stands for unknown values.
             Some(value) if self.sort.is_figure() != self.is_reversed => {
                 u64::MAX - 1 - value.min(u64::MAX - 1)
             }
@@ -117,7 +116,7 @@ impl Sort {
     }
 }
 
-/// IPv4 addresses before those of IPv6.
+/// Sorts IPv4 addresses before IPv6 addresses.
 fn address_rank(key: &RttKey) -> u128 {
     let words = key.peer.words_be.map(|word| u128::from(u32::from_be(word)));
     let number = words
@@ -130,7 +129,7 @@ fn address_rank(key: &RttKey) -> u128 {
     }
 }
 
-/// Probes before what is not probed.
+/// Sorts probes before other traffic.
 fn protocol_rank(protocol: u8) -> u8 {
     match protocol {
         PROTOCOL_ICMP => 0,

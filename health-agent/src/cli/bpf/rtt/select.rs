@@ -1,4 +1,4 @@
-//! Which rows are meant.
+//! Selects rows.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -78,7 +78,7 @@ enum ProtocolName {
 }
 
 impl Scope {
-    /// Whether a row is within.
+    /// Whether a row is in the scope.
     pub(super) fn has(self, key: &RttKey) -> bool {
         let path = self.path.is_none_or(|path| {
             let path = match path {
@@ -98,7 +98,7 @@ impl Scope {
     }
 }
 
-/// Peers by their addresses.
+/// Peers as addresses.
 #[derive(Debug)]
 pub(super) enum Addresses {
     Prefix(IpNet),
@@ -106,7 +106,7 @@ pub(super) enum Addresses {
 }
 
 impl Addresses {
-    /// Those of `peer`, whose name is looked up among `names`.
+    /// The addresses of `peer`, with its name looked up in `names`.
     pub(super) fn of(peer: &Peer, names: &Result<Names, ClientError>) -> anyhow::Result<Self> {
         Ok(match peer {
             Peer::Address(address) => Self::All([*address].into()),
@@ -122,7 +122,7 @@ impl Addresses {
         })
     }
 
-    /// Whether a row's peer is among them.
+    /// Whether a row's peer is one of them.
     pub(super) fn has(&self, key: &RttKey) -> bool {
         let address = key.peer.to_ip();
         match self {

@@ -5,14 +5,14 @@ use health_model::duration::short_duration;
 use crate::api::rtt::{RttEntry, percent, signed};
 use crate::cli::output::{NONE, table};
 
-/// Which columns there are.
+/// The columns to show.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     /// Names of nodes.
     pub(super) names: bool,
-    /// All there is to say.
+    /// All columns.
     pub(super) wide: bool,
-    /// Counts are what came since the look before.
+    /// Whether counts are those since the previous update.
     pub(super) delta: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What reports look like, for each state that there is.
+//! The appearance of reports, for each possible state.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::cli::status::figures::RttRows;
 use crate::cli::status::fixture::{degraded, failed, status};
 use crate::cli::status::view::Filter;
 
-/// Everything, with nothing marked.
+/// All nodes, without marks.
 fn all(status: &HealthStatus) -> View<'_> {
     Filter::default().apply(status).unwrap()
 }

@@ -1,5 +1,5 @@
-//! Direct server return: backends on other nodes see clients outside, and their nodes answer these themselves. The node that
-//! the clients' packets come to gets no answers.
+//! Direct server return: backends on other nodes see clients outside, and their nodes answer the clients directly. The
+//! node that receives the clients' packets gets no answers.
 
 mod quotes;
 mod same_ports;
@@ -22,7 +22,7 @@ use tests::{Node, PATIENCE, wait_for};
 use super::outside::{self, node_port, node_targets};
 use super::{Mode, SOON, Stand, counted, wait_answered_by, wait_datagrams_answered_by};
 
-/// What is shown of a bed, one after the other.
+/// Tests that run on a bed, one after the other.
 const ROWS: &[outside::Row] = &[
     ("a_backend_elsewhere_sees_the_client", sees_the_client),
     ("no_answer_comes_by_the_first_node", answers_alone),
@@ -47,7 +47,7 @@ const ROWS: &[outside::Row] = &[
     ("least_connections_are_counted", counts),
 ];
 
-/// A mesh with a key of its own.
+/// A mesh with its own key.
 struct Keyed {
     stand: Stand,
     _key: TempDir,
@@ -79,7 +79,7 @@ impl Keyed {
     }
 }
 
-/// Conntrack forgets as soon as it may, so that what keeps flows is seen.
+/// Conntrack forgets as early as possible, to show what keeps flows alive.
 const COLLECTED: &str =
     "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s --conntrack-timeout-tcp-syn 5s";
 
@@ -95,7 +95,7 @@ fn show_rows<'a>(agent: &str, rows: impl Iterator<Item = &'a outside::Row>) -> a
 #[test]
 #[ignore = "needs root"]
 fn clients_outside_are_answered_directly() -> anyhow::Result<()> {
-    // A backend elsewhere sees the node without direct return.
+    // Only without direct return does a backend elsewhere see the node.
     let others = outside::ROWS
         .iter()
         .filter(|(name, _)| *name != outside::ELSEWHERE);
@@ -125,7 +125,7 @@ fn sees_the_client(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The router drops what comes from the first node in a service's name while this lasts.
+/// While this lives, the router drops packets from the first node with a service's source address.
 struct FirstNodeMute;
 
 impl FirstNodeMute {
@@ -168,7 +168,7 @@ fn answers_alone(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, client) in node_targets(stand, number) {
         outside::is_answered_by(target, &ELSEWHERE, client)?;
     }
-    // Of a service that is answered by the first node nothing gets through.
+    // If the first node answers for a service, nothing of it gets through.
     let mut service = elsewhere(stand, "alone", number);
     service.annotations = json!({ "service.health-agent.io/forwarding": "snat" });
     stand.write(&service)?;
@@ -266,7 +266,7 @@ fn listings(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects with an option like that of a node, but for the tag. Prints what comes of it.
+/// Connects with an option like a node's, except for the tag. Prints the outcome.
 const FORGER: &str = r#"
 import socket, struct, sys
 host, port, option, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
@@ -307,7 +307,7 @@ fn forged_option(frontend: SocketAddr) -> String {
 fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(2);
     stand.write(&elsewhere(stand, "forged", number))?;
-    // The way of an attacker who can send to endpoints.
+    // The path of an attacker who can send to endpoints.
     for (cidr, via) in ["10.244.2.0/24", "fd00:10:244:2::/64"]
         .into_iter()
         .zip(node.addresses())
@@ -333,14 +333,14 @@ fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let refused = counted(node, Reason::DirectInvalid)? - before;
         ensure!(refused >= 2, "{frontend}: {refused} packets refused");
         ensure!(flows()? == 0, "a flow was entered for {frontend}");
-        // Without it the same client reaches the same backend.
+        // Without it, the same client reaches the same backend.
         let said = connect("", "10")?;
         ensure!(said.trim() == "connected", "{frontend}: {said}");
     }
     Ok(())
 }
 
-/// What the first node's conntrack knows of a connection.
+/// What the first node's conntrack knows about a connection.
 fn tracked(node: &Node, source: SocketAddr) -> anyhow::Result<Option<Value>> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {}", source.ip()))?;
     let rows = listed.as_array().context("no list")?;
@@ -348,7 +348,7 @@ fn tracked(node: &Node, source: SocketAddr) -> anyhow::Result<Option<Value>> {
     Ok(rows.iter().find(is_it).cloned())
 }
 
-/// Idle for longer than a handshake or a closed connection may be; and it ends with the client's side.
+/// Idle for longer than the timeout of a handshake or a closed connection; and it ends with the client's side.
 fn seen_from_one_side(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&elsewhere(stand, "one-sided", number))?;
     let node = stand.bed.node(1);
@@ -382,7 +382,7 @@ fn seen_from_one_side(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Flows that the first node sends on are counted there until they end.
+/// Flows that the first node forwards are counted there until they end.
 fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = elsewhere(stand, "counted", number);
     service.annotations = json!({ "service.health-agent.io/algorithm": "least-connection" });
@@ -480,7 +480,7 @@ fn ingress_policy_of_a_backend_elsewhere_judges_the_client() -> anyhow::Result<(
     Ok(())
 }
 
-/// What an agent says that is started with these flags and does not run.
+/// The output of an agent that is started with these flags and exits.
 fn refused(node: &Node, flags: &str) -> anyhow::Result<String> {
     let mut command = node.cli_command();
     command

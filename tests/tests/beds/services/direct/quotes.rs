@@ -1,4 +1,4 @@
-//! What the first node tells a client of packets that cannot go on: their quotes have no option. With its tag, the client
+//! ICMP errors that the first node sends to a client: the quoted packets carry no option. With its tag, the client
 //! could send to the backend by itself.
 
 use std::io::Read as _;
@@ -51,14 +51,14 @@ fn too_far(target: SocketAddr) -> anyhow::Result<()> {
     }
     sender.connect(target)?;
     wait_for("the node's word", PATIENCE, || {
-        // A former error is told by it, too.
+        // It also returns an earlier error.
         let _ = sender.send(b"who");
         errors.next([11, 3])
     })?
     .check(17)
 }
 
-/// Of a connection that the node knows, as the backend's node was reached before.
+/// About a connection that the node knows, since the backend's node was reachable before.
 fn unreachable(
     stand: &Stand,
     target: SocketAddr,
@@ -76,7 +76,7 @@ fn unreachable(
             Some(Protocol::TCP),
         )?;
         socket.set_nonblocking(true)?;
-        // Goes on in the background.
+        // Continues in the background.
         let _ = socket.connect(&target.into());
         Ok(socket)
     })??;
@@ -103,7 +103,7 @@ struct Errors {
     socket: Socket,
 }
 
-/// A packet in an error.
+/// The packet quoted in an error.
 struct Quote(Vec<u8>);
 
 impl Errors {
@@ -118,12 +118,12 @@ impl Errors {
         Ok(Self { node, socket })
     }
 
-    /// The packet in the next one of the node, if that is of this type of ICMP or ICMPv6.
+    /// The packet quoted in the next error from the node, if it has this ICMP or ICMPv6 type.
     fn next(&mut self, [of_v4, of_v6]: [u8; 2]) -> anyhow::Result<Option<Quote>> {
         let mut packet = [0; 2048];
         let length = self.socket.read(&mut packet)?;
         let packet = &packet[..length];
-        // A raw socket of IPv4 gets the IP header, too (raw(7)).
+        // A raw IPv4 socket also receives the IP header (raw(7)).
         let (is_by_node, icmp, kind) = match self.node.ip() {
             IpAddr::V4(v4) => {
                 let length = packet
@@ -141,7 +141,7 @@ impl Errors {
 }
 
 impl Quote {
-    /// Whether the transport header of this protocol is right behind the IP header.
+    /// Checks that the transport header of this protocol directly follows the IP header.
     fn check(&self, protocol: u8) -> anyhow::Result<()> {
         let bytes = &self.0;
         let is_plain = match bytes.first() {

@@ -1,4 +1,5 @@
-//! A client that uses a port for connections to several services with one backend, of which one is answered directly.
+//! A client that uses one port for connections to several services with the same backend; one service is answered
+//! directly.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,8 +16,8 @@ use super::super::wait_answered_by;
 /// The backend of all services.
 const BACKEND: &str = "web-2";
 
-/// Two services: one that the first node answers, and one that the backend's node does. Where they are reached, with the
-/// address that the client has there.
+/// Two services: the first node answers one, and the backend's node the other. Returns their addresses, with the
+/// client's address for each.
 fn services(
     stand: &Stand,
     names: [&str; 2],
@@ -41,14 +42,15 @@ fn services(
     .collect()
 }
 
-/// How many entries of conntrack the node has for a port of the client.
+/// How many conntrack entries the node has for a port of the client.
 fn tracked(node: &Node, client: IpAddr, port: u16) -> anyhow::Result<usize> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {client}"))?;
     let rows = listed.as_array().context("no list")?;
     Ok(rows.iter().filter(|row| row["source-port"] == port).count())
 }
 
-/// One that was reset goes from conntrack while the other lives, which the flow of both to the backend is then of.
+/// A reset connection leaves conntrack while the other one lives; the flow of both to the backend then belongs to the
+/// other one.
 pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut open = Vec::new();
@@ -81,7 +83,7 @@ pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
         connection
             .ask()
             .with_context(|| format!("to {second}, once that to {first} is forgotten"))?;
-        // By another port, and through this node.
+        // Through another port, and through this node.
         let mut other = Connection::open_from(FAR, *port, *first)
             .with_context(|| format!("to {first}, beside {second}"))?;
         other.ask()?;

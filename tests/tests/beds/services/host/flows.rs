@@ -1,4 +1,4 @@
-//! Who answers the host, and what becomes of its sockets when backends go.
+//! Which backend answers the host, and what happens to its sockets when backends go.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -42,7 +42,7 @@ pub(in crate::services) const ROWS: &[Row] = &[
     ),
 ];
 
-/// Each request comes from a port of its own.
+/// Each request comes from a different port.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("host-affinity", number).spec(json!({
         "sessionAffinity": "ClientIP",
@@ -62,7 +62,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the endpoint of this name stop serving, or serve again.
+/// Makes the named endpoint stop serving, or serve again.
 fn set_serving(
     stand: &Stand,
     service: &mut ServiceManifest,
@@ -100,10 +100,10 @@ fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process gets from a socket that was ended: as it waits for an answer, and as it sends.
+/// Errors on a socket that was ended: while it waits for an answer, and when it sends.
 const ENDED: [i32; 2] = [Errno::ECONNABORTED as i32, Errno::EDESTADDRREQ as i32];
 
-/// The process is told, and the next socket is answered. Connections of TCP go on.
+/// The process gets an error, and the next socket is answered. TCP connections continue.
 fn connected_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("host-hears", number);
     let node = stand.bed.node(1);
@@ -165,8 +165,8 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
 /// Sequences of addresses that one socket asks, one after the other.
 const SEQUENCES: usize = 16;
 
-/// The addresses of two services and of their only backend, here and on the other node: the socket asks them in any order, waits
-/// for each answer or for none before it asks again, and each answer seems to come from where its question was sent to.
+/// The addresses of two services and of their only backend, here and on the other node: the socket asks them in any
+/// order, with or without waiting for each answer, and each answer seems to come from the address that was asked.
 fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut random = fastrand::Rng::with_seed(tests::seed());
@@ -222,7 +222,8 @@ fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// An unconnected socket asks a service, and its only backend by both addresses; then it connects to the backend itself.
+/// An unconnected socket asks a service, and perhaps also its only backend directly; then it connects to the backend
+/// itself.
 fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let backend = stand.backend("web-1")?;

@@ -1,5 +1,5 @@
-//! The programs for the host's own sockets: they serve without an agent, are put back, and are gone with the services.
-//! Programs of others, and sockets of other network namespaces, are none of their business.
+//! The programs for the host's own sockets: they serve without an agent, are restored, and are removed with the
+//! services. They leave programs of others, and sockets of other network namespaces, alone.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
@@ -28,7 +28,7 @@ struct InUse {
     connection: Connection,
     connected: Datagrams,
     unconnected: UdpSocket,
-    /// By whom each of them is answered.
+    /// Who answers each of them.
     by: [String; 3],
     target: SocketAddr,
 }
@@ -46,7 +46,7 @@ impl InUse {
         Ok(opened)
     }
 
-    /// Asks by each of them.
+    /// Asks through each of them.
     fn answers(&mut self) -> anyhow::Result<[String; 3]> {
         let datagram = wait_for("an answer", PATIENCE, || Ok(self.connected.ask(SOON)?))?;
         Ok([
@@ -56,7 +56,7 @@ impl InUse {
         ])
     }
 
-    /// All of them are answered, and by the same.
+    /// All of them are answered, by the same backends as before.
     fn ask(&mut self) -> anyhow::Result<()> {
         let by = self.answers()?;
         ensure!(by == self.by, "{by:?}, not {:?}", self.by);
@@ -64,7 +64,7 @@ impl InUse {
     }
 }
 
-/// The numbers of the sockets that a node's programs know.
+/// The cookies of the sockets that a node's programs know.
 fn known_sockets(node: &Node) -> anyhow::Result<Vec<u64>> {
     let listed = node.listing("bpf lb list --sockets")?;
     let rows = listed.as_array().context("the sockets are no list")?;
@@ -86,7 +86,7 @@ fn connected_socket(target: SocketAddr) -> std::io::Result<(UdpSocket, u64)> {
     Ok((socket, cookie))
 }
 
-/// Which programs are attached where, as the node's agent lists them.
+/// Programs that are attached to the cgroup, as the node's agent lists them.
 fn at_cgroup(node: &Node) -> anyhow::Result<Vec<String>> {
     let listed = node.listing("bpf prog list")?;
     let rows = listed.as_array().context("the programs are no list")?;
@@ -129,8 +129,8 @@ fn serve_alone(run: &mut TestRun, frontends: [SocketAddr; 2], protocol: u8) -> a
 /// Where the backends of [`serve_alone`] listen.
 const BACKEND_PORT: u16 = 7;
 
-/// Whether the programs send a socket of this process to a backend: what it learns is the service in any case, so the kernel
-/// is asked where it is connected.
+/// Whether the programs redirect a socket of this process to a backend: the socket itself sees the service in any case,
+/// so the kernel is asked where it is connected.
 fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
     let (socket, _) = connected_socket(target)?;
     let local = socket.local_addr()?;
@@ -149,7 +149,7 @@ fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
     Ok(is_at(BACKEND_PORT))
 }
 
-/// Otherwise, whoever may write a service could stand between the agent and its API server.
+/// Otherwise, anyone who may write a service could get between the agent and its API server.
 #[test]
 #[ignore = "needs root"]
 fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
@@ -182,7 +182,7 @@ fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
             );
         }
     }
-    // Whoever starts beside an agent that works here takes nothing from it.
+    // A process that starts beside a running agent takes nothing from it.
     process::spare_own_sockets(&run.location)?;
     for target in targets {
         ensure!(is_translated(target)?, "{target}");
@@ -209,7 +209,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
     let names = at_cgroup(node)?;
     ensure!(names.len() == 9, "{names:?}");
 
-    // Sockets of an endpoint are told nothing.
+    // Sockets of an endpoint are not notified.
     let [client, _] = &stand.clients;
     for target in &targets {
         wait_datagrams_answered_by(&client.name, *target, &ALL)?;
@@ -224,7 +224,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         })?;
     }
 
-    // Without an agent, and by another one's programs.
+    // Without an agent, and with another agent's programs.
     let folder = tempfile::tempdir()?;
     let other = folder.path().join("health-agent");
     with_other_programs(&other)?;
@@ -249,7 +249,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         }
     }
 
-    // What others take away is put back.
+    // What others remove is restored.
     let pin = node.pins().join("links/sock_connect4");
     let mut detach = Command::new("nsenter");
     detach
@@ -263,7 +263,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         Ok((!repaired.is_empty()).then_some(()))
     })?;
 
-    // Without services they go.
+    // Without services, the programs are removed.
     node.kill_agent(Signal::SIGTERM)?;
     node.start_agent_with("")?;
     for target in &targets {
@@ -272,7 +272,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
             Ok(connected.is_err().then_some(()))
         })?;
     }
-    // The agent first has them serve nothing, and then takes them off.
+    // The agent first makes them serve nothing, then detaches them.
     wait_for("the programs to be gone", PATIENCE, || {
         let names = at_cgroup(node)?;
         ensure!(names.is_empty(), "{names:?}");
@@ -292,7 +292,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         let connected = node.run_in(|| TcpStream::connect_timeout(target, SOON))?;
         ensure!(connected.is_err(), "{target} is reached");
     }
-    // Links of another instance stand where they stood.
+    // Links of another instance are untouched.
     let faults = foreign.datapath.socket_faults();
     ensure!(faults.is_empty(), "{faults:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Whom the host reaches, and who refuses it.
+//! What the host reaches, and who refuses it.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -38,7 +38,7 @@ fn cluster_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An endpoint's localhost is its own, where nobody listens.
+/// An endpoint's localhost is its own, where nothing listens.
 fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let port = 31_000 + u16::from(number);
     let service = stand.service("ports-of-host", number).with_node_port(port);
@@ -61,7 +61,7 @@ fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those of a load balancer are for who is in its ranges: the first node. External ones are for all.
+/// Load balancer addresses are for clients in its ranges: the first node. External addresses are for all.
 fn external_addresses(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [external, balancer] = [198, 203].map(|first| -> [IpAddr; 2] {
         let v6 = Ipv6Addr::new(0xfd00, first, 0, 0, 0, 0, 0, number.into());
@@ -100,7 +100,7 @@ fn external_addresses(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where there is no endpoint on the node, a process is told at once.
+/// Without an endpoint on the node, a process gets an error at once.
 fn internal_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("host-stays", number)
@@ -149,7 +149,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let after = counted(node, Reason::ServiceRejected)?;
         ensure!(after >= before + 3, "{before}, then {after}");
     }
-    // Those that were there before go on.
+    // Existing connections continue.
     for connection in &mut connections {
         connection.ask()?;
     }

@@ -55,7 +55,7 @@ fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
                     ensure!((share - 1.0 / 3.0).abs() < 1e-9, "{told}");
                     ensure!(backend["egress"]["allowed"] == true, "{told}");
                 }
-                // Only what is on this node has an endpoint whose policy it knows.
+                // Only backends on this node have an endpoint whose policy the node knows.
                 let here = trace.backends().into_iter();
                 let here = here.filter(|backend| !backend["ingress"].is_null()).count();
                 ensure!(
@@ -128,7 +128,7 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("void", number)
         .spec(json!({ "internalTrafficPolicy": "Local" }));
-    // None of this node, and then none at all.
+    // First without a backend on this node, then without any.
     service.endpoints.remove(0);
     for (verdict, refused) in [("dropped", false), ("rejected", true)] {
         stand.write(&service)?;
@@ -165,7 +165,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     }));
     stand.write(&service.with_load_balancer(balancers))?;
     let node = stand.bed.node(1);
-    // Another endpoint of the same node is not among them.
+    // Another endpoint of the same node is not in the ranges.
     let stranger = &stand.backend("web-1")?.member;
     for balancer in balancers {
         let target = SocketAddr::new(balancer, 80);
@@ -249,7 +249,7 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
         }
         flows.push((target, connection, source));
     }
-    // A connection stays, but the next one with its ports could not.
+    // The connection stays, but a new one with its ports would not.
     for endpoint in &mut service.endpoints {
         endpoint.set_ready(false);
     }
@@ -262,7 +262,7 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a flow that nobody has opened yet.
+/// For a flow that does not exist yet.
 fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const FLOWS: usize = 10;
     let [client, _] = &stand.clients;
@@ -277,7 +277,8 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let mut traced = 0;
         while traced < FLOWS {
             let mut flow = Datagrams::open(&client.name, target)?;
-            // Where the client used the port for another service a moment ago, the backend's answers may still be that one's.
+            // If the client used the port for another service a moment ago, the backend's answers may still belong to
+            // that one.
             let port = flow.local_address()?.port();
             let known = node.cli("bpf lb list --flows")?.success()?;
             if known.contains(&format!(":{port} ")) {

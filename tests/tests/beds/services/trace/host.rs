@@ -26,7 +26,7 @@ pub(in crate::services) const ROWS: &[Row] = &[
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// What a process is told that connects there.
+/// The error of a process that connects to the target.
 fn error(node: &Node, target: SocketAddr) -> anyhow::Result<Option<Errno>> {
     let connected = node.run_in(|| TcpStream::connect(target))?;
     let number = connected
@@ -35,7 +35,7 @@ fn error(node: &Node, target: SocketAddr) -> anyhow::Result<Option<Errno>> {
     Ok(number.map(Errno::from_raw))
 }
 
-/// At the loopback only sockets of the host are served.
+/// On the loopback, only sockets of the host are served.
 fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let port = 31_000 + u16::from(number);
     let service = stand.service("traced-by-host", number).with_node_port(port);
@@ -77,7 +77,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for target in targets(&service) {
         let ends = ["host", &*target.to_string(), ""];
-        // By its address alone, Maglev has the same for all flows of the host.
+        // Maglev hashes only the address, so all flows of the host get the same backend.
         let before = wait_traced(node, ends, "reached")?;
         ensure!(before.told["affinity"].is_null(), "{}", before.told);
         let answers = curl(node.name(), target, 5)?;
@@ -147,7 +147,7 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let destination = target.to_string();
         let asking = format!("host:{asking}");
         wait_traced(node, [&asking, &destination, "--protocol udp"], "rejected")?;
-        // A connection stays, and nobody else gets there.
+        // The connection stays, and no other socket gets there.
         let opened = format!("host:{opened}");
         let trace = wait_traced(node, [&opened, &destination, ""], "reached")?;
         ensure!(trace.stays(), "{}", trace.told);
@@ -159,7 +159,7 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first node is in the ranges of the load balancer, and has no backend where the policy wants one.
+/// The first node is in the ranges of the load balancer, and has no backend where the policy requires a local one.
 fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [here, there] = [1, 2].map(|index| stand.bed.node(index));
     let balancers: [IpAddr; 2] = [

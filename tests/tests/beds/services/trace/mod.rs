@@ -1,4 +1,4 @@
-//! `service trace` says beforehand what then happens.
+//! `service trace` predicts what then happens.
 
 mod endpoint;
 mod host;
@@ -17,7 +17,7 @@ pub(super) use endpoint::ROWS as ENDPOINT_ROWS;
 pub(super) use host::ROWS as HOST_ROWS;
 pub(super) use outside::ROWS as OUTSIDE_ROWS;
 
-/// What a trace says, and the exit code.
+/// The output of a trace, and its exit code.
 struct Trace {
     code: i32,
     told: Value,
@@ -59,7 +59,7 @@ impl Trace {
     }
 }
 
-/// Waits until a trace ends with this verdict, and no difference between what is meant and what is there.
+/// Waits until a trace has this verdict, and reports no difference between the intended and the actual state.
 fn wait_traced(
     node: &Node,
     [source, destination, more]: [&str; 3],
@@ -86,7 +86,7 @@ fn wait_traced(
     Ok(trace)
 }
 
-/// Where backends of these names serve, of the family of a target.
+/// Addresses where backends of these names serve, in a target's address family.
 fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
     let mut addresses = BTreeSet::new();
     for name in names {
@@ -97,20 +97,21 @@ fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result
     Ok(addresses)
 }
 
-/// The address of a client that it sends to a target from.
+/// The address that a client uses to reach a target.
 fn address_of(client: &Member, target: SocketAddr) -> anyhow::Result<String> {
     let mut own = client.addresses().into_iter();
     let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
     Ok(own.context("no such address")?.to_string())
 }
 
-/// An end with its port.
+/// A client's address with the port of its socket.
 fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
     let ip = address_of(client, socket)?;
     Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
 }
 
-/// That policy refuses a client's flow to these backends: its egress, or the ingress of those on its own node.
+/// Checks that policy refuses a client's flow to these backends: by its egress rules, or by the ingress rules of
+/// backends on its own node.
 pub(super) fn is_refused(
     node: &Node,
     client: &Member,
@@ -130,7 +131,7 @@ pub(super) fn is_refused(
     Ok(())
 }
 
-/// That a client's flow is let through by rules, which are named.
+/// Checks that rules admit a client's flow, and that the trace names them.
 pub(super) fn is_admitted(
     node: &Node,
     client: &Member,

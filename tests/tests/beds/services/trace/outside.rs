@@ -69,13 +69,13 @@ fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_dropped(node, target, Reason::ServiceNoLocal)?;
         let destination = target.to_string();
         wait_traced(node, [&client.to_string(), &destination, ""], "dropped")?;
-        // Its own sockets may use all.
+        // The node's own sockets may use all.
         wait_traced(node, ["host", &destination, ""], "reached")?;
     }
     Ok(())
 }
 
-/// To a backend here and to those elsewhere, which see this node.
+/// To a backend here and to backends elsewhere, which see this node.
 fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut service = stand
@@ -107,7 +107,7 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ensure!(trace.stays(), "{}", trace.told);
         ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
     }
-    // A connection that is over leaves its backend.
+    // A connection that is over no longer sticks to its backend.
     if let Some((target, source, connection)) = flows.pop() {
         drop(connection);
         wait_for("the connection to be over", PATIENCE, || {
@@ -127,7 +127,7 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With a backend elsewhere while that may be used.
+/// With a backend elsewhere, as long as that is allowed.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = stand
@@ -180,7 +180,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort of the same service is for all.
+/// A NodePort of the same service is open to all.
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let nodes = node_targets(stand, number);
@@ -216,7 +216,8 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packets from the wire, since no router sends such ones on. Where the same packet is for the node's address, it is served.
+/// Packets straight from the wire, since no router forwards such packets. The same packet is served if it is sent to
+/// the node's address.
 fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SYN: u8 = 2;
     let node = stand.bed.node(1);
@@ -236,7 +237,7 @@ fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
-        // Two ports that no client of this namespace was given.
+        // Two ports that no client in this namespace has used.
         let [at_loopback, at_node] = [2_001, 2_002];
         let send = |port: u16, to: IpAddr| {
             let mut frame = Tcp::between((port, target.port()), SYN).frame(client, to);
@@ -246,7 +247,7 @@ fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let source = |port| SocketAddr::new(client, port).to_string();
         let looped = SocketAddr::new(localhost, target.port()).to_string();
         let flows = wait_for("a flow of a packet from the wire", PATIENCE, || {
-            // One after the other: where the second was served, the first was seen.
+            // One after the other: once the second is served, the first has been seen.
             send(at_loopback, localhost)?;
             send(at_node, target.ip())?;
             let flows = node.cli("bpf lb list --flows")?.success()?;
@@ -268,7 +269,7 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, client) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &ALL)?;
         let destination = target.to_string();
-        // An address of this node is one of its sockets, and others are not sent from.
+        // An address of this node means one of its sockets; no one else sends from it.
         let own = wait_traced(
             node,
             [&target.ip().to_string(), &destination, ""],

@@ -1,4 +1,4 @@
-//! What should be there, said plainly.
+//! The expected state, in plain form.
 
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
 use health_common::identity::LOCAL;
@@ -7,7 +7,7 @@ use health_model::api::Endpoint;
 use super::super::fakes::{Claims, Entries};
 use super::*;
 
-/// An endpoint that was made and not deleted.
+/// An endpoint that was created and not deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlainEndpoint {
     pub(super) id: u16,
@@ -24,7 +24,7 @@ impl PlainEndpoint {
         }
     }
 
-    /// The identity of its labels, as far as the store has one.
+    /// The identity of its labels, if the store has one.
     pub(super) fn identity(&self, numbers: &BTreeMap<LabelSet, Identity>) -> Option<Identity> {
         match self.labels.is_empty() {
             true => Some(Identity::INIT),
@@ -43,7 +43,7 @@ pub(super) fn labels_of(shown: &Endpoint) -> LabelSet {
     }
 }
 
-/// What programs do with an endpoint: its identity, the directions that are enforced, and its table.
+/// What programs do with an endpoint: its identity, the enforced directions, and its table.
 pub(super) type Found = (Identity, u32, Option<Entries>);
 
 impl Kernel {
@@ -54,14 +54,14 @@ impl Kernel {
     }
 }
 
-/// All that should be there.
+/// The complete expected state.
 #[derive(Debug, Default)]
 pub(super) struct Plain {
     /// By the number of their namespace.
     pub(super) endpoints: BTreeMap<u16, PlainEndpoint>,
     /// Texts of policies, by their number.
     pub(super) policies: BTreeMap<usize, String>,
-    /// Namespaces whose endpoint could not be taken away, perhaps.
+    /// Namespaces whose endpoint possibly could not be removed.
     pub(super) leaving: BTreeSet<u16>,
 }
 
@@ -119,7 +119,8 @@ impl Plain {
         (identity, enforced, table)
     }
 
-    /// Whether those are shown that there should be, besides those that go. Returns each as it should be and as it is.
+    /// Checks that exactly the expected endpoints are shown, besides those being removed. Returns each as expected and
+    /// as shown.
     pub(super) fn check_shown(&self, manager: &Manager) -> Vec<(&PlainEndpoint, Arc<Endpoint>)> {
         let mut shown = manager.endpoints();
         shown.retain(|one| one.state != "disconnected");
@@ -147,7 +148,7 @@ impl Plain {
         pairs
     }
 
-    /// Whether all of the machine is as it should be at rest.
+    /// Checks that everything on the machine is as expected at rest.
     pub(super) fn check_site(&self, site: &Site, agent: &Agent) {
         let Site {
             kernel,
@@ -171,7 +172,7 @@ impl Plain {
             assert_eq!(kernel.found(endpoint.id), Some(wanted), "of {endpoint:?}");
         }
 
-        // What belongs to endpoints is of these and no others.
+        // Resources of endpoints belong to exactly these endpoints.
         let owners: BTreeMap<IpAddr, u16> = agent
             .manager
             .taken_addresses()

@@ -1,4 +1,4 @@
-//! What happens to the agent of the model.
+//! The events that happen to the agent of the model.
 
 use health_policy::PolicyName;
 use proptest::prelude::*;
@@ -6,28 +6,28 @@ use proptest::prelude::*;
 use super::super::policy;
 use super::Repository;
 
-/// Namespaces that endpoints are made in.
+/// Namespaces for endpoints.
 const NAMESPACES: u16 = 4;
 
-/// Sets of labels. With the first, nothing is known of an endpoint.
+/// Label sets. The first is empty: nothing is known of the endpoint.
 pub(super) const LABELS: [&str; 5] = ["", "app=a", "app=b", "app=a,zone=x", "zone=x"];
 
 const POLICIES: usize = 5;
 
-/// What is asked of the agent.
+/// A request to the agent.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// An endpoint in a namespace, with a set of labels.
+    /// An endpoint in a namespace, with a label set.
     Create(u16, usize),
     Relabel(u16, usize),
     Delete(u16),
-    /// A policy, one way or another.
+    /// A policy in one of its variants.
     Import(usize, u8),
     DeletePolicy(usize),
 }
 
 impl Change {
-    /// What it is about.
+    /// The object of the request.
     pub(super) fn object(&self) -> (bool, usize) {
         match self {
             Self::Create(n, _) | Self::Relabel(n, _) | Self::Delete(n) => (true, usize::from(*n)),
@@ -36,22 +36,22 @@ impl Change {
     }
 }
 
-/// What fails for a while.
+/// A temporary fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fault {
-    /// The store of identities is away.
+    /// The identity store is away.
     Store,
-    /// It has no identity for labels that have none.
+    /// The store gives no identity to labels without one.
     NoIdentity,
     /// Files of endpoints cannot be written.
     Files,
-    /// The file of the policies cannot be written.
+    /// The policy file cannot be written.
     Rules,
-    /// A step with devices.
+    /// A step with devices fails.
     Device(&'static str),
     /// No program can be attached.
     Programs,
-    /// There is room for so many more entries of tables.
+    /// This many more table entries fit.
     Room(u8),
     /// No address can be written.
     Prefixes,
@@ -60,22 +60,22 @@ pub(super) enum Fault {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Change(Change),
-    /// Two at the same time.
+    /// Two concurrent requests.
     Pair(Change, Change),
-    /// The agent is killed while it is at it, and the next one started.
+    /// The agent is killed during a request, and the next one started.
     Killed(Change, u8),
     Kill,
     Fault(Fault, bool),
-    /// Somebody takes the programs off an endpoint's device.
+    /// The programs are removed from an endpoint's device.
     Detach(u16),
-    /// An endpoint's device goes.
+    /// An endpoint's device goes away.
     DeviceGone(u16),
-    /// The store gives the numbers of two sets of labels to each other.
+    /// The store swaps the numbers of two label sets.
     Swap(usize, usize),
-    /// The store forgets what nobody holds.
+    /// The store forgets what is not held.
     Collect,
     Wait(u64),
-    /// All is left alone until what can be done is done.
+    /// Everything is left alone until the agent has done what it can.
     Settle,
 }
 

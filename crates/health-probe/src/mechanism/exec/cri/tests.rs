@@ -14,7 +14,7 @@ struct MuteRuntime {
 }
 
 impl MuteRuntime {
-    /// It greets each client with `bytes`.
+    /// Greets each client with `bytes`.
     fn new(bytes: &'static [u8]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
@@ -78,18 +78,18 @@ async fn e2_a_runtime_that_answers_rubbish_is_an_error() {
 #[tokio::test]
 async fn e2_e4_a_runtime_that_hangs_is_told_from_a_command_that_does() {
     let runtime = MuteRuntime::new(b"");
-    // No process of the command is in this container.
+    // This container has no process of the command.
     let container = IsolatedProcess::start();
     let probed = runtime.exec(Some(container.pid()));
     for _ in 0..2 {
-        // The second time, the runtime still has the first command to start.
+        // The second time, the runtime has still not started the first command.
         let outcome = probe(&probed, short()).await;
         assert!(
             error(&outcome).ends_with("did not start the command within 300ms"),
             "{outcome:?}"
         );
     }
-    // Nothing is known of the container, or the command would be one of the host's processes.
+    // Nothing is known of the container, or the command would be among the host's processes.
     for pid in [None, Some(std::process::id())] {
         let outcome = probe(&runtime.exec(pid), short()).await;
         assert_eq!(
@@ -108,7 +108,7 @@ async fn e4_no_run_begins_beside_another_one() {
     let runtime = MuteRuntime::new(b"");
     let probed = runtime.exec(None);
     assert_eq!(probe(&probed, short()).await.result, RawResult::Failure);
-    // The runtime has not said yet that the command ended.
+    // The runtime has not reported yet that the command exited.
     let outcome = probe(&probed.clone(), short()).await;
     assert_eq!(
         (outcome.result, outcome.errored),

@@ -1,4 +1,4 @@
-//! Servers of OpenSSL that insist on what Go accepts and newer libraries do not have.
+//! OpenSSL servers that insist on things that Go accepts and newer libraries lack.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,14 +9,14 @@ use tokio::process::{Child, Command};
 
 use super::*;
 
-/// A server of HTTPS. It ends with its value.
+/// An HTTPS server. Dropping it stops it.
 struct Openssl {
     address: SocketAddr,
     _child: Child,
     _folder: TempDir,
 }
 
-/// Makes a key, and a certificate that it signs itself.
+/// Creates a key, and a self-signed certificate.
 async fn certify(folder: &Path, key: &str) {
     let mut command = Command::new("openssl");
     command.args("req -x509 -nodes -keyout key.pem -out cert.pem -subj /CN=web -days 2".split(' '));
@@ -27,7 +27,7 @@ async fn certify(folder: &Path, key: &str) {
 }
 
 impl Openssl {
-    /// With a key made by flags of `openssl req`, and flags of `openssl s_server`.
+    /// Starts it with a key from flags of `openssl req`, and with flags of `openssl s_server`.
     async fn start(key: &str, flags: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         certify(folder.path(), key).await;

@@ -1,4 +1,4 @@
-//! A store in memory, which fails when it is to.
+//! A store in memory that fails on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,23 +14,23 @@ use super::super::transactions::{
 use super::Change;
 use crate::etcd::{Pair, StoreError};
 
-/// Which request fails.
+/// Which request fails, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
-    /// The one after so many.
+    /// How many requests succeed before it.
     pub(super) after: usize,
-    /// Whether what it asks for is done: only its answer is lost.
+    /// Whether the request is carried out, so that only its answer is lost.
     pub(super) is_made: bool,
 }
 
-/// Keys, leases, and what happened to them since the store was empty.
+/// Keys, leases, and their changes since the store was empty.
 pub(super) struct Memory {
-    /// How often all of it was lost.
+    /// How often everything was lost.
     pub(super) epoch: u64,
     pub(super) log: Vec<Change>,
     revision: i64,
     pairs: BTreeMap<String, (Pair, Option<i64>)>,
-    /// When they end.
+    /// When each lease expires.
     leases: BTreeMap<i64, Duration>,
     last_lease: i64,
     lease: Duration,
@@ -38,7 +38,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Agents' leases last for `lease`.
+    /// Agents' leases last `lease`.
     pub(super) fn new(lease: Duration, started: Instant) -> Self {
         Self {
             epoch: 0,
@@ -67,7 +67,7 @@ impl Memory {
         self.grant(self.lease)
     }
 
-    /// Extends an agent's lease; `None` where it is no more.
+    /// Extends an agent's lease; `None` if it no longer exists.
     pub(super) fn extend(&mut self, lease: i64) -> Option<i64> {
         let until = self.started.elapsed() + self.lease;
         *self.leases.get_mut(&lease)? = until;
@@ -88,7 +88,7 @@ impl Memory {
         bound.into_iter().for_each(|key| self.delete(key));
     }
 
-    /// Ends the leases whose time has come.
+    /// Revokes expired leases.
     pub(super) fn expire(&mut self) {
         let now = self.started.elapsed();
         let over = self.leases.iter().filter(|(_, until)| **until <= now);
@@ -162,7 +162,7 @@ impl Memory {
     }
 }
 
-/// A connection to it. Requests of several come in any order.
+/// A connection to the store. Requests of several connections arrive in any order.
 #[derive(Clone)]
 pub(super) struct MemoryStore {
     memory: Arc<Mutex<Memory>>,

@@ -1,4 +1,4 @@
-//! Any sequence of what agents want of a file, of writes that fail, of losses and of time.
+//! Random sequences of agents' wishes for a file, failed writes, losses and passing time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,15 +14,15 @@ const SETS: u8 = 6;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// An agent wants these label sets; whether the file cannot be written.
+    /// An agent wants these label sets; the flag says whether the write fails.
     Wish(u8, Vec<u8>, bool),
-    /// So many seconds pass.
+    /// This many seconds pass.
     Wait(u16),
     /// The file is lost.
     Wipe,
-    /// Another agent takes over, which knows no number.
+    /// Another agent takes over, which knows no numbers.
     Restart(u8),
-    /// The clock of the machine jumps by so many seconds.
+    /// The machine's clock jumps by this many seconds.
     Jump(i64),
 }
 
@@ -40,12 +40,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// An agent, and what it was granted last.
+/// An agent, and what it was last granted.
 struct Agent {
     writer: Writer,
     seen: i64,
     held: BTreeMap<u8, Identity>,
-    /// Whether that stands in the file, which was not lost since, and the clock did not jump.
+    /// Whether the file contains that: the file was not lost since, and the clock did not jump.
     is_written: bool,
 }
 
@@ -63,7 +63,7 @@ impl Agent {
         }
     }
 
-    /// Whether its session cannot have ended: it is renewed when a third of it is over.
+    /// Whether its session cannot have expired: it is renewed when a third of it is over.
     fn counts(&self, now: i64) -> bool {
         self.is_written && now - self.seen < 20
     }
@@ -74,7 +74,7 @@ struct Model {
     now: i64,
     agents: Vec<Agent>,
     starts: usize,
-    /// Until when numbers rest that were collected.
+    /// Until when collected numbers rest.
     resting: BTreeMap<Identity, i64>,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         self.check()
     }
 
-    /// Nothing of what was said of the file's future holds any more.
+    /// Drops all expectations about the file's future.
     fn unsettle(&mut self) {
         self.agents
             .iter_mut()
@@ -131,7 +131,7 @@ impl Model {
         let mut document = before.clone();
         let granted = document.grant(&agent.writer, &wish, at(self.now));
         if fails {
-            // The agent hears of it, and goes on with what it has.
+            // The agent gets an error, and continues with what it has.
             return Ok(());
         }
         let granted = granted.into_iter().map(|one| one.expect("one"));
@@ -168,7 +168,7 @@ impl Model {
 
     fn check(&mut self) -> TestCaseResult {
         let text = serde_json::to_vec(&self.document).expect("plain data");
-        // No two numbers have the same labels, too.
+        // Parsing also checks that no two numbers have the same labels.
         prop_assert_eq!(Document::parse(&text), Ok(self.document.clone()));
         let now = self.now;
         self.resting.retain(|_, until| *until > now);
@@ -188,7 +188,8 @@ impl Model {
         Ok(())
     }
 
-    /// Once nobody wants anything, all of it goes in time. What a clock wrote that was ahead stays for that much longer.
+    /// Once nothing is wanted, everything is removed in time. Entries written while a clock was ahead stay that much
+    /// longer.
     fn end(&mut self) -> TestCaseResult {
         const DAY: i64 = 86_400;
         let times = timing();

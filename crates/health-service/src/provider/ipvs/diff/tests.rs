@@ -1,4 +1,4 @@
-//! Random states on a kernel that is a list, and single cases.
+//! Random states on a simulated kernel, and single cases.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::provider::ipvs::plan::{NodeAddresses, PlanSettings};
 use crate::spec::{PortKey, ServiceName, ServicePortName, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// A kernel: what steps do, and what it refuses.
+/// A simulated kernel: the effect of steps, and what it refuses.
 #[derive(Clone, Debug, Default)]
 struct Kernel {
     present: Present,
@@ -22,7 +22,7 @@ impl Kernel {
         for step in steps {
             self.check(step);
             self.present.apply(step);
-            // It knows no more than it is asked.
+            // Connection counts are only known when asked for.
             for server in self.present.servers.values_mut() {
                 for real in server.real.values_mut() {
                     real.connections = None;
@@ -117,7 +117,7 @@ fn bound_set(address: IpAddr) -> SetId {
     }
 }
 
-/// A provider without a kernel: what it plans, and what it believes of the kernel.
+/// A provider without a kernel: its plan, and the kernel state that it assumes.
 #[derive(Debug, Default)]
 struct Provider {
     plan: Plan,
@@ -126,7 +126,7 @@ struct Provider {
 }
 
 impl Provider {
-    /// As after a start: nothing is known but what the kernel has.
+    /// As after a start: only knows what is in the kernel.
     fn start(kernel: &Kernel, states: &States, node: &NodeAddresses) -> Self {
         let mut provider = Self {
             present: kernel.present.clone(),
@@ -157,11 +157,11 @@ impl Provider {
         for step in &steps {
             self.present.apply(step);
         }
-        // Once done, there is nothing more to do.
+        // Once done, no steps are left.
         assert_eq!(diff(&self.plan, &self.present, touched), []);
     }
 
-    /// Looks after what goes.
+    /// Takes care of draining servers.
     fn reap(&mut self, kernel: &mut Kernel) {
         let servers = self.present.servers.keys().copied();
         let draining = servers.filter(|key| self.present.is_draining(&self.plan, key));
@@ -212,7 +212,7 @@ fn keys() -> impl Strategy<Value = PortKey> {
         .prop_map(|(number, protocol, family)| key(number, protocol, family))
 }
 
-/// Of a port of this key: its frontends are at addresses that others may have too.
+/// The state of a port in this family: its frontends are at addresses that others may have too.
 fn states(family: Family) -> impl Strategy<Value = PortState> {
     let targets = prop::sample::select(vec![
         (Target::Cluster, Target::Cluster),
@@ -236,7 +236,7 @@ fn states(family: Family) -> impl Strategy<Value = PortState> {
             listen: if is_node_port {
                 Listen::NodePort(80)
             } else {
-                // Network 0 is that of services, 2 that of the node.
+                // Network 0 is for services, 2 for the node.
                 Listen::Address(SocketAddr::new(address(family, host / 3 * 2, host), 80))
             },
             kind,
@@ -285,16 +285,16 @@ fn states(family: Family) -> impl Strategy<Value = PortState> {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// Ports are another than before; none is gone.
+    /// Sets the state of ports; `None` removes one.
     Set(Vec<(PortKey, Option<PortState>)>),
-    /// The addresses of the node are others.
+    /// Changes the node's addresses.
     Node(BTreeSet<u8>),
-    /// Connections are made, as many as there are real servers and numbers.
+    /// Opens connections, as many as there are real servers and numbers.
     Connect(Vec<u32>),
-    /// Some end.
+    /// Closes some.
     Disconnect(Vec<u32>),
     Reap,
-    /// The provider ends and starts again.
+    /// The provider stops and starts again.
     Restart,
 }
 
@@ -323,7 +323,7 @@ fn node(hosts: &BTreeSet<u8>) -> NodeAddresses {
     }
 }
 
-/// All that must hold after each event.
+/// Everything that must hold after each event.
 fn check(provider: &Provider, kernel: &Kernel) {
     let present = &kernel.present;
     let is_one = provider.present.servers.keys().eq(present.servers.keys());
@@ -363,7 +363,7 @@ fn check(provider: &Provider, kernel: &Kernel) {
     }
 }
 
-/// What is in the kernel when nothing drains.
+/// The kernel state once nothing drains.
 fn ideal(provider: &Provider, kernel: &Kernel) -> Present {
     let mut ideal = Present {
         foreign: kernel.present.foreign.clone(),
@@ -496,7 +496,7 @@ fn a_real_server_goes_when_its_last_connection_has_ended() {
     let real = |kernel: &Kernel| kernel.present.servers[&server].real.clone();
     assert_eq!(real(&kernel)[&gone].weight, 0);
 
-    // A provider that starts again knows what goes by what the kernel has.
+    // A restarted provider recognises draining servers from the kernel state.
     let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
     provider.run(&mut kernel, &provider.all());
     provider.reap(&mut kernel);
@@ -584,7 +584,7 @@ fn a_node_port_without_endpoints_refuses_nothing_at_the_address_of_another_servi
         let entry = Entry::IpPort(address, Protocol::TCP, 80);
         kernel.present.entries.contains(&(set, entry))
     };
-    // Whichever comes first; in the end that one goes.
+    // In either order; in the end the first one is removed.
     for (first, second, refusals) in [
         (&vacant, &external, [true, false, false]),
         (&external, &vacant, [false, false, true]),

@@ -1,5 +1,4 @@
-//! Attributes of messages: how they are written and read. Numbers are in the host's byte order unless a function says
-//! otherwise.
+//! Reading and writing message attributes. Numbers are in the host's byte order unless a function says otherwise.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +9,7 @@ use netlink_packet_netfilter::NetfilterProtoFamily;
 /// Bytes of `struct nfgenmsg` (include/uapi/linux/netfilter/nfnetlink.h).
 const NETFILTER_HEADER_LEN: usize = 4;
 
-/// What of an answer cannot be read.
+/// The part of an answer that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
@@ -19,21 +18,21 @@ pub(super) fn plain(kind: u16, value: impl Into<Vec<u8>>) -> DefaultNla {
     DefaultNla::new(kind, value.into())
 }
 
-/// A text with a zero byte at its end.
+/// A text with a terminating zero byte.
 pub(super) fn text(kind: u16, text: &str) -> DefaultNla {
     let mut bytes = text.as_bytes().to_vec();
     bytes.push(0);
     plain(kind, bytes)
 }
 
-/// Attributes in an attribute.
+/// Attributes nested in an attribute.
 pub(super) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     let mut bytes = vec![0; attributes.buffer_len()];
     attributes.emit(&mut bytes);
     plain(kind | NLA_F_NESTED, bytes)
 }
 
-/// The kinds and values of attributes, without the flags of the kinds.
+/// The kinds and values of attributes; kinds without their flags.
 pub(super) fn each(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), Malformed>> {
     NlasIterator::new(bytes).map(|attribute| {
         let attribute = attribute.map_err(|_| Malformed("an attribute is cut off"))?;
@@ -43,7 +42,7 @@ pub(super) fn each(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), Ma
     })
 }
 
-/// A number of so many bytes.
+/// A value of N bytes.
 pub(super) fn bytes<const N: usize>(
     value: &[u8],
     what: &'static str,
@@ -71,7 +70,7 @@ pub(super) fn text_of(value: &[u8], what: &'static str) -> Result<String, Malfor
     Ok(text.to_owned())
 }
 
-/// An address from its bytes, as they are in packets.
+/// An address from its bytes in packet order.
 pub(super) fn address_of(value: &[u8], what: &'static str) -> Result<IpAddr, Malformed> {
     match value.len() {
         4 => Ok(Ipv4Addr::from(bytes::<4>(value, what)?).into()),
@@ -79,13 +78,13 @@ pub(super) fn address_of(value: &[u8], what: &'static str) -> Result<IpAddr, Mal
     }
 }
 
-/// The attributes of an object of netfilter, which follow its header.
+/// The attributes of a netfilter object, after its header.
 pub(super) fn netfilter_attributes(object: &[u8]) -> Result<&[u8], Malformed> {
     let attributes = object.get(NETFILTER_HEADER_LEN..);
     attributes.ok_or(Malformed("a header of netfilter is cut off"))
 }
 
-/// The number that netfilter has for a family.
+/// Netfilter's number for a family.
 pub(super) fn family_of(family: Family) -> NetfilterProtoFamily {
     match family {
         Family::V4 => NetfilterProtoFamily::IPv4,
@@ -93,7 +92,7 @@ pub(super) fn family_of(family: Family) -> NetfilterProtoFamily {
     }
 }
 
-/// The bytes of an address, as they are in packets.
+/// The bytes of an address in packet order.
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),

@@ -16,19 +16,19 @@ use super::attributes::{Malformed, each, text_of};
 
 /// How long to wait for an answer. The kernel is never that slow, but a missing answer must not block forever.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Requests that are sent before their answers are read: a socket has room for those.
+/// Requests sent before their answers are read: a socket has space for that many answers.
 const BATCH: usize = 64;
-/// How often a listing is repeated if changes interrupt it.
+/// How often a listing is retried if changes interrupt it.
 const LIST_ATTEMPTS: u32 = 20;
 /// `NLMSGERR_ATTR_MSG` (include/uapi/linux/netlink.h).
 const ERROR_TEXT: u16 = 1;
-/// Bytes of the error number and the header of the request in an answer.
+/// Bytes of the error number and the request's header in an answer.
 const ERROR_HEADER: usize = 20;
 
-/// An error that the kernel answered.
+/// An error that the kernel returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its error number: positive, of errno or of a subsystem of its own.
+    /// Its error number: positive, from errno or the subsystem's own range.
     pub code: i32,
     /// Its message, if any.
     pub text: Option<String>,
@@ -61,7 +61,7 @@ pub enum NetlinkError {
 }
 
 impl NetlinkError {
-    /// Whether the kernel refused with this number.
+    /// Whether the kernel refused with this code.
     pub fn is(&self, code: i32) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == code)
     }
@@ -132,8 +132,8 @@ impl Connection {
         result.map_err(NetlinkError::Refused)
     }
 
-    /// Lists objects. The kernel marks a listing if something changed while it wrote it; entries may then be missing, so the
-    /// request is repeated.
+    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be missing, so
+    /// the request is repeated.
     pub(super) fn list<M: NetlinkSerializable + Clone, T>(
         &mut self,
         message: &M,
@@ -194,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Appends a message, and returns its number.
+    /// Appends a message, and returns its sequence number.
     fn write<M: NetlinkSerializable>(
         &mut self,
         message: M,
@@ -218,7 +218,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next datagram of the kernel; others may send some too.
+    /// The next datagram from the kernel; others may send some too.
     fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             match self.socket.recv_from_full() {
@@ -242,7 +242,8 @@ impl Connection {
         self.parts(sequence, take).map(|(result, _)| result)
     }
 
-    /// The parts of an answer to its end, and whether no change interrupted it. What is left of earlier ones is skipped.
+    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of earlier
+    /// answers.
     fn parts(
         &self,
         sequence: u32,
@@ -286,12 +287,12 @@ fn messages_of(bytes: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>
     })
 }
 
-/// What the end of an answer says (include/uapi/linux/netlink.h, `struct nlmsgerr`; the end of a listing has no header
-/// of the request).
+/// The result at the end of an answer (include/uapi/linux/netlink.h, `struct nlmsgerr`; the end of a listing lacks the
+/// header of the request).
 fn result_of(flags: u16, payload: &[u8]) -> Result<Result<(), Refusal>, Malformed> {
     let code = match payload.first_chunk() {
         Some(code) => i32::from_ne_bytes(*code),
-        // The end of a listing may say nothing.
+        // The end of a listing may be empty.
         None if payload.is_empty() => 0,
         None => return Err(Malformed("the end of an answer is cut off")),
     };

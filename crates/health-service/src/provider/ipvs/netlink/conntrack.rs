@@ -1,5 +1,5 @@
-//! Flows that the kernel's conntrack knows (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
-//! net/netfilter/nf_conntrack_netlink.c): listed, and deleted.
+//! Lists and deletes flows that the kernel's conntrack knows (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+//! net/netfilter/nf_conntrack_netlink.c).
 
 use std::net::SocketAddr;
 
@@ -40,12 +40,12 @@ mod tuple {
 /// A flow of a protocol with ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Where its first packet was sent to.
+    /// The destination of its first packet.
     pub to: ServerKey,
-    /// Who answers it.
+    /// The address that answers it.
     pub answered_by: SocketAddr,
     family: Family,
-    /// The attributes by which the kernel finds it again.
+    /// The attributes that identify it to the kernel.
     name: Vec<DefaultNla>,
 }
 
@@ -54,7 +54,7 @@ pub struct Flow {
 pub struct Client(Connection);
 
 impl Client {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     pub fn open() -> Result<Self, NetlinkError> {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
@@ -72,7 +72,7 @@ impl Client {
         })
     }
 
-    /// Deletes flows. Returns how many there still were.
+    /// Deletes flows. Returns how many still existed.
     pub fn delete(&mut self, flows: Vec<Flow>) -> Result<usize, NetlinkError> {
         let requests = flows.into_iter().map(|flow| {
             let name = flow.name.into_iter().map(ConntrackAttribute::Other);
@@ -96,7 +96,7 @@ fn message(family: Family, request: ConntrackMessage) -> NetfilterMessage {
     NetfilterMessage::new(header, NetfilterMessageInner::from(request))
 }
 
-/// Reads a flow; none if its protocol has no ports.
+/// Reads a flow; `None` if its protocol has no ports.
 fn read(attributes: &[u8], family: Family) -> Result<Option<Flow>, Malformed> {
     let (mut original, mut reply, mut name) = (None, None, Vec::new());
     for attribute in each(attributes) {

@@ -1,4 +1,4 @@
-//! Netlink requests: to IPVS by its generic family, to ipset, nf_tables and conntrack by nfnetlink.
+//! Netlink requests: to IPVS through its generic family, to ipset, nf_tables and conntrack through nfnetlink.
 //!
 //! A connection always works in the network namespace of the thread that opened it. Its functions block until the kernel
 //! answers, which it does at once.

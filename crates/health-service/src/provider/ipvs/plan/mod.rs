@@ -1,7 +1,7 @@
 //! The desired state of the kernel.
 //!
-//! A plan consists of plans of ports, each of which depends only on the port's state and the node's addresses. A change of
-//! a port therefore costs no more than that port.
+//! A plan consists of port plans, each of which depends only on the port's state and the node's addresses. So a change of a
+//! port costs no more than that port.
 
 mod port;
 
@@ -24,14 +24,14 @@ use port::PortPlan;
 pub struct NodeAddresses {
     /// All of them.
     pub all: BTreeSet<IpAddr>,
-    /// Those that serve NodePorts.
+    /// The addresses that serve NodePorts.
     pub node_ports: BTreeSet<IpAddr>,
 }
 
-/// What a plan goes by, beside services and the node.
+/// Settings for plans, apart from services and the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSettings {
-    /// How a virtual server chooses, if its service does not say.
+    /// The scheduler of a virtual server, if its service does not specify one.
     pub scheduler: Scheduler,
     /// Networks whose addresses are left to others: none of them gets a virtual server.
     pub excluded_networks: Vec<IpNet>,
@@ -53,23 +53,23 @@ impl PlanSettings {
     }
 }
 
-/// A virtual server as it is to be.
+/// The desired state of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// How it chooses.
+    /// Its scheduler.
     pub scheduler: Scheduler,
     /// Its flags.
     pub flags: Flags,
-    /// Seconds that a client stays with its real server, if it is persistent.
+    /// How long a client stays with its real server if it is persistent, in seconds.
     pub timeout: u32,
-    /// Weights of its real servers.
+    /// The weights of its real servers.
     pub real: BTreeMap<SocketAddr, u32>,
-    /// Endpoints that get no new connections, but keep existing ones, whatever the protocol.
+    /// Endpoints that get no new connections but keep existing ones, whatever the protocol.
     pub lingering: BTreeSet<SocketAddr>,
 }
 
-/// Sets of addresses that packets are kept from, of some sources or of all. The port that owns the virtual server of an
-/// address decides alone whether it is in them.
+/// Sets of addresses that block packets from some sources or from all. Only the port that owns an address's virtual server
+/// decides whether the address is in them.
 const GUARDS: [SetKind; 4] = [
     SetKind::Reject,
     SetKind::Drop,
@@ -103,7 +103,7 @@ pub struct Touched {
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// What is to be in the kernel for a state, on a node with these addresses.
+/// The desired kernel state for a state, on a node with these addresses.
 pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> Plan {
     let mut plan = Plan::default();
     let keys: BTreeSet<_> = state.ports().map(|(key, _)| key.clone()).collect();
@@ -112,7 +112,7 @@ pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> P
 }
 
 impl Plan {
-    /// Takes the new state of these ports, and the health-check node ports.
+    /// Updates these ports to their new state, and the health-check node ports.
     pub fn update(
         &mut self,
         state: &State,
@@ -136,7 +136,7 @@ impl Plan {
         touched
     }
 
-    /// Takes the new state of a port; none if it is gone.
+    /// Updates a port to its new state; `None` if it is gone.
     pub(super) fn set_port(
         &mut self,
         key: &PortKey,
@@ -159,7 +159,7 @@ impl Plan {
         }
     }
 
-    /// Touches what guards the virtual servers of a port that others claim too: they may have another owner.
+    /// Marks the guards of a port's virtual servers that others claim too as touched: their owner may have changed.
     fn touch_guards(&self, port: &PortPlan, touched: &mut Touched) {
         let contested = port.servers.keys();
         for key in contested.filter(|key| self.servers.contains_key(key)) {
@@ -229,7 +229,7 @@ impl Plan {
         self.addresses.contains_key(address)
     }
 
-    /// All its parts.
+    /// All parts of the plan.
     pub fn touched(&self) -> Touched {
         let checks = self.checks.iter().map(|check| check_entry(*check));
         Touched {
@@ -247,7 +247,7 @@ impl Touched {
         self.addresses.extend(&plan.addresses);
     }
 
-    /// Adds what another has.
+    /// Adds another's parts.
     pub fn extend(&mut self, other: Self) {
         self.servers.extend(other.servers);
         self.entries.extend(other.entries);

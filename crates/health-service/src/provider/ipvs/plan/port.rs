@@ -71,7 +71,7 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
     let weight = |backend: &Backend| (backend.address, u32::from(backend.weight));
     let real: BTreeMap<_, _> = backends.iter().map(weight).collect();
     let mut scheduler = match state.algorithm {
-        // IPVS has no random choice.
+        // IPVS has no random scheduler.
         Some(Algorithm::Random | Algorithm::RoundRobin) => Scheduler::RoundRobin,
         Some(Algorithm::Maglev) => Scheduler::Maglev,
         Some(Algorithm::LeastConnection) => Scheduler::LeastConnection,
@@ -92,7 +92,7 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
     let timeout = state.affinity.map_or(0, |affinity| affinity.as_secs());
     let others = state.cluster.iter().chain(&state.local);
     let others = others.map(|backend| &backend.address);
-    // Endpoints that only other traffic may use are not part of this server; they still serve.
+    // Endpoints that only other traffic may use are not part of this server, but still serve.
     let lingering = state.lingering.iter().chain(others);
     Server {
         scheduler,
@@ -205,7 +205,7 @@ fn set_of(kind: FrontendKind, keeps_source: bool) -> SetKind {
     }
 }
 
-/// A network in the form of sets, which cannot have a prefix of length 0: all addresses are two networks.
+/// A network as sets can store it. They cannot have a prefix of length 0, so all addresses become two networks.
 fn halves(network: &IpNet) -> Vec<IpNet> {
     match network.prefix_len() {
         0 => network

@@ -12,7 +12,7 @@ use super::outage;
 use crate::agent::services::publish;
 use crate::task::AbortOnDrop;
 
-/// Follows the services of a cluster in etcd. Dropping it stops that.
+/// Follows a cluster's services in etcd until it is dropped.
 #[derive(Debug)]
 pub struct EtcdServices {
     services: Manifests,
@@ -21,9 +21,9 @@ pub struct EtcdServices {
 }
 
 impl EtcdServices {
-    /// Starts to follow the selected services of the cluster of this name, in this etcd.
+    /// Starts to follow the selected services of the cluster with this name in this etcd.
     ///
-    /// Fails only if the settings cannot be used; does not wait for etcd to answer. Must be called in a tokio runtime.
+    /// Fails only for unusable settings; does not wait for etcd to answer. Must be called in a tokio runtime.
     pub fn open(
         store: &RegistrySpec,
         cluster: &str,
@@ -40,7 +40,7 @@ impl EtcdServices {
         let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
-                // The clone keeps no lock while the set is built.
+                // The clone means that no lock is held while the set is built.
                 let known = tables.borrow_and_update().clone();
                 publish(&sender, set(&mut gathered, &known));
                 if tables.changed().await.is_err() {

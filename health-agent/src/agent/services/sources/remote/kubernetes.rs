@@ -12,10 +12,10 @@ use super::outage;
 use crate::agent::services::publish;
 use crate::task::AbortOnDrop;
 
-/// The subject of problems of the whole source.
+/// The subject of problems that affect the whole source.
 const SUBJECT: &str = "kubernetes";
 
-/// Follows the services of a cluster. Dropping it stops that.
+/// Follows a cluster's services until it is dropped.
 #[derive(Debug)]
 pub struct KubernetesServices {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -24,14 +24,14 @@ pub struct KubernetesServices {
 }
 
 impl KubernetesServices {
-    /// Starts to follow the selected services of a cluster, with the kubeconfig at this path; without a path, with the
+    /// Starts to follow the selected services of a cluster, with the kubeconfig at this path. Without a path, uses the
     /// service account of this process's pod, or else the kubeconfig of the environment.
     ///
     /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
     pub fn open(kubeconfig: Option<&Path>, selection: Selection) -> Result<Self, AccessError> {
         let scope = ServiceScope {
             label_selector: selection.label_selector(),
-            // A cluster always has a service of its own API, which no proxy name is set for.
+            // A cluster always has a service for its own API, which has no proxy name.
             can_be_empty: selection.proxy_name.is_some(),
         };
         let of_slices = selection.clone();
@@ -46,7 +46,7 @@ impl KubernetesServices {
         let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
-                // The clones keep no locks while the set is built.
+                // The clones mean that no locks are held while the set is built.
                 let known = services.borrow_and_update().clone();
                 let known_slices = slices.borrow_and_update().clone();
                 publish(&sender, set(&mut gathered, &known, &known_slices));

@@ -28,11 +28,11 @@ pub use self::kubernetes::KubernetesServices;
 /// Why services cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// There is no access to the API.
+    /// No access to the API.
     #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     Kubernetes(#[from] AccessError),
-    /// There is no access to etcd.
+    /// No access to etcd.
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] DocumentsError),
@@ -46,7 +46,7 @@ pub enum SourceError {
     NotBuilt(&'static str),
 }
 
-/// The sources that the settings name. Dropping it stops them.
+/// The sources that the settings name. They stop when this is dropped.
 #[derive(Debug, Default)]
 pub struct RemoteSources {
     #[cfg(feature = "kubernetes")]
@@ -56,8 +56,8 @@ pub struct RemoteSources {
 }
 
 impl RemoteSources {
-    /// Opens the sources without waiting for an answer. Fails only if the settings cannot be used. Must be called in a
-    /// tokio runtime.
+    /// Opens the sources without waiting for an answer. Fails only for unusable settings. Must be called in a tokio
+    /// runtime.
     pub fn open(config: &Config) -> Result<Self, SourceError> {
         let settings = &config.services.sources;
         #[cfg(not(feature = "kubernetes"))]
@@ -94,8 +94,8 @@ impl RemoteSources {
         })
     }
 
-    /// The services of the Kubernetes API. A controller of the cluster decides which endpoints are ready; this node's probes
-    /// change nothing.
+    /// The services of the Kubernetes API. A controller of the cluster decides which endpoints are ready, regardless of
+    /// this node's probes.
     pub fn kubernetes(&self) -> Option<watch::Receiver<Arc<ServiceSet>>> {
         #[cfg(feature = "kubernetes")]
         return self.kubernetes.as_ref().map(KubernetesServices::services);
@@ -112,14 +112,14 @@ impl RemoteSources {
     }
 }
 
-/// The selection of the objects that this agent serves, from any source.
+/// Selects the objects that this agent serves, from any source.
 pub fn selection(config: &Config) -> Selection {
     Selection {
         proxy_name: config.services.sources.service_proxy_name.clone(),
     }
 }
 
-/// The problem that an outage of a source is for `objects`; none without an outage.
+/// The problem that a source's outage causes for `objects`; `None` without an outage.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn outage(source: &str, objects: &str, stale: Option<&Staleness>) -> Option<ServiceProblem> {
     stale.map(|stale| ServiceProblem {

@@ -1,4 +1,4 @@
-//! Messages of the subsystem, written and read.
+//! Reading and writing messages of the subsystem.
 
 use std::net::IpAddr;
 
@@ -18,9 +18,9 @@ use super::model::{Entry, SetSpec, SetType};
 
 /// `NFNL_SUBSYS_IPSET`.
 const SUBSYSTEM: u8 = 6;
-/// The protocol of ipset, as kernels speak it since 4.17.
+/// The ipset protocol version that kernels have supported since 4.17.
 const VERSION: u8 = 7;
-/// Rows that a new set has; it grows.
+/// Initial rows of a new set; it grows.
 const HASH_SIZE: u32 = 1024;
 
 /// `IPSET_ATTR_*` of commands.
@@ -50,7 +50,7 @@ mod data {
     pub(super) const IPV6: u16 = 2;
 }
 
-/// What a message asks for (`IPSET_CMD_*`).
+/// The request type (`IPSET_CMD_*`).
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Command {
@@ -78,7 +78,7 @@ fn message(command: Command, name: &str, more: Vec<DefaultNla>) -> NetfilterMess
     )
 }
 
-/// A request that is about a set as a whole.
+/// A request about a set as a whole.
 pub(super) fn named(command: Command, name: &str) -> NetfilterMessage {
     message(command, name, Vec::new())
 }
@@ -114,7 +114,7 @@ pub(super) fn edit(asked: Command, name: &str, entries: &[Entry]) -> NetfilterMe
         .map(|entry| nested(command::DATA, &entry_attributes(entry)));
     let entries: Vec<_> = entries.collect();
     let attributes = vec![
-        // Several entries need the number of a line, which nobody reads.
+        // Several entries need a line number, which is not used.
         plain(command::LINENO, 0_u32.to_ne_bytes()),
         nested(command::ADT, &entries),
     ];

@@ -1,4 +1,4 @@
-//! Sets of addresses and ports, by the netfilter subsystem of ipset (include/uapi/linux/netfilter/ipset/ip_set.h,
+//! Sets of addresses and ports, through netfilter's ipset subsystem (include/uapi/linux/netfilter/ipset/ip_set.h,
 //! net/netfilter/ipset/ip_set_core.c).
 
 mod message;
@@ -14,10 +14,10 @@ use message::Command;
 
 pub use model::{Entry, SetSpec, SetType};
 
-/// Entries in one message: an attribute holds 64 KiB at most.
+/// Entries per message: an attribute holds at most 64 KiB.
 const CHUNK: usize = 400;
 
-/// The meaning of an error of ipset (`enum ipset_errno`).
+/// The meaning of an ipset error (`enum ipset_errno`).
 pub(super) fn error_text(code: i32) -> Option<&'static str> {
     Some(match code {
         4097 => "the kernel speaks another protocol of ipset",
@@ -33,7 +33,7 @@ pub(super) fn error_text(code: i32) -> Option<&'static str> {
     })
 }
 
-/// A set is in use by rules (`IPSET_ERR_BUSY`).
+/// The set is in use by rules (`IPSET_ERR_BUSY`).
 pub const ERROR_BUSY: i32 = 4100;
 
 /// A connection to ipset.
@@ -41,20 +41,20 @@ pub const ERROR_BUSY: i32 = 4100;
 pub struct Client(Connection);
 
 impl Client {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     pub fn open() -> Result<Self, NetlinkError> {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
 
-    /// Creates a set. An existing one with this name and type is left as it is.
+    /// Creates a set. An existing set with this name and type is left unchanged.
     pub fn create(&mut self, set: &SetSpec) -> Result<(), NetlinkError> {
         self.0.request(message::create(set), 0, &mut |_| Ok(()))
     }
 
-    /// Removes a set that no rule uses. Returns whether there was one.
+    /// Removes a set that no rule uses. Returns whether it existed.
     pub fn destroy(&mut self, name: &str) -> Result<bool, NetlinkError> {
         let request = message::named(Command::Destroy, name);
-        // Without the flag, a set that is missing is no error.
+        // Without the flag, a missing set is not an error.
         match self.0.request(request, NLM_F_EXCL, &mut |_| Ok(())) {
             Ok(()) => Ok(true),
             Err(error) if error.is(libc::ENOENT) => Ok(false),
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    /// The number by which rules name a set; none if there is none of this name.
+    /// The index by which rules refer to a set; `None` if no set has this name.
     pub fn index(&mut self, name: &str) -> Result<Option<u16>, NetlinkError> {
         let request = message::named(Command::GetByName, name);
         let mut index = None;
@@ -76,7 +76,7 @@ impl Client {
         }
     }
 
-    /// The entries of a set; none if there is none of this name.
+    /// The entries of a set; `None` if no set has this name.
     pub fn entries(&mut self, name: &str) -> Result<Option<Vec<Entry>>, NetlinkError> {
         let request = message::named(Command::List, name);
         let read = |object: &[u8]| message::read_entries(object).map(Some);
@@ -92,7 +92,7 @@ impl Client {
         self.edit(Command::Add, name, entries)
     }
 
-    /// Removes entries; those that are missing do not matter. Returns refusals as [`Self::add`].
+    /// Removes entries; missing ones are ignored. Returns refusals as [`Self::add`].
     pub fn delete(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
         self.edit(Command::Del, name, entries)
     }

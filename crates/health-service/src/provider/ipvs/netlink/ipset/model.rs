@@ -7,7 +7,7 @@ use health_model::ipam::Family;
 use health_model::policy::Protocol;
 use ipnet::IpNet;
 
-/// What a set has for entries.
+/// The type of a set's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetType {
     /// Addresses.
@@ -34,7 +34,7 @@ impl SetType {
         }
     }
 
-    /// Of how many parts an entry consists.
+    /// How many parts an entry has.
     pub const fn dimensions(self) -> u8 {
         match self {
             Self::HashIp | Self::BitmapPort => 1,
@@ -43,7 +43,7 @@ impl SetType {
         }
     }
 
-    /// A revision that kernels have since 3.18, and all versions of the tool `ipset` in use can list.
+    /// A revision that kernels have had since 3.18, and that all `ipset` tool versions in use can list.
     pub(super) const fn revision(self) -> u8 {
         match self {
             Self::BitmapPort => 3,
@@ -59,11 +59,11 @@ impl SetType {
 pub struct SetSpec {
     /// At most 31 bytes.
     pub name: String,
-    /// What its entries are.
+    /// The type of its entries.
     pub kind: SetType,
-    /// Of the addresses of its entries.
+    /// The family of its entries' addresses.
     pub family: Family,
-    /// How many entries it can have; ports do not count.
+    /// How many entries it can have; ignored for ports.
     pub max_entries: u32,
 }
 
@@ -78,12 +78,12 @@ pub enum Entry {
     IpPort(IpAddr, Protocol, u16),
     /// An address with a port, and a second address.
     IpPortIp(IpAddr, Protocol, u16, IpAddr),
-    /// An address with a port, and a network, which is not of prefix 0: the kernel has none.
+    /// An address with a port, and a network. The network's prefix is never 0, which the kernel does not support.
     IpPortNet(IpAddr, Protocol, u16, IpNet),
 }
 
 impl fmt::Display for Entry {
-    /// As the tool `ipset` writes it.
+    /// In the format of the `ipset` tool.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |protocol: &Protocol| protocol.to_string().to_lowercase();
         match self {

@@ -69,7 +69,7 @@ fn addresses_and_ports_are_in_network_byte_order() {
     assert!(bytes.ends_with(&entry), "{bytes:?}");
 }
 
-/// On the kernel, in a namespace of its own.
+/// On the kernel, in its own namespace.
 #[test]
 fn sets_of_all_types_hold_what_they_are_given() {
     if !nix::unistd::geteuid().is_root() {
@@ -102,7 +102,7 @@ fn hold(client: &mut Client, family: Family, kind: SetType) {
     client.create(&set).unwrap();
     assert!(client.index(&set.name).unwrap().is_some());
     let mut wanted = entries(family, kind);
-    // Both are as wanted when half of it is done already.
+    // Both give the wanted result even if half of it was already done.
     client.add(&set.name, &wanted[..1]).unwrap();
     assert_eq!(client.add(&set.name, &wanted).unwrap(), []);
     let listed = |client: &mut Client| {
@@ -143,7 +143,7 @@ fn fill(client: &mut Client) {
     let mut listed = client.entries(&set.name).unwrap().unwrap();
     listed.sort();
     assert_eq!(listed, many);
-    // The kernel keeps the limit only roughly.
+    // The kernel enforces the limit only roughly.
     let more: Vec<_> = (5000..50_000).map(entry).collect();
     let refused = client.add(&set.name, &more).unwrap();
     assert_eq!(refused[0].to_string(), "the set is full");

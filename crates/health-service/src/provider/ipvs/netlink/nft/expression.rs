@@ -1,4 +1,4 @@
-//! Expressions of rules. A match that fails ends the rule; the next one is tried.
+//! Expressions of rules. If a match fails, the rule ends and the next rule is tried.
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
@@ -11,7 +11,7 @@ use netlink_packet_netfilter::nftables::{
 
 use super::super::attributes::{octets, plain, text};
 
-/// The register that matches work with.
+/// The register that matches use.
 const REGISTER: Register = Register::Reg1;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.
 const NETWORK_HEADER: u32 = 1;
@@ -31,9 +31,9 @@ const REJECT_UNREACHABLE: u32 = 0;
 /// Which address of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Where it comes from.
+    /// Its source.
     Source,
-    /// Where it goes to.
+    /// Its destination.
     Destination,
 }
 
@@ -75,7 +75,7 @@ fn load(key: MetaKey) -> Expressions {
     Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(REGISTER)])
 }
 
-/// The packet is in a set of ipset, by what each part of an entry is compared with (net/netfilter/xt_set.c,
+/// The packet is in an ipset set; `parts` says which address each part of an entry is compared with (net/netfilter/xt_set.c,
 /// `struct xt_set_info_match_v1`).
 pub fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     let sources = parts.iter().enumerate();
@@ -83,7 +83,7 @@ pub fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
         .filter(|(_, side)| **side == Side::Source)
         .fold(0, |flags, (part, _)| flags | 1_u8 << (part + 1));
     let [low, high] = index.to_ne_bytes();
-    // Padded to the alignment of matches, 8 bytes.
+    // Padded to 8 bytes, the alignment of matches.
     let info = [low, high, parts.len() as u8, flags, 0, 0, 0, 0];
     vec![other(
         "match",
@@ -91,7 +91,7 @@ pub fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     )]
 }
 
-/// The packet is of this protocol.
+/// The packet has this protocol.
 pub fn of_protocol(protocol: Protocol) -> Vec<Expressions> {
     vec![
         load(MetaKey::L4Proto),
@@ -118,7 +118,7 @@ pub fn from_network(network: IpNet) -> Vec<Expressions> {
     ]
 }
 
-/// The packet does not begin a connection.
+/// The packet does not start a connection.
 pub fn not_new() -> Vec<Expressions> {
     vec![
         other(
@@ -130,7 +130,7 @@ pub fn not_new() -> Vec<Expressions> {
     ]
 }
 
-/// An address of the packet is one of this node.
+/// The given address of the packet belongs to this node.
 pub fn is_local(side: Side) -> Vec<Expressions> {
     let flag = match side {
         Side::Source => 1,
@@ -147,7 +147,7 @@ pub fn is_local(side: Side) -> Vec<Expressions> {
     ]
 }
 
-/// The packet's mark lacks all these bits.
+/// The packet's mark has none of these bits.
 pub fn lacks_mark(bits: u32) -> Vec<Expressions> {
     vec![
         load(MetaKey::Mark),
@@ -156,7 +156,7 @@ pub fn lacks_mark(bits: u32) -> Vec<Expressions> {
     ]
 }
 
-/// Gives the packet's mark these bits, or takes them.
+/// Sets these bits in the packet's mark, or clears them.
 pub fn set_mark(bits: u32, is_set: bool) -> Vec<Expressions> {
     let xor = if is_set { bits } else { 0 };
     vec![
@@ -169,12 +169,12 @@ pub fn set_mark(bits: u32, is_set: bool) -> Vec<Expressions> {
     ]
 }
 
-/// Gives the connection an address of this node as its source, and any free port.
+/// Replaces the connection's source with an address of this node and any free port.
 pub fn masquerade() -> Vec<Expressions> {
     vec![other("masq", vec![number(1, RANDOM_FULLY)])]
 }
 
-/// Throws the packet away, and tells the sender that nobody listens at the port.
+/// Drops the packet, and tells the sender that the port is unreachable.
 pub fn reject(family: Family) -> Vec<Expressions> {
     let code = match family {
         // `ICMP_PORT_UNREACH`, `ICMPV6_PORT_UNREACH`.
@@ -187,7 +187,7 @@ pub fn reject(family: Family) -> Vec<Expressions> {
     )]
 }
 
-/// Throws the packet away.
+/// Drops the packet.
 pub fn drop() -> Vec<Expressions> {
     verdict(vec![VerdictAttribute::Code(Verdict::Other(0))])
 }
@@ -197,7 +197,7 @@ pub fn leave() -> Vec<Expressions> {
     verdict(vec![VerdictAttribute::Code(Verdict::Return)])
 }
 
-/// Goes through another chain and comes back.
+/// Runs another chain and returns.
 pub fn jump(chain: &str) -> Vec<Expressions> {
     verdict(vec![
         VerdictAttribute::Code(Verdict::Jump),

@@ -1,5 +1,5 @@
-//! Tables of nf_tables (include/uapi/linux/netfilter/nf_tables.h, net/netfilter/nf_tables_api.c): a table is replaced as
-//! a whole, between two packets, or deleted.
+//! nf_tables tables (include/uapi/linux/netfilter/nf_tables.h, net/netfilter/nf_tables_api.c): a table is replaced as a
+//! whole, between two packets, or deleted.
 
 pub mod expression;
 
@@ -21,20 +21,20 @@ pub use netlink_packet_netfilter::nftables::InetHookNumber;
 use super::attributes::{each, family_of, netfilter_attributes, text_of};
 use super::connection::{Connection, NetlinkError};
 
-/// `NFNL_SUBSYS_NFTABLES`, which marks of a batch name.
+/// `NFNL_SUBSYS_NFTABLES`, the subsystem in batch markers.
 const SUBSYSTEM: u16 = 10;
 /// `NFTA_RULE_CHAIN`.
 const RULE_CHAIN: u16 = 2;
-/// `NF_ACCEPT`: what becomes of a packet at the end of a chain.
+/// `NF_ACCEPT`: the verdict at the end of a chain.
 const POLICY_ACCEPT: u32 = 1;
 
-/// What a packet must pass, in order, and at last what is done with it.
+/// The matches that a packet must pass, in order, and finally the action.
 pub type Rule = Vec<Expressions>;
 
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Of its packets.
+    /// The family of its packets.
     pub family: Family,
     /// Its name.
     pub name: &'static str,
@@ -45,9 +45,9 @@ pub struct Table {
 /// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name in its table.
+    /// Its name, unique in the table.
     pub name: &'static str,
-    /// Where packets enter it; none if only by jumps.
+    /// Where packets enter it; `None` if only by jumps.
     pub base: Option<Base>,
     /// Its rules, in order.
     pub rules: Vec<Rule>,
@@ -60,7 +60,7 @@ pub struct Base {
     pub kind: &'static str,
     /// The hook.
     pub hook: InetHookNumber,
-    /// Lower ones come first.
+    /// Lower priorities come first.
     pub priority: i32,
 }
 
@@ -69,22 +69,22 @@ pub struct Base {
 pub struct Client(Connection);
 
 impl Client {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     pub fn open() -> Result<Self, NetlinkError> {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
 
-    /// Puts a table in the place of the one of its name, in one step.
+    /// Replaces the table with the same name, in one step.
     pub fn replace(&mut self, table: &Table) -> Result<(), NetlinkError> {
         let (family, name) = (table.family, table.name);
         let mut messages = vec![
             (begin(), 0),
-            // What is to be deleted must be there.
+            // A table must exist before it can be deleted.
             (message(family, new_table(name)), NLM_F_CREATE),
             (message(family, delete_table(name)), 0),
             (message(family, new_table(name)), NLM_F_CREATE),
         ];
-        // Rules jump to chains that stand after their own.
+        // Rules jump to chains that come after their own.
         let chains = table.chains.iter().map(|chain| new_chain(name, chain));
         messages.extend(chains.map(|chain| (message(family, chain), NLM_F_CREATE)));
         for chain in &table.chains {
@@ -109,7 +109,7 @@ impl Client {
         self.0.transact(vec![(begin(), 0), table, (end(), 0)])
     }
 
-    /// Deletes a table with all that is in it. Returns whether there was one.
+    /// Deletes a table with all its contents. Returns whether it existed.
     pub fn delete(&mut self, family: Family, name: &str) -> Result<bool, NetlinkError> {
         let table = message(family, delete_table(name));
         let messages = vec![(begin(), 0), (table, 0), (end(), 0)];
@@ -120,7 +120,7 @@ impl Client {
         }
     }
 
-    /// The chains of the rules of a table, one for each rule.
+    /// The chain of each rule in a table.
     pub fn rules(&mut self, family: Family, name: &str) -> Result<Vec<String>, NetlinkError> {
         let table = RuleAttribute::Table(name.to_owned());
         let request = NfTablesMessage::GetRule(RuleMessage {

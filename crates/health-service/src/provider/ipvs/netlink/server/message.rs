@@ -1,4 +1,4 @@
-//! Messages of the family, written and read.
+//! Reading and writing messages of the family.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,9 +15,9 @@ use super::model::{
     Flags, Forwarding, Info, RealServer, Scheduler, ServerId, ServerKey, Timeouts, VirtualServer,
 };
 
-/// `struct genlmsghdr`, without header of the family.
+/// `struct genlmsghdr`, without the family's own header.
 const HEADER_LEN: usize = 4;
-/// Flags are set by value and mask; all of them.
+/// Flags are set by value and mask; this mask has all of them.
 const ALL_FLAGS: u32 = u32::MAX;
 
 /// `IPVS_CMD_ATTR_*`.
@@ -62,7 +62,7 @@ mod info {
     pub(super) const CONN_TAB_SIZE: u16 = 2;
 }
 
-/// What a message asks for (`IPVS_CMD_*`).
+/// The request type (`IPVS_CMD_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Command {
@@ -117,7 +117,7 @@ pub(super) fn payload(object: &[u8]) -> Result<&[u8], Malformed> {
     payload.ok_or(Malformed("a generic header is cut off"))
 }
 
-/// A change as a request.
+/// Converts a change to a request.
 pub(super) fn change(change: &Change) -> (Command, Vec<DefaultNla>) {
     match change {
         Change::AddServer(one) => (Command::NewService, vec![server(one)]),
@@ -129,7 +129,7 @@ pub(super) fn change(change: &Change) -> (Command, Vec<DefaultNla>) {
     }
 }
 
-/// A virtual server by what tells it from others.
+/// The attributes that identify a virtual server.
 pub(super) fn id(id: ServerId) -> DefaultNla {
     nested(part::SERVICE, &id_attributes(id))
 }
@@ -151,7 +151,7 @@ fn server(server: &VirtualServer) -> DefaultNla {
     let mut attributes = id_attributes(server.id);
     let flags = server.flags.asked().0.to_ne_bytes();
     let flags: Vec<u8> = flags.into_iter().chain(ALL_FLAGS.to_ne_bytes()).collect();
-    // Of clients that stay with their real server each address is one: for IPv4 a mask, for IPv6 the bits of a prefix.
+    // Each persistent client is a single address: for IPv4 a netmask, for IPv6 a prefix length.
     let netmask: u32 = match server.id.family() {
         Family::V4 => u32::MAX,
         Family::V6 => 128,
@@ -193,7 +193,7 @@ pub(super) fn timeouts(timeouts: Timeouts) -> Vec<DefaultNla> {
         .to_vec()
 }
 
-/// None for an answer about something else.
+/// `None` for an answer about something else.
 pub(super) fn read_server(object: &[u8]) -> Result<Option<VirtualServer>, Malformed> {
     let Some(bytes) = find(payload(object)?, part::SERVICE)? else {
         return Ok(None);
@@ -238,8 +238,8 @@ fn bytes_of_flags(value: &[u8]) -> Result<[u8; 8], Malformed> {
     bytes(value, "flags")
 }
 
-/// Of a virtual server of this family, whose real servers may be of another one in tunnels. None for an answer about
-/// something else.
+/// Reads a real server of a virtual server in this family; in tunnels, real servers may be of the other family. `None` for
+/// an answer about something else.
 pub(super) fn read_real(object: &[u8], family: Family) -> Result<Option<RealServer>, Malformed> {
     let Some(bytes) = find(payload(object)?, part::DEST)? else {
         return Ok(None);
@@ -327,7 +327,7 @@ fn family_of(number: u16) -> Result<Family, Malformed> {
     found.ok_or(Malformed("a family"))
 }
 
-/// `union nf_inet_addr`: 16 bytes, of which IPv4 takes the first four.
+/// `union nf_inet_addr`: 16 bytes, of which IPv4 uses the first four.
 fn address_buffer(address: IpAddr) -> Vec<u8> {
     let mut buffer = octets(address);
     buffer.resize(16, 0);

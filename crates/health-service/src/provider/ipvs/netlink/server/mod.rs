@@ -1,4 +1,4 @@
-//! Virtual and real servers of IPVS, by the generic netlink family `IPVS` (include/uapi/linux/ip_vs.h,
+//! Virtual and real servers of IPVS, through the generic netlink family `IPVS` (include/uapi/linux/ip_vs.h,
 //! net/netfilter/ipvs/ip_vs_ctl.c).
 
 mod message;
@@ -32,22 +32,22 @@ pub struct Client {
 /// A change of servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new virtual server.
+    /// Adds a virtual server.
     AddServer(VirtualServer),
-    /// Another scheduler, other flags or another timeout of a virtual server.
+    /// Changes the scheduler, flags or timeout of a virtual server.
     SetServer(VirtualServer),
-    /// A virtual server goes, with all its real servers.
+    /// Deletes a virtual server with all its real servers.
     DeleteServer(ServerId),
-    /// A new real server of a virtual one.
+    /// Adds a real server to a virtual one.
     AddReal(ServerId, RealServer),
-    /// Another weight, other thresholds or another forwarding of a real server.
+    /// Changes the weight, thresholds or forwarding of a real server.
     SetReal(ServerId, RealServer),
-    /// A real server goes. Its connections end with their next packet.
+    /// Deletes a real server. Its connections end with their next packet.
     DeleteReal(ServerId, RealServer),
 }
 
 impl Client {
-    /// Opens one in the calling thread's network namespace. The kernel loads IPVS if it has it.
+    /// Opens a connection in the calling thread's network namespace. The kernel loads IPVS if available.
     pub fn open() -> Result<Self, NetlinkError> {
         let mut connection = Connection::open(NETLINK_GENERIC)?;
         let name = GenlCtrlAttrs::FamilyName(IpvsMessage::family_name().to_owned());
@@ -75,7 +75,7 @@ impl Client {
         self.connection.list(&request, message::read_server)
     }
 
-    /// A virtual server; none if there is none of this address.
+    /// A virtual server; `None` if it does not exist.
     pub fn server(&mut self, id: ServerId) -> Result<Option<VirtualServer>, NetlinkError> {
         let request = self.message(Command::GetService, vec![message::id(id)]);
         let mut server = None;
@@ -107,13 +107,13 @@ impl Client {
         self.connection.execute(requests)
     }
 
-    /// Deletes all virtual servers, whoever made them.
+    /// Deletes all virtual servers, whoever created them.
     pub fn flush(&mut self) -> Result<(), NetlinkError> {
         let request = self.message(Command::Flush, Vec::new());
         self.connection.request(request, 0, &mut |_| Ok(()))
     }
 
-    /// What the kernel has.
+    /// Information about the kernel's IPVS.
     pub fn info(&mut self) -> Result<Info, NetlinkError> {
         let request = self.message(Command::GetInfo, Vec::new());
         let mut info = None;
@@ -135,7 +135,7 @@ impl Client {
         timeouts.ok_or(NetlinkError::Malformed("no timeouts"))
     }
 
-    /// Changes how long idle connections are kept; what is 0 stays.
+    /// Changes how long idle connections are kept; a value of 0 leaves the kernel's unchanged.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) -> Result<(), NetlinkError> {
         let request = self.message(Command::SetConfig, message::timeouts(timeouts));
         self.connection.request(request, 0, &mut |_| Ok(()))

@@ -9,7 +9,7 @@ use health_model::policy::Protocol;
 /// Where a virtual server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerKey {
-    /// The address and the port.
+    /// Address and port.
     pub address: SocketAddr,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
@@ -24,14 +24,14 @@ impl fmt::Display for ServerKey {
 /// Which packets a virtual server gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServerId {
-    /// Those to an address.
+    /// Packets to an address.
     Address(ServerKey),
-    /// Those of a family that have a mark.
+    /// Packets of a family with this mark.
     Mark(Family, u32),
 }
 
 impl ServerId {
-    /// Of its packets.
+    /// The family of its packets.
     pub fn family(&self) -> Family {
         match self {
             Self::Address(key) => Family::of(key.address.ip()),
@@ -49,40 +49,40 @@ impl From<ServerKey> for ServerId {
 /// How a virtual server chooses a real server for a new connection: the kernel's modules `ip_vs_*`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// In turn.
+    /// Round robin.
     RoundRobin,
-    /// In turn, by weight.
+    /// Round robin by weight.
     WeightedRoundRobin,
     /// The one with the fewest connections.
     LeastConnection,
     /// The one with the fewest connections for its weight.
     WeightedLeastConnection,
-    /// The one of highest weight.
+    /// The one with the highest weight.
     WeightedFailover,
-    /// The one of highest weight that has fewer active connections than that.
+    /// The one with the highest weight that has fewer active connections than its weight.
     WeightedOverflow,
-    /// By destination, the one with the fewest connections where it was none yet or is overloaded.
+    /// By destination; the one with the fewest connections if the destination has none yet or its server is overloaded.
     LocalityLeastConnection,
-    /// The same with a set of them for each destination.
+    /// The same with a set of servers for each destination.
     LocalityLeastConnectionReplicated,
-    /// By the hash of the destination.
+    /// By a hash of the destination.
     DestinationHash,
-    /// By the hash of the source.
+    /// By a hash of the source.
     SourceHash,
     /// By a Maglev table: few connections move when real servers change.
     Maglev,
     /// The one with the shortest expected delay.
     ShortestExpectedDelay,
-    /// An idle one, or else the one with the shortest expected delay.
+    /// An idle one, otherwise the one with the shortest expected delay.
     NeverQueue,
     /// The less loaded of two servers that are picked at random by weight.
     PowerOfTwo,
-    /// One of another module.
+    /// A scheduler from another module.
     Other(Box<str>),
 }
 
 impl Scheduler {
-    /// Those that we know, with the kernel's names.
+    /// The schedulers that we know, with the kernel's names.
     pub const KNOWN: [(Self, &str); 14] = [
         (Self::RoundRobin, "rr"),
         (Self::WeightedRoundRobin, "wrr"),
@@ -144,14 +144,14 @@ pub struct Flags(pub u32);
 impl Flags {
     /// A client stays with its real server until the timeout.
     pub const PERSISTENT: Self = Self(0x1);
-    /// The kernel has it in its tables: it sets this itself.
+    /// The server is in the kernel's tables; the kernel sets this itself.
     pub const HASHED: Self = Self(0x2);
-    /// Each packet of UDP is a connection of its own.
+    /// Each UDP packet is its own connection.
     pub const ONE_PACKET: Self = Self(0x4);
-    /// The second of three that schedulers give a meaning: the port of the source counts for `sh` and `mh`.
+    /// The second of three flags whose meaning depends on the scheduler: for `sh` and `mh`, the source port counts.
     pub const SCHEDULER_2: Self = Self(0x10);
 
-    /// Without what the kernel sets itself.
+    /// Without the flags that the kernel sets itself.
     #[must_use]
     pub const fn asked(self) -> Self {
         Self(self.0 & !Self::HASHED.0)
@@ -166,16 +166,16 @@ impl std::ops::BitOr for Flags {
     }
 }
 
-/// A virtual server: where connections arrive that real servers serve.
+/// A virtual server: where connections arrive that real servers handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Which packets it gets.
     pub id: ServerId,
-    /// How it chooses.
+    /// Its scheduler.
     pub scheduler: Scheduler,
     /// Its flags.
     pub flags: Flags,
-    /// Seconds that a client stays with its real server after its last packet, if it is persistent.
+    /// How long a client stays with its real server after its last packet if it is persistent, in seconds.
     pub timeout: u32,
 }
 
@@ -186,19 +186,19 @@ pub enum Forwarding {
     Masquerade,
     /// The server is this node.
     Local,
-    /// In a tunnel.
+    /// Through a tunnel.
     Tunnel,
     /// Unchanged, to the server's hardware address.
     Direct,
     /// Past the cache.
     Bypass,
-    /// Something newer.
+    /// A newer method.
     Other(u32),
 }
 
 impl From<u32> for Forwarding {
     fn from(number: u32) -> Self {
-        // `IP_VS_CONN_F_FWD_MASK`: the other bits are of the connection.
+        // `IP_VS_CONN_F_FWD_MASK`: the other bits belong to the connection.
         match number & 7 {
             0 => Self::Masquerade,
             1 => Self::Local,
@@ -234,18 +234,18 @@ pub struct RealServer {
     pub weight: u32,
     /// At this number of connections it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// After that it gets new ones again when it has fewer connections than this.
+    /// After that it gets new ones again once it has fewer connections than this.
     pub lower_threshold: u32,
-    /// Connections that are established.
+    /// Established connections.
     pub active: u32,
-    /// Connections that are not yet or no longer.
+    /// Connections that are not established yet or any more.
     pub inactive: u32,
-    /// Clients that stay with it.
+    /// Persistent clients.
     pub persistent: u32,
 }
 
 impl RealServer {
-    /// A masqueraded one without limits.
+    /// A masqueraded server without limits.
     pub fn new(address: SocketAddr, weight: u32) -> Self {
         Self {
             address,
@@ -260,22 +260,22 @@ impl RealServer {
     }
 }
 
-/// What the kernel has.
+/// Information about the kernel's IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Major, minor and patch number of IPVS.
+    /// The IPVS version: major, minor, patch.
     pub version: (u8, u8, u8),
-    /// Rows of the table of connections.
+    /// Rows of the connection table.
     pub table_size: u32,
 }
 
 /// How long idle connections are kept, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Of TCP.
+    /// TCP.
     pub tcp: u32,
-    /// Of TCP after a FIN.
+    /// TCP after a FIN.
     pub tcp_fin: u32,
-    /// Of UDP.
+    /// UDP.
     pub udp: u32,
 }
