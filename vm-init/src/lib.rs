@@ -1,5 +1,5 @@
-//! What first processes of machines share, and what a virtual machine and the program that started it say to
-//! each other: the plan that stands in the initramfs, and frames on a serial line.
+//! Code that the first processes of machines share, and the protocol between a virtual machine and the program that
+//! started it: the plan in the initramfs, and frames on a serial line.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt as _;
@@ -10,24 +10,24 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// Where the plan stands in the initramfs: JSON of [`Plan`].
+/// Path of the plan in the initramfs: JSON of [`Plan`].
 pub const PLAN: &str = "/plan.json";
 
-/// The serial line of the frames, in the guest. The first line is the kernel's console, which on boards for
-/// aarch64 is of another kind and has another name.
+/// The serial line of the frames, in the guest. The first line is the kernel's console, which has another type and
+/// name on aarch64 boards.
 pub const LINE: &str = if cfg!(target_arch = "aarch64") {
     "/dev/ttyS0"
 } else {
     "/dev/ttyS1"
 };
 
-/// Longest payload of a frame, bytes. Longer ones mean that the line carries something else.
+/// Longest payload of a frame, bytes. A longer one means that the line carries something else.
 const MAX_PAYLOAD: u32 = 1 << 20;
 
-/// What a virtual machine is to do before it ends.
+/// The plan: what a virtual machine does before it powers off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Run one after the other, whether they fail or not.
+    /// Commands to run one after the other, whether they fail or not.
     pub commands: Vec<PlannedCommand>,
 }
 
@@ -50,17 +50,17 @@ impl PlannedCommand {
     }
 }
 
-/// How a program ended.
+/// How a program exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramExit {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal killed it.
     Signal(i32),
 }
 
 impl ProgramExit {
-    /// The exit code by which shells tell it.
+    /// The exit code that shells report for it.
     pub fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
@@ -78,8 +78,8 @@ impl From<ExitStatus> for ProgramExit {
     }
 }
 
-/// Waits for a child of a machine's first process, and for all orphans that end meanwhile: they count as running
-/// until somebody waits for them.
+/// Waits for a child of a machine's first process, and reaps all orphans that exit meanwhile: they count as running
+/// until a process waits for them.
 pub fn wait_reaping(child: &Child) -> nix::Result<ProgramExit> {
     let child = Pid::from_raw(child.id().cast_signed());
     loop {
@@ -96,38 +96,38 @@ pub fn wait_reaping(child: &Child) -> nix::Result<ProgramExit> {
     }
 }
 
-/// What the guest says besides its programs' output.
+/// Reports from the guest, besides its programs' output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// The first process runs. Comes first.
+    /// The first process runs. Always the first report.
     Booted,
-    /// Said now and then, so that silence means a hang.
+    /// Sent periodically, so that silence means a hang.
     Alive,
-    /// A command of the plan, by its index, ended so. All its output came before.
+    /// A command of the plan, by its index, exited like this. All its output was sent before.
     Ended(usize, ProgramExit),
-    /// The first process can't do its work, and why.
+    /// The first process cannot do its work, with the reason.
     Failed(String),
     /// The plan is done; the guest powers off.
     Done,
 }
 
-/// What the guest is told.
+/// Orders to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Send SIGINT to the command that runs, and begin no other.
+    /// Sends SIGINT to the running command, and starts no other.
     Interrupt,
 }
 
-/// A piece of what goes over the serial line.
+/// A unit of the serial line's traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Standard output of the command that runs.
+    /// Standard output of the running command.
     Stdout(Vec<u8>),
-    /// Its standard error.
+    /// Standard error of the running command.
     Stderr(Vec<u8>),
-    /// From the guest.
+    /// A report from the guest.
     Report(Report),
-    /// To the guest.
+    /// An order to the guest.
     Order(Order),
 }
 
@@ -154,8 +154,8 @@ impl Frame {
         line.write_all(&frame)
     }
 
-    /// Reads what [`write_to`](Self::write_to) wrote; `None` where the line ends, if need be amid a frame: a
-    /// guest may end at any time.
+    /// Reads what [`write_to`](Self::write_to) wrote. `None` if the line closes, even in the middle of a frame: a
+    /// guest may stop at any time.
     pub fn read_from(line: &mut impl Read) -> io::Result<Option<Self>> {
         let mut header = [0; 5];
         if !read_whole(line, &mut header)? {
@@ -180,7 +180,7 @@ impl Frame {
     }
 }
 
-/// Fills the buffer; false if the line ends before.
+/// Fills the buffer; false if the line closes first.
 fn read_whole(line: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match line.read_exact(buffer) {
         Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! First process of a virtual machine: mounts what programs expect, has its second self run the plan, takes
-//! care of orphans meanwhile, and powers off.
+//! First process of a virtual machine: mounts the filesystems that programs expect, runs the plan in a re-executed
+//! copy of itself, reaps orphans meanwhile, and powers off.
 
 mod mounts;
 mod runner;
@@ -15,11 +15,11 @@ use vm_init::{Frame, ProgramExit, Report, wait_reaping};
 
 use crate::runner::Line;
 
-/// Says to the second self that it is one.
+/// Marks the re-executed copy.
 const RUN: &str = "run";
 
-/// Files that a process may have open, and up to which it may raise that itself: as systemd has it for what it
-/// starts. The kernel's own 4096 is too few for servers.
+/// Soft and hard limit of open files, the same that systemd sets for services. The kernel's own 4096 is too few for
+/// servers.
 const OPEN_FILES: (u64, u64) = (1024, 512 * 1024);
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Says what is wrong on the line, and on the console, which is all that is left where there is no line.
+/// Reports an error on the line, and on the console, which is the only way if there is no line.
 fn tell(error: &anyhow::Error) {
     eprintln!("vm-init: {error:#}");
     if let Ok(line) = Line::open() {

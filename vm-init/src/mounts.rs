@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot};
 
-/// Kind of filesystem, place, and whether all kernels have it. None is over what the initramfs may hold: the
-/// workspace stands in it where it stands outside, which may be below `/tmp`.
+/// Filesystem type, mount point, and whether every kernel has it. None may cover files of the initramfs: it holds the
+/// workspace at the same path as on the host, which may be below `/tmp`.
 const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("proc", "/proc", true),
     ("sysfs", "/sys", true),
@@ -23,8 +23,8 @@ const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("bpf", "/sys/fs/bpf", false),
 ];
 
-/// Makes the root a mount of its own. Container runtimes call `pivot_root`, which the initial rootfs
-/// refuses (`pivot_root(2)`, EINVAL).
+/// Makes the root a mount of its own. Container runtimes call `pivot_root`, which the initial rootfs refuses
+/// (`pivot_root(2)`, EINVAL).
 pub(crate) fn leave_rootfs() -> anyhow::Result<()> {
     const ROOT: &str = "/root-mount";
     fs::create_dir_all(ROOT).with_context(|| format!("cannot make {ROOT}"))?;
@@ -41,7 +41,7 @@ fn move_root(place: &str) -> nix::Result<()> {
     chdir("/")
 }
 
-/// Mounts all that the kernel has.
+/// Mounts all filesystems that the kernel has.
 pub(crate) fn mount_all() -> anyhow::Result<()> {
     for &(kind, place, required) in FILESYSTEMS {
         let made = fs::create_dir_all(Path::new(place));
@@ -53,7 +53,7 @@ pub(crate) fn mount_all() -> anyhow::Result<()> {
             None::<&str>,
         );
         match mounted {
-            // Where a filesystem is missing, so is its folder below /sys.
+            // If a filesystem is missing, so is its folder below /sys.
             Err(Errno::ENODEV | Errno::ENOENT) if !required => {}
             mounted => {
                 made.with_context(|| format!("cannot make {place}"))?;

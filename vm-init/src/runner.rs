@@ -1,4 +1,4 @@
-//! Runs the plan's commands one after the other, and sends what they print and how they end.
+//! Runs the plan's commands one after the other, and sends their output and exit codes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -16,13 +16,13 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use nix::unistd::Pid;
 use vm_init::{Frame, LINE, Order, PLAN, Plan, PlannedCommand, ProgramExit, Report};
 
-/// Time between two signs of life.
+/// Time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// Longest wait for output before the command is looked at again, milliseconds.
+/// Longest wait for output before checking the command again, milliseconds.
 const LOOK_MS: u8 = 50;
 
-/// What programs find in their environment, and nothing else.
+/// The programs' whole environment.
 const ENVIRONMENT: &[(&str, &str)] = &[
     (
         "PATH",
@@ -36,12 +36,12 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("HEALTH_AGENT_SLOWNESS", "3"),
 ];
 
-/// The guest's end of the serial line. Frames of several threads never mix.
+/// The guest's end of the serial line. Frames of different threads never mix.
 #[derive(Clone)]
 pub(crate) struct Line(Arc<Mutex<File>>);
 
 impl Line {
-    /// Opens it, so that bytes pass as they are.
+    /// Opens it in raw mode.
     pub(crate) fn open() -> anyhow::Result<Self> {
         let open = || {
             let line = OpenOptions::new().read(true).write(true).open(LINE)?;
@@ -60,12 +60,12 @@ impl Line {
             .with_context(|| format!("cannot write to {LINE}"))
     }
 
-    /// Waits until the other side has everything.
+    /// Waits until everything has been transmitted.
     pub(crate) fn drain(&self) -> anyhow::Result<()> {
         tcdrain(&*self.lock()).with_context(|| format!("cannot drain {LINE}"))
     }
 
-    /// A handle for reading, which waits for nobody who writes.
+    /// A handle for reading, which does not block on writers.
     fn reader(&self) -> anyhow::Result<File> {
         let reader = self.lock().try_clone();
         reader.with_context(|| format!("cannot open {LINE} again"))
@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-/// What the orders of the other side change.
+/// State that the other side's orders change.
 #[derive(Default)]
 struct State {
     running: Option<Pid>,
@@ -89,7 +89,7 @@ fn locked(state: &SharedState) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the plan to its end.
+/// Runs the plan to completion.
 pub(crate) fn run(line: &Line) -> anyhow::Result<()> {
     line.send(&Frame::Report(Report::Booted))?;
     let plan = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
@@ -126,7 +126,7 @@ fn obey(frame: &Frame, state: &SharedState) {
         let mut state = locked(state);
         state.interrupted = true;
         if let Some(running) = state.running {
-            // It may have ended just now.
+            // It may have just exited.
             let _ = killpg(running, Signal::SIGINT);
         }
     }
@@ -153,7 +153,7 @@ fn run_one(
         Err(error) => {
             let message = format!("cannot run {program}: {error}\n");
             line.send(&Frame::Stderr(message.into_bytes()))?;
-            // As shells say it.
+            // As shells report it.
             return Ok(ProgramExit::Code(127));
         }
     };
@@ -164,8 +164,8 @@ fn run_one(
     Ok(status.into())
 }
 
-/// Passes output on until the command has ended and all that it wrote is read. What it left running may keep
-/// the pipes open.
+/// Forwards output until the command has exited and all of its own output has been read. Processes that it left
+/// running may keep the pipes open.
 fn relay(child: &mut Child, line: &Line) -> anyhow::Result<ExitStatus> {
     let mut stdout = child.stdout.take().context("no standard output")?;
     let mut stderr = child.stderr.take().context("no standard error")?;
@@ -198,7 +198,7 @@ fn relay(child: &mut Child, line: &Line) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Which of the pipes, of those that are open, can be read or have ended.
+/// Which of the open pipes can be read or have been closed.
 fn readable(pipes: [(BorrowedFd, bool); 2], timeout_ms: u8) -> anyhow::Result<[bool; 2]> {
     let open = pipes.iter().filter(|(_, open)| *open);
     let mut polled: Vec<_> = open

@@ -1,11 +1,11 @@
-//! `cargo xtask check-aarch64`: whether what differs by architecture compiles for the other one that hosts have.
+//! `cargo xtask check-aarch64`: compiles the architecture-dependent code for the other architecture that hosts have.
 
 use crate::arch::Arch;
 use crate::process::run;
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
-/// The crates with eBPF and system calls in them; those above them are plain Rust.
+/// The crates with eBPF and system calls; those above them are plain Rust.
 const CRATES: &[&str] = &[
     "--package=health-common",
     "--package=health-net",
@@ -13,8 +13,7 @@ const CRATES: &[&str] = &[
     "--package=vm-init",
 ];
 
-/// Compiles them and their tests, but links and runs none: C parts are built by Debian's compiler for that
-/// architecture.
+/// Compiles them and their tests, but links and runs nothing: Debian's compiler for that architecture builds C parts.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
     let arch = Arch::Aarch64;

@@ -1,4 +1,4 @@
-//! Processors: this machine's, and those that guests can have.
+//! Processor architectures: this machine's, and those of guests.
 
 use std::env::consts;
 
@@ -14,7 +14,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// This machine's.
+    /// This machine's architecture.
     pub(crate) fn own() -> anyhow::Result<Self> {
         Self::from_str(consts::ARCH, false)
             .ok()
@@ -25,7 +25,7 @@ impl Arch {
         Self::own().is_ok_and(|own| own == self)
     }
 
-    /// As the kernel and Rust call it.
+    /// Its name in the kernel and in Rust.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// As Debian calls it.
+    /// Its name in Debian.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// The emulator of machines with it.
+    /// The emulator for such machines.
     pub(crate) fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
@@ -57,7 +57,7 @@ impl Arch {
         }
     }
 
-    /// The target of programs with Debian's libraries.
+    /// The target of programs that use Debian's libraries.
     pub(crate) fn shared_target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",

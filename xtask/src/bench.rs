@@ -75,7 +75,7 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCo
 }
 
 impl Args {
-    /// What the program `bench` is called with.
+    /// The arguments for the program `bench`.
     fn words(&self) -> Vec<String> {
         let mut words: Vec<String> = self.name.iter().cloned().collect();
         if self.json {

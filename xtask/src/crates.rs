@@ -1,4 +1,4 @@
-//! `cargo xtask check-crates`: whether each crate uses only those that are above it in the table of
+//! `cargo xtask check-crates`: checks that each crate uses only crates above it in the table of
 //! `docs/architecture.md`.
 
 use std::fs;
@@ -9,12 +9,12 @@ use serde::Deserialize;
 use crate::process::output;
 use crate::workspace::Workspace;
 
-/// The page with the table, from the workspace's folder.
+/// The page with the table, relative to the workspace.
 const PAGE: &str = "docs/architecture.md";
 /// The heading above it.
 const HEADING: &str = "## Crates";
 
-/// What cargo says of the workspace.
+/// Cargo's metadata of the workspace.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -27,17 +27,17 @@ struct Package {
     dependencies: Vec<Dependency>,
 }
 
-/// What a crate uses.
+/// A dependency of a crate.
 #[derive(Debug, Deserialize)]
 struct Dependency {
     name: String,
-    /// `dev` or `build`; none for what the crate itself uses.
+    /// `dev` or `build`; `None` for a normal dependency.
     kind: Option<String>,
-    /// The folder of a crate of this workspace.
+    /// The crate's folder, if it is in this workspace.
     path: Option<String>,
 }
 
-/// Fails, and names each offender, when a crate of the table uses one that is not above it.
+/// Fails, and names each offender, if a crate of the table uses one that is not above it.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let page = workspace.root().join(PAGE);
     let text =
@@ -70,7 +70,7 @@ fn order(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What is wrong, a line each.
+/// All violations, a line each.
 fn offences(order: &[&str], packages: &[Package]) -> Vec<String> {
     let place = |name: &str| order.iter().position(|known| *known == name);
     let mut offences: Vec<_> = order

@@ -1,5 +1,5 @@
-//! Debian's package archives, seen by this machine's processor and by others. What is taken from them here is
-//! unpacked into folders, not installed.
+//! Debian's package archives, for this machine's architecture and for others. Packages from them are unpacked into
+//! folders, not installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use crate::privilege::as_root;
 use crate::process::{cannot_run, output, run, shown};
 use crate::workspace::Workspace;
 
-/// What comes with a package.
+/// Which packages to fetch.
 #[derive(Clone, Copy)]
 pub(crate) enum PackageScope {
     Alone,
-    /// All that it depends on.
+    /// With all dependencies.
     WithDependencies,
 }
 
-/// The archives that this machine knows, with their packages for one kind of processor.
+/// The archives that this machine knows, with their packages for one architecture.
 pub(crate) struct Archives {
     arch: Arch,
-    /// Lists for a foreign processor. The machine's own are left as they are.
+    /// Package lists for a foreign architecture. The machine's own lists are not changed.
     own_lists: Option<TempDir>,
 }
 
 impl Archives {
-    /// Fetches the lists for a foreign processor into a folder that goes with this value.
+    /// Fetches the lists for a foreign architecture into a folder that is removed when this value is dropped.
     pub(crate) fn open(workspace: &Workspace, arch: Arch) -> anyhow::Result<Self> {
         packages::require(packages::ARCHIVES)?;
         if arch.is_own() {
@@ -67,7 +67,7 @@ impl Archives {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Fetches this machine's lists anew: they may be absent or old. Those for foreign processors are new.
+    /// Updates this machine's lists, which may be absent or old. Those for foreign architectures are fresh.
     pub(crate) fn refresh(&self) -> anyhow::Result<()> {
         if self.own_lists.is_some() {
             return Ok(());
@@ -75,7 +75,7 @@ impl Archives {
         run(as_root("apt-get", "fetching package lists")?.args(["-q", "update"]))
     }
 
-    /// Downloads a package and unpacks it into a new folder; returns the name of its file.
+    /// Downloads a package and unpacks it into a new folder. Returns the file name of the package.
     pub(crate) fn unpack(&self, package: &str, place: &Path) -> anyhow::Result<String> {
         let folder = place.parent().context("a folder in no other")?;
         let folder = folder_in(folder)?;
@@ -89,7 +89,7 @@ impl Archives {
         Ok(file_name(&archive))
     }
 
-    /// Downloads packages for a foreign processor, and unpacks them into a new folder.
+    /// Downloads packages for a foreign architecture, and unpacks them into a new folder.
     fn unpack_all(
         &self,
         packages: &[&str],
@@ -115,10 +115,10 @@ impl Archives {
         Ok(())
     }
 
-    /// A program of apt that looks at these archives.
+    /// An apt program that uses these archives.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // Else it warns that its own user can't write here.
+        // Otherwise it warns that its own user cannot write here.
         command.args(["-o", "APT::Sandbox::User=root"]);
         if let Some(folder) = &self.own_lists {
             let path = |name: &str| folder.path().join(name).display().to_string();
@@ -129,7 +129,7 @@ impl Archives {
                 format!("Dir::State::status={}", path("state/status")),
                 format!("Dir::State::lists={}", path("lists")),
                 format!("Dir::Cache={}", path("cache")),
-                // Nobody else uses the folder, and the locks of the machine are root's.
+                // Nothing else uses the folder, and only root can take the machine's locks.
                 "Debug::NoLocking=1".to_owned(),
             ] {
                 command.args(["-o", &option]);
@@ -139,8 +139,8 @@ impl Archives {
     }
 }
 
-/// Packages for a foreign processor, unpacked into a folder of that name, which is made anew when it holds
-/// others.
+/// Packages for a foreign architecture, unpacked into a folder of that name. Rebuilds the folder if it holds other
+/// packages.
 pub(crate) fn unpacked(
     workspace: &Workspace,
     arch: Arch,
@@ -169,7 +169,7 @@ pub(crate) fn unpacked(
     Ok(place)
 }
 
-/// Moves a finished folder to its place, unless somebody else was faster.
+/// Moves a finished folder to its path, unless another process was faster.
 pub(crate) fn move_to(made: &Path, place: &Path) -> anyhow::Result<()> {
     match fs::rename(made, place) {
         Err(_) if place.is_dir() => Ok(()),
@@ -177,7 +177,7 @@ pub(crate) fn move_to(made: &Path, place: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A folder of a name of its own, which goes with the value.
+/// A folder with a unique name, removed on drop.
 pub(crate) fn folder_in(folder: &Path) -> anyhow::Result<TempDir> {
     tempfile::Builder::new()
         .prefix(".unpacking-")
@@ -185,7 +185,7 @@ pub(crate) fn folder_in(folder: &Path) -> anyhow::Result<TempDir> {
         .with_context(|| format!("cannot make a folder in {}", folder.display()))
 }
 
-/// Fails unless so many bytes are free.
+/// Fails unless this many bytes are free.
 pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow::Result<()> {
     let disk = statvfs(folder)
         .with_context(|| format!("cannot look at the disk of {}", folder.display()))?;
@@ -200,7 +200,7 @@ pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow
     Ok(())
 }
 
-/// The one thing that a folder has in it.
+/// The only entry of a folder.
 pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut entries = entries(folder)?;
     ensure!(
@@ -212,7 +212,7 @@ pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
     entries.pop().context("no entry")
 }
 
-/// Runs to the end, and prints its output only as a part of the error.
+/// Runs a command to completion, and shows its output only in an error.
 pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
     let output = command
         .stdin(Stdio::null())
@@ -226,14 +226,14 @@ pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The last part of a path.
+/// The last component of a path.
 pub(crate) fn file_name(path: &Path) -> String {
     path.file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
-/// What a folder has in it.
+/// The entries of a folder.
 pub(crate) fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let cannot = || format!("cannot list {}", folder.display());
     let entries = fs::read_dir(folder).with_context(cannot)?;

@@ -1,14 +1,14 @@
-//! A test of the documentation: the files that it names are there.
+//! Tests of the documentation: the files that it names exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::workspace::Workspace;
 
-/// How names of files end that pages give from the workspace's folder.
+/// Extensions of files that pages name relative to the workspace.
 const EXTENSIONS: &[&str] = &["c", "json", "md", "rs", "service", "sh", "toml", "yaml"];
 
-/// Files that a page names in code spans, by their paths from the workspace's folder.
+/// Files that a page names in code spans, relative to the workspace.
 fn named<'a>(root: &Path, page: &'a str) -> Vec<&'a str> {
     let spans = page
         .lines()
@@ -25,7 +25,7 @@ fn named<'a>(root: &Path, page: &'a str) -> Vec<&'a str> {
     spans.filter(in_workspace).collect()
 }
 
-/// Files that a page links to, by their paths from the page's folder.
+/// Files that a page links to, relative to the page's folder.
 fn linked(page: &str) -> Vec<&str> {
     let targets = page.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
@@ -67,7 +67,8 @@ fn names_and_links_are_found() {
     assert_eq!(linked(page), ["e.md"]);
 }
 
-/// Maps that neither objects nor packets of tenants fill: settings, numbers of a fixed kind, and what nodes of the mesh fill.
+/// Maps that neither objects nor packets of tenants fill: settings, a fixed number of entries, or entries per node of
+/// the mesh.
 const OF_NO_TENANT: &[&str] = &[
     "HEALTH_CALLS",
     "HEALTH_CONFIG",
@@ -84,7 +85,7 @@ const OF_NO_TENANT: &[&str] = &[
     "HEALTH_XDP_TIMES",
 ];
 
-/// What stands in code spans in one column of the tables of a page.
+/// The contents of code spans in one column of a page's tables.
 fn column(page: &str, column: usize) -> impl Iterator<Item = &str> {
     let rows = page.lines().filter(|line| line.starts_with("| "));
     let cells = rows.filter_map(move |row| row.split(" | ").nth(column));
@@ -127,7 +128,7 @@ fn tests_that_the_page_of_limits_names_are_there() {
     assert!(named.is_empty(), "no such tests: {named:?}");
 }
 
-/// Adds the text of all sources in a folder.
+/// Appends the text of all sources in a folder.
 fn read_sources(folder: &Path, sources: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of sources") {
         let path = entry.expect("an entry").path();

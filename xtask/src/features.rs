@@ -1,18 +1,18 @@
-//! Tests of what this machine's kernel may lack. In virtual machines they all run.
+//! Tests that need features which this machine's kernel may lack. In virtual machines they all run.
 
 use crate::privilege::as_root;
 use crate::process::output;
 use crate::test::is_below;
 use crate::test::programs::TestProgram;
 
-/// Something that tests need of the kernel.
+/// A kernel feature that tests need.
 struct Feature {
     name: &'static str,
-    /// File of the tests.
+    /// The tests' file.
     file: &'static str,
-    /// What those of its tests have in their names that need it.
+    /// A part of the names of the tests in it that need the feature.
     tests: &'static str,
-    /// Fails without it, in a network namespace of its own: words separated by blanks.
+    /// A command that fails without the feature, run in a fresh network namespace. Arguments are separated by spaces.
     attempt: &'static str,
 }
 
@@ -49,10 +49,10 @@ const FEATURES: &[Feature] = &[
     },
 ];
 
-/// Tests of programs.
+/// Tests by program.
 type ChosenTests<'a> = [(&'a TestProgram, Vec<&'a str>)];
 
-/// Takes out the tests that this machine's kernel can't run, and returns their names, with what it lacks.
+/// Removes the tests that this machine's kernel cannot run, and returns their names with the missing feature.
 pub(crate) fn without(chosen: &mut ChosenTests) -> anyhow::Result<Vec<(String, &'static str)>> {
     let mut skipped = Vec::new();
     for feature in FEATURES {

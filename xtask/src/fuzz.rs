@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: random and mutated packets through the datapath's programs.
+//! `cargo xtask fuzz`: runs random and mutated packets through the datapath's programs.
 
 use std::os::unix::process::CommandExt as _;
 

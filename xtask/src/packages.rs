@@ -8,14 +8,14 @@ use crate::arch::Arch;
 use crate::privilege::as_root;
 use crate::process::{installed, run};
 
-/// A program, or a file told from where programs are, and the Debian package that brings it.
+/// A program, or a file by its path relative to the programs' folders, and the Debian package that contains it.
 pub(crate) struct Tool {
     program: &'static str,
     package: &'static str,
 }
 
 impl Tool {
-    /// Its name, if it is a program.
+    /// Its name if it is a program.
     pub(crate) fn program(&self) -> Option<&'static str> {
         (!self.program.contains('/')).then_some(self.program)
     }
@@ -25,8 +25,8 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
-/// What building needs: `make` for jemalloc, `protoc` for etcd's client, which is generated from its
-/// protocol's definition; that includes one that `protoc` looks for beside itself.
+/// Needed to build: `make` for jemalloc, and `protoc` for etcd's client, which is generated from its protocol
+/// definition. That imports a file that `protoc` looks for next to itself.
 pub(crate) const BUILD: &[Tool] = &[
     tool("make", "make"),
     tool("protoc", "protobuf-compiler"),
@@ -36,10 +36,10 @@ pub(crate) const BUILD: &[Tool] = &[
     ),
 ];
 
-/// What a bed needs.
+/// Needed for a bed.
 pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-linux")];
 
-/// What a bed with containers needs.
+/// Needed for a bed with containers.
 pub(crate) const CONTAINERS: &[Tool] = &[
     tool("setpriv", "util-linux"),
     tool("busybox", "busybox-static"),
@@ -48,14 +48,14 @@ pub(crate) const CONTAINERS: &[Tool] = &[
     tool("ctr", "containerd"),
 ];
 
-/// What a bed with services needs.
+/// Needed for a bed with services.
 pub(crate) const SERVICES: &[Tool] = &[
     tool("setpriv", "util-linux"),
     tool("nginx", "nginx-light"),
     tool("curl", "curl"),
 ];
 
-/// What the tests need.
+/// Needed for the tests.
 pub(crate) const TESTS: &[Tool] = &[
     tool("ip", "iproute2"),
     tool("ss", "iproute2"),
@@ -88,7 +88,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("curl", "curl"),
 ];
 
-/// What runs virtual machines.
+/// The emulator for virtual machines.
 pub(crate) fn emulator(arch: Arch) -> Tool {
     tool(
         arch.qemu(),
@@ -99,7 +99,7 @@ pub(crate) fn emulator(arch: Arch) -> Tool {
     )
 }
 
-/// What a virtual machine needs, and static programs for it.
+/// Needed for a virtual machine and for its static programs.
 pub(crate) const VM: &[Tool] = &[
     tool("setpriv", "util-linux"),
     tool("ldd", "libc-bin"),
@@ -111,10 +111,10 @@ pub(crate) const VM: &[Tool] = &[
     tool("find", "findutils"),
 ];
 
-/// What linking static programs needs.
+/// Needed to link static programs.
 pub(crate) const STATIC: &[Tool] = &[tool("musl-gcc", "musl-tools")];
 
-/// What compiling for a foreign processor needs.
+/// Needed to compile for a foreign architecture.
 pub(crate) fn cross_compiler(arch: Arch) -> [Tool; 2] {
     match arch {
         Arch::X86_64 => [
@@ -134,17 +134,17 @@ pub(crate) fn cross_compiler(arch: Arch) -> [Tool; 2] {
     }
 }
 
-/// What unpacking packages of Debian needs.
+/// Needed to unpack Debian packages.
 pub(crate) const ARCHIVES: &[Tool] = &[
     tool("apt-get", "apt"),
     tool("apt-cache", "apt"),
     tool("dpkg-deb", "dpkg"),
 ];
 
-/// What preparing a kernel of Debian needs.
+/// Needed to prepare a Debian kernel.
 pub(crate) const DEBIAN_KERNELS: &[Tool] = &[tool("depmod", "kmod")];
 
-/// What the benchmarks need.
+/// Needed for the benchmarks.
 pub(crate) const BENCHES: &[Tool] = &[
     tool("ip", "iproute2"),
     tool("nsenter", "util-linux"),
@@ -166,7 +166,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("../lib/cni/ptp", "containernetworking-plugins"),
 ];
 
-/// Installs the packages of those programs that are not there.
+/// Installs the packages of missing programs.
 pub(crate) fn require(tools: &[Tool]) -> anyhow::Result<()> {
     let mut missing: Vec<&str> = tools
         .iter()

@@ -15,7 +15,7 @@ pub(crate) fn is_root() -> anyhow::Result<bool> {
     Ok(own.uid() == 0)
 }
 
-/// A command that runs as root: as it is when we are root, through sudo when not.
+/// A command that runs as root: directly if we are root, otherwise through sudo.
 pub(crate) fn as_root(program: impl AsRef<OsStr>, what_for: &str) -> anyhow::Result<Command> {
     if is_root()? {
         return Ok(Command::new(program));
@@ -26,7 +26,7 @@ pub(crate) fn as_root(program: impl AsRef<OsStr>, what_for: &str) -> anyhow::Res
     Ok(sudo)
 }
 
-/// Fails unless sudo is there to become root with.
+/// Fails unless sudo is available.
 pub(crate) fn require_sudo(what_for: &str) -> anyhow::Result<()> {
     ensure!(
         process::installed("sudo"),

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, anyhow, bail};
 
-/// Runs to the end, output to the terminal.
+/// Runs a command to completion, with output to the terminal.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let status = command
         .status()
@@ -18,7 +18,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs to the end and returns its standard output, or `None` when it failed.
+/// Runs a command to completion. Returns its standard output, or `None` if it failed.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<Option<String>> {
     let output = command
         .stdin(Stdio::null())
@@ -50,13 +50,12 @@ pub(crate) fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// Whether a program is there to run.
+/// Whether a program is installed.
 pub(crate) fn installed(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Where a program is. System folders count even where `PATH` lacks them, as it often does for users
-/// other than root.
+/// The path of a program. Searches system folders even if `PATH` lacks them, as it often does for non-root users.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -33,7 +33,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Those of the program `bed`.
+    /// The flags for the program `bed`.
     fn flags(&self) -> Vec<String> {
         let mut flags = vec![format!("--nodes={}", self.nodes)];
         for (wanted, flag) in [
@@ -73,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
 
     let mut bed = as_root(workspace.dev_binary("bed"), "making network namespaces")?;
     bed.args(args.flags());
-    // The bed takes this process's place, so that signals reach it and its exit code is ours.
+    // The bed replaces this process, so that signals reach it and its exit code is ours.
     let error = bed.exec();
     Err(cannot_run(&bed, error))
 }

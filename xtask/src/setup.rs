@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what building needs beyond the toolchain. Says nothing when all is there.
+//! `cargo xtask setup`: installs what a build needs beyond the toolchain. Silent if nothing is missing.
 
 use std::env;
 use std::ffi::OsString;
@@ -42,7 +42,7 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// What building static programs needs: a compiler for their C parts with musl's headers, and Rust's library.
+/// Installs what static programs need: a compiler for their C parts with musl's headers, and Rust's library.
 pub(crate) fn static_target(workspace: &Workspace, arch: Arch) -> anyhow::Result<()> {
     if arch.is_own() {
         packages::require(packages::STATIC)?;
@@ -52,7 +52,7 @@ pub(crate) fn static_target(workspace: &Workspace, arch: Arch) -> anyhow::Result
     target(workspace, arch.static_target())
 }
 
-/// Rust's library for a target.
+/// Installs Rust's library for a target.
 pub(crate) fn target(workspace: &Workspace, target: &str) -> anyhow::Result<()> {
     let channel = workspace.channel()?;
     let library = sysroot(channel)?.join("lib/rustlib").join(target);
@@ -74,8 +74,7 @@ fn rust_src(channel: &str, sysroot: &Path) -> anyhow::Result<()> {
         .context("component rust-src is missing and could not be added")
 }
 
-/// Installs bpf-linker, built against the LLVM that rustc itself ships, so that both always speak
-/// the same bitcode.
+/// Installs bpf-linker, built against rustc's own LLVM, so that both always use the same bitcode.
 fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
     let tools = workspace.tools();
     let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
@@ -88,13 +87,13 @@ fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
     run(workspace
         .cargo()?
         .env("LLVM_PREFIX", llvm)
-        // What looks at each crate of ours has nothing to say of it.
+        // The wrapper for our own crates does not apply to it.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
-        // Its work is done by LLVM, which is built already: optimising the rest saves nothing.
+        // LLVM does the work, and it is already built: optimising the rest gains nothing.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
-        // Else cargo tells the user to do this, which nobody needs to.
+        // Otherwise cargo tells the user to do this, which is not necessary.
         .env("PATH", path_with(&tools.join("bin"))?)
         .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION])
         .args(["--locked", "--force", "--no-default-features"])
@@ -109,7 +108,7 @@ fn path_with(folder: &Path) -> anyhow::Result<OsString> {
         .context("PATH cannot be extended")
 }
 
-/// Makes the folder that bpf-linker's build takes for an LLVM installation.
+/// Creates a folder that bpf-linker's build accepts as an LLVM installation.
 fn link_llvm(tools: &Path, sysroot: &Path) -> anyhow::Result<PathBuf> {
     let lib = sysroot.join("lib");
     let library = fs::read_dir(&lib)

@@ -1,4 +1,4 @@
-//! Where the workspace and its outputs are.
+//! The workspace, and the paths of its outputs.
 
 use std::env;
 use std::fs;
@@ -25,7 +25,7 @@ impl Workspace {
             .parent()
             .context("the package xtask has no workspace around it")?
             .to_owned();
-        // Cargo put this program into `<target>/<profile>/`, wherever `<target>` was configured.
+        // Cargo put this program into `<target>/<profile>/`, wherever `<target>` is configured.
         let own = env::current_exe().context("cannot find this program's own file")?;
         let profiles = own
             .ancestors()
@@ -40,8 +40,8 @@ impl Workspace {
         &self.root
     }
 
-    /// Where tools are installed. Not moved by `CARGO_TARGET_DIR`, so that the agent's build script
-    /// finds them.
+    /// The folder of installed tools. `CARGO_TARGET_DIR` does not move it, so that the agent's build script finds
+    /// them.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")
     }
@@ -64,17 +64,17 @@ impl Workspace {
             .join(name)
     }
 
-    /// The folder for what virtual machines leave, made if it is missing.
+    /// The folder for files of virtual machines, created if missing.
     pub(crate) fn vm(&self) -> anyhow::Result<PathBuf> {
         self.folder("target/vm")
     }
 
-    /// The folder for kernels of Debian, made if it is missing.
+    /// The folder for Debian kernels, created if missing.
     pub(crate) fn kernels(&self) -> anyhow::Result<PathBuf> {
         self.folder("target/kernels")
     }
 
-    /// The folder for packages of Debian for foreign processors, made if it is missing.
+    /// The folder for Debian packages for foreign architectures, created if missing.
     pub(crate) fn debian(&self) -> anyhow::Result<PathBuf> {
         self.folder("target/debian")
     }
@@ -99,7 +99,7 @@ impl Workspace {
         cargo
             .args(["run", self.channel()?, "cargo"])
             .current_dir(&self.root);
-        // What cargo told this program of its package: build scripts that look at it would run anew each time.
+        // Variables that describe this program's package: build scripts that depend on them would rerun each time.
         for (name, _) in env::vars_os() {
             let of_package = ["CARGO_MANIFEST_", "CARGO_PKG_"];
             if name

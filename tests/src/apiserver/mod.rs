@@ -34,7 +34,7 @@ pub enum Behaviour {
     Forbidden,
     /// 200 with this text.
     Rubbish(String),
-    /// 503 with a web page like a load balancer's.
+    /// 502 with a web page like a load balancer's.
     BadGateway,
     /// Closes the connection in the middle of the answer.
     Reset,

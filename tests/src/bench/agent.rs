@@ -1,5 +1,5 @@
-//! What one agent costs while it does nothing but its work: memory and CPU in a cluster of three, and the
-//! check of its health endpoint.
+//! Cost of one agent while it does nothing but its normal work: memory and CPU in a cluster of three, and the check
+//! of its health endpoint.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -21,15 +21,15 @@ use super::{Figure, MIB, Report, Target};
 use crate::{Bed, Node, process};
 
 const NODES: u8 = 3;
-/// The agent is measured for so long, and so often; after each time come the processes of `ping`.
+/// Length of a measurement of the agent, and number of rounds; the processes of `ping` run after each.
 const WINDOW: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 3;
 const MEMORY_LIMIT_MIB: f64 = 20.0;
-/// Against a process of `ping` for each probe.
+/// Limit relative to one process of `ping` per probe.
 const CPU_RATIO: f64 = 7.0;
 
 const INSTANCE: &str = "bench-agent";
-/// Checks that are timed, each beside a single list of devices.
+/// Number of timed checks, each next to a single list of devices.
 const CHECKS: u32 = 1001;
 const CHECK_RATIO: f64 = 8.0;
 
@@ -42,7 +42,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     let mut probes = 0;
     for _ in 0..ROUNDS {
         let before = (cpu_time(pid)?, SentProbes::by(bed.node(1))?);
-        // The figure is one over this window; there is nothing to wait for but its end.
+        // The figure covers this window; there is nothing to wait for but its end.
         thread::sleep(WINDOW);
         used += cpu_time(pid)? - before.0;
         let sent = (SentProbes::by(bed.node(1))? - before.1).total();
@@ -72,7 +72,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Report::new(figures, ROUNDS)
 }
 
-/// CPU time of so many processes of `ping`, one after the other, with an echo each.
+/// CPU time of `count` consecutive processes of `ping`, with one echo each.
 fn ping_each(node: &Node, address: Ipv4Addr, count: u64) -> anyhow::Result<Duration> {
     let ping = || {
         let mut command = Command::new("ping");
@@ -84,7 +84,7 @@ fn ping_each(node: &Node, address: Ipv4Addr, count: u64) -> anyhow::Result<Durat
     Ok(cpu_time_of_ended()? - before)
 }
 
-/// The check of a health endpoint that is in order, which the agent does again and again.
+/// The check of a healthy health endpoint, which the agent repeats periodically.
 async fn check(endpoint: &HealthEndpoint, _: &mut Datapath, _: &Pinned) -> anyhow::Result<Figure> {
     let netlink = netlink_in(endpoint.netns())?;
     let mut checks = Vec::new();

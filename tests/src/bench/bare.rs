@@ -1,4 +1,4 @@
-//! A bare HTTP server on a unix socket, which has each answer ready: the floor of an agent's API.
+//! A bare HTTP server on a unix socket with prepared answers: the floor for an agent's API.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use super::requests::get;
 use crate::process::tell;
 
-/// Most bytes of a request that are read at a time.
+/// Most bytes of a request per read.
 const REQUEST_LEN: usize = 1024;
 
-/// A thread that serves, and how long its answers took. Ends when it is dropped.
+/// A thread that serves, and the latencies of its answers. It stops when this is dropped.
 pub(super) struct Bare {
     folder: TempDir,
     body: Arc<Mutex<String>>,
@@ -35,7 +35,7 @@ impl Bare {
             let (body, stop) = (body.clone(), stop.clone());
             move || {
                 while !stop.load(Ordering::Relaxed) {
-                    // One that breaks off is the client's loss.
+                    // A broken connection is the client's problem.
                     let _ = listener
                         .accept()
                         .and_then(|(stream, _)| answer(stream, &lock(&body)));
@@ -51,7 +51,7 @@ impl Bare {
         })
     }
 
-    /// Asks for this body once, and keeps how long the answer took.
+    /// Requests this body once, and records the latency.
     pub(super) fn ask(&self, body: &str) -> anyhow::Result<()> {
         body.clone_into(&mut lock(&self.body));
         let asked = Instant::now();
@@ -61,7 +61,7 @@ impl Bare {
         Ok(())
     }
 
-    /// How long the answers took, ascending.
+    /// Latencies of the answers, ascending.
     pub(super) fn latencies(&self) -> Vec<Duration> {
         let mut latencies = lock(&self.latencies).clone();
         latencies.sort_unstable();
@@ -72,7 +72,7 @@ impl Bare {
 impl Drop for Bare {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes it.
+        // Wakes the thread.
         drop(UnixStream::connect(socket(self.folder.path())));
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

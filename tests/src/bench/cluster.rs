@@ -1,9 +1,9 @@
-//! A cluster of one agent and very many simulated peers: a second namespace that owns whole prefixes
-//! answers for those that live, and swallows what goes to the dead.
+//! A cluster of one agent and very many simulated peers: a second namespace that owns whole prefixes answers for the
+//! live ones, and drops packets to the dead ones.
 //!
-//! The two namespaces are joined by a veth pair of their own, without a bridge. A packet to a peer and
-//! its answer are both handled in the context of whoever sends the first: the far side's part of an
-//! echo is in the CPU time of the side that asks.
+//! A dedicated veth pair joins the two namespaces, without a bridge. A packet to a peer and its answer are both
+//! handled in the context of the first one's sender: the CPU time of the asking side includes the far side's part of
+//! an echo.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,14 +12,14 @@ use super::responder::Responder;
 use crate::bed::Builder;
 use crate::{Bed, Node};
 
-/// Where `/hello` is served.
+/// Port of `/hello`.
 pub(super) const PORT: u16 = 4240;
 
 /// Both ends of the link.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
 const DEVICE: &str = "up0";
-/// Holds all of the four below.
+/// Contains all of the four below.
 const CLUSTER: &str = "10.128.0.0/10";
 /// First addresses of /12 prefixes.
 const LIVING: Prefixes = Prefixes {
@@ -40,9 +40,9 @@ struct Prefixes {
 /// Which peers are dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeadPeers {
-    /// None.
+    /// No peer.
     None,
-    /// Three of ten, spread among the living.
+    /// Three of ten, evenly mixed with the live ones.
     ThreeOfTen,
 }
 
@@ -52,7 +52,7 @@ impl DeadPeers {
     }
 }
 
-/// The addresses of a peer's host and of its health endpoint.
+/// The addresses of a peer's host and health endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Peer {
     host: Ipv4Addr,
@@ -70,9 +70,9 @@ impl Peer {
     }
 }
 
-/// The namespaces, and whoever answers in the far one. Dropping it removes all of it.
+/// The namespaces, and the responder in the far one. Dropping this removes everything.
 pub(super) struct Cluster {
-    // Before the bed, whose namespace it listens in.
+    // Dropped before the bed, whose namespace it listens in.
     responder: Responder,
     bed: Bed,
     peers: u32,
@@ -80,7 +80,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Makes the cluster, with no agent running yet. `agent_flags` are words for `health-agent run`.
+    /// Creates the cluster, with no agent running yet. `agent_flags` are for `health-agent run`.
     pub(super) fn new(peers: u32, dead: DeadPeers, agent_flags: &str) -> anyhow::Result<Self> {
         let bed = builder(agent_flags).start()?;
         link(bed.node(1), bed.node(2))?;
@@ -93,12 +93,12 @@ impl Cluster {
         })
     }
 
-    /// The node whose agent is measured.
+    /// The measured agent's node.
     pub(super) fn node(&self) -> &Node {
         self.bed.node(1)
     }
 
-    /// The whole rest of the cluster.
+    /// The node that stands for the rest of the cluster.
     pub(super) fn rest(&self) -> &Node {
         self.bed.node(2)
     }
@@ -107,12 +107,12 @@ impl Cluster {
         &self.responder
     }
 
-    /// How many addresses there are to probe, each by two protocols; this node's own included.
+    /// Number of addresses to probe, counted once per protocol (two each), including this node's own.
     pub(super) fn probed_addresses(&self) -> u32 {
         2 * (self.peers + 1)
     }
 
-    /// All addresses of all peers, hosts and endpoints taking turns.
+    /// All addresses of all peers, alternating between hosts and endpoints.
     pub(super) fn peers_addresses(&self) -> Vec<Ipv4Addr> {
         (0..self.peers)
             .flat_map(|index| {
@@ -134,7 +134,7 @@ pub(super) fn is_peer(address: IpAddr) -> bool {
     }
 }
 
-/// Two nodes without agents; the second is the whole rest of the cluster.
+/// Two nodes without agents; the second stands for the rest of the cluster.
 fn builder(agent_flags: &str) -> Builder {
     Bed::builder()
         .nodes(2)

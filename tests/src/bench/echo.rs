@@ -1,5 +1,5 @@
-//! What an echo answered in eBPF costs, against one answered by the namespace's stack on the same veth
-//! pair, and what the program itself costs, against the same answer without state.
+//! Cost of an echo answered in eBPF, compared with one answered by the namespace's stack on the same veth pair, and
+//! cost of the program itself, compared with the same answer without state.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -17,22 +17,22 @@ use super::{Figure, Report, Target};
 use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use crate::testrun::TestRun;
 
-/// Echoes in one run of `ping -f`.
+/// Echoes per run of `ping -f`.
 const ECHOES: u32 = 300_000;
 /// Runs of each side, alternating.
 const ROUNDS: u32 = 7;
-/// Passes in one test run.
+/// Passes per test run.
 const PASSES: u32 = 1_000_000;
-/// All runs on one CPU, so that none pays for waking another.
+/// All runs use one CPU, so that none pays for waking another.
 const CPU: &str = "1";
 
-/// Echoes that the stack may lose in a run before the run is no good: it loses some on a busy machine.
+/// Echoes that the stack may lose before a run is invalid: it loses some on a busy machine.
 const STACK_LOSSES: u32 = 10;
 /// How long `ping -f` waits for an echo before it sends the next, milliseconds (ping(8)).
 const FLOOD_PATIENCE_MS: f64 = 10.0;
 
 const INSTANCE: &str = "bench-echo";
-/// What state may cost: the answer with it against the one without.
+/// Limit for the cost of state: the answer with state relative to the one without.
 const STATE_RATIO: f64 = 4.3;
 
 const EMPTY_CODE: u32 = 0;
@@ -52,7 +52,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Ok(Report::new(figures, ROUNDS)?.with_last_ratio(headline))
 }
 
-/// Microseconds a `ping -f` cycle, medians: answered in eBPF, and by the namespace's stack.
+/// Microseconds per `ping -f` cycle, medians: answered in eBPF, and by the namespace's stack.
 fn ping_cycles() -> anyhow::Result<(f64, f64)> {
     with_endpoint(INSTANCE, alternate)
 }
@@ -82,9 +82,9 @@ async fn alternate(
     Ok((median(ebpf)?, median(stack)?))
 }
 
-/// Microseconds a cycle of one `ping -f`, in which at most `tolerated` echoes are lost.
+/// Microseconds per cycle of one `ping -f` that loses at most `tolerated` echoes.
 fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
-    // The change of sides may cost a packet that is under way in it.
+    // Switching sides may cost a packet in flight.
     ping(address, &["-c", "3", "-i", "0.01"])?;
     let summary = ping(address, &["-f", "-c", &ECHOES.to_string()])?;
     let figures = || {
@@ -100,12 +100,12 @@ fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
     };
     let (lost, millis) = figures().with_context(|| format!("ping is not understood: {summary}"))?;
     ensure!(lost <= tolerated, "ping lost packets: {summary}");
-    // So that losses do not count against who had them.
+    // So that losses do not count against the side that has them.
     let waited = f64::from(lost) * FLOOD_PATIENCE_MS;
     Ok((millis - waited) * 1_000.0 / f64::from(ECHOES))
 }
 
-/// The line in which `ping` sums up.
+/// The summary line of `ping`.
 fn ping(address: Ipv4Addr, flags: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("taskset")
         .args(["-c", CPU, "ping", "-q"])
@@ -120,7 +120,7 @@ fn ping(address: Ipv4Addr, flags: &[&str]) -> anyhow::Result<String> {
     Ok(summary.context("ping said nothing")?.to_owned())
 }
 
-/// The cost of the program itself, IPv4 and IPv6, net of the same run with an empty program.
+/// Cost of the program itself, IPv4 and IPv6, net of the same run with an empty program.
 fn program_figures() -> anyhow::Result<Vec<Figure>> {
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
     const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -1,4 +1,4 @@
-//! A health endpoint in a network namespace of its own, for measurements on its veth pair.
+//! A health endpoint in a private network namespace, for measurements on its veth pair.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -18,15 +18,14 @@ use crate::testrun::Bpffs;
 /// The host's address.
 pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 
-/// Does `work` in a namespace with the health endpoint of `instance`, and a datapath that is attached nowhere
-/// yet.
+/// Does `work` in a namespace with the health endpoint of `instance`, and a datapath that is not attached yet.
 pub(super) fn with_endpoint<T: Send + 'static>(
     instance: &'static str,
     work: impl AsyncFnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T>
     + Send
     + 'static,
 ) -> anyhow::Result<T> {
-    // A thread of its own takes the network namespace with it when it ends.
+    // A dedicated thread takes the network namespace with it when it exits.
     std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -86,7 +85,7 @@ fn load(location: &Location, endpoint: &HealthEndpoint) -> anyhow::Result<Datapa
     let gateway = endpoint
         .gateway4()
         .context("the endpoint has no IPv4 gateway")?;
-    // Answered in eBPF otherwise; with programs and without, all else is to be alike.
+    // eBPF would answer neighbour requests otherwise; apart from the programs, everything must be alike.
     endpoint.netns().run_in(|| {
         ip(&[
             "neighbour",
@@ -117,7 +116,7 @@ pub(super) fn ip(args: &[&str]) -> anyhow::Result<()> {
     output("ip", args, "iproute2").map(drop)
 }
 
-/// What a tool of this Debian package prints.
+/// Output of a tool from this Debian package.
 pub(super) fn output(tool: &str, args: &[&str], package: &str) -> anyhow::Result<String> {
     let output = Command::new(tool)
         .args(args)

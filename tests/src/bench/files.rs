@@ -1,13 +1,13 @@
-//! How many files benchmarks, and what they start, may have open.
+//! Limits of open files for benchmarks and their child processes.
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// As many as any benchmark needs: one with 16,000 connections under way has both of their ends.
+/// The most that any benchmark needs: one with 16,000 open connections has both of their ends.
 const NEEDED: u64 = 65_536;
 
-/// Allows as many open files as any benchmark needs, or as the hard limit does where that cannot be raised. Returns what to do
-/// about it then.
+/// Raises the limit of open files to what benchmarks need, or to the hard limit if that cannot be raised. Returns
+/// advice in the latter case.
 pub fn raise_open_files_limit() -> anyhow::Result<Option<String>> {
     raise_to(NEEDED)
 }
@@ -32,11 +32,11 @@ mod tests {
     use super::*;
     use crate::process::run;
 
-    /// Set where the test runs as its own child, to what it needs.
+    /// Set in the test's child process, to the limit that it needs.
     const CHILD: &str = "HEALTH_NEEDED_FILES";
     const OWN_NAME: &str = "bench::files::tests::a_low_limit_is_raised_as_far_as_it_may_be";
 
-    /// What came of it in a process with these limits, soft and hard, that may not raise the hard one.
+    /// The result in a process with these soft and hard limits that may not raise the hard one.
     fn raised(limits: &str, needed: u64) -> String {
         let mut command = Command::new("setpriv");
         command

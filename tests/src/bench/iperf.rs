@@ -1,8 +1,8 @@
-//! What iperf3 tells.
+//! Parses iperf3's report.
 
 use anyhow::Context as _;
 
-/// Gbit/s that the far end received, of a report in JSON.
+/// Gbit/s that the far end received, from a JSON report.
 pub(super) fn received_gigabits(json: &str) -> anyhow::Result<f64> {
     let result: serde_json::Value =
         serde_json::from_str(json).context("iperf3 is not understood")?;

@@ -1,4 +1,4 @@
-//! The floor of whatever goes through a whole map: the kernel's batched look-ups, and nothing else.
+//! The floor for iterating over a whole map: the kernel's batched look-ups, and nothing else.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Benchmarks: each measures figures and compares them with a peer's or a floor's.
+//! Benchmarks: each measures figures and compares them with a competitor's or with a floor.
 
 mod agent;
 mod bare;
@@ -31,42 +31,42 @@ pub use files::raise_open_files_limit;
 use report::Findings;
 pub use report::{Figure, MIB, Machine, Report, Target, Unmeasured};
 
-/// A benchmark by its name.
+/// A benchmark with its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Benchmark {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// What it measures.
     pub about: &'static str,
-    /// Measures.
+    /// Runs it.
     pub run: fn(&Options) -> anyhow::Result<Report>,
 }
 
-/// What a benchmark may be told.
+/// Options of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Numbers of peers; the benchmark's own choice if empty.
     pub peers: Vec<u32>,
     /// Kinds of faults by their names; all of them, and times without faults, if empty.
     pub kinds: Vec<String>,
-    /// Faults of each kind; the benchmark's own choice without.
+    /// Faults of each kind; the benchmark's own choice if `None`.
     pub faults: Option<u32>,
-    /// Minutes under random loss; the benchmark's own choice without.
+    /// Minutes under random loss; the benchmark's own choice if `None`.
     pub minutes: Option<u32>,
-    /// Seconds of each flood; the benchmark's own choice without.
+    /// Seconds of each flood; the benchmark's own choice if `None`.
     pub seconds: Option<u32>,
-    /// Probes to account for; the benchmark's own choice without.
+    /// Probes to account for; the benchmark's own choice if `None`.
     pub probes: Option<u64>,
     /// Numbers of services; the benchmark's own choice if empty.
     pub services: Vec<u32>,
-    /// Rounds of each measurement; the benchmark's own choice without.
+    /// Rounds of each measurement; the benchmark's own choice if `None`.
     pub rounds: Option<u32>,
     /// Parts of the benchmark by name; all if empty.
     pub parts: Vec<String>,
 }
 
 impl Options {
-    /// Rounds of a measurement: those that were asked for, or these.
+    /// Rounds of a measurement: the requested number, or this default.
     fn rounds_or(&self, usual: u32) -> u32 {
         self.rounds.unwrap_or(usual)
     }

@@ -12,7 +12,7 @@ pub(super) struct Part {
     pub(super) measure: fn(&Options) -> anyhow::Result<Vec<Figure>>,
 }
 
-/// Runs the parts that were chosen.
+/// Runs the selected parts.
 pub(super) fn run(parts: &[Part], options: &Options) -> anyhow::Result<Report> {
     let mut figures = Vec::new();
     for part in chosen(parts, &options.parts)? {
@@ -24,7 +24,7 @@ pub(super) fn run(parts: &[Part], options: &Options) -> anyhow::Result<Report> {
     Report::new(figures, 1)
 }
 
-/// The parts of these names; all of them if there are none.
+/// The parts with these names; all of them if there are no names.
 fn chosen<'a>(parts: &'a [Part], names: &[String]) -> anyhow::Result<Vec<&'a Part>> {
     if names.is_empty() {
         return Ok(parts.iter().collect());
@@ -41,7 +41,7 @@ fn chosen<'a>(parts: &'a [Part], names: &[String]) -> anyhow::Result<Vec<&'a Par
     names.iter().map(find).collect()
 }
 
-/// The middle one of the values.
+/// The middle value.
 pub(super) fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.get(values.len() / 2);

@@ -1,8 +1,7 @@
-//! What one run of a program costs, by test runs that restore the packet before each pass.
+//! Cost of one run of a program, by test runs that restore the packet before each pass.
 //!
-//! A front program copies the next packet of a set back and calls the program under test; the same run
-//! with an empty program behind the front is subtracted. A bare repeated run would feed a program its
-//! own output.
+//! A front program restores the next packet of a set and calls the program under test; the time of the same run with
+//! an empty program behind the front is subtracted. A bare repeated run would feed a program its own output.
 
 use std::fs;
 use std::path::Path;
@@ -19,28 +18,28 @@ use super::parts::median;
 use super::{Figure, Target};
 use crate::testrun::TestRun;
 
-/// Bytes of a packet that the front program restores: those of an ICMPv6 probe.
+/// Bytes of a packet that the front program restores: the size of an ICMPv6 probe.
 const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
-/// How many packets take turns at most.
+/// Most packets that can alternate.
 pub(super) const PACKETS: u32 = 1_024;
 
-/// A kind of programs, those of benchmarks among them.
+/// A kind of program, including the benchmarks' own.
 pub(super) trait Kind: Sized {
     /// Restores packets.
     const FRONT: &'static str;
     /// The map that names the program behind it.
     const SLOT: &'static str;
-    /// What is measured beside the datapath's own programs.
+    /// The benchmark programs that are measured besides the datapath's own.
     const OWN: &'static [&'static str];
-    /// One of an object, not loaded yet.
+    /// Gets a program from an object, not loaded yet.
     fn of(program: &mut Program) -> Result<&mut Self, ProgramError>;
     /// Loads it.
     fn load(&mut self) -> Result<(), ProgramError>;
     /// Its descriptor.
     fn descriptor(&self) -> Result<&ProgramFd, ProgramError>;
-    /// The same, apart from its object.
+    /// The same program, independent of its object.
     fn apart(&mut self, pin: &Path) -> anyhow::Result<Self>;
-    /// A test run.
+    /// Runs it.
     fn run(&self, options: TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>;
 }
 
@@ -94,19 +93,19 @@ kind!(
 
 const EMPTY: &str = "bench_empty";
 const CLOCK: &str = "bench_clock";
-/// What both return.
+/// The return value of both.
 const OWN_CODE: u32 = 0;
 
-/// A whole run, that of the front included, which costs are held against.
+/// A whole run, including the front, that costs are compared with.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Floor {
-    /// Behind the front comes the empty program.
+    /// The empty program behind the front.
     Empty,
-    /// Behind the front comes a program that only reads the clock.
+    /// A program behind the front that only reads the clock.
     Clock,
 }
 
-/// What a program costs by several rounds, and what the floor costs in the same ones.
+/// Costs of a program over several rounds, and of the floor in the same rounds.
 pub(super) struct NetCosts {
     floor: Floor,
     net: Vec<f64>,
@@ -114,7 +113,7 @@ pub(super) struct NetCosts {
 }
 
 impl NetCosts {
-    /// Nothing is measured yet.
+    /// Starts without measurements.
     pub(super) fn beside(floor: Floor) -> Self {
         Self {
             floor,
@@ -123,7 +122,7 @@ impl NetCosts {
         }
     }
 
-    /// Measures a program for one round of `passes`, and right before it what it is held against.
+    /// Measures the floor and then the program, for one round of `passes`.
     pub(super) fn measure(
         &mut self,
         cost: &mut ProgramCost,
@@ -141,7 +140,7 @@ impl NetCosts {
         Ok(())
     }
 
-    /// Medians of all rounds but the first so many, which warm up; the limit is one of the ratio.
+    /// Medians over all rounds except the warm-up rounds at the start; the limit applies to the ratio.
     pub(super) fn figure(
         mut self,
         what: &str,
@@ -169,15 +168,14 @@ pub(super) struct ProgramCost<P = SchedClassifier> {
     slot: ProgramArray<MapData>,
     packets: Array<MapData, [u8; PACKET_LEN]>,
     turn: Array<MapData, [u32; 2]>,
-    /// The first packet: the others are as long.
+    /// The first packet: all have the same length.
     packet: Vec<u8>,
     count: u32,
     context: Option<Vec<u8>>,
 }
 
 impl<P: Kind> ProgramCost<P> {
-    /// Loads the benchmark programs; each pass will start with the next of `packets`, which are all of
-    /// one length.
+    /// Loads the benchmark programs. Each pass will use the next of `packets`, which all have the same length.
     pub(super) fn new(bed: &TestRun, packets: &[Vec<u8>]) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(bed.location.pins())
@@ -205,7 +203,7 @@ impl<P: Kind> ProgramCost<P> {
         Ok(cost)
     }
 
-    /// Measures with other packets from now on.
+    /// Uses other packets from now on.
     pub(super) fn set_packets(&mut self, packets: &[Vec<u8>]) -> anyhow::Result<()> {
         let first = packets.first().context("no packet to measure with")?;
         for (index, packet) in (0..).zip(packets) {
@@ -220,12 +218,12 @@ impl<P: Kind> ProgramCost<P> {
         Ok(())
     }
 
-    /// Measures with this `struct __sk_buff` from now on, or with an empty one.
+    /// Uses this `struct __sk_buff` from now on, or an empty one.
     pub(super) fn set_context(&mut self, context: Option<Vec<u8>>) {
         self.context = context;
     }
 
-    /// Nanoseconds a pass with a program of the benchmarks behind the front, over `passes`.
+    /// Nanoseconds per pass with a benchmark program behind the front, over `passes`.
     pub(super) fn measure_own(
         &mut self,
         name: &str,
@@ -239,7 +237,7 @@ impl<P: Kind> ProgramCost<P> {
         self.run(passes, expected)
     }
 
-    /// Nanoseconds a pass with another program behind the front, over `passes`.
+    /// Nanoseconds per pass with another program behind the front, over `passes`.
     pub(super) fn measure(
         &mut self,
         program: &P,

@@ -1,4 +1,4 @@
-//! What a benchmark found, as a table and as JSON.
+//! The results of a benchmark, as a table and as JSON.
 
 use std::{fmt, fs, thread};
 
@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use crate::process::tell;
 
-/// What a figure is held against: what was measured beside it, so that a slow machine misses no target for being slow.
-/// Sizes alone, which no machine's speed changes, have limits of their own.
+/// What a figure is compared with: another figure measured next to it, so that a machine cannot miss a target by
+/// being slow. Only sizes, which do not depend on a machine's speed, have absolute limits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
-    /// Our figure divided by the other's may be this at most.
+    /// Upper limit of our figure divided by the other's.
     RatioAtMost(f64),
-    /// Our figure divided by the other's must be this at least.
+    /// Lower limit of our figure divided by the other's.
     RatioAtLeast(f64),
-    /// Our figure must be the other's.
+    /// Our figure must equal the other's.
     Equal,
-    /// Our figure, a size in MiB, may be this at most.
+    /// Upper limit of our figure, a size in MiB.
     MibAtMost(f64),
 }
 
-/// The unit of sizes that have limits.
+/// The unit of sizes with limits.
 pub const MIB: &str = "MiB";
 
 /// One measured figure. Smaller is better, unless the target says otherwise.
@@ -32,11 +32,11 @@ pub struct Figure {
     pub name: String,
     /// The unit of `ours` and `other`; [`MIB`] for a size that has a limit.
     pub unit: &'static str,
-    /// Ours.
+    /// Our figure.
     pub ours: f64,
-    /// The peer's or the floor's, measured on the same machine at the same time.
+    /// The competitor's or the floor's, measured on the same machine at the same time.
     pub other: Option<f64>,
-    /// What is promised, if anything is.
+    /// The promised target, if any.
     pub target: Option<Target>,
 }
 
@@ -47,8 +47,8 @@ impl Figure {
         Some(self.ours / other)
     }
 
-    /// Whether the target is met; `None` without one, without the other figure that it needs, and for a limit of a
-    /// size where the figure is none.
+    /// Whether the target is met; `None` without a target, without the other figure that it needs, and for a size
+    /// limit if the figure is not a size.
     pub fn met(&self) -> Option<bool> {
         match self.target? {
             Target::RatioAtMost(limit) => self.ratio().map(|ratio| ratio <= limit),
@@ -60,7 +60,7 @@ impl Figure {
 }
 
 impl Figure {
-    /// Prints it on standard error: a run may take minutes, and what is known so far is told on the way.
+    /// Prints it on standard error: a run may take minutes, and this shows results on the way.
     pub(super) fn tell(&self) {
         let other = self.other.map_or(String::new(), |other| {
             format!(", other {other:.2} {}", self.unit)
@@ -72,7 +72,7 @@ impl Figure {
     }
 }
 
-/// Where figures were measured.
+/// The machine of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// The CPU's model.
@@ -84,7 +84,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads what machine this is.
+    /// Reads this machine's properties.
     pub fn here() -> anyhow::Result<Self> {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
         let cpu = cpuinfo
@@ -103,16 +103,16 @@ impl Machine {
     }
 }
 
-/// Something that could not be measured.
+/// A figure that could not be measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unmeasured {
-    /// What.
+    /// Its name.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// What a benchmark found so far.
+/// Results of a benchmark so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) figures: Vec<Figure>,
@@ -126,7 +126,7 @@ impl Findings {
         self.figures.push(figure);
     }
 
-    /// What was measured, if it was; else says that it could not be, and that goes into the report.
+    /// The measurement, if it succeeded; otherwise prints the error and records it for the report.
     pub(super) fn measured<T>(&mut self, name: &str, found: anyhow::Result<T>) -> Option<T> {
         match found {
             Ok(found) => Some(found),
@@ -160,25 +160,25 @@ impl fmt::Display for Unmeasured {
     }
 }
 
-/// What a benchmark found.
+/// The results of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Its figures.
     pub figures: Vec<Figure>,
-    /// What it could not measure.
+    /// Figures that it could not measure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unmeasured: Vec<Unmeasured>,
-    /// How often each was measured.
+    /// Number of measurements per figure.
     pub rounds: u32,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// The one ratio that stands for all, printed in a last line of its own.
+    /// A single ratio that summarizes the rest, printed on a separate last line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_ratio: Option<f64>,
 }
 
 impl Report {
-    /// The report, with a ratio that stands for all.
+    /// Sets the ratio that summarizes the rest.
     pub fn with_last_ratio(mut self, ratio: f64) -> Self {
         self.last_ratio = Some(ratio);
         self

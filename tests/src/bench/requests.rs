@@ -1,4 +1,4 @@
-//! Asks an agent's API over and over, and keeps how long each answer took.
+//! Polls an agent's API, and records the latency of each answer.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-/// How long one answer may take before measuring makes no sense.
+/// How long one answer may take before the measurement is pointless.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The body of `GET path`, over a connection of its own.
+/// The body of `GET path`, over a new connection.
 pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
     send(socket, "GET", path, "")
 }
 
-/// What a request with this body is answered by, over a connection of its own.
+/// The answer to a request with this body, over a new connection.
 pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
     let fetch = || {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        // In HTTP/1.0 a body ends with the connection, and no lengths stand in it.
+        // In HTTP/1.0 a body ends with the connection, so it contains no chunk lengths.
         let length = body.len();
         write!(
             stream,
@@ -45,14 +45,14 @@ pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyho
     Ok(response)
 }
 
-/// A thread that asks until it is told to stop.
+/// A thread that polls until it is stopped.
 pub(super) struct Asker {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<Vec<Duration>>>,
 }
 
 impl Asker {
-    /// Asks for `path`, waits for `pause`, and so on, until `look` fails, which sees each body and when it was there.
+    /// Requests `path`, pauses, and repeats until `look` fails; `look` gets each body and its arrival time.
     pub(super) fn start(
         socket: PathBuf,
         path: &'static str,
@@ -69,7 +69,7 @@ impl Asker {
                 let answered = Instant::now();
                 latencies.push(answered - asked);
                 look(&body, answered)?;
-                // How often it asks; there is nothing to wait for.
+                // The polling interval; there is nothing to wait for.
                 thread::sleep(pause);
             }
             Ok(latencies)
@@ -77,7 +77,7 @@ impl Asker {
         Self { stop, thread }
     }
 
-    /// Stops it; the latencies of its requests, ascending.
+    /// Stops it, and returns its requests' latencies, ascending.
     pub(super) fn finish(self) -> anyhow::Result<Vec<Duration>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut latencies = self
@@ -89,7 +89,7 @@ impl Asker {
     }
 }
 
-/// The value that a share `part` of the ascending `values` does not exceed.
+/// The value that the fraction `part` of the ascending `values` does not exceed.
 pub(super) fn quantile(values: &[Duration], part: f64) -> anyhow::Result<Duration> {
     let rank = (values.len() as f64 * part).ceil() as usize;
     values

@@ -1,5 +1,4 @@
-//! Answers `GET /hello` for all peers at once, as cheaply as a process can, so that what is measured
-//! is the side that asks.
+//! Answers `GET /hello` for all peers at once, as cheaply as a process can, so that the asking side is measured.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -20,19 +19,19 @@ use crate::hello;
 use crate::process::tell;
 
 const BACKLOG: i32 = 4096;
-/// Longest request that is read. Those of probes have some 330 bytes.
+/// Longest request that is read. Probes' requests have about 330 bytes.
 const REQUEST_LEN: usize = 1024;
-/// How long the kernel keeps a connection back that has no request yet, seconds.
+/// How long the kernel defers a connection without a request, seconds.
 const REQUEST_PATIENCE: i32 = 5;
-/// Time between two looks whether to end, while nobody connects.
+/// Longest time between two checks of the stop flag, if no client connects.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// For tools that prove nothing.
+/// Answer to requests that were not made with the mesh's keys.
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
 
 sockopt_impl!(
-    /// Accept connections only when their first bytes are there.
+    /// Accepts connections only once their first bytes have arrived.
     DeferAccept,
     SetOnly,
     libc::IPPROTO_TCP,
@@ -40,7 +39,7 @@ sockopt_impl!(
     i32
 );
 
-/// A thread that answers on every address of a node's namespace. Ends when it is dropped.
+/// A thread that answers on every address of a node's namespace. It stops when this is dropped.
 #[derive(Debug)]
 pub(super) struct Responder {
     cpu_ns: Arc<AtomicU64>,
@@ -87,7 +86,7 @@ impl Drop for Responder {
 fn listen(port: u16) -> std::io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     setsockopt(&socket, DeferAccept, &REQUEST_PATIENCE)?;
-    // A time-out of `accept`, too.
+    // Also the timeout of `accept`.
     socket.set_read_timeout(Some(PAUSE))?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
     socket.listen(BACKLOG)?;
@@ -98,7 +97,7 @@ fn serve(listener: &TcpListener, cpu_ns: &AtomicU64, stop: &AtomicBool) {
     let keys = HelloKeys::default();
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
-            // One that breaks off is the client's loss.
+            // A broken connection is the client's problem.
             Ok((stream, _)) => drop(answer(stream, &keys)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => {
@@ -120,7 +119,7 @@ fn answer(mut stream: TcpStream, keys: &HelloKeys) -> std::io::Result<()> {
         return Ok(());
     }
     let proven = hello::answer(keys, &request[..len]);
-    // The end of the stream goes out in the same segment.
+    // The FIN goes out in the same segment.
     SockRef::from(&stream).send_with_flags(proven.as_deref().unwrap_or(ANSWER), libc::MSG_MORE)?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::Node;
 
-/// What the calling thread's namespace counts.
+/// Counters of the calling thread's namespace.
 pub(super) const SNMP: &str = "/proc/thread-self/net/snmp";
 
 /// Probes that left a namespace.
@@ -15,12 +15,12 @@ pub(super) const SNMP: &str = "/proc/thread-self/net/snmp";
 pub(super) struct SentProbes {
     /// Echo requests.
     pub(super) echoes: u64,
-    /// Connections begun.
+    /// Connections opened.
     pub(super) connections: u64,
 }
 
 impl SentProbes {
-    /// All that ever left a node's namespace.
+    /// All probes that ever left a node's namespace.
     pub(super) fn by(node: &Node) -> anyhow::Result<Self> {
         let text = node
             .run_in(|| fs::read_to_string(SNMP))?
@@ -50,7 +50,7 @@ impl Sub for SentProbes {
     }
 }
 
-/// A value of `/proc/net/snmp`: for each group a line of names, then one of values.
+/// Finds a value in `/proc/net/snmp`: each group has a line of names, then one of values.
 pub(super) fn snmp(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text
         .lines()

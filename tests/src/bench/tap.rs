@@ -1,4 +1,4 @@
-//! The packets of a node's namespace with the kernel's time stamps.
+//! The packets of a node's namespace with the kernel's timestamps.
 
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::AsRawFd as _;
@@ -12,13 +12,13 @@ use socket2::{Domain, Socket, Type};
 
 use crate::Node;
 
-/// Bytes of a packet that are looked at, and room for packets that wait.
+/// Captured bytes per packet, and size of the receive buffer.
 const SNAP_LEN: usize = 256;
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// How long [`Tap::receive`] waits for a packet.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A packet socket that gets all packets of a namespace, those sent and those received.
+/// A packet socket that receives all packets of a namespace, sent and received.
 #[derive(Debug)]
 pub(super) struct Tap(Socket);
 
@@ -37,8 +37,8 @@ impl Tap {
             .with_context(|| format!("cannot capture packets of {}", node.name()))
     }
 
-    /// The next packet from its IP header on, and when the kernel saw it, in time since the clock's
-    /// epoch; `None` if there is none for a while.
+    /// The next packet from its IP header on, and when the kernel saw it, since the epoch. `None` if none arrives for
+    /// a while.
     pub(super) fn receive(&self) -> Result<Option<(Duration, Vec<u8>)>, Errno> {
         let mut buffer = [0; SNAP_LEN];
         let mut slices = [IoSliceMut::new(&mut buffer)];

@@ -1,4 +1,5 @@
-//! How soon what others do to the health endpoint is told: in its log, by its state and its health, and by `/healthz`.
+//! How soon interference with the health endpoint is reported: in the agent's log, in the endpoint's state and
+//! health, and by `/healthz`.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::liveness::liveness;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
 const ROUNDS: u32 = 20;
-/// What is promised.
+/// The promised limit.
 const LIMIT: Duration = Duration::from_secs(2);
 const PLACES: [&str; 4] = [
     "endpoint list",
@@ -30,7 +31,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     let node = bed.node(1);
     let namespace = format!("health-{}", node.name());
     let mut figures = Vec::new();
-    // Put right at once: what was told stands in the log.
+    // Harm that is repaired at once: the report is in the log.
     for (words, harm) in [
         ("lxc_health", "ip link delete lxc_health".to_owned()),
         (
@@ -62,7 +63,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
         figures.extend(of(&format!("`{harm}`: told in its log"), told)?);
         figures.extend(of(&format!("`{harm}`: told to be right again"), again)?);
     }
-    // In the way until it is taken away.
+    // A foreign device in the way until it is removed.
     let mut delays: [Vec<Duration>; PLACES.len()] = Default::default();
     for round in 0..ROUNDS {
         pause(round);
@@ -79,16 +80,15 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Report::new(figures, ROUNDS)
 }
 
-/// Looks are made at times of their own: harm comes at each part of the pause between two.
+/// Checks run at their own times: the pause varies so that harm falls into each part of the interval between two.
 fn pause(round: u32) {
     std::thread::sleep(Duration::from_millis(500 + u64::from(round * 37 % 500)));
 }
 
-/// Puts another device in the place of the health endpoint's, and waits until each place tells of it; how long that
-/// took.
+/// Replaces the health endpoint's device by a foreign one, and waits until each place reports it. Returns the delays.
 fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
     let agent = node.agent_pid()?;
-    // It would be quicker to make its own again.
+    // Otherwise it would recreate its own first.
     kill(agent, Signal::SIGSTOP)?;
     let harmed = node
         .exec("ip link delete lxc_health")
@@ -113,7 +113,7 @@ fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
     Ok(std::array::from_fn(|place| delays[place]))
 }
 
-/// Whether each place tells that something is wrong.
+/// Whether each place reports a problem.
 fn places(node: &Node) -> anyhow::Result<[bool; PLACES.len()]> {
     let endpoint = endpoint(node)?;
     let health = get(

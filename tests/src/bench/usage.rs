@@ -1,4 +1,4 @@
-//! What a process uses: CPU time and memory.
+//! Resource usage of a process: CPU time and memory.
 
 use std::fs;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use nix::sys::time::TimeValLike as _;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// User and system time that all threads of a process have used so far. The kernel keeps it in
-/// nanoseconds, interrupts that were served while one of the threads ran included.
+/// User and system time that all threads of a process have used so far. The kernel counts it in nanoseconds,
+/// including interrupts that were handled while one of the threads ran.
 pub(super) fn cpu_time(pid: Pid) -> anyhow::Result<Duration> {
     let time = ClockId::pid_cpu_clock_id(pid).and_then(clock_gettime);
     time.map(Duration::from)
         .with_context(|| format!("cannot read the CPU time of process {pid}"))
 }
 
-/// User and system time of all processes that this one started and that have ended.
+/// User and system time of all children of this process that have exited.
 pub(super) fn cpu_time_of_ended() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the CPU time")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();
@@ -27,9 +27,9 @@ pub(super) fn cpu_time_of_ended() -> anyhow::Result<Duration> {
 /// Memory of a process, MiB.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ResidentMemory {
-    /// Now.
+    /// Current.
     pub(super) now: f64,
-    /// The most that it ever was.
+    /// Peak.
     pub(super) peak: f64,
 }
 

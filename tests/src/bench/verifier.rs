@@ -1,13 +1,13 @@
-//! What the verifier of this kernel has to do for each program.
+//! The work of this kernel's verifier for each program.
 
 use health_datapath::PROGRAMS;
 use health_datapath::verifier::{VerifiedProgram, verify};
 
 use super::{Figure, Report, Target};
 
-/// The part of the kernel's limit that a program may take.
+/// The fraction of the kernel's limit that a program may use.
 pub const BUDGET: u64 = 4;
-/// Bytes of stack that a program has with the functions it calls.
+/// Bytes of stack for a program together with the functions that it calls.
 const STACK: f64 = 512.0;
 
 pub(super) fn run() -> anyhow::Result<Report> {

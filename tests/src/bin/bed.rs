@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> anyhow::Result<()> {
-    // Waiting for the lock, a signal may simply end us.
+    // While we wait for the lock, a signal may simply kill us.
     let lock = BedLock::acquire()?;
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
     let start = Instant::now();
@@ -137,7 +137,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     tell("removing the cluster");
     drop(watch);
     if containers.is_some() {
-        // It would start containers again that are being removed.
+        // It would restart containers that are being removed.
         bed.node(1).kill_agent(Signal::SIGTERM)?;
     }
     Ok(())
@@ -163,7 +163,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
         .context("cannot print who answered")
 }
 
-/// Waits until every probe of the node has a result, and prints them.
+/// Waits until every probe of the node has a result, and prints the results.
 fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<()> {
     let is_probed = wait_for("the containers to be probed", PATIENCE, || {
         if is_stopped() {
@@ -182,7 +182,7 @@ fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyho
         .context("cannot print the probes")
 }
 
-/// Prints what becomes of the probes from now on.
+/// Prints changes of the probes from now on.
 fn watch_probes(node: &Node) -> anyhow::Result<Running> {
     tell("");
     let mut watch = node.cli_command();

@@ -1,4 +1,5 @@
-//! Runs a benchmark by its name. Exits 0 when it measured, whatever it found; what it could not measure it says in the report.
+//! Runs a benchmark by its name. Exits 0 if it measured, whatever the results; the report lists what could not be
+//! measured.
 
 use std::process::ExitCode;
 

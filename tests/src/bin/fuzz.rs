@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tests::fuzz::{Runs, fuzz};
 
-/// Time between two lines about how far it is.
+/// Time between two progress lines.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Parser)]

@@ -1,5 +1,5 @@
-//! All servers that misbehave. It prints a line for each, its behaviour and its port, and serves until standard input
-//! ends.
+//! Runs all misbehaving servers. Prints a line with behaviour and port for each, and serves until standard input
+//! closes.
 
 use std::io;
 use std::process::ExitCode;

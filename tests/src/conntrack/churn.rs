@@ -1,5 +1,5 @@
-//! Masqueraded connections of an endpoint that are opened, closed and opened again on the same ports, as fast as
-//! the programs take their segments, while conntrack is collected all the time.
+//! Masqueraded connections of an endpoint that are opened, closed and reopened on the same ports, as fast as the
+//! programs process their segments, while conntrack is collected continuously.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,59 +30,59 @@ const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const SERVERS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const PORTS_OF_A_SERVER: u32 = 25_000;
 const FIRST_PORT: u16 = 10_000;
-/// The address that they get on the way out.
+/// The masquerade address.
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
-/// The ports: not all of the connections' own, so that some are given another.
+/// The masquerade ports. Some of the connections' own ports are missing, so that those connections get others.
 const MASQUERADE_PORTS: &str = "20000-65535";
 const IP_PROTOCOL_TCP: u8 = 6;
-/// How much of the table the connections would take if all were open.
+/// Share of the table that the connections would take if all were open.
 const FULL_PERCENT: u32 = 95;
-/// How often each connection is opened.
+/// Number of times that each connection is opened.
 const OPENINGS: u32 = 3;
-/// Lifetime of entries of open connections: longer than a round over a million of them, seconds.
+/// Lifetime of entries of open connections, seconds: longer than a round over a million of them.
 const OPEN_SECS: u32 = 60;
 /// Lifetime of entries of closed connections, seconds.
 const CLOSED_SECS: u32 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
-/// For that time after a segment its entry surely lives: lifetimes are whole seconds.
+/// An entry certainly lives this long after a segment: lifetimes are whole seconds.
 const SHORTEST_NS: u64 = (CLOSED_SECS as u64 - 1) * SECOND_NS;
-/// After that time the entry of a closed connection has surely expired.
+/// After this time the entry of a closed connection has certainly expired.
 const FORGOTTEN_NS: u64 = (CLOSED_SECS as u64 + 1) * SECOND_NS;
 
-/// Where the addresses and ports of a frame with IPv4 and TCP begin.
+/// Offsets of addresses and ports in a frame with IPv4 and TCP.
 const SOURCE_AT: usize = 26;
 const DESTINATION_AT: usize = 30;
 const SOURCE_PORT_AT: usize = 34;
 const DESTINATION_PORT_AT: usize = 36;
 
-/// What was found.
+/// The results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChurnTotals {
-    /// Connections opened, those opened again included.
+    /// Opened connections, including reopened ones.
     pub opened: u64,
-    /// Of them on the ports of one that had been closed, whose entry was still there.
+    /// Those on the ports of a closed connection whose entry still existed.
     pub reopened: u64,
-    /// Segments that went through the programs.
+    /// Segments that passed through the programs.
     pub segments: u64,
-    /// Looks at an entry whose last packet was within its lifetime.
+    /// Checks of an entry whose last packet was within its lifetime.
     pub looks: u64,
-    /// Such entries that were not there, or counted fewer packets than the connection had.
+    /// Such entries that were missing, or that counted fewer packets than the connection had.
     pub wrong: u64,
-    /// Segments of such connections that got another port than those before, or did not come back.
+    /// Segments of such connections that got a different port than earlier ones, or did not come back.
     pub moved: u64,
-    /// Connections that got another port than their own.
+    /// Connections that got a port other than their own.
     pub translated: u64,
-    /// Collections meanwhile.
+    /// Collections during the run.
     pub collections: u64,
-    /// Entries that they removed.
+    /// Entries that those removed.
     pub removed: u64,
-    /// Most entries that there were at once, in percent of the table's size.
+    /// Most entries at any time, in percent of the table's size.
     pub fullest_percent: u64,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
 }
 
-/// Opens, closes and opens again so many connections.
+/// Opens, closes and reopens this many connections.
 pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
     let capacity = connections / FULL_PERCENT * 100 + 100;
     let mut bed = TestRun::load_sized(MapSizes {
@@ -133,7 +133,7 @@ pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
 struct Collections {
     runs: u64,
     removed: u64,
-    /// Most entries that one has met.
+    /// Most entries that one collection found.
     most: u64,
 }
 
@@ -148,7 +148,7 @@ fn collect_until(tables: &KernelTables, is_over: &AtomicBool) -> anyhow::Result<
     Ok(collections)
 }
 
-/// Where a connection is in its life.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
@@ -162,17 +162,17 @@ enum Stage {
 struct Connection {
     stage: Stage,
     openings: u32,
-    /// When its last segment began to be sent, nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the sending of its last segment started, nanoseconds of `CLOCK_MONOTONIC`.
     last_ns: u64,
-    /// Segments since its entry was made.
+    /// Segments since its entry was created.
     sent: u64,
     received: u64,
-    /// The port that it has outside.
+    /// Its port outside.
     port: u16,
 }
 
 impl Connection {
-    /// Until when its entry is there for certain: expiry is in whole seconds, rounded down.
+    /// Until when its entry certainly exists: expiry is in whole seconds, rounded down.
     fn lives_until(&self) -> u64 {
         let seconds = match self.stage {
             Stage::Closed => CLOSED_SECS,
@@ -182,15 +182,15 @@ impl Connection {
     }
 }
 
-/// The programs on an endpoint's way out and back, and the segments that go through them.
+/// The programs on an endpoint's path out and back, and the segments that pass through them.
 struct Endpoint {
     from_endpoint: SchedClassifier,
     to_netdev: SchedClassifier,
     from_netdev: SchedClassifier,
     to_endpoint: SchedClassifier,
     flows: HashMap<MapData, Tuple4, CtEntry>,
-    /// One segment for each direction and combination of flags; addresses and ports are filled in.
-    /// Neither conntrack nor masquerading looks at checksums.
+    /// One segment per direction and combination of flags; addresses and ports are filled in. Neither conntrack nor
+    /// masquerading checks checksums.
     frames: [[Vec<u8>; 32]; 2],
     found: ChurnTotals,
 }
@@ -217,7 +217,7 @@ impl Endpoint {
         })
     }
 
-    /// Goes round all connections until each was opened as often as it is to be.
+    /// Iterates over all connections until each was opened often enough.
     fn churn(&mut self, connections: u32) -> anyhow::Result<()> {
         let mut all = vec![Connection::default(); connections as usize];
         let mut open = connections;
@@ -234,7 +234,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes a connection on by one stage; `true` when that was its last.
+    /// Advances a connection by one stage; `true` if that was its last.
     fn visit(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
         let is_new = connection.openings == 0;
         if connection.stage == Stage::Closed && !is_new {
@@ -268,7 +268,7 @@ impl Endpoint {
             ),
         };
         for (place, &(is_sent, flags)) in segments.iter().enumerate() {
-            // What one of these segments has made or closed lives for a while after it.
+            // An entry that one of these segments created or closed lives for a while after it.
             let is_alive_until = if place == 0 {
                 lives_until
             } else {
@@ -295,8 +295,7 @@ impl Endpoint {
         Ok(next == Stage::Closed && connection.openings == OPENINGS)
     }
 
-    /// Looks whether the entry is as it must be, and takes over what it counts where that may be. Returns
-    /// whether it was there.
+    /// Checks the entry, and adopts its counters if it is alive. Returns whether it is.
     fn look(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
         let entry = match self.flows.get(&tuple(number), 0) {
             Ok(entry) => Some(entry),
@@ -309,7 +308,7 @@ impl Endpoint {
             self.found.looks += 1;
             self.found.wrong += u64::from(counted != Some((connection.sent, connection.received)));
         }
-        // One whose time is over is made anew by the next segment, whether it is there or not.
+        // The next segment recreates an expired entry, whether it still exists or not.
         let is_alive = entry.is_some_and(|entry| u64::from(entry.expires) * SECOND_NS > now);
         (connection.sent, connection.received) = match counted {
             Some(counted) if is_alive => counted,
@@ -318,7 +317,7 @@ impl Endpoint {
         Ok(is_alive)
     }
 
-    /// Has the endpoint send a segment. Returns the port with which it leaves the node.
+    /// Sends a segment from the endpoint. Returns the port with which it leaves the node.
     fn send(&mut self, number: u32, flags: u8) -> anyhow::Result<u16> {
         let key = tuple(number);
         let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
@@ -335,8 +334,8 @@ impl Endpoint {
         Ok(u16::from_be_bytes([port[0], port[1]]))
     }
 
-    /// Has an answer come to that port of the node, and to the endpoint. Returns whether the endpoint's address and port
-    /// were given back.
+    /// Sends an answer to that port of the node, on to the endpoint. Returns whether the endpoint's address and port
+    /// were restored.
     fn receive(&mut self, number: u32, port: u16, flags: u8) -> anyhow::Result<bool> {
         let key = tuple(number);
         let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
@@ -353,7 +352,7 @@ impl Endpoint {
     }
 }
 
-/// The frame with these addresses and ports, network byte order.
+/// The frame with these addresses and ports in network byte order.
 fn filled(
     frame: &mut Vec<u8>,
     source: ([u8; 4], [u8; 2]),
@@ -366,7 +365,7 @@ fn filled(
     frame
 }
 
-/// Has a frame pass a program. Returns what became of it.
+/// Runs a frame through a program. Returns the resulting frame.
 fn pass(program: &SchedClassifier, frame: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut out = vec![0; frame.len()];
     let options = TestRunOptions {
@@ -383,7 +382,7 @@ fn pass(program: &SchedClassifier, frame: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Every other connection is opened again at once, the rest when its entry has expired.
+/// Every other connection is reopened at once, the rest after its entry has expired.
 fn is_forgotten_first(number: u32) -> bool {
     number.is_multiple_of(2)
 }

@@ -1,4 +1,4 @@
-//! Floods of packets that each begin a flow, beside TCP connections that are open and idle.
+//! Floods of packets that each start a flow, besides TCP connections that are open and idle.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -29,18 +29,18 @@ const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const NODE4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const NODE6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
-/// Those that the endpoint has connections with. The last two bytes are their number.
+/// First addresses of the hosts that the endpoint has connections with. The last two bytes are their number.
 const SERVER4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const SERVER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
-/// Those that the flood comes from, and goes to. The last two bytes change.
+/// Addresses that the flood comes from or goes to. The last two bytes change.
 const FLOODER4: Ipv4Addr = Ipv4Addr::new(198, 51, 0, 0);
 const FLOODER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 0);
-/// The port of idle connections. A flood has it only opposite [`FLOOD_PORT`].
+/// The port of idle connections. Flood packets only use it together with [`FLOOD_PORT`].
 const IDLE_PORT: u16 = 443;
 const FLOOD_PORT: u16 = 53;
 const FIRST_PORT: u16 = 10_000;
 const PORTS_OF_A_SERVER: u32 = 25_000;
-/// All of the connections' own ports, which they keep so.
+/// Includes all of the connections' own ports, so they keep them.
 const MASQUERADE_PORTS: &str = "10000-65535";
 const IP_PROTOCOL_TCP: u8 = 6;
 const IP_PROTOCOL_UDP: u8 = 17;
@@ -48,52 +48,52 @@ const IP_PROTOCOL_UDP: u8 = 17;
 const COLLECTION: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_millis(20);
 
-/// Where the parts of a frame are.
+/// Offsets of fields in a frame.
 const IP_ID_AT: usize = 18;
 const PORT4_AT: usize = 34;
 const PORT6_AT: usize = 54;
 
-/// What floods.
+/// Kinds of floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FloodKind {
     /// Echo requests to the health endpoint.
     Echoes,
-    /// UDP to an endpoint, and by it to outside, from all ports.
+    /// UDP to an endpoint, and from it to the outside, from all ports.
     Datagrams,
-    /// Segments that open connections to an endpoint, from all ports, and are not answered.
+    /// Segments that open connections to an endpoint, from all ports, and are never answered.
     SynsIn,
-    /// The same by an endpoint to outside.
+    /// Segments that an endpoint sends to open connections to the outside.
     SynsOut,
-    /// Segments in the middle of connections that there are not, to an endpoint.
+    /// Segments to an endpoint, in the middle of connections that do not exist.
     AcksIn,
 }
 
-/// What was sent.
+/// The packets sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood {
     /// Packets.
     pub packets: u64,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
 }
 
 /// Entries of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleEntries {
-    /// In conntrack.
+    /// Entries in conntrack.
     pub flows: u64,
-    /// Of translations, two for each connection.
+    /// NAT entries, two per connection.
     pub translations: u64,
 }
 
-/// Loaded programs, and an endpoint that has idle connections by both IP versions, masqueraded.
+/// Loaded programs, and an endpoint with idle, masqueraded connections over both IP versions.
 pub struct IdleBed {
     run: TestRun,
     tables: KernelTables,
 }
 
 impl IdleBed {
-    /// Opens so many connections by each IP version.
+    /// Opens this many connections per IP version.
     pub fn new(sizes: MapSizes, connections: u32) -> anyhow::Result<Self> {
         let mut run = TestRun::load_sized(sizes);
         let endpoint = (ENDPOINT4, ENDPOINT6);
@@ -119,7 +119,7 @@ impl IdleBed {
         Ok(bed)
     }
 
-    /// Opens the connections of these numbers by each IP version; an error if a packet of one does not pass.
+    /// Opens the connections with these numbers over each IP version. Fails if a packet of one does not pass.
     pub fn open(&self, connections: Range<u32>) -> anyhow::Result<()> {
         let out = ["from_endpoint", "to_netdev"].map(|name| self.run.program(name));
         let [from_netdev, to_endpoint] =
@@ -146,7 +146,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// What there is of the idle connections.
+    /// Counts the entries of the idle connections.
     pub fn idle(&self) -> anyhow::Result<IdleEntries> {
         let maps = self.run.maps();
         let is_idle = |flow: &health_datapath::dump::Flow| {
@@ -166,12 +166,13 @@ impl IdleBed {
         })
     }
 
-    /// How many of the connections of these numbers conntrack knows, of both IP versions together; those of the first server.
+    /// Number of the connections in this range that conntrack knows, both IP versions together. The range must be
+    /// within the first server's.
     pub fn known(&self, connections: Range<u32>) -> anyhow::Result<usize> {
         ensure!(connections.end <= PORTS_OF_A_SERVER, "{connections:?}");
         let flows = self.run.maps().conntrack()?;
         let known = flows.iter().filter(|(flow, _)| {
-            // What was not known when its SYN went out may have been entered with the answer.
+            // If no entry was made when the SYN went out, the answer may have created one.
             let ports = [flow.source_port, flow.destination_port];
             let [own, other] = if flow.inbound {
                 [ports[1], ports[0]]
@@ -184,7 +185,7 @@ impl IdleBed {
         Ok(known.count())
     }
 
-    /// Has the agent's collector look at the tables once.
+    /// Runs the agent's collector over the tables once.
     pub fn collect(&self) -> anyhow::Result<()> {
         for family in Family::ALL {
             self.tables.collect(family)?;
@@ -192,7 +193,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// Forgets the keys in the rings of conntrack.
+    /// Discards the keys in conntrack's rings.
     pub fn forget_keys(&self) -> anyhow::Result<()> {
         let pins = self.run.location.pins();
         let ring =
@@ -206,7 +207,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// How many keys stand in the rings of conntrack, each counted once.
+    /// Number of distinct keys in conntrack's rings.
     pub fn keys(&self) -> anyhow::Result<usize> {
         let maps = self.run.maps();
         let mut keys = BTreeSet::new();
@@ -221,7 +222,7 @@ impl IdleBed {
         Ok(keys.len())
     }
 
-    /// All flows that are not of TCP.
+    /// Number of flows other than TCP.
     pub fn others(&self) -> anyhow::Result<usize> {
         let flows = self.run.maps().conntrack()?;
         let others = flows
@@ -230,8 +231,8 @@ impl IdleBed {
         Ok(others.count())
     }
 
-    /// Floods from all CPUs, each packet of another flow than the last ones, until `is_over`, which is asked with the
-    /// number of packets that one CPU has sent. Entries are collected meanwhile.
+    /// Floods from all CPUs, each packet of a different flow than the previous ones, until `is_over` returns true for
+    /// the number of packets that one CPU has sent. Entries are collected meanwhile.
     pub fn flood(
         &self,
         kinds: &[FloodKind],
@@ -329,7 +330,7 @@ impl IdleBed {
     }
 }
 
-/// Which end of a packet is the flooder's.
+/// Which end of a packet belongs to the flooder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Source,
@@ -340,14 +341,14 @@ enum End {
 struct Stream {
     programs: Vec<SchedClassifier>,
     frame: Vec<u8>,
-    /// Where the number's low half stands, and its high half. The complement of either stands at the second place,
-    /// which keeps checksums as they are.
+    /// Offsets of the number's low half and high half. The complement of each is written at the second offset, which
+    /// leaves checksums unchanged.
     low_at: (usize, Option<usize>),
     high_at: (usize, Option<usize>),
 }
 
 impl Stream {
-    /// Numbers the packets from `port_at` bytes after the IP header on.
+    /// Numbers the packets, starting `port_at` bytes after the IP header.
     fn new(programs: Vec<SchedClassifier>, frame: Vec<u8>, flooder: End, port_at: usize) -> Self {
         let is_v4 = frame[12..14] == IPV4.to_be_bytes();
         let is_echo = port_at > 0;
@@ -358,7 +359,7 @@ impl Stream {
         };
         let low_at = content_at + port_at;
         let high_at = addresses_end[flooder as usize] - 2;
-        // An echo's sequence number, and what it carries.
+        // IPv4's identification, or the payload of an ICMPv6 echo.
         let balance = match (is_v4, is_echo) {
             (true, _) => Some(IP_ID_AT),
             (false, true) => Some(content_at + 8),
@@ -433,7 +434,7 @@ fn datagram(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The address so many after another.
+/// The address `number` after the first.
 fn nth(first: IpAddr, number: u32) -> IpAddr {
     match first {
         IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + number).into(),
@@ -454,7 +455,7 @@ fn collect_until(tables: &KernelTables, is_done: &AtomicBool) -> anyhow::Result<
     Ok(())
 }
 
-/// Has a frame pass a program, whatever that makes of it.
+/// Runs a frame through a program and ignores the result.
 fn pass(program: &SchedClassifier, frame: &[u8]) -> anyhow::Result<()> {
     let options = TestRunOptions {
         data_in: Some(frame),

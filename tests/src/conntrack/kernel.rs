@@ -1,4 +1,4 @@
-//! What nf_conntrack tells of flows, by the tools `conntrack` and `nft`.
+//! nf_conntrack's view of flows, from the tools `conntrack` and `nft`.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::Node;
 use crate::process::run_with_input;
 
 const TABLE: &str = "compare";
-/// Counts what is forwarded, and what the node itself answers: errors.
+/// Counts forwarded packets and the node's own answers, which are errors.
 const RULES: &str = "table inet compare {
     counter related {}
     counter invalid {}
@@ -22,7 +22,7 @@ const RULES: &str = "table inet compare {
     chain answered { type filter hook output priority 0; oifname lxc_health jump of_flows; }
 }
 ";
-/// Counters of packets and bytes; and nothing expires while a slow machine looks at it.
+/// Counts packets and bytes, with timeouts so long that nothing expires while a slow machine reads it.
 const SETTINGS: [&str; 9] = [
     "acct=1",
     "tcp_timeout_syn_sent=300",
@@ -42,9 +42,9 @@ pub struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    /// Has it track what the node forwards.
+    /// Makes it track forwarded packets.
     pub fn start(node: &'a Node) -> anyhow::Result<Self> {
-        // Rules first: where it is a module, they bring it, and it brings the settings.
+        // Rules first: if nf_conntrack is a module, they load it, and the module provides the settings.
         run_with_input(node.command("nft").args(["-f", "-"]), RULES)?.success()?;
         for setting in SETTINGS {
             node.exec(&format!("sysctl -qw net.netfilter.nf_conntrack_{setting}"))?;
@@ -57,7 +57,7 @@ impl<'a> Kernel<'a> {
         let family = if host.is_ipv4() { "ipv4" } else { "ipv6" };
         let name = host.to_string();
         let list = self.node.exec(&format!("conntrack -L -f {family}"))?;
-        // There are many others, of flows before.
+        // The list also has many entries of earlier flows.
         let names_host = |line: &&str| {
             let mut words = line.split_ascii_whitespace();
             words.any(|word| word.split_once('=').is_some_and(|(_, value)| value == name))
@@ -71,7 +71,7 @@ impl<'a> Kernel<'a> {
         Ok(entries.into_iter().filter(is_of_host).collect())
     }
 
-    /// Packets that made no entry.
+    /// Number of packets that created no entry.
     pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let text = self
             .node
@@ -108,7 +108,7 @@ impl Direction<'_> {
         Ok(text.parse()?)
     }
 
-    /// 0 where there is none.
+    /// 0 if missing.
     fn number<T: std::str::FromStr + Default>(&self, key: &str) -> anyhow::Result<T>
     where
         T::Err: std::error::Error + Send + Sync + 'static,
@@ -127,7 +127,7 @@ impl Direction<'_> {
         })
     }
 
-    /// Source and destination port. An echo's identifier is one of these, as its direction has it.
+    /// Source and destination port. An echo's identifier is the source port.
     fn ports(&self) -> anyhow::Result<(u16, u16)> {
         if self.get("id").is_some() {
             return Ok((self.number("id")?, 0));
@@ -136,8 +136,8 @@ impl Direction<'_> {
     }
 }
 
-/// Reads a line as
-/// `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A ...`.
+/// Parses a line like `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A
+/// ...`.
 fn entry(line: &str) -> anyhow::Result<Entry> {
     let mut words = line.split_ascii_whitespace();
     let protocol = words.nth(1).context("no protocol")?.parse()?;

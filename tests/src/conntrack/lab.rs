@@ -1,4 +1,4 @@
-//! An endpoint on the bed, and hosts that it can be made to talk to.
+//! An endpoint on the bed, and hosts that it can talk to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -11,17 +11,17 @@ use crate::bed::registry;
 use crate::process::run;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
-/// A node with an endpoint, and hosts far away behind another node.
+/// A node with an endpoint, and distant hosts behind another node.
 #[derive(Debug)]
 pub struct Lab {
-    /// The endpoint's node, and the other one, which has no agent.
+    /// The endpoint's node, and the other node, which has no agent.
     pub bed: Bed,
-    /// The endpoint's addresses of both IP versions.
+    /// The endpoint's IPv4 and IPv6 addresses.
     endpoint: Hosts,
 }
 
 impl Lab {
-    /// Starts the endpoint's node with these flags for its agent, words separated by blanks.
+    /// Starts the endpoint's node with these agent flags, separated by spaces.
     pub fn start(agent_args: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(2)
@@ -30,7 +30,7 @@ impl Lab {
             .without_agents()
             .start()?;
         let node = bed.node(1);
-        // It would go on to probe the other one.
+        // Otherwise it would keep probing the other node.
         bed.write_nodes_file(&registry(&bed.nodes()[..1]))?;
         node.start_agent()?;
         let endpoint = wait_for("the health endpoint", PATIENCE, || {
@@ -47,8 +47,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Hosts far away are behind the second node. Nobody answers for these, and the endpoint does not
-    /// answer them.
+    /// Puts distant hosts behind the second node. No host answers for these, and the endpoint does not answer them.
     fn route_to_nobody(&self) -> anyhow::Result<()> {
         let [node, router] = [1, 2].map(|index| self.bed.node(index));
         let next_hop6 = router.ipv6().context("a bed with IPv6")?;
@@ -66,7 +65,7 @@ impl Lab {
         Ok(())
     }
 
-    /// For these the second node answers itself.
+    /// Routes hosts for which the second node itself answers.
     fn route_to_somebody(&self) -> anyhow::Result<()> {
         let [node, router] = [1, 2].map(|index| self.bed.node(index));
         let own6 = node.ipv6().context("a bed with IPv6")?;
@@ -124,7 +123,7 @@ impl Lab {
     }
 }
 
-/// Far host number `number`, for which nobody answers. The last number is the [`Wire`]'s own.
+/// Distant host number `number`, which never answers. The last number is reserved for the [`Wire`].
 pub fn silent(number: u16, is_v4: bool) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     if is_v4 {
@@ -134,7 +133,7 @@ pub fn silent(number: u16, is_v4: bool) -> IpAddr {
     }
 }
 
-/// Whether this is a host that [`silent`] makes.
+/// Whether [`silent`] can return this host.
 pub fn is_silent(host: IpAddr) -> bool {
     match host {
         IpAddr::V4(host) => host.octets().starts_with(&[198, 18]),
@@ -142,7 +141,7 @@ pub fn is_silent(host: IpAddr) -> bool {
     }
 }
 
-/// Far host number `number`, for which the second node answers.
+/// Distant host number `number`, for which the second node answers.
 pub fn answering(number: u16, is_v4: bool) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     if is_v4 {

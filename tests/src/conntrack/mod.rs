@@ -1,4 +1,4 @@
-//! The same flows as this project's conntrack and as the kernel's, nf_conntrack, tell of them.
+//! Compares this project's conntrack with the kernel's nf_conntrack on the same flows.
 
 pub mod churn;
 pub mod flood;
@@ -16,7 +16,7 @@ pub use self::lab::Lab;
 pub use self::ours::Ours;
 pub use self::wire::{Way, Wire};
 
-/// Packets and bytes that went one way, from the IP header on.
+/// Packets and bytes in one direction, from the IP header on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCount {
     /// Packets.
@@ -26,7 +26,7 @@ pub struct TrafficCount {
 }
 
 impl TrafficCount {
-    /// What was counted after `before`; all of it where a new entry took the place of the old one.
+    /// The counts since `before`; all of them if a new entry replaced the old one.
     pub fn since(self, before: Self) -> Self {
         if self.packets < before.packets {
             return self;
@@ -38,7 +38,7 @@ impl TrafficCount {
     }
 }
 
-/// Who is at both ends of a flow, as its first packet had it.
+/// Both ends of a flow, as in its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     /// IP protocol number.
@@ -47,38 +47,38 @@ pub struct Tuple {
     pub source: IpAddr,
     /// Destination address.
     pub destination: IpAddr,
-    /// Source port, or the identifier of an echo; 0 for protocols without.
+    /// Source port, or the identifier of an echo; 0 for protocols without ports.
     pub source_port: u16,
-    /// Destination port; 0 for protocols without.
+    /// Destination port; 0 for protocols without ports.
     pub destination_port: u16,
 }
 
-/// An entry, in what both can tell.
+/// An entry, reduced to the fields that both sides have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whose flow it is.
+    /// The flow.
     pub tuple: Tuple,
-    /// The state by its name; empty for protocols without.
+    /// Name of the state; empty for protocols without states.
     pub state: String,
-    /// Whether a packet of the other side was seen.
+    /// Whether a packet from the other side was seen.
     pub replied: bool,
-    /// What went the first packet's way.
+    /// Traffic in the first packet's direction.
     pub there: TrafficCount,
-    /// What went the other way.
+    /// Traffic in the other direction.
     pub back: TrafficCount,
 }
 
-/// Packets that made no entry.
+/// Packets that created no entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntrylessPackets {
     /// ICMP errors about a flow.
     pub related: u64,
-    /// Packets that belong to no flow and can begin none.
+    /// Packets that belong to no flow and cannot start one.
     pub invalid: u64,
 }
 
 impl EntrylessPackets {
-    /// What was noted after `before`.
+    /// The counts since `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             related: self.related - before.related,

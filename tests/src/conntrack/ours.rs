@@ -1,4 +1,4 @@
-//! What the datapath's maps tell of flows.
+//! Flows in the datapath's maps.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Opens them.
+    /// Opens the maps.
     pub fn open(node: &Node) -> anyhow::Result<Self> {
         let location = Location {
             instance: node.name().to_owned(),
@@ -40,15 +40,15 @@ impl Ours {
         })
     }
 
-    /// Has entries live for so long from their next packet on. A running agent writes its own settings
-    /// again when they change.
+    /// Sets the timeouts that apply to entries from their next packet on. A running agent overwrites them when its
+    /// own settings change.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) -> anyhow::Result<()> {
         let config = self.config.get(&0, 0)?;
         let config = DatapathConfig { timeouts, ..config };
         self.config.set(0, config, 0).context("cannot set timeouts")
     }
 
-    /// The entries of flows with this host that are alive.
+    /// The live entries of flows with this host.
     pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
         let now = u32::try_from(now_ns() / 1_000_000_000)?;
         let rows = self.pinned.conntrack()?;
@@ -61,18 +61,18 @@ impl Ours {
             .collect())
     }
 
-    /// All flows that have an entry, those that have expired and wait to be collected included.
+    /// All flows with an entry, including expired ones that are not yet collected.
     pub fn flows(&self) -> anyhow::Result<Vec<Flow>> {
         let entries = self.pinned.conntrack()?;
         Ok(entries.into_iter().map(|(flow, _)| flow).collect())
     }
 
-    /// How many NAT entries there are.
+    /// Number of NAT entries.
     pub fn translations(&self) -> anyhow::Result<usize> {
         Ok(self.pinned.nat()?.len())
     }
 
-    /// Packets of endpoints that made no entry.
+    /// Number of endpoints' packets that created no entry.
     pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let rows = self.pinned.metrics()?;
         let of = |reason| {

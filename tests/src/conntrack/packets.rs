@@ -1,4 +1,4 @@
-//! IP packets of the protocols that conntrack tells apart, byte by byte.
+//! IP packets of the protocols that conntrack distinguishes, byte by byte.
 
 use std::net::IpAddr;
 
@@ -22,12 +22,12 @@ pub type Hosts = (IpAddr, IpAddr);
 /// A packet between two hosts.
 ///
 /// # Panics
-/// If they are of two IP versions.
+/// If they have different IP versions.
 pub fn packet(hosts: Hosts, protocol: u8, content: &[u8]) -> Vec<u8> {
     part(hosts, protocol, content, None)
 }
 
-/// As [`packet`]; `fragment` is its identification, its offset in bytes and whether more follow.
+/// Like [`packet`]; `fragment` is its identification, its offset in bytes and whether more fragments follow.
 fn part(
     hosts: Hosts,
     protocol: u8,
@@ -75,7 +75,7 @@ fn part(
     }
 }
 
-/// The same content in packets of `size` bytes of it each, a multiple of eight.
+/// Splits the content into fragments of `size` bytes each, a multiple of eight.
 pub fn fragments(hosts: Hosts, protocol: u8, content: &[u8], id: u16, size: usize) -> Vec<Vec<u8>> {
     let last = content.len().div_ceil(size) - 1;
     content
@@ -88,7 +88,7 @@ pub fn fragments(hosts: Hosts, protocol: u8, content: &[u8], id: u16, size: usiz
         .collect()
 }
 
-/// A segment with another window than that of most.
+/// A TCP segment with this window.
 pub fn tcp(hosts: Hosts, segment: &Tcp, window: u16) -> Vec<u8> {
     let mut bytes = segment.segment(hosts.0, hosts.1);
     bytes[14..16].copy_from_slice(&window.to_be_bytes());
@@ -98,13 +98,13 @@ pub fn tcp(hosts: Hosts, segment: &Tcp, window: u16) -> Vec<u8> {
     bytes
 }
 
-/// A datagram of UDP.
+/// A UDP datagram.
 pub fn udp(hosts: Hosts, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
     let len = (8 + data.len()) as u16;
     datagram(hosts, IP_PROTOCOL_UDP, ports, len, data)
 }
 
-/// A datagram of UDP-Lite whose checksum covers all of it (RFC 3828).
+/// A UDP-Lite datagram whose checksum covers all of it (RFC 3828).
 pub fn udplite(hosts: Hosts, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
     let len = (8 + data.len()) as u16;
     datagram(hosts, IP_PROTOCOL_UDPLITE, ports, len, data)
@@ -118,7 +118,7 @@ fn datagram(hosts: Hosts, protocol: u8, ports: (u16, u16), len: u16, data: &[u8]
     bytes
 }
 
-/// An SCTP packet of one chunk (RFC 9260 section 3).
+/// An SCTP packet with one chunk (RFC 9260 section 3).
 pub fn sctp(ports: (u16, u16), tag: u32, chunk: u8, value: &[u8]) -> Vec<u8> {
     let mut bytes = [ports.0, ports.1].map(u16::to_be_bytes).concat();
     bytes.extend(tag.to_be_bytes());
@@ -131,7 +131,7 @@ pub fn sctp(ports: (u16, u16), tag: u32, chunk: u8, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// RFC 9260 appendix A.
+/// CRC32c, as in RFC 9260 appendix A.
 fn crc32c(bytes: &[u8]) -> u32 {
     let crc = bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -141,7 +141,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// An ICMP or ICMPv6 message with its checksum, of the given bytes without.
+/// Fills in the checksum of an ICMP or ICMPv6 message.
 pub fn icmp(hosts: Hosts, mut message: Vec<u8>) -> Vec<u8> {
     message[2..4].fill(0);
     let check = match hosts.0 {
@@ -152,7 +152,7 @@ pub fn icmp(hosts: Hosts, mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// IP protocol number of ICMP or of ICMPv6.
+/// IP protocol number of ICMP or ICMPv6.
 pub fn icmp_protocol(hosts: Hosts) -> u8 {
     if hosts.0.is_ipv4() { 1 } else { 58 }
 }

@@ -1,4 +1,4 @@
-//! Scripts of flows: the packets of two hosts, one after the other.
+//! Scripts of flows: the consecutive packets of two hosts.
 
 use std::net::IpAddr;
 
@@ -16,9 +16,9 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 /// ACK.
 pub const ACK: u8 = 16;
-/// Urgent data, and both flags of an offer of explicit congestion notification.
+/// URG, for urgent data.
 pub const URG: u8 = 0x20;
-/// See [`URG`].
+/// ECE and CWR, both flags of an offer of explicit congestion notification.
 pub const ECN: u8 = 0xc0;
 
 const IP_PROTOCOL_TCP: u8 = 6;
@@ -28,25 +28,25 @@ const WINDOW: u16 = 65_000;
 /// Bytes of content in each fragment.
 const FRAGMENT_LEN: usize = 1_200;
 
-/// Who sends a packet.
+/// The sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that sends the flow's first packet.
+    /// The side that sends the flow's first packet.
     Opener,
-    /// The other.
+    /// The other side.
     Answerer,
 }
 
-/// Which sequence number a segment has.
+/// The sequence number of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sequence {
     /// The next one.
     Next,
-    /// That of this side's last segment once more.
+    /// This side's last one again.
     Again,
-    /// So far ahead of the next one.
+    /// This far ahead of the next one.
     Ahead(i32),
-    /// Zero, as that of a RST to a segment without ACK, and acknowledged is all that came.
+    /// Zero, as in a RST that answers a segment without ACK. It acknowledges everything received.
     Zero,
 }
 
@@ -72,12 +72,12 @@ pub fn segment(flags: u8) -> Segment {
 }
 
 impl Segment {
-    /// With so many bytes of data.
+    /// Adds `len` bytes of data.
     pub fn data(self, len: usize) -> Self {
         Self { len, ..self }
     }
 
-    /// With the sequence number of this side's last segment.
+    /// Repeats the sequence number of this side's last segment.
     pub fn again(self) -> Self {
         Self {
             sequence: Sequence::Again,
@@ -85,7 +85,7 @@ impl Segment {
         }
     }
 
-    /// With a sequence number that is so far ahead of the right one.
+    /// Uses a sequence number that is `by` ahead of the correct one.
     pub fn ahead(self, by: i32) -> Self {
         Self {
             sequence: Sequence::Ahead(by),
@@ -93,7 +93,7 @@ impl Segment {
         }
     }
 
-    /// With sequence number zero.
+    /// Uses sequence number zero.
     pub fn of_nothing(self) -> Self {
         Self {
             sequence: Sequence::Zero,
@@ -101,12 +101,12 @@ impl Segment {
         }
     }
 
-    /// With a window of zero.
+    /// Uses a window of zero.
     pub fn without_window(self) -> Self {
         Self { window: 0, ..self }
     }
 
-    /// With a wrong checksum.
+    /// Uses a wrong checksum.
     pub fn damaged(self) -> Self {
         Self {
             is_damaged: true,
@@ -118,14 +118,14 @@ impl Segment {
 /// Type and code of an ICMP error.
 pub type ErrorKind = (u8, u8);
 
-/// About what an error is.
+/// The packet that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// The last packet of the other side.
     Last,
     /// The last packet of the side that sends the error.
     Own,
-    /// A packet to another port than any that was sent.
+    /// A packet to a port that was never used.
     Unsent,
 }
 
@@ -134,17 +134,17 @@ pub enum About {
 pub enum Content {
     /// A TCP segment.
     Segment(Segment),
-    /// A segment that is lost on the way to the node: nothing comes.
+    /// A segment that is lost before the node: nothing arrives.
     Lost(Segment),
-    /// A datagram of UDP with so many bytes.
+    /// A UDP datagram with this many bytes.
     Datagram(usize),
-    /// One of UDP-Lite.
+    /// A UDP-Lite datagram.
     LiteDatagram,
     /// An echo request.
     Request,
     /// The reply to it.
     Reply,
-    /// A message of ICMP of this type, with an identifier.
+    /// An ICMP message of this type, with an identifier.
     Message(u8),
     /// A packet of this IP protocol.
     Protocol(u8),
@@ -152,30 +152,30 @@ pub enum Content {
     Chunk(u8),
     /// An ICMP error.
     Error(ErrorKind, About),
-    /// One with a wrong checksum, about the last packet.
+    /// An ICMP error with a wrong checksum, about the last packet.
     DamagedError(ErrorKind),
-    /// Some of so many fragments of a datagram, in this order; 0 is the first.
+    /// Some of a datagram's fragments, in this order; 0 is the first. The first field is their total number.
     Parts(usize, &'static [usize]),
 }
 
-/// Two hosts that talk.
+/// A conversation of two hosts.
 #[derive(Clone, Debug)]
 pub struct Talk {
-    /// The one that opens, and the other.
+    /// The opener, and the other.
     hosts: Hosts,
     ports: (u16, u16),
     /// The next sequence number of each side.
     next: [u32; 2],
-    /// That of the last segment of each side.
+    /// The sequence number of each side's last segment.
     last_sequence: [u32; 2],
     /// The last packet of each side.
     last: [Vec<u8>; 2],
-    /// Identification of the next packet in fragments.
+    /// Identification of the next fragmented packet.
     fragment_id: u16,
 }
 
 impl Talk {
-    /// Nothing was said yet.
+    /// A conversation before its first packet.
     pub fn new(opener: IpAddr, answerer: IpAddr, ports: (u16, u16)) -> Self {
         Self {
             hosts: (opener, answerer),
@@ -187,7 +187,7 @@ impl Talk {
         }
     }
 
-    /// Addresses and ports in the order in which this side's packets have them.
+    /// Addresses and ports in the order of this side's packets.
     fn ends(&self, side: Side) -> (Hosts, (u16, u16)) {
         let (opener, answerer) = self.hosts;
         let (source, destination) = self.ports;
@@ -197,7 +197,7 @@ impl Talk {
         }
     }
 
-    /// The IP packets of what a side says.
+    /// The IP packets that carry what a side sends.
     pub fn say(&mut self, side: Side, content: &Content) -> Vec<Vec<u8>> {
         let (hosts, ports) = self.ends(side);
         let (protocol, bytes) = match content {
@@ -288,7 +288,7 @@ impl Talk {
         const INIT: u8 = 1;
         const INIT_ACK: u8 = 2;
         let (_, ports) = self.ends(side);
-        // Each side's packets have the tag that the other one chose.
+        // Each side's packets carry the tag that the other one chose.
         let tags = [0x1111_u32, 0x2222];
         let tag = if kind == INIT {
             0

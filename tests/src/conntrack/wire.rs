@@ -1,4 +1,4 @@
-//! The way between an endpoint and a host far away, with a packet socket at each end.
+//! The path between an endpoint and a distant host, with a packet socket at each end.
 
 use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsRawFd as _;
@@ -15,20 +15,20 @@ use super::packets::{Hosts, icmp, icmp_protocol, packet};
 use crate::PATIENCE;
 use crate::packet::{IPV4, IPV6, ethernet};
 
-/// Room for packets that wait in a socket, bytes.
+/// Receive buffer of a socket, bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
 const LONGEST: usize = 1 << 17;
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The endpoint sends it.
+    /// From the endpoint.
     Out,
-    /// It is sent to the endpoint.
+    /// To the endpoint.
     In,
 }
 
-/// A device, and who is reached through it.
+/// A device, and its next hop.
 #[derive(Debug)]
 struct End {
     socket: Socket,
@@ -62,7 +62,7 @@ impl End {
         Ok(())
     }
 
-    /// Takes in what comes, to the packet that ends with these bytes.
+    /// Receives packets up to the one that ends with these bytes.
     fn receive_to(&self, mark: &[u8]) -> anyhow::Result<()> {
         let mut buffer = vec![0; LONGEST];
         loop {
@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-/// A device's own address.
+/// A device's own hardware address.
 fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
     let find = || {
         let found = getifaddrs()?
@@ -88,7 +88,7 @@ fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
     found.with_context(|| format!("{netns} has no device {device}"))
 }
 
-/// The ends of a way: namespace and device of each, and the device of the node between them that faces it.
+/// An end of a path: its namespace and device, and the node's device that faces it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     /// The end's namespace.
@@ -106,13 +106,13 @@ pub(super) struct Place<'a> {
 pub struct Wire {
     endpoint: End,
     far: End,
-    /// Endpoint and far host of the packets that tell that all before them have passed, IPv4 and IPv6.
+    /// Endpoint and distant host of the packets that mark that all packets before them have passed, IPv4 and IPv6.
     mark_hosts: [Hosts; 2],
     marks: u64,
 }
 
 impl Wire {
-    /// Opens both, and keeps the calling thread on one CPU: packets that it sends stay in their order.
+    /// Opens both, and pins the calling thread to one CPU, so that its packets stay in order.
     pub(super) fn open(
         endpoint: Place<'_>,
         far: Place<'_>,
@@ -135,8 +135,7 @@ impl Wire {
         })
     }
 
-    /// Sends IP packets of one version, and returns when all have passed the node between the ends, as far
-    /// as they do.
+    /// Sends IP packets of one version. Returns when all of them that pass the node have passed it.
     pub fn carry(&mut self, way: Way, packets: &[Vec<u8>]) -> anyhow::Result<()> {
         let is_v6 = packets.first().is_some_and(|packet| packet[0] >> 4 == 6);
         let (endpoint, far) = self.mark_hosts[usize::from(is_v6)];
@@ -154,8 +153,8 @@ impl Wire {
     }
 }
 
-/// A packet that ends with these bytes, and of which neither conntrack takes notice but for an entry of the
-/// kernel's for IPv4: a request for the time, or a report of a listener to a multicast group.
+/// A packet that ends with these bytes and that neither conntrack records, except for a kernel entry for IPv4: a
+/// timestamp request, or a multicast listener report.
 fn mark_packet(hosts: Hosts, mark: &[u8]) -> Vec<u8> {
     const TIMESTAMP_REQUEST: u8 = 13;
     const LISTENER_REPORT: u8 = 131;

@@ -1,4 +1,4 @@
-//! What of the protocol of container runtimes (CRI, `runtime.v1`) it takes to run containers.
+//! The subset of the container runtime protocol (CRI, `runtime.v1`) that is needed to run containers.
 
 use std::collections::HashMap;
 
@@ -53,7 +53,7 @@ pub(super) struct RunPodRequest {
     pub(super) config: Option<PodConfig>,
 }
 
-/// Of all requests and answers that have no more than the id of a pod or of a container.
+/// Shared by all requests and answers that only have the ID of a pod or container.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Id {
     #[prost(string, tag = "1")]

@@ -1,4 +1,4 @@
-//! Real containers: containerd, driven by its CRI as the kubelet does it.
+//! Real containers: containerd, driven through its CRI as the kubelet does it.
 
 mod messages;
 
@@ -29,7 +29,7 @@ use self::messages::{
 use crate::process::{Running, run, tell};
 use crate::{Node, PATIENCE, wait_for};
 
-/// The one image, also of what holds a pod's namespaces.
+/// The only image, which pods' sandboxes use too.
 const IMAGE: &str = "health.test/busybox:1";
 /// Programs in the containers.
 const APPLETS: [&str; 14] = [
@@ -37,7 +37,7 @@ const APPLETS: [&str; 14] = [
     "test", "touch",
 ];
 
-/// A containerd of its own: its images and containers are in a folder that goes with it.
+/// A private containerd. Its images and containers are in a folder that is deleted with it.
 #[derive(Debug)]
 pub struct Containerd {
     // Fields are dropped in this order.
@@ -52,7 +52,7 @@ pub struct Containerd {
 /// A container, the only one in its pod.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// What the runtime calls it.
+    /// Its ID in the runtime.
     pub id: String,
     /// Its first process.
     pub pid: u32,
@@ -60,18 +60,18 @@ pub struct Container {
 }
 
 impl Containerd {
-    /// Starts one, and waits until it serves and has its image.
+    /// Starts containerd, and waits until it serves and has its image.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_by(Command::new("setpriv"), None)
     }
 
-    /// As [`start`](Self::start), on a node: its containers use the node's network. It listens on `socket` if one is
+    /// Like [`start`](Self::start), on a node: its containers use the node's network. It listens on `socket`, if
     /// given.
     pub fn start_on(node: &Node, socket: Option<PathBuf>) -> anyhow::Result<Self> {
         Self::start_by(node.command("setpriv"), socket)
     }
 
-    /// `server` is setpriv, wherever it runs.
+    /// `server` is the setpriv command, on this machine or in a node.
     fn start_by(mut server: Command, socket: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("hctrd-")
@@ -85,7 +85,7 @@ impl Containerd {
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
             .arg("--config")
             .arg(config);
-        // Ctrl-C in a terminal is for who started it, who removes the containers first.
+        // Ctrl-C in a terminal goes to this process, which removes the containers first.
         server.process_group(0);
         let log = dir.path().join("log");
         let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
@@ -127,7 +127,7 @@ impl Containerd {
         &self.socket
     }
 
-    /// Runs a container: these words, as this user, with these variables in its environment.
+    /// Runs a container with this command line, user and environment.
     pub fn run(
         &mut self,
         name: &str,
@@ -207,7 +207,7 @@ impl Containerd {
         Ok(container)
     }
 
-    /// Runs a command in a container, which must succeed.
+    /// Runs a command in a container; it must succeed.
     pub fn exec(&self, container_id: &str, command: &[&str]) -> anyhow::Result<()> {
         let request = ExecRequest {
             id: container_id.to_owned(),
@@ -233,12 +233,12 @@ impl Containerd {
         self.call::<_, Nothing>("RemoveContainer", id()).map(drop)
     }
 
-    /// Has the server hang until this is dropped. Its containers go on.
+    /// Suspends the server until [`Self::go_on`] or drop. Its containers keep running.
     pub fn hang(&self) -> anyhow::Result<()> {
         kill(self.server.pid(), Signal::SIGSTOP).context("cannot stop containerd")
     }
 
-    /// Lets the server that hangs go on.
+    /// Resumes the suspended server.
     pub fn go_on(&self) -> anyhow::Result<()> {
         kill(self.server.pid(), Signal::SIGCONT).context("cannot let containerd go on")
     }
@@ -270,14 +270,14 @@ impl Containerd {
         Ok(answer.into_inner())
     }
 
-    /// An archive as of docker, with busybox in it.
+    /// Imports a docker-style archive with busybox.
     fn import(&self) -> anyhow::Result<()> {
         let path = |name: &str| self.dir.path().join(name);
         let rootfs = path("rootfs");
         for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
             fs::create_dir_all(rootfs.join(folder))?;
         }
-        // Static, so that it needs nothing else in there.
+        // A static binary, so that the container needs nothing else.
         fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
         for applet in APPLETS {
             symlink("busybox", rootfs.join("bin").join(applet))?;

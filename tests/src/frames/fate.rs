@@ -1,4 +1,4 @@
-//! The tables of docs/policy.md, "What passes without policy", read from bytes by code of its own.
+//! The tables of docs/policy.md, "What passes without policy", parsed from bytes by independent code.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,22 +8,22 @@ use crate::packet::{ARP, IPV4, IPV6, transport_checksum};
 
 const ICMPV6: u8 = 58;
 
-/// What is to become of a frame.
+/// What must become of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     /// It passes under every policy.
     Passes,
     /// Policy decides.
     Judged,
-    /// It passes under no policy.
+    /// It never passes.
     Dropped,
-    /// It passes under no policy that enforces, and need not pass without.
+    /// It does not pass under an enforcing policy, and need not pass without one.
     Odd,
-    /// The datapath answers, and nobody else sees it.
+    /// The datapath answers it, and it goes no further.
     Answered,
 }
 
-/// What is to become of a frame that the scene's sender, an endpoint, puts on its wire.
+/// The fate of a frame that the scene's sender, an endpoint, puts on its wire.
 pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
     match ethertype(frame) {
         ARP => sent_arp(scene, frame),
@@ -42,12 +42,12 @@ pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
     }
 }
 
-/// Policy decides about a packet; a later fragment waits for the first one, which may never come.
+/// Policy decides about a packet; a later fragment waits for the first one, which may never arrive.
 fn or_waits(is_later: bool) -> Fate {
     if is_later { Fate::Odd } else { Fate::Judged }
 }
 
-/// What is to become of a frame that the scene's sender, a host, puts on the wire of the endpoint that is its peer.
+/// The fate of a frame that the scene's sender, a host, puts on the wire of its peer, an endpoint.
 pub fn fate_of_received(scene: &Scene, frame: &[u8]) -> Fate {
     match ethertype(frame) {
         ARP if is_question(frame) && arp_address(frame, 38) == Some(scene.peer.v4) => {
@@ -99,7 +99,7 @@ fn ethertype(frame: &[u8]) -> u16 {
     u16::from_be_bytes([frame[12], frame[13]])
 }
 
-/// The same frame with one of its tags less, with two less and so on, as the kernel's receiving side takes them off.
+/// The frame without one of its tags, without two and so on, as the kernel's receive path strips them.
 pub fn without_tags(frame: &[u8]) -> Vec<Vec<u8>> {
     let mut shorter = Vec::new();
     let mut at = 12;
@@ -112,8 +112,8 @@ pub fn without_tags(frame: &[u8]) -> Vec<Vec<u8>> {
     shorter
 }
 
-/// Whether a frame at an endpoint is one that the host sends by itself: about neighbours or to a group, or to the
-/// endpoint by its link-local address.
+/// Whether a frame at an endpoint is one that the host sends by itself: neighbour or multicast traffic, or to the
+/// endpoint's link-local address.
 pub fn is_of_host(frame: &[u8]) -> bool {
     match ethertype(frame) {
         ARP => true,
@@ -129,7 +129,7 @@ pub fn is_of_host(frame: &[u8]) -> bool {
     }
 }
 
-/// Whether a frame's outermost packet, be it IP or ARP, comes from this address or goes there.
+/// Whether a frame's outermost packet, IP or ARP, comes from or goes to this address.
 pub fn names_address(frame: &[u8], address: IpAddr) -> bool {
     let (places, octets) = match (ethertype(frame), address) {
         (IPV4, IpAddr::V4(v4)) => ([26, 30], v4.octets().to_vec()),
@@ -160,7 +160,7 @@ fn sent_arp(scene: &Scene, frame: &[u8]) -> Fate {
     }
 }
 
-/// Whether ARP asks for an address, on behalf of who sends it.
+/// Whether this is an ARP request on behalf of its own sender.
 fn is_question(frame: &[u8]) -> bool {
     frame.len() >= 42
         && frame[14..22] == [0, 1, 8, 0, 6, 4, 0, 1]
@@ -190,18 +190,18 @@ fn sent_ipv6(scene: &Scene, packet: &Six) -> Fate {
     }
     let is_needed = packet.discovers(scene, is_own) || !is_own && packet.is_listeners();
     match packet.walk() {
-        // It claims to be shorter than it is.
+        // Its claimed length is too short.
         walk if is_needed && is_own && !matches!(walk, Walk::Icmp(_)) => Fate::Odd,
         _ if is_needed => Fate::Passes,
         _ if !is_own => Fate::Dropped,
         Walk::Icmp([134 | 137, ..]) => Fate::Dropped,
-        // Of a first fragment, or what is cut short: it may be a router's message.
+        // A first fragment or a truncated packet: it may be a router's message.
         Walk::Unclear => Fate::Odd,
         _ => or_waits(packet.is_later_fragment()),
     }
 }
 
-/// What is behind the extension headers.
+/// What follows the extension headers.
 enum Walk<'a> {
     /// An ICMPv6 message of eight bytes or more.
     Icmp(&'a [u8]),
@@ -216,7 +216,7 @@ struct Six<'a> {
     destination: Ipv6Addr,
     next_header: u8,
     hop_limit: u8,
-    /// What follows the fixed header, as far as it is there, whatever length is claimed.
+    /// The bytes after the fixed header that are present, whatever length is claimed.
     rest: &'a [u8],
 }
 
@@ -236,13 +236,13 @@ impl<'a> Six<'a> {
         })
     }
 
-    /// Whether one of its addresses has an IPv4 address inside.
+    /// Whether one of its addresses is IPv4-mapped.
     fn has_mapped_end(&self) -> bool {
         let ends = [self.source, self.destination];
         ends.iter().any(|end| end.to_ipv4_mapped().is_some())
     }
 
-    /// Whether a fragment header follows that is not the first one's.
+    /// Whether a fragment header of a later fragment follows.
     fn is_later_fragment(&self) -> bool {
         const FRAGMENT: u8 = 44;
         let offset = self.rest.get(2..4);
@@ -250,7 +250,7 @@ impl<'a> Six<'a> {
             && offset.is_some_and(|bytes| bytes[0] != 0 || bytes[1] & 0xf8 != 0)
     }
 
-    /// The length that the header claims.
+    /// The length in the header.
     fn claimed(&self) -> usize {
         usize::from(u16::from_be_bytes([self.frame[18], self.frame[19]]))
     }
@@ -260,7 +260,7 @@ impl<'a> Six<'a> {
         Some(bytes.into())
     }
 
-    /// A valid solicitation of somebody who tells its hardware address and nothing else.
+    /// A valid solicitation with the sender's hardware address and nothing else.
     fn is_strict_question(&self) -> bool {
         self.frame[14] >> 4 == 6
             && self.next_header == ICMPV6
@@ -280,7 +280,7 @@ impl<'a> Six<'a> {
             ) == 0
     }
 
-    /// Whether the datapath answers it on behalf of the owner of an address and a hardware address.
+    /// Whether the datapath answers it on behalf of the owner of this address and hardware address.
     fn is_answered(&self, target: Ipv6Addr, mac: [u8; 6]) -> bool {
         self.is_strict_question()
             && self.target() == Some(target)
@@ -288,14 +288,14 @@ impl<'a> Six<'a> {
     }
 
     /// The rows of router and neighbour solicitations and neighbour advertisements. `is_own`: from the sender's own
-    /// address, which routers let by.
+    /// address, which routers forward.
     fn discovers(&self, scene: &Scene, is_own: bool) -> bool {
         let long_enough = self.rest.len() >= 8;
         if self.next_header != ICMPV6 || self.hop_limit != 255 || !long_enough {
             return false;
         }
         let to = self.destination;
-        // Nobody routes what comes from a link-local address: it does not get beyond the host.
+        // Packets from a link-local address are never routed: they do not get beyond the host.
         let is_host =
             !is_own || to.is_unicast_link_local() || to.is_loopback() || to == scene.peer.v6;
         let has_source = !self.source.is_unspecified();

@@ -1,5 +1,5 @@
-//! Hostile frames, made of a seed: what a workload that may open packet sockets can put on its wire, and what its
-//! neighbours can send it. [`fate_of_sent`] and [`fate_of_received`] say what may become of each.
+//! Hostile frames, derived from a seed: those that a workload with packet sockets can put on its wire, and those that
+//! its neighbours can send it. [`fate_of_sent`] and [`fate_of_received`] define what may become of each.
 
 mod discovery;
 mod fate;
@@ -23,54 +23,54 @@ pub use self::tap::{Outlet, Tap};
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// All routers of a link (RFC 4291 section 2.7.1).
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// The routers that listeners of version 2 report to (RFC 3810 section 5.2.14).
+/// The routers that receive listener reports of version 2 (RFC 3810 section 5.2.14).
 const LISTENERS_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// Somebody on a wire, or behind one.
+/// A host on a wire, or behind one.
 #[derive(Clone, Copy, Debug)]
 pub struct Party {
     /// Hardware address.
     pub mac: [u8; 6],
-    /// Address of IPv4.
+    /// IPv4 address.
     pub v4: Ipv4Addr,
-    /// Address of IPv6.
+    /// IPv6 address.
     pub v6: Ipv6Addr,
     /// Link-local address.
     pub link: Ipv6Addr,
 }
 
-/// Who sends, and who is around.
+/// The sender and its surroundings.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The sender.
     pub own: Party,
-    /// Who is at the other end of its wire.
+    /// The host at the other end of its wire.
     pub peer: Party,
     /// The gateway's addresses.
     pub gateway: (Ipv4Addr, Ipv6Addr),
-    /// Who is behind the peer. The first one is sent to most.
+    /// Hosts behind the peer. The first one is the most frequent destination.
     pub others: Vec<Party>,
 }
 
-/// A header that tells the kernel how to cut a frame into segments (`struct virtio_net_hdr`).
+/// A header that describes how the kernel splits a frame into segments (`struct virtio_net_hdr`).
 pub type Segmentation = [u8; 10];
 
-/// A frame, and how it is to be sent.
+/// A frame, and how to send it.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// The frame from its Ethernet header on.
     pub bytes: Vec<u8>,
     /// Whether its buffer carries the mark of a packet that the programs have answered.
     pub is_marked: bool,
-    /// How it is to be cut.
+    /// How to segment it.
     pub segmentation: Option<Segmentation>,
 }
 
-/// Bytes of a [`marker`].
+/// Size of a [`marker`].
 pub const MARKER_LEN: usize = 12;
 const MARKER: [u8; 4] = *b"hfrm";
 
-/// What frames carry behind their headers, as far as they have room: it tells the seed and the number.
+/// Payload that identifies a frame by seed and number, as far as it fits.
 pub fn marker(seed: u64, number: u64) -> [u8; MARKER_LEN] {
     let mut marker = [0; MARKER_LEN];
     marker[..4].copy_from_slice(&MARKER);
@@ -80,7 +80,7 @@ pub fn marker(seed: u64, number: u64) -> [u8; MARKER_LEN] {
     marker
 }
 
-/// The number of the frame of this seed whose marker is in these bytes.
+/// The number of the frame whose marker is in these bytes, if it has this seed.
 pub fn marked_number(seed: u64, bytes: &[u8]) -> Option<u32> {
     let start = &marker(seed, 0)[..8];
     let at = bytes.windows(8).position(|part| part == start)?;
@@ -88,16 +88,16 @@ pub fn marked_number(seed: u64, bytes: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(number.try_into().ok()?))
 }
 
-/// Frame `number` of a seed: the same each time.
+/// Frame `number` of a seed; always the same.
 pub fn frame(scene: &Scene, seed: u64, number: u64) -> Frame {
-    // The golden ratio in 64 bits sets neighbouring numbers apart.
+    // The 64-bit golden ratio separates neighbouring numbers.
     let rng = |number: u64| Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    // Fragments of one packet are the frames of one group.
+    // Fragments of one packet are frames of one group.
     let group = rng(!(number / GROUP));
     Maker::new(scene, rng(number), group, marker(seed, number)).frame()
 }
 
-/// How many frames share a packet of which they may be fragments.
+/// Number of frames that share a packet of which they may be fragments.
 const GROUP: u64 = 4;
 
 #[cfg(test)]

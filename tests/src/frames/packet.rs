@@ -1,4 +1,4 @@
-//! IP packets: of own and others' addresses, with options, extension headers, fragments, tunnels and errors.
+//! IP packets: own and others' addresses, with options, extension headers, fragments, tunnels and errors.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,9 +10,9 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
-/// Ports that flows have in common, so that frames meet flows of others.
+/// Ports that flows share, so that frames hit existing flows.
 const PORTS: [u16; 10] = [53, 67, 80, 443, 547, 4240, 4789, 5353, 6081, 40_000];
-/// Nobody's, this host's, this link's, everybody's and groups'.
+/// Unspecified, loopback, link-local, broadcast and multicast addresses.
 const ODD4: [[u8; 4]; 13] = [
     [0, 0, 0, 0],
     [0, 0, 0, 1],
@@ -48,7 +48,7 @@ const ODD6: [&str; 16] = [
 ];
 
 impl Maker<'_> {
-    /// An IP packet of some protocol.
+    /// An IP packet of a random protocol.
     pub(super) fn packet(&mut self) -> Content {
         let is_v4 = self.rng.bool();
         let ends = self.ends(is_v4);
@@ -89,7 +89,7 @@ impl Maker<'_> {
         (source, destination)
     }
 
-    /// An address that nobody here has.
+    /// An address that no host here has.
     fn odd(&mut self, is_v4: bool) -> IpAddr {
         if self.one_in(3) {
             return if is_v4 {
@@ -106,7 +106,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Both ports and what else is in a header of TCP or UDP, the checksum and the length apart.
+    /// Both ports and the rest of a TCP or UDP header, except for checksum and length.
     pub(super) fn ports(&mut self, protocol: u8) -> Vec<u8> {
         let port = |maker: &mut Self| maker.pick(&PORTS).to_be_bytes();
         let mut header = [port(self), port(self)].concat();
@@ -121,7 +121,7 @@ impl Maker<'_> {
         header
     }
 
-    /// What a packet carries, with its checksum, and its protocol.
+    /// A packet's protocol and content, including its checksum.
     fn content(&mut self, ends: (IpAddr, IpAddr), depth: u8) -> (u8, Vec<u8>) {
         let icmp = if ends.0.is_ipv4() { ICMP } else { ICMPV6 };
         let kind = self.rng.u8(0..if depth == 0 { 20 } else { 9 });
@@ -141,7 +141,7 @@ impl Maker<'_> {
             }
             9..12 => (icmp, self.error(ends)),
             12 => {
-                // A tunnel of IPv4, of IPv6, or of something else in one of them.
+                // A tunnel for IPv4, IPv6 or anything else in one of them.
                 let (ethertype, inner) = self.inner();
                 let right = if ethertype == IPV4 { 4 } else { 41 };
                 let protocol = if self.one_in(4) {
@@ -156,7 +156,7 @@ impl Maker<'_> {
                 (47, [&[0, 0][..], &ethertype.to_be_bytes(), &inner].concat())
             }
             14 => {
-                // VXLAN (RFC 7348), and Geneve in its place.
+                // VXLAN (RFC 7348), or Geneve instead.
                 let (ethertype, inner) = self.inner();
                 let frame = ethernet([0xff; 6], self.scene.own.mac, ethertype, &inner);
                 let port: u16 = self.pick(&[4789, 8472, 6081]);
@@ -168,7 +168,7 @@ impl Maker<'_> {
             }
             15 => (132, [&self.ports(UDP)[..4], &[0; 8]].concat()),
             16 => {
-                // An authentication header in front of another, or a sealed packet.
+                // An authentication header before another header, or an encrypted packet.
                 let inner = self.ports(UDP);
                 let header = [UDP, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1];
                 if self.rng.bool() {
@@ -178,7 +178,7 @@ impl Maker<'_> {
                 }
             }
             17 => {
-                // Groups, routing, gateways' redundancy.
+                // Multicast management, routing, gateway redundancy.
                 let protocol = self.pick(&[2, 89, 103, 112, 88, 9]);
                 let kind = self.pick(&[0x11, 0x16, 0x17, 0x22, 0x21]);
                 (protocol, vec![kind, 0, 0, 0, 224, 0, 0, 251])
@@ -200,7 +200,7 @@ impl Maker<'_> {
         (protocol, content)
     }
 
-    /// A packet in a tunnel: of the sender, of others, or to a host that trusts the tunnel.
+    /// A packet in a tunnel: from the sender, from others, or to a host that trusts the tunnel.
     pub(super) fn inner(&mut self) -> Content {
         let is_v4 = self.rng.bool();
         let ends = self.ends(is_v4);
@@ -208,7 +208,7 @@ impl Maker<'_> {
         self.plain(ends, protocol, &content)
     }
 
-    /// An ICMP error, its checksum apart, about a packet that goes the other way or somewhere else.
+    /// An ICMP error without its checksum, about a packet in the other direction or to another host.
     fn error(&mut self, ends: (IpAddr, IpAddr)) -> Vec<u8> {
         let is_v4 = ends.0.is_ipv4();
         let (kind, code) = if is_v4 {
@@ -253,7 +253,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A packet, maybe with options or extension headers; `None` if the ends are of two IP versions.
+    /// A packet, possibly with options or extension headers; `None` if the ends have different IP versions.
     pub(super) fn wrapped(
         &mut self,
         ends: (IpAddr, IpAddr),
@@ -294,7 +294,7 @@ impl Maker<'_> {
         })
     }
 
-    /// Options of IPv4: routes to be taken and recorded, times, alerts, security, and what is none.
+    /// IPv4 options: source routes and recorded routes, timestamps, alerts, security, and invalid ones.
     fn options(&mut self) -> Vec<u8> {
         let via = self.pick(&self.scene.others).v4.octets();
         let route = |kind: u8| [&[kind, 7, 4][..], &via, &[0]].concat();
@@ -309,7 +309,7 @@ impl Maker<'_> {
             _ => (0..8).map(|_| self.rng.u8(..)).collect(),
         };
         if self.one_in(4) {
-            // A pointer or a length that is wrong.
+            // A wrong pointer or length.
             let at = self.rng.usize(0..options.len());
             options[at] = self.rng.u8(..);
         }
@@ -341,7 +341,7 @@ impl Maker<'_> {
                     ]);
                     chain.extend([&[next, 0][..], &option].concat());
                 }
-                // By way of another, of the types 0, 2, 3 and 4.
+                // A route via another host, of types 0, 2, 3 and 4.
                 43 => {
                     let kind = self.pick(&[0, 2, 3, 4]);
                     chain.extend([&[next, 2, kind, 1, 0, 0, 0, 0][..], &via].concat());
@@ -354,11 +354,11 @@ impl Maker<'_> {
         (kinds[0], chain)
     }
 
-    /// A fragment of the group's packet: whole, tiny, overlapping, behind the end.
+    /// A fragment of the group's packet: whole, tiny, overlapping, beyond the end.
     pub(super) fn fragment(&mut self) -> Content {
         let is_v4 = self.group.bool();
         let id = self.group.u16(..);
-        // The ends are the group's.
+        // The ends are the same in the whole group.
         let own = std::mem::replace(&mut self.rng, self.group.clone());
         let ends = self.ends(is_v4);
         let protocol = self.pick(&[UDP, TCP, if is_v4 { ICMP } else { ICMPV6 }]);

@@ -1,4 +1,4 @@
-//! Packet sockets: where hostile frames are sent, and where they may not arrive.
+//! Packet sockets: those that send hostile frames, and those where the frames must not arrive.
 
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
@@ -15,20 +15,20 @@ use super::Frame;
 use super::link::ethertypes;
 use crate::slowness;
 
-/// Room for the frames of a batch, bytes.
+/// Receive buffer for the frames of a batch, bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
-/// The longest frame: one that is still to be cut into segments.
+/// The longest frame: one that will be split into segments.
 const LONGEST: usize = 1 << 17;
 /// The mark of a packet that the programs have answered.
 const MARK_ANSWERED: u32 = 0x6865_616c;
-/// The longest time for what the kernel has queued, on a machine that is not slow.
+/// Longest time to drain the kernel's queues, on a machine that is not slow.
 const QUEUED: Duration = Duration::from_secs(20);
 const LOST: &str = "the last frame of a batch does not come";
-/// All types of frames.
+/// All Ethernet types.
 const ALL: u16 = libc::ETH_P_ALL as u16;
 
 sockopt_impl!(
-    /// Not to see what the device sends.
+    /// Hides what the device sends.
     IgnoreOutgoing,
     SetOnly,
     libc::SOL_PACKET,
@@ -37,7 +37,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// Frames are sent with a header that tells how to cut them.
+    /// Frames are sent with a header that describes how to segment them.
     VnetHeader,
     SetOnly,
     libc::SOL_PACKET,
@@ -45,18 +45,19 @@ sockopt_impl!(
     bool
 );
 
-/// A socket that gets frames of one type, or all, that come by a device.
+/// A socket that receives frames of one type, or of all, that arrive at a device.
 #[derive(Debug)]
 pub struct Tap(Socket);
 
 impl Tap {
-    /// Of all that a device of the calling thread's namespace receives, before the device's programs see it.
+    /// Receives all frames that arrive at a device of the calling thread's namespace, before the device's programs
+    /// see them.
     pub fn of_all(device: &str) -> anyhow::Result<Self> {
         Self::open(device, ALL)
     }
 
-    /// For each Ethernet type that a hostile frame can have, of what the device's programs have let pass: the kernel
-    /// hands these out with what goes to its own stack, and not before.
+    /// One tap per Ethernet type of hostile frames, for frames that passed the device's programs: the kernel delivers
+    /// to these together with its own stack, and not before.
     pub fn behind_programs(device: &str) -> anyhow::Result<Vec<(u16, Self)>> {
         ethertypes()
             .map(|ethertype| Ok((ethertype, Self::open(device, ethertype)?)))
@@ -70,12 +71,12 @@ impl Tap {
         }
         setsockopt(&tap.0, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
         tap.0.set_read_timeout(Some(QUEUED * slowness()))?;
-        // What other devices received before this one was named.
+        // Frames that other devices received before the socket was bound to this one.
         tap.drain()?;
         Ok(tap)
     }
 
-    /// All that has come.
+    /// All frames received so far.
     pub fn drain(&self) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut frames = Vec::new();
         let mut buffer = vec![0; LONGEST];
@@ -85,7 +86,7 @@ impl Tap {
         Ok(frames)
     }
 
-    /// All that has come before this frame, which is waited for.
+    /// All frames received before this one, which it waits for.
     pub fn until(&self, last: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
         let start = Instant::now();
         let mut frames = Vec::new();
@@ -110,7 +111,7 @@ impl Tap {
     }
 }
 
-/// Sockets by which frames are put on a device's wire.
+/// Sockets that put frames on a device's wire.
 #[derive(Debug)]
 pub struct Outlet {
     plain: Socket,
@@ -119,7 +120,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// On a device of the calling thread's namespace.
+    /// Opens them on a device of the calling thread's namespace.
     pub fn on(device: &str) -> anyhow::Result<Self> {
         // None of them receives anything.
         let outlet = Self {
@@ -132,7 +133,7 @@ impl Outlet {
         Ok(outlet)
     }
 
-    /// Sends a frame; `false` if the kernel does not take it.
+    /// Sends a frame; `false` if the kernel rejects it.
     pub fn send(&self, frame: &Frame) -> anyhow::Result<bool> {
         let sent = match &frame.segmentation {
             Some(header) => self.segmented.send(&[header, &frame.bytes[..]].concat()),
@@ -142,16 +143,16 @@ impl Outlet {
         match sent {
             Ok(_) => Ok(true),
             Err(error) => match error.raw_os_error() {
-                // A program has dropped it.
+                // A program dropped it.
                 Some(libc::ENOBUFS) => Ok(true),
-                // It is too long, its headers do not fit, or it cannot be cut.
+                // It is too long, its headers do not fit, or it cannot be segmented.
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::ENOMEM) => Ok(false),
                 _ => Err(error.into()),
             },
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn send_plain(&self, bytes: &[u8]) -> anyhow::Result<()> {
         self.plain.send(bytes)?;
         Ok(())

@@ -1,5 +1,5 @@
-//! What must hold in the maps at any time, whatever packets came. Entries are read by their documented layout,
-//! docs/maps.md.
+//! Invariants of the maps that hold at any time, whatever packets arrived. Entries are parsed by their documented
+//! layout, docs/maps.md.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,12 +21,13 @@ const RX_CLOSING: u16 = 1;
 const TX_CLOSING: u16 = 2;
 const SEEN_NON_SYN: u16 = 0x10;
 const KNOWN_FLAGS: u16 = RX_CLOSING | TX_CLOSING | SEEN_NON_SYN | 0x1000 | 0x2000 | 0x4000 | 0x8000;
-/// Of those, what says anything of other protocols than TCP.
+/// The only flag that applies to protocols other than TCP.
 const MASQUERADED: u16 = 0x1000;
 /// Flags of translations: host-local, and in conntrack by the uplinks' programs.
 const KNOWN_NAT_FLAGS: u32 = 1 | 2;
 
-/// When a translation map is emptied. One that is full sheds entries by itself, one of a pair at a time.
+/// Number of entries at which a translation map is emptied. A full one evicts entries by itself, one of a pair at a
+/// time.
 const MANY_TRANSLATIONS: usize = 20_000;
 
 /// Packets and bytes.
@@ -50,17 +51,17 @@ pub(super) struct Ledger {
     dropped: Count,
     /// Answered by any program.
     answered: Count,
-    /// Passed on to an endpoint, and by one.
+    /// Passed on to an endpoint, or from one.
     to_endpoint: Count,
     from_endpoint: Count,
-    /// Probes given up in earlier looks at the maps.
+    /// Probes given up in earlier checks.
     given_up: u64,
     /// Probes whose replies were entered into a row.
     returned: u64,
 }
 
 impl Ledger {
-    /// Enters what a program did.
+    /// Records what a program did.
     pub(super) fn note(&mut self, case: &Case, outcome: &Outcome) {
         let is_marked = case.context == Context::Marked(MARK_ANSWERED);
         let count = match (outcome.code, case.program) {
@@ -76,7 +77,7 @@ impl Ledger {
     }
 }
 
-/// Looks at all maps; the inner error tells what is wrong.
+/// Checks all maps; the inner error describes a violation.
 pub(super) fn check(bed: &TestRun, ledger: &mut Ledger) -> anyhow::Result<Result<(), String>> {
     let checks = [
         check_counters,
@@ -93,10 +94,10 @@ pub(super) fn check(bed: &TestRun, ledger: &mut Ledger) -> anyhow::Result<Result
     Ok(Ok(()))
 }
 
-/// What each look at the maps comes to.
+/// The result of each check.
 type CheckResult = anyhow::Result<Result<(), String>>;
 
-/// Leaves the function with what is wrong, unless the condition holds.
+/// Returns a violation from the function unless the condition holds.
 macro_rules! hold {
     ($condition:expr, $($what:tt)+) => {
         if !$condition {
@@ -105,7 +106,7 @@ macro_rules! hold {
     };
 }
 
-/// Every packet was counted once, with its bytes, under a reason of its verdict.
+/// Every packet was counted once, with its bytes, under a reason that fits its verdict.
 fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let rows = bed.maps().metrics()?;
     let counted = |is_wanted: &dyn Fn(u8, u8) -> bool| {
@@ -149,7 +150,7 @@ fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// Rows are unlocked and agree with themselves, and each probe is a sample, lost or in flight.
+/// Rows are unlocked and consistent, and each probe is a sample, lost or in flight.
 fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let maps = bed.maps();
     let rows = maps.rtt()?;
@@ -221,7 +222,7 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// Where a row contradicts itself.
+/// How a row contradicts itself, if it does.
 fn inconsistency(row: &RttRow) -> Option<&'static str> {
     let counted: u64 = row.histogram.iter().map(|&count| u64::from(count)).sum();
     let samples = row.samples;
@@ -245,19 +246,19 @@ fn inconsistency(row: &RttRow) -> Option<&'static str> {
     }
 }
 
-/// A key of conntrack and of translations.
+/// A key of conntrack or of translations.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Tuple {
     source: Vec<u8>,
     destination: Vec<u8>,
-    /// As they stand in memory.
+    /// In memory order.
     ports: [[u8; 2]; 2],
     protocol: u8,
     direction: u8,
 }
 
 impl Tuple {
-    /// Reads a key; the error tells what is wrong with it.
+    /// Parses a key; the error describes what is wrong with it.
     fn read(key: &[u8]) -> Result<Self, String> {
         let address = if key.len() == 16 { 4 } else { 16 };
         let (source, rest) = key.split_at(address);
@@ -289,14 +290,14 @@ impl Tuple {
     }
 }
 
-/// A number in the host's byte order, of as many bytes as the caller wants.
+/// `N` bytes of a field, for a number in host byte order.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
 }
 
-/// Entries of conntrack are ones that packets can have made, and no flow has two.
+/// Conntrack entries are ones that packets can create, and no flow has two.
 fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for (name, are_tcp) in [
         ("HEALTH_CT4", true),
@@ -324,7 +325,7 @@ fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
             }
         }
         for tuple in &living {
-            // An echo that is answered is entered without a look for other ways to see it.
+            // An answered echo is entered without checking for the reversed tuple.
             let is_icmp = [ICMP, ICMPV6].contains(&tuple.protocol);
             hold!(
                 is_icmp || !living.contains(&tuple.reversed()),
@@ -339,7 +340,7 @@ fn expires(entry: &[u8]) -> u32 {
     u32::from_ne_bytes(field(entry, 32))
 }
 
-/// What no packet can have made of an entry.
+/// A property of an entry that no packet can cause.
 fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     let counter = |at| u64::from_ne_bytes(field(entry, at));
     let [rx_packets, rx_bytes, tx_packets, tx_bytes] = [0, 8, 16, 24].map(counter);
@@ -364,7 +365,7 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     } else if last > now {
         Some("a packet of the future")
     } else if !(last + lifetime - 1..=last + lifetime).contains(&expires(entry)) {
-        // A second less: some packets are timed by a clock that runs a tick behind.
+        // One second less: some packets use a clock that runs a tick behind.
         Some("another lifetime than its protocol's")
     } else if flags & !KNOWN_FLAGS != 0 {
         Some("flags that there are not")
@@ -375,7 +376,7 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     }
 }
 
-/// Translations come in pairs, each of which leads to the other.
+/// Translations come in pairs that refer to each other.
 fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     let mut is_large = false;
     for (name, are_tcp) in [
@@ -408,7 +409,7 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
             pairs.insert(tuple, (to, port, flags));
         }
         for (tuple, (to, port, flags)) in &pairs {
-            // The other one stands under what the answer to a translated packet has.
+            // The other entry's key is what the answer to a translated packet has.
             let mut translated = tuple.clone();
             let is_outbound = tuple.direction == 0;
             if is_outbound {
@@ -438,7 +439,7 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// Ports of fragments are kept for no longer than fragments are.
+/// Fragments' ports are kept no longer than fragments are.
 fn check_fragments(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for name in ["HEALTH_FRAGMENTS4", "HEALTH_FRAGMENTS6"] {
         let entries = bed.maps().raw(name)?;

@@ -1,5 +1,5 @@
-//! Random and mutated packets through the datapath's programs (`BPF_PROG_TEST_RUN`), and what must hold for
-//! each packet and for the maps whatever comes.
+//! Runs random and mutated packets through the datapath's programs (`BPF_PROG_TEST_RUN`), and checks the invariants
+//! of each packet and of the maps.
 
 mod corpus;
 mod maps;
@@ -28,13 +28,13 @@ const SESSION: u32 = 0x0102_0304;
 const PROBE_ID: u16 = 0x4240;
 /// TCP port of the agents' HTTP responders.
 const HEALTH_PORT: u16 = 4240;
-/// The mark by which `from_endpoint` knows a packet that `to_endpoint` answered.
+/// The mark by which `from_endpoint` recognises a packet that `to_endpoint` answered.
 const MARK_ANSWERED: u32 = 0x6865_616c;
 
-/// Runs between two looks at the maps.
+/// Runs between two checks of the maps.
 const MAPS_EVERY: u64 = 20_000;
 
-/// One of the programs.
+/// A program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// `to_endpoint`.
@@ -66,15 +66,15 @@ impl Program {
     }
 }
 
-/// What a packet's buffer says besides its bytes.
+/// Metadata of a packet's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Context {
     Plain,
     /// A mark.
     Marked(u32),
-    /// When it was received, nanoseconds since 1970.
+    /// Receive time, nanoseconds since 1970.
     Stamped(u64),
-    /// Bytes of data in each segment that the device is to cut it into.
+    /// Bytes of data in each segment into which the device will split it.
     Offloaded(u32),
 }
 
@@ -89,7 +89,7 @@ impl Context {
     }
 }
 
-/// One run: a packet, and where it is seen.
+/// One run: a packet, and the program that sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Case {
     program: Program,
@@ -97,29 +97,29 @@ struct Case {
     frame: Vec<u8>,
 }
 
-/// Which runs to do.
+/// The runs to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {
     /// The seed from which all packets come.
     pub seed: u64,
     /// Number of the first run.
     pub first: u64,
-    /// How many.
+    /// Number of runs.
     pub count: u64,
 }
 
-/// What was done without finding anything.
+/// Totals of runs without a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuzzTotals {
-    /// Packets that a program saw.
+    /// Packets that a program processed.
     pub runs: u64,
-    /// Packets that the kernel takes no test run of.
+    /// Packets that the kernel rejects for a test run.
     pub refused: u64,
     /// Packets that were dropped.
     pub dropped: u64,
-    /// Questions that were turned into their answers.
+    /// Requests that were turned into their answers.
     pub answered: u64,
-    /// Packets that were passed on with other bytes.
+    /// Packets that were passed on with changed bytes.
     pub rewritten: u64,
 }
 
@@ -133,13 +133,13 @@ impl fmt::Display for FuzzTotals {
     }
 }
 
-/// Something that must not be.
+/// A violation of an invariant.
 #[derive(Clone, Debug)]
 pub struct Finding {
     seed: u64,
     run: u64,
     what: String,
-    /// The packet, and the shortest one found that shows the same; none when it shows in the maps.
+    /// The packet, and the shortest one found that shows the same violation; `None` if it shows in the maps.
     packets: Option<(Case, Case)>,
 }
 
@@ -172,7 +172,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Does the runs, and stops at the first finding. `progress` hears now and then what was done.
+/// Does the runs, and stops at the first finding. Calls `progress` periodically with the totals.
 pub fn fuzz(
     runs: Runs,
     mut progress: impl FnMut(&FuzzTotals),
@@ -225,7 +225,7 @@ impl FuzzTotals {
     }
 }
 
-/// The programs and maps of a datapath of its own.
+/// A datapath of its own: programs and maps.
 struct Loaded {
     bed: TestRun,
     programs: Vec<(Program, SchedClassifier)>,
@@ -279,7 +279,7 @@ impl Loaded {
     }
 }
 
-/// What leaves the cluster is masqueraded, with so few ports that they come to an end.
+/// Traffic that leaves the cluster is masqueraded, with so few ports that they run out.
 fn masquerade() -> anyhow::Result<MasqueradeConfig> {
     let settings = MasqueradeSettings {
         native_routing_cidrs: vec!["10.244.0.0/16".parse()?, "fd00:10:244::/48".parse()?],

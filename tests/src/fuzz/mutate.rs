@@ -1,5 +1,4 @@
-//! Packets made from those of the corpus. Which one a run gets depends on nothing but the seed and the run's
-//! number.
+//! Packets derived from those of the corpus. A run's packet depends only on the seed and the run's number.
 
 use std::ops::Range;
 
@@ -10,12 +9,12 @@ use super::shape::{Ip, mend_checksums, mend_lengths, network, set_word, word};
 use super::{Case, Context, MARK_ANSWERED, Program};
 use crate::packet::tagged;
 
-/// The kernel takes no test run of a shorter frame, nor of one beyond a page with all that is around it.
+/// The kernel rejects test runs of shorter frames, and of frames that exceed a page with their overhead.
 const SHORTEST: usize = 14;
 const LONGEST: usize = 2000;
 /// Most changes to one packet.
 const CHANGES_MAX: usize = 6;
-/// Bytes that headers make much of: lengths, protocols, types, offsets.
+/// Byte values that matter in headers: lengths, protocols, types, offsets.
 const TELLING_BYTES: [u8; 20] = [
     0, 1, 2, 3, 4, 6, 8, 11, 17, 43, 44, 45, 58, 59, 60, 127, 128, 129, 132, 255,
 ];
@@ -23,13 +22,13 @@ const TELLING_WORDS: [u16; 12] = [
     0, 1, 7, 20, 40, 1500, 0x1fff, 0x2000, 0x4000, 0x7fff, 0x8000, 0xffff,
 ];
 
-/// The packet of a run, and where it is seen.
+/// The packet of a run, and the program that sees it.
 pub(super) fn case(corpus: &[Seed], seed: u64, run: u64) -> Case {
-    // The golden ratio in 64 bits sets neighbouring runs apart.
+    // The 64-bit golden ratio separates neighbouring runs.
     let mut rng = Rng::with_seed(seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let from = pick(&mut rng, corpus);
     let mut frame = from.frame.clone();
-    // A quarter stays as it is, but for its ports, so that flows get on.
+    // A quarter is unchanged except for its ports, so that flows make progress.
     let changes = rng.usize(0..CHANGES_MAX * 4 / 3).saturating_sub(1);
     if rng.bool() {
         let port = PORTS.0 + rng.u16(0..64);
@@ -126,7 +125,7 @@ fn change(rng: &mut Rng, frame: &mut Vec<u8>, corpus: &[Seed]) {
     }
 }
 
-/// A place in the frame, more often than not in its first headers.
+/// A position in the frame, more often than not in its first headers.
 fn place(rng: &mut Rng, frame: &[u8]) -> usize {
     let end = if rng.bool() {
         frame.len()
@@ -142,7 +141,7 @@ fn part(rng: &mut Rng, frame: &[u8]) -> Range<usize> {
     start..frame.len().min(start + len)
 }
 
-/// The packet itself or the one in it.
+/// The packet itself or the one inside it.
 fn packet(rng: &mut Rng, frame: &[u8]) -> Option<Ip> {
     let ip = Ip::of(frame)?;
     let inner = ip.inner(frame).filter(|_| rng.bool());
@@ -166,7 +165,7 @@ fn set_address(rng: &mut Rng, frame: &mut [u8]) {
     }
 }
 
-/// Gives flows another port in place of the one that its opener has in the corpus, wherever that stands.
+/// Replaces the flow opener's port in the corpus by another one, wherever it occurs.
 fn set_ports(frame: &mut [u8], port: u16) {
     let outer = Ip::of(frame);
     let inner = outer.as_ref().and_then(|ip| ip.inner(frame));
@@ -195,7 +194,7 @@ fn set_fragment(rng: &mut Rng, frame: &mut [u8]) {
     }
 }
 
-/// Options of IPv4, an extension header of IPv6.
+/// Inserts IPv4 options or an IPv6 extension header.
 fn insert_header(rng: &mut Rng, frame: &mut Vec<u8>) {
     let Some(ip) = Ip::of(frame) else {
         return;

@@ -1,5 +1,4 @@
-//! Where the parts of a frame are, and what its checksums sum up to. Reads what RFCs say and nothing that the
-//! datapath says.
+//! Locates the parts of a frame and sums its checksums. Follows the RFCs, independent of the datapath.
 
 use std::ops::Range;
 
@@ -11,13 +10,13 @@ pub(super) const UDP: u8 = 17;
 pub(super) const FRAGMENT: u8 = 44;
 pub(super) const ICMPV6: u8 = 58;
 
-/// Length of an Ethernet header, and of what a VLAN tag adds to it.
+/// Length of an Ethernet header, and of a VLAN tag.
 const ETHERNET_LEN: usize = 14;
 const TAG_LEN: usize = 4;
 const TAGS_MAX: usize = 2;
-/// Length of an ICMP header, behind which an error has the packet that it is about.
+/// Length of an ICMP header; in an error, the packet that it is about follows.
 const ICMP_LEN: usize = 8;
-/// More extension headers than any program walks over.
+/// More extension headers than any program walks.
 const EXTENSIONS_MAX: usize = 16;
 
 /// A 16-bit number in network byte order.
@@ -32,7 +31,7 @@ pub(super) fn set_word(bytes: &mut [u8], at: usize, value: u16) {
     }
 }
 
-/// Ethernet type of what a frame carries, and where that begins, behind two tags at most.
+/// Ethernet type of a frame's content and its offset, after two tags at most.
 pub(super) fn network(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = ETHERNET_LEN;
     let mut ethertype = word(frame, at - 2)?;
@@ -49,17 +48,17 @@ pub(super) fn network(frame: &[u8]) -> Option<(u16, usize)> {
 /// An IP packet in a frame, or in an ICMP error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ip {
-    /// Where it begins.
+    /// Its offset.
     pub(super) at: usize,
-    /// Its version: 4, or else 6.
+    /// Its version: true for 4, false for 6.
     pub(super) is_v4: bool,
-    /// Length of the header: options included, extension headers not.
+    /// Length of the header including options, without extension headers.
     pub(super) header_len: usize,
-    /// Where it ends by its own length, the frame's end at most.
+    /// Its end by its own length, limited to the frame's end.
     pub(super) end: usize,
-    /// What it carries, behind extension headers.
+    /// The protocol after extension headers.
     pub(super) protocol: u8,
-    /// Where that begins; `None` in later fragments, or when it is cut short.
+    /// Offset of the transport header; `None` in later fragments and truncated packets.
     pub(super) transport_at: Option<usize>,
 }
 
@@ -88,7 +87,7 @@ impl Ip {
             return None;
         }
         let end = match word(header, 2)? {
-            // Larger than the field can say (BIG TCP).
+            // Larger than the field can hold (BIG TCP).
             0 => frame.len(),
             len => (at + usize::from(len)).min(frame.len()),
         };
@@ -109,7 +108,7 @@ impl Ip {
         if header[0] >> 4 != 6 {
             return None;
         }
-        // The same with IPv6 is only told from nothing behind the header by more bytes than a test run takes.
+        // For IPv6, BIG TCP only differs from an empty payload in packets that are too long for a test run.
         let end = (at + 40 + usize::from(word(header, 4)?)).min(frame.len());
         let mut packet = Self {
             at,
@@ -141,19 +140,19 @@ impl Ip {
         Some(packet)
     }
 
-    /// Where the source address stands.
+    /// Range of the source address.
     pub(super) fn source(&self) -> Range<usize> {
         let (at, len) = if self.is_v4 { (12, 4) } else { (8, 16) };
         self.at + at..self.at + at + len
     }
 
-    /// Where the destination address stands.
+    /// Range of the destination address.
     pub(super) fn destination(&self) -> Range<usize> {
         let source = self.source();
         source.end..source.end + source.len()
     }
 
-    /// Whether it carries ICMP of its own version.
+    /// Whether it carries ICMP of its own IP version.
     pub(super) fn is_icmp(&self) -> bool {
         self.protocol == if self.is_v4 { ICMP } else { ICMPV6 }
     }
@@ -183,7 +182,7 @@ impl Ip {
         Self::read(&frame[..self.end], at, self.is_v4).filter(|_| is_error)
     }
 
-    /// Where the port of an end stands, or the identifier of an echo.
+    /// Range of an end's port, or of an echo's identifier.
     pub(super) fn port(&self, frame: &[u8], is_source: bool) -> Option<Range<usize>> {
         let at = self.transport_at?;
         let at = match self.protocol {
@@ -195,7 +194,7 @@ impl Ip {
         (at + 2 <= self.end).then_some(at..at + 2)
     }
 
-    /// Where its own checksums stand.
+    /// Ranges of its own checksums.
     pub(super) fn checksum_places(&self) -> impl Iterator<Item = Range<usize>> {
         let fields = [self.header_field(), self.transport_field()];
         fields
@@ -234,13 +233,13 @@ impl Ip {
             at,
             covers,
             pseudo: has_pseudo.then_some(pseudo),
-            // With IPv6 too, in tunnels (RFC 6935).
+            // Optional with IPv6 too, in tunnels (RFC 6935).
             is_optional: self.protocol == UDP,
         })
     }
 }
 
-/// What else a checksum covers (RFC 9293 section 3.1, RFC 8200 section 8.1).
+/// The pseudo-header that a checksum covers (RFC 9293 section 3.1, RFC 8200 section 8.1).
 struct Pseudo {
     addresses: Range<usize>,
     protocol: u8,
@@ -255,7 +254,7 @@ struct Field {
 }
 
 impl Field {
-    /// The sum over all that is covered, the checksum included: 0xffff where that is right.
+    /// The sum over everything covered, including the checksum: 0xffff if it is correct.
     fn sum(&self, frame: &[u8]) -> u16 {
         let mut sum = add_words(&frame[self.covers.clone()]);
         if let Some(pseudo) = &self.pseudo {
@@ -271,7 +270,7 @@ impl Field {
     fn mend(&self, frame: &mut [u8]) {
         set_word(frame, self.at, 0);
         let check = match !self.sum(frame) {
-            // 0 says that there is none (RFC 768).
+            // 0 means no checksum (RFC 768).
             0 if self.is_optional => 0xffff,
             check => check,
         };
@@ -291,26 +290,26 @@ fn add_words(bytes: &[u8]) -> u64 {
         .map_or(0, |&last| u64::from(last) << 8)
 }
 
-/// Which checksum of a frame.
+/// Position of a checksum in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Of the IPv4 header.
+    /// The IPv4 header's.
     Header,
-    /// Of TCP, UDP or ICMP.
+    /// TCP's, UDP's or ICMP's.
     Transport,
-    /// Of the header of the packet in an ICMP error.
+    /// The header's of the packet in an ICMP error.
     InnerHeader,
-    /// Of what the packet in an ICMP error carries.
+    /// The payload's of the packet in an ICMP error.
     InnerTransport,
 }
 
-/// What a checksum tells.
+/// The state of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Checksum {
-    /// Which one.
+    /// Its position.
     pub(super) place: Place,
-    /// By how much it is wrong, in one's complement: 0 if it is right, also in parts of a whole where that
-    /// cannot be told. `None` where it is left out.
+    /// Its error in one's complement: 0 if it is correct, or in fragments, where it cannot be checked. `None` if it
+    /// is left out.
     pub(super) error: Option<u16>,
 }
 
@@ -322,7 +321,7 @@ pub(super) fn checksums(frame: &[u8]) -> Vec<Checksum> {
             let is_left_out = field.is_optional && word(frame, field.at) == Some(0);
             Checksum {
                 place,
-                // Nothing but zeroes sums up to the other zero of one's complement.
+                // Only all zeros sum to the other zero of one's complement.
                 error: (!is_left_out).then(|| match !field.sum(frame) {
                     0xffff => 0,
                     error => error,
@@ -332,15 +331,15 @@ pub(super) fn checksums(frame: &[u8]) -> Vec<Checksum> {
         .collect()
 }
 
-/// Makes all checksums of a frame right.
+/// Corrects all checksums of a frame.
 pub(super) fn mend_checksums(frame: &mut [u8]) {
-    // Those further inside are covered by those further outside.
+    // Outer ones cover inner ones.
     for (_, field) in fields(frame).iter().rev() {
         field.mend(frame);
     }
 }
 
-/// Has the packet end where the frame does, by all lengths in its headers.
+/// Adjusts all lengths in the headers so that the packet ends where the frame does.
 pub(super) fn mend_lengths(frame: &mut [u8]) {
     let Some(ip) = Ip::of(frame) else {
         return;

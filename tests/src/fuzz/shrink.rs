@@ -1,12 +1,12 @@
-//! Makes the packet of a finding as simple as it can be.
+//! Simplifies the packet of a finding as far as possible.
 
 use super::{Case, Loaded, verdicts};
 
-/// The kernel takes no shorter frame.
+/// The kernel rejects shorter frames.
 const SHORTEST: usize = 14;
 
-/// Cuts off of a packet, and makes zero of it, what it does not take to break a rule: whichever rule. What the
-/// maps hold changes with each try, so it does not always get far.
+/// Cuts off and zeroes the parts of a packet that are not needed to break a rule, whichever rule. The maps' contents
+/// change with each try, so it does not always get far.
 pub(super) fn shrink(datapath: &Loaded, case: &Case) -> Case {
     let mut best = case.clone();
     let keep_if_broken = |best: &mut Case, frame: Vec<u8>| {

@@ -1,5 +1,5 @@
-//! What a program may do to one packet: which verdicts it has, which bytes it may change, and that no checksum
-//! is ever the worse for it.
+//! What a program may do to one packet: its verdicts, the bytes that it may change, and that it never makes a
+//! checksum worse.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::packet::ARP;
 use crate::testrun::{DROP, GO_ON, Outcome, REDIRECT};
 
 const SOLICITATION: u8 = 135;
-/// What a probe of the mesh begins with, its length, and where in it the times stand.
+/// The start of a mesh probe, its length, and the range of its times.
 const PROBE_MAGIC: &[u8] = b"hlt\x02";
 const PROBE_LEN: usize = 40;
 const PROBE_TIMES: Range<usize> = 24..40;
 
-/// Checks one run; the error tells what is wrong.
+/// Checks one run; the error describes a violation.
 pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
     let (before, after) = (&case.frame[..], &outcome.bytes[..]);
     if after.len() > before.len() {
@@ -25,7 +25,7 @@ pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
         ));
     }
     match (case.program, outcome.code) {
-        // Nobody sees it any more.
+        // It goes no further.
         (_, DROP) => return Ok(()),
         (Program::ToEndpoint | Program::FromEndpoint, GO_ON) => {
             same_but_for(&[], before, after)?;
@@ -44,7 +44,7 @@ pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
     check_checksums(before, after)
 }
 
-/// A packet that was passed on as it was, and so much of it rewritten.
+/// A packet that was passed on unchanged, except for these ranges.
 fn same_but_for(ranges: &[Range<usize>], before: &[u8], after: &[u8]) -> Result<(), String> {
     if before.len() != after.len() {
         return Err(format!(
@@ -64,9 +64,9 @@ fn same_but_for(ranges: &[Range<usize>], before: &[u8], after: &[u8]) -> Result<
     }
 }
 
-/// A question that the program turned into its answer.
+/// A request that the program turned into its answer.
 fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), String> {
-    // To the asker's hardware address.
+    // The answer goes to the sender's hardware address.
     same("hardware address", &before[6..12], &after[..6])?;
     let ethernet = 0..12;
     let (ethertype, at) = network(before).ok_or("a cut frame was answered")?;
@@ -96,7 +96,7 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
     }
     same("sender", &before[..6], &after[6..12])?;
     same("source", &before[ip.destination()], &after[answer.source()])?;
-    // Options are cut off, and with them length and checksum change.
+    // Options are cut off, which changes length and checksum.
     let mut whole = before.to_vec();
     if ip.is_v4 {
         let options = ip.at + 20..ip.at + ip.header_len;
@@ -128,8 +128,8 @@ fn same(what: &str, expected: &[u8], found: &[u8]) -> Result<(), String> {
     Err(format!("the {what} is {found:02x?}, not {expected:02x?}"))
 }
 
-/// What an uplink's program may rewrite: one end of the packet, the same end of the one that an error is about,
-/// checksums, and the times in a probe.
+/// What an uplink's program may rewrite: one end of the packet, the same end of the packet in an error, checksums,
+/// and the times in a probe.
 fn rewritten(program: Program, frame: &[u8]) -> Vec<Range<usize>> {
     let Some(ip) = Ip::of(frame) else {
         return Vec::new();
@@ -137,7 +137,7 @@ fn rewritten(program: Program, frame: &[u8]) -> Vec<Range<usize>> {
     let is_source = program == Program::ToNetdev;
     let mut may_change = end(&ip, frame, is_source);
     if let Some(inner) = ip.inner(frame) {
-        // What an error is about goes the other way.
+        // The packet in an error goes in the other direction.
         may_change.extend(end(&inner, frame, !is_source));
     }
     if let Some(at) = ip.transport_at.filter(|_| ip.is_echo(frame)) {
@@ -164,7 +164,7 @@ fn end(ip: &Ip, frame: &[u8], is_source: bool) -> Vec<Range<usize>> {
     ends.chain(ip.checksum_places()).collect()
 }
 
-/// A checksum that was right stays so, and one that was wrong stays as wrong as it was: damage must show.
+/// A correct checksum stays correct, and a wrong one stays equally wrong: damage must show.
 fn check_checksums(before: &[u8], after: &[u8]) -> Result<(), String> {
     if before == after {
         return Ok(());

@@ -4,79 +4,80 @@ use tokio::net::TcpStream;
 
 use super::{grpc, http, tcp, tls};
 
-/// What a server does with each connection. Unless it says otherwise it holds the connection until the client goes.
+/// What a server does with each connection. Unless stated otherwise it holds the connection until the client closes
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Behaviour {
     /// Nothing.
     Silence,
-    /// It accepts none, and has no room for any to wait.
+    /// Accepts no connection, and its queue is full.
     HalfOpen,
-    /// It resets it at once.
+    /// Resets the connection at once.
     Reset,
-    /// What is of no protocol, without an end.
+    /// Endless bytes of no protocol.
     Garbage,
-    /// HTTP/1: a reset once the request has come.
+    /// HTTP/1: a reset after the request.
     HttpResetAfterRequest,
-    /// A reset amid the headers.
+    /// A reset in the middle of the headers.
     HttpResetInHead,
-    /// A reset amid the body.
+    /// A reset in the middle of the body.
     HttpResetInBody,
-    /// Headers without an end.
+    /// Endless headers.
     HttpEndlessHead,
-    /// A body without an end.
+    /// An endless body.
     HttpEndlessBody,
-    /// Announcements of an answer (status 100) without an end.
+    /// Endless interim responses (status 100).
     HttpEndlessInterim,
-    /// An answer of which a byte comes each second.
+    /// A response sent one byte a second.
     HttpSlowHead,
-    /// A body of which a byte comes each second.
+    /// A body sent one byte a second.
     HttpSlowBody,
-    /// A body that stops before its end.
+    /// A body that stalls before its end.
     HttpStalledBody,
     /// A redirect to itself.
     HttpRedirectLoop,
-    /// Status 400, as of servers of HTTP/1 that understand nothing.
+    /// Status 400, as from HTTP/1 servers that do not understand the request.
     HttpBadRequest,
-    /// TLS: records that are longer than any may be.
+    /// TLS: records longer than allowed.
     TlsGarbage,
-    /// A reset once the client has said hello.
+    /// A reset after the ClientHello.
     TlsReset,
-    /// An answer to the hello of 16 MiB.
+    /// A ServerHello of 16 MiB.
     TlsHugeHandshake,
-    /// An answer to the hello of which a byte comes each second.
+    /// A ServerHello sent one byte a second.
     TlsSlow,
-    /// HTTP/2: settings, and nothing else.
+    /// HTTP/2: settings and nothing else.
     H2Silence,
-    /// A reset once the client's preface has come.
+    /// A reset after the client's preface.
     H2Reset,
-    /// A byte of the settings each second.
+    /// Settings sent one byte a second.
     H2Slow,
-    /// A client may send nothing.
+    /// A window of zero: the client may send nothing.
     H2NoWindow,
-    /// The end of the connection is announced, in place of an answer.
+    /// GOAWAY instead of an answer.
     H2GoAway,
-    /// The call is broken off.
+    /// Resets the stream of the call.
     H2ResetStream,
-    /// Pings without an end.
+    /// Endless pings.
     H2EndlessPings,
-    /// Settings without an end.
+    /// Endless settings.
     H2EndlessSettings,
-    /// Headers without an end.
+    /// Endless headers.
     H2EndlessHeaders,
-    /// Headers that take 48 MB once they are unpacked.
+    /// Headers that expand to 48 MB.
     H2PackedHeaders,
-    /// An answer of HTTP/2 that is none of gRPC.
+    /// An HTTP/2 response that is not gRPC.
     GrpcOtherType,
-    /// An answer without a status.
+    /// A response without a status.
     GrpcNoStatus,
-    /// A message that cannot be read.
+    /// A message that cannot be parsed.
     GrpcGarbageMessage,
     /// A message of 4 GiB.
     GrpcHugeMessage,
 }
 
 impl Behaviour {
-    /// All of them.
+    /// All behaviours.
     pub const ALL: [Self; 33] = [
         Self::Silence,
         Self::HalfOpen,
@@ -113,17 +114,17 @@ impl Behaviour {
         Self::GrpcHugeMessage,
     ];
 
-    /// Its name, a word.
+    /// Its name, one word.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
 
-    /// The one of this name.
+    /// The behaviour of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 
-    /// Does it with a connection.
+    /// Serves a connection this way.
     pub(super) async fn serve(self, mut stream: TcpStream) {
         let stream = &mut stream;
         let served = match self {
@@ -146,7 +147,7 @@ impl Behaviour {
             }
             _ => grpc::serve(self, stream).await,
         };
-        // Where it failed, the client has gone.
+        // On an error, the client has gone.
         if served.is_ok() {
             tcp::wait_for_end(stream).await;
         }

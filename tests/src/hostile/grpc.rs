@@ -1,4 +1,4 @@
-//! Servers of HTTP/2, and of gRPC.
+//! HTTP/2 and gRPC servers.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use super::tcp::{reset, write_forever, write_slowly};
 
 const PREFACE_LEN: usize = 24;
 const FRAME_HEADER_LEN: usize = 9;
-/// The longest frame that a client takes which has not said otherwise, bytes.
+/// The longest frame that a client accepts by default, bytes.
 const FRAME_MAX: usize = 0x4000;
 
-// Types of frames.
+// Frame types.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -34,12 +34,12 @@ const CALL: u8 = 1;
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 const INTERNAL_ERROR: [u8; 4] = [0, 0, 0, 2];
 
-// Headers, packed.
+// Compressed headers.
 const STATUS_200: u8 = 0x88;
 const GRPC_TYPE: &[u8] = b"\x0f\x10\x10application/grpc";
 const OTHER_TYPE: &[u8] = b"\x0f\x10\x09text/html";
 const GRPC_STATUS_OK: &[u8] = b"\x00\x0bgrpc-status\x010";
-/// `x` with a value of 4000 bytes, to be kept in the table, as 62.
+/// Header `x` with a value of 4000 bytes, added to the dynamic table as entry 62.
 const LARGE: &[u8] = b"\x40\x01x\x7f\xa1\x1e";
 const LARGE_LEN: usize = 4000;
 const LARGE_AGAIN: u8 = 0xbe;

@@ -1,4 +1,4 @@
-//! Servers that misbehave, each in its own way and on a port of its own, in one process: `hostile`.
+//! Misbehaving servers, each with its own behaviour and port, in one process: `hostile`.
 
 mod behaviour;
 mod grpc;
@@ -16,7 +16,8 @@ pub use self::behaviour::Behaviour;
 pub use self::tcp::listen;
 use crate::process::tell;
 
-/// A process of all servers that misbehave, on the loopback address. It ends with its value, or with this process.
+/// A process with all misbehaving servers, on the loopback address. It stops when this value is dropped, or with this
+/// process.
 #[derive(Debug)]
 pub struct Hostile {
     process: Child,
@@ -24,7 +25,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Starts `program`, which is `hostile`, and waits until all of them listen.
+    /// Starts `program`, which is `hostile`, and waits until all servers listen.
     pub fn start(program: &str) -> anyhow::Result<Self> {
         let process = Command::new(program)
             .stdin(Stdio::piped())
@@ -45,7 +46,7 @@ impl Hostile {
         Ok(hostile)
     }
 
-    /// The port of those that behave so; 0 if they never came to listen.
+    /// The port of the server with this behaviour; 0 if it never listened.
     pub fn port(&self, behaviour: Behaviour) -> u16 {
         self.ports.get(&behaviour).copied().unwrap_or_default()
     }

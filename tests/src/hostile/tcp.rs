@@ -1,4 +1,4 @@
-//! What servers of all protocols do.
+//! Behaviours of servers of all protocols.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream as StdStream};
@@ -13,15 +13,15 @@ use tokio::time::timeout;
 use super::Behaviour;
 
 const BACKLOG: i32 = 4096;
-/// What waits in the kernel of what never ends, bytes: little, as the clients' processors are to be busy, not this one's.
+/// Send buffer for endless streams, bytes. Small, so that the clients' CPUs are busy, not this one's.
 const SEND_BUFFER: usize = 16 * 1024;
-/// For a byte of what comes slowly.
+/// Time per byte of slow streams.
 const SLOW: Duration = Duration::from_secs(1);
-/// After that a connection on loopback is one that nobody takes.
+/// After this time, a connection on loopback will not be accepted.
 const UNTAKEN: Duration = Duration::from_secs(1);
 
-/// Serves on a port of the loopback address for as long as this process runs, and returns the port. Must be called
-/// inside a tokio runtime.
+/// Serves on a port of the loopback address as long as this process runs, and returns the port. Must be called inside
+/// a tokio runtime.
 pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
     if behaviour == Behaviour::HalfOpen {
         return half_open();
@@ -30,9 +30,9 @@ pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
     let listener = TcpListener::from_std(socket.into())?;
     tokio::spawn(async move {
         loop {
-            // An error is of one connection, which has gone.
+            // An error only concerns one connection, which is gone.
             if let Ok((stream, _)) = listener.accept().await {
-                // What is written in pieces arrives in pieces, without a pause of the kernel's.
+                // Pieces are sent at once, without delay by the kernel.
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(behaviour.serve(stream));
             }
@@ -44,7 +44,7 @@ pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
 fn bind(backlog: i32) -> anyhow::Result<(Socket, SocketAddr)> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    // Connections that it accepts have the same.
+    // Accepted connections inherit it.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
     socket.listen(backlog)?;
@@ -60,18 +60,18 @@ fn half_open() -> anyhow::Result<u16> {
     while let Ok(stream) = StdStream::connect_timeout(&address, UNTAKEN) {
         queued.push(stream);
     }
-    // They are closed when this process ends.
+    // They are closed when this process exits.
     std::mem::forget((socket, queued));
     Ok(address.port())
 }
 
-/// Has the connection end with a reset. That is an error, so that nothing is waited for any more.
+/// Makes the connection end with a reset. Returns an error, so that nothing waits any longer.
 pub(super) fn reset(stream: &TcpStream) -> io::Result<()> {
     stream.set_zero_linger()?;
     Err(io::ErrorKind::ConnectionReset.into())
 }
 
-/// Writes the same again and again, until the client goes. What the client says meanwhile is read.
+/// Writes the same piece repeatedly until the client closes the connection. Reads the client's data meanwhile.
 pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8]) -> io::Result<()> {
     let (mut from, mut to) = stream.split();
     let write = async {
@@ -85,7 +85,7 @@ pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8]) -> io::R
     }
 }
 
-/// Writes a byte each second, until the client goes or there is none left.
+/// Writes a byte each second, until the client closes the connection or no bytes are left.
 pub(super) async fn write_slowly(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     for byte in bytes {
         stream.write_all(&[*byte]).await?;
@@ -96,7 +96,7 @@ pub(super) async fn write_slowly(stream: &mut TcpStream, bytes: &[u8]) -> io::Re
     Ok(())
 }
 
-/// Reads until the client goes.
+/// Reads until the client closes the connection.
 pub(super) async fn wait_for_end(stream: &mut (impl AsyncRead + Unpin)) {
     let mut piece = [0; 4096];
     while matches!(stream.read(&mut piece).await, Ok(1..)) {}

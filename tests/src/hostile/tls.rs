@@ -1,4 +1,4 @@
-//! Servers that do not come to speak TLS.
+//! Servers that break off before TLS is established.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use tokio::net::TcpStream;
 use super::Behaviour;
 use super::tcp::{reset, write_forever, write_slowly};
 
-/// The header of a record of the handshake, of 16 KiB.
+/// The header of a handshake record of 16 KiB.
 const RECORD: [u8; 5] = [22, 3, 3, 0x40, 0];
 const RECORD_LEN: usize = 0x4000;
 
 pub(super) async fn serve(behaviour: Behaviour, stream: &mut TcpStream) -> io::Result<()> {
-    // Of what the client says first, something is enough.
+    // Any part of the ClientHello is enough.
     let _ = stream.read(&mut [0; 4096]).await?;
     match behaviour {
         Behaviour::TlsReset => reset(stream),
         Behaviour::TlsHugeHandshake => {
-            // The server's hello, 2^24 - 1 bytes of it.
+            // A ServerHello of 2^24 - 1 bytes.
             let mut first = RECORD.to_vec();
             first.extend([2, 0xff, 0xff, 0xff]);
             first.resize(RECORD.len() + RECORD_LEN, 0);

@@ -1,14 +1,14 @@
-//! The table of policy: documents, packets, and what must become of each. Expectations are written
-//! by hand from what the documents say.
+//! The table of policy cases: documents, packets, and the expected outcome of each. Expectations are written by hand
+//! from the documents.
 
 use health_model::policy::{L4, PolicyMode, Protocol};
 
 /// An endpoint that all scenarios have.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
-    /// What cases call it by.
+    /// Its name in cases.
     pub name: &'static str,
-    /// Its labels; with none it is one whose labels are not known yet.
+    /// Its labels; empty if they are not known yet.
     pub labels: &'static [&'static str],
 }
 
@@ -56,12 +56,12 @@ pub const ENDPOINTS: [Endpoint; 7] = [
     },
 ];
 
-/// One end of a packet's way.
+/// One end of a packet's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// One of the [`ENDPOINTS`], by name.
     Endpoint(&'static str),
-    /// The host of the endpoints.
+    /// The endpoints' host.
     Host,
     /// Another host of the cluster.
     RemoteNode,
@@ -69,35 +69,35 @@ pub enum End {
     World(&'static str),
 }
 
-/// What becomes of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It arrives.
     Passes,
-    /// The source's egress drops it, as no rule allows it.
+    /// The source's egress drops it because no rule allows it.
     EgressDrops,
-    /// The source's egress drops it, as a rule denies it.
+    /// The source's egress drops it because a rule denies it.
     EgressDenies,
-    /// The destination's ingress drops it, as no rule allows it.
+    /// The destination's ingress drops it because no rule allows it.
     IngressDrops,
-    /// The destination's ingress drops it, as a rule denies it.
+    /// The destination's ingress drops it because a rule denies it.
     IngressDenies,
 }
 
-/// A packet and what must become of it.
+/// A packet and its expected outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Where it comes from.
+    /// Its source.
     pub from: End,
-    /// Where it goes.
+    /// Its destination.
     pub to: End,
-    /// Its protocol and destination port, or type of ICMP.
+    /// Its protocol and destination port, or ICMP type.
     pub l4: L4,
-    /// What must become of it.
+    /// The expected outcome.
     pub outcome: Outcome,
 }
 
-/// Policies that hold together, and packets under them.
+/// Policies that apply together, and packets under them.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// What it shows.

@@ -1,3 +1,3 @@
-//! What policy must make of packets, as data for those who decide them: the library, and real packets.
+//! What policy must do with packets, as data for tests of the library and for real packets.
 
 pub mod cases;

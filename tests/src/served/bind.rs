@@ -1,4 +1,4 @@
-//! Binds clients' sockets.
+//! Binds client sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use socket2::Socket;
 
-/// What the kernel gives to sockets that ask for no port (`net.ipv4.ip_local_port_range`).
+/// Ports that the kernel gives to sockets that ask for none (`net.ipv4.ip_local_port_range`).
 const EPHEMERAL: Range<u16> = 32_768..61_000;
 
-/// Binds a socket that will connect to `target`, unless `port` is 0. Other sockets may have the port, too. One that the kernel
-/// may have given to another process is refused.
+/// Binds a socket that will connect to `target`, unless `port` is 0. Other sockets may use the port, too. Refuses a
+/// port that the kernel may have given to another process.
 pub(super) fn bind(socket: &Socket, port: u16, target: SocketAddr) -> io::Result<()> {
     if port == 0 {
         return Ok(());

@@ -88,7 +88,7 @@ pub fn curl(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Res
     curl_within(namespace, target, requests, PATIENCE)
 }
 
-/// As [`curl`], with a short timeout for each request, for callers that retry.
+/// Like [`curl`], with a short timeout for each request, for callers that retry.
 pub fn curl_soon(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
     curl_within(namespace, target, requests, SOON)
 }
@@ -116,7 +116,7 @@ fn curl_within(
         };
         let mut line = next()?;
         let mut answer = None;
-        // A request that failed has no answer before its exit code.
+        // A failed request has no answer before its exit code.
         if line.parse::<u8>().is_err() {
             answer = Some(Answer::read(line.as_bytes())?.0);
             line = next()?;
@@ -142,7 +142,7 @@ impl Connection {
         Self::open_from(namespace, 0, target)
     }
 
-    /// As [`open`](Self::open), from this port.
+    /// Like [`open`](Self::open), from this port.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let connect = || -> io::Result<TcpStream> {
             let domain = Domain::for_address(target);
@@ -208,7 +208,7 @@ impl Connection {
         self.0.get_ref()
     }
 
-    /// Ends it by a reset.
+    /// Closes it with a reset.
     pub fn reset(self) -> io::Result<()> {
         SockRef::from(self.stream()).set_linger(Some(Duration::ZERO))
     }

@@ -104,12 +104,12 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// Opens it in a named namespace, at a port of its own.
+    /// Opens it in a named namespace, at a private port.
     pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
         Self::open_from(namespace, 0, target)
     }
 
-    /// As [`open`](Self::open), at this port, which other sockets may have, too.
+    /// Like [`open`](Self::open), at this port, which other sockets may use, too.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let open = || {
             let socket = Socket::new(Domain::for_address(target), Type::DGRAM, None)?;
@@ -126,32 +126,32 @@ impl Datagrams {
         })
     }
 
-    /// Its port, at no address in particular.
+    /// Its port, with an unspecified address.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Asks once, and waits for the answer for a while; `None` if there is none. An error that came by ICMP is one of
-    /// the socket.
+    /// Asks once and waits this long for the answer; `None` if there is none. An ICMP error is returned as the
+    /// socket's error.
     pub fn ask(&mut self, patience: Duration) -> io::Result<Option<Answer>> {
         self.asked += 1;
         let question = self.asked.to_string();
         self.ask_with(question.as_bytes(), patience)
     }
 
-    /// As [`ask`](Self::ask), with this question, which the answer must contain.
+    /// Like [`ask`](Self::ask), with this question, which the answer must contain.
     pub fn ask_with(&mut self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
         self.socket.send(question)?;
         self.hear(question, patience)
     }
 
-    /// As [`ask_with`](Self::ask_with), in fragments of the question, the last one first.
+    /// Like [`ask_with`](Self::ask_with), but sends the question in fragments, the last one first.
     pub fn ask_backwards(
         &mut self,
         question: &[u8],
         patience: Duration,
     ) -> anyhow::Result<Option<Answer>> {
-        // In packets that are not too long for any path (RFC 8200 section 5).
+        // In packets that fit every path (RFC 8200 section 5).
         const SIZE: usize = 1200;
         let own = self.socket.local_addr()?;
         let (hosts, ports) = (

@@ -248,7 +248,7 @@ impl Manifests {
         self.0.path()
     }
 
-    /// Does something while the folder is not there.
+    /// Does `work` while the folder is moved away.
     pub fn while_away<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let aside = self.path().with_extension("aside");
         let rename = |from: &Path, to: &Path| {
@@ -270,13 +270,13 @@ impl Manifests {
         self.write_file(&service.name, &service.json().to_string())
     }
 
-    /// As [`write`](Self::write), with any text.
+    /// Like [`write`](Self::write), with any text.
     pub fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(name);
         let new = path.with_extension("new");
         let write = || {
             fs::write(&new, text)?;
-            // An agent must not read half a file.
+            // An agent must not read a partial file.
             fs::rename(&new, &path)
         };
         write().with_context(|| format!("cannot write {}", path.display()))

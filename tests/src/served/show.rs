@@ -19,9 +19,9 @@ const NUMBER: u8 = 80;
 const PORT: u16 = 80;
 /// Its port at the nodes.
 const NODE_PORT: u16 = 30_080;
-/// How many backends there are.
+/// Number of backends.
 const BACKENDS: usize = 3;
-/// Requests to each address: so many that no backend is left out by chance.
+/// Requests per address: enough that no backend is left out by chance.
 const REQUESTS: usize = 100;
 
 /// Folders for the manifests of a service, and of the pod of its first backend.
@@ -181,8 +181,8 @@ impl Show {
     }
 }
 
-/// From an endpoint and from the first node itself to the ClusterIPs, from outside to the NodePort at the first node. Only
-/// that one probes, so only it takes backends out.
+/// From an endpoint and from the first node itself to the ClusterIPs, and from outside to the NodePort at the first
+/// node. Only that node probes, so only it takes backends out.
 fn routes(bed: &Bed, client: &Member) -> Vec<Route> {
     let (first, last) = (bed.node(1), bed.nodes().last());
     let outside = last.map_or(first.name(), Node::name);
@@ -253,7 +253,7 @@ pub struct Way {
     pub from: String,
     /// The service's address.
     pub to: SocketAddr,
-    /// How many requests there were.
+    /// Number of requests.
     pub requests: usize,
     /// The answers by backend.
     pub answers: Answers,

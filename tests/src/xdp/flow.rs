@@ -26,9 +26,9 @@ pub fn now_secs() -> u32 {
     now.tv_sec().try_into().expect("a number of seconds")
 }
 
-/// A flow from outside, of an IP version's tuples.
+/// A flow from outside, with an IP version's tuples.
 pub struct Known<'a, T> {
-    /// Whose program knows it.
+    /// The stand whose program knows it.
     pub stand: &'a Stand,
     hosts: Hosts,
     backend: IpAddr,
@@ -38,15 +38,15 @@ pub struct Known<'a, T> {
     pub sent: T,
     /// From the client to the backend.
     pub flow: T,
-    /// From the client's place to the backend, as translated.
+    /// From the backend to the node, as translated.
     pub key: T,
 }
 
 /// An IP version, by its tuples.
 pub trait Version: Tuple + Pod + Debug {
-    /// Maps of conntrack, translations and services' flows: those of TCP, and those of all else.
+    /// Maps of conntrack, translations and services' flows: those for TCP, and those for all other protocols.
     const MAPS: [[&str; 3]; 2];
-    /// The tuple of a packet between these ends, ports in host byte order.
+    /// The tuple of a packet between these ends, with ports in host byte order.
     fn of(ends: [(Self::Address, u16); 2], protocol: u8, direction: u8) -> Self;
 }
 
@@ -94,7 +94,7 @@ where
     T::Translation: Pod,
     T::ServiceFlow: Pod,
 {
-    /// Enters a flow, as the programs of tc do.
+    /// Enters a flow, as the tc programs do.
     pub fn enter(
         stand: &'a Stand,
         hosts: Hosts,
@@ -172,12 +172,12 @@ where
         Ok(())
     }
 
-    /// What conntrack knows of it.
+    /// Its conntrack entry.
     pub fn tracked(&self) -> anyhow::Result<CtEntry> {
         Ok(self.map(0).get(&self.flow, 0)?)
     }
 
-    /// What the client sends.
+    /// The client's packet.
     pub fn request(&self) -> Packet {
         Packet {
             macs: [MACS[0], CLIENT_MAC],
@@ -189,7 +189,7 @@ where
         }
     }
 
-    /// The same on its way to the backend, by this device.
+    /// The request on its way to the backend, leaving by this device.
     pub fn sent_on(&self, device: usize) -> Packet {
         Packet {
             macs: [BACKEND_MAC, MACS[device]],
@@ -199,7 +199,7 @@ where
         }
     }
 
-    /// What the backend answers, by this device.
+    /// The backend's answer, arriving at this device.
     pub fn answer(&self, device: usize) -> Packet {
         Packet {
             macs: [MACS[device], BACKEND_MAC],
@@ -208,7 +208,7 @@ where
         }
     }
 
-    /// The same on its way to the client.
+    /// The answer on its way to the client.
     pub fn returned(&self, device: usize) -> Packet {
         Packet {
             macs: [CLIENT_MAC, MACS[0]],

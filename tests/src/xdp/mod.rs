@@ -1,4 +1,4 @@
-//! A stand for `xdp_netdev`: devices in a namespace of their own, whose routes and neighbours it asks for, and flows
+//! A test stand for `xdp_netdev`: devices in their own namespace, whose routes and neighbours it looks up, and flows
 //! from outside that it knows.
 
 mod flow;
@@ -31,18 +31,18 @@ use crate::testrun::TestRun;
 pub use flow::{Known, Version, now_secs};
 pub use packet::Packet;
 
-/// Return value for a packet that goes on to the stack (`XDP_PASS`).
+/// Return value for a packet that continues to the stack (`XDP_PASS`).
 pub const PASS: u32 = 2;
-/// Return value for a packet that goes back by its device (`XDP_TX`).
+/// Return value for a packet that goes back out of its device (`XDP_TX`).
 pub const TX: u32 = 3;
-/// Return value for a packet that was handed to a device (`XDP_REDIRECT`).
+/// Return value for a redirected packet (`XDP_REDIRECT`).
 pub const REDIRECT: u32 = 4;
 
 /// The device towards clients, and the one towards backends.
 pub const DEVICES: [&str; 2] = ["out", "in"];
 /// Their hardware addresses.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]];
-/// Those of the hosts behind them.
+/// Hardware addresses of the hosts behind them.
 const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
 const BACKEND_MAC: [u8; 6] = [2, 0, 0, 0, 9, 2];
 
@@ -57,19 +57,19 @@ const SERVICE: u32 = 7;
 /// Addresses of one IP version.
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts {
-    /// Outside.
+    /// A host outside.
     pub client: IpAddr,
     /// This node.
     pub node: IpAddr,
-    /// Behind the other device than the client.
+    /// A backend behind the other device.
     pub backend: IpAddr,
-    /// Behind the same.
+    /// A backend behind the client's device.
     pub near_backend: IpAddr,
-    /// Known to the routes, and to no neighbour table.
+    /// A backend with a route but without a neighbour entry.
     pub silent_backend: IpAddr,
 }
 
-/// Those of IPv4, and of IPv6.
+/// Addresses of IPv4, and of IPv6.
 pub fn hosts() -> [Hosts; 2] {
     let of = |[client, node, backend, near, silent]: [&str; 5]| {
         let ip = |text: &str| text.parse().expect(text);
@@ -99,18 +99,18 @@ pub fn hosts() -> [Hosts; 2] {
     ]
 }
 
-/// Loaded programs, with the program of XDP on the devices of this thread's own namespace.
+/// Loaded programs, with the XDP program on the devices of this thread's own namespace.
 pub struct Stand {
-    /// For its maps.
+    /// Owner of the maps.
     pub run: TestRun,
     /// The program.
     pub program: Xdp,
-    /// Of the devices.
+    /// Interface indexes of the devices.
     pub numbers: [u32; 2],
     config: DatapathConfig,
 }
 
-/// Runs a test in a namespace of its own.
+/// Runs a test in a fresh namespace.
 pub fn in_namespace<R: Send + 'static>(
     test: impl FnOnce(&mut Stand) -> anyhow::Result<R> + Send + 'static,
 ) -> anyhow::Result<R> {
@@ -121,7 +121,7 @@ pub fn in_namespace<R: Send + 'static>(
     thread.join().map_err(|_| anyhow::anyhow!("it panicked"))?
 }
 
-/// Runs `ip` with these words.
+/// Runs `ip`. Arguments are separated by spaces.
 pub fn ip(words: &str) -> anyhow::Result<()> {
     run(Command::new("ip").args(words.split_whitespace()))?
         .success()
@@ -129,18 +129,18 @@ pub fn ip(words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The clock of the program's ways.
+/// The clock by which the program times its ways.
 fn coarse_now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("a clock");
     Duration::from(now).as_nanos() as u64
 }
 
-/// A hardware address as `ip` takes it.
+/// A hardware address in the format of `ip`.
 pub fn mac(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Has the namespace forward packets, or not.
+/// Turns forwarding on or off in the namespace.
 pub fn set_forwarding(is_on: bool) -> anyhow::Result<()> {
     for family in ["ipv4", "ipv6"] {
         let setting = format!("/proc/sys/net/{family}/conf/all/forwarding");
@@ -216,13 +216,13 @@ impl Stand {
         Ok(stand)
     }
 
-    /// Sets the flags of the settings.
+    /// Sets the flags of the configuration.
     pub fn configure(&mut self, flags: u16) -> anyhow::Result<()> {
         self.config.flags = flags;
         Ok(self.run.datapath.configure(self.config)?)
     }
 
-    /// Has each way that the program finds out serve for so many ticks, and those that it has found out no more.
+    /// Makes each way that the program finds valid for this many ticks, and invalidates those found before.
     pub fn set_way_ticks(&self, ticks: u64) -> anyhow::Result<()> {
         let mut times = self.times()?;
         let changed_ns = clock::now_ns();
@@ -235,14 +235,14 @@ impl Stand {
             },
             0,
         )?;
-        // The program's clock moves on by ticks: what it finds out before the next one does not count as newer.
+        // The program's clock advances in ticks: a way found before the next tick does not count as newer.
         while coarse_now_ns() <= changed_ns {
             thread::yield_now();
         }
         Ok(())
     }
 
-    /// Has the ways that the program has found out serve no more.
+    /// Invalidates the ways that the program has found.
     pub fn note_change(&self) -> anyhow::Result<()> {
         let times = self.times()?.get(&0, 0)?;
         self.set_way_ticks(times.way_ticks)
@@ -253,7 +253,7 @@ impl Stand {
         Ok(Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?)
     }
 
-    /// Has the backend serve at this address, or nothing, as the agent tells the programs.
+    /// Makes the backend serve at this address, or at none, as the agent writes it for the programs.
     pub fn serve(&self, address: Option<IpAddr>) -> anyhow::Result<()> {
         let pin = self.run.location.pins().join("HEALTH_BACKENDS");
         let map = Map::from_map_data(MapData::from_pin(pin)?)?;
@@ -268,14 +268,14 @@ impl Stand {
         self.note_change()
     }
 
-    /// The context of a packet of this length that came by a device.
+    /// The context of a packet of this length that arrived at a device.
     pub fn context(&self, device: usize, len: usize) -> Vec<u8> {
-        // `struct xdp_md`: nothing before the packet, its end, no metadata, then the device, its queue, no other one.
+        // `struct xdp_md`: start of the packet, its end, no metadata, the device, its queue, no egress device.
         let context = [0, len as u32, 0, self.numbers[device], 0, 0];
         context.map(u32::to_ne_bytes).concat()
     }
 
-    /// Runs the program on a packet that came by a device; what it returned, and the packet afterwards.
+    /// Runs the program on a packet that arrived at a device. Returns its return value and the resulting packet.
     pub fn send(&self, device: usize, packet: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
         let mut out = vec![0; packet.len()];
         let result = self.program.test_run(TestRunOptions {

@@ -1,4 +1,4 @@
-//! Packets in the making.
+//! Packets to build.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet, payload, transport_ch
 
 const PSH: u8 = 8;
 
-/// A packet in the making.
+/// A packet to build.
 #[derive(Clone, Debug)]
 pub struct Packet {
     /// Hardware addresses of receiver and sender.
@@ -20,20 +20,20 @@ pub struct Packet {
     pub protocol: u8,
     /// Time to live, or hop limit.
     pub hops: u8,
-    /// Of TCP.
+    /// TCP flags.
     pub flags: u8,
-    /// Of IPv4.
+    /// IPv4's flags and fragment offset.
     pub fragment: u16,
-    /// Of IPv4.
+    /// IPv4 options.
     pub options: Vec<u8>,
-    /// Behind the transport header.
+    /// Data after the transport header.
     pub data: Vec<u8>,
-    /// Of UDP.
+    /// Whether UDP has a checksum.
     pub has_checksum: bool,
 }
 
 impl Packet {
-    /// One of this protocol, from nobody to nobody.
+    /// A packet of this protocol, with unspecified ends.
     pub fn of(protocol: u8) -> Self {
         let nobody = (IpAddr::from([0; 4]), 0);
         Self {
@@ -63,7 +63,7 @@ impl Packet {
         datagram.extend(&self.data);
         if self.has_checksum {
             let check = transport_checksum(source, destination, IP_PROTOCOL_UDP, &datagram);
-            // 0 would say that there is none (RFC 768).
+            // 0 would mean no checksum (RFC 768).
             let check = if check == 0 { 0xffff } else { check };
             datagram[6..8].copy_from_slice(&check.to_be_bytes());
         }

@@ -1,9 +1,10 @@
-//! Runs a command on a machine of its own, made of namespaces: devices, mounts, processes, `/run` and a bpffs
-//! that nobody else sees. So several beds live side by side, each with the same names.
+//! Runs a command on a machine of its own, made of namespaces: devices, mounts, processes, `/run` and a bpffs that no
+//! other machine sees. So several beds can run side by side, each with the same names.
 //!
-//! `machine [--until-eof] COMMAND [ARG ...]` ends with the command's exit code, or 128 and the number of the
-//! signal that ended it; 127 if it could not be started, 143 if standard input ended first. Whatever ends first, all that the command started ends with it, and all that it made
-//! is gone: the kernel removes namespaces with their last process.
+//! `machine [--until-eof] COMMAND [ARG ...]` exits with the command's exit code, or with 128 plus the number of the
+//! signal that killed it; 127 if it could not be started, 143 if standard input closed first. Whichever ends first,
+//! everything that the command started ends too, and everything that it created is gone: the kernel removes
+//! namespaces with their last process.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,16 +22,16 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use vm_init::{ProgramExit, wait_reaping};
 
-/// Ends the command when standard input does: when whoever holds its other end is gone.
+/// Stops the command when standard input closes, that is when the holder of its other end is gone.
 const UNTIL_EOF: &str = "--until-eof";
 
-/// Says to the second self that it is the machine's first process.
+/// Marks the re-executed program as the machine's first process.
 const INIT: &str = "--init";
 
-/// The code for a command that could not be started, as of a shell.
+/// Exit code for a command that could not be started, as in shells.
 const NOT_STARTED: u8 = 127;
 
-/// The code where standard input ended first: that of a command that SIGTERM ended.
+/// Exit code if standard input closed first, as for a command killed by SIGTERM.
 const INTERRUPTED: i32 = 128 + Signal::SIGTERM as i32;
 
 fn main() -> ExitCode {
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Enters new namespaces, and has the second self go on there.
+/// Enters new namespaces, and re-executes this program there.
 fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
     ensure!(!words.is_empty(), "no command is given");
     unshare(
@@ -69,13 +70,13 @@ fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(ProgramExit::from(status).exit_code()))
 }
 
-/// Mounts what the machine has of its own, runs the command, and takes care of orphans meanwhile.
+/// Mounts the machine's own filesystems, runs the command, and reaps orphans meanwhile.
 fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL).context("cannot ask to end with the parent")?;
     if words.first().is_some_and(|word| word == UNTIL_EOF) {
         words.remove(0);
         thread::spawn(|| {
-            // Nothing is ever sent; an error is an end too.
+            // No data ever arrives; an error counts as the end too.
             let _ = stdin().read_to_end(&mut Vec::new());
             exit(INTERRUPTED);
         });
@@ -98,12 +99,12 @@ fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(ended.exit_code()))
 }
 
-/// Mounts what no other machine sees, and what goes with this one.
+/// Mounts filesystems that only this machine sees and that disappear with it.
 fn mount_own() -> anyhow::Result<()> {
     let nothing = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(nothing, "/", nothing, private, nothing).context("cannot keep mounts to oneself")?;
-    // Else they would still be listed, below what covers them.
+    // Otherwise they would still be listed, below the mounts that cover them.
     detach("/run")?;
     detach("/sys/fs/bpf")?;
     for (kind, place, data) in [
@@ -116,7 +117,7 @@ fn mount_own() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes away what is mounted on a folder and below it, the last one first.
+/// Unmounts everything on a folder and below it, last mount first.
 fn detach(folder: &str) -> anyhow::Result<()> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
@@ -126,7 +127,7 @@ fn detach(folder: &str) -> anyhow::Result<()> {
         .filter(|place| Path::new(place).starts_with(folder))
     {
         match umount2(place, MntFlags::MNT_DETACH) {
-            // It went with what it was mounted on.
+            // It disappeared with the mount below it.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(errno) => return Err(errno).with_context(|| format!("cannot unmount {place}")),
         }

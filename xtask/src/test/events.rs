@@ -1,17 +1,17 @@
-//! What a program with tests says while it runs them: the JSON lines of Rust's test harness, which the pinned
-//! toolchain has behind an unstable flag.
+//! Events that a test program reports: the JSON lines of Rust's test harness, which the pinned toolchain keeps behind
+//! an unstable flag.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Has a program tell events.
+/// Makes a program report events.
 pub(crate) const FLAGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
 
-/// Has it take those flags.
+/// Makes the harness accept those flags.
 pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// How a test ended.
+/// The end of a test.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TestEnd {
     pub(crate) test: String,
@@ -19,17 +19,17 @@ pub(crate) struct TestEnd {
     pub(crate) outcome: Outcome,
 }
 
-/// What a test came to.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// With what it printed.
+    /// With its output.
     Failed(String),
     Ignored,
 }
 
 impl Outcome {
-    /// What it printed, if it failed.
+    /// Its output, if it failed.
     pub(crate) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(said) => Some(said),
@@ -50,16 +50,16 @@ struct Line {
     stdout: String,
 }
 
-/// How every event begins, be it of a test or of all: one that began, ended or takes long. Tests and their children
-/// print JSON without these blanks.
+/// Start of every event, whether about one test or about all: started, finished, or slow. Tests and their children
+/// print JSON without these spaces.
 const START: &str = r#"{ "type": ""#;
 
-/// Whether the harness wrote a line. Others are what a test's child printed.
+/// Whether the harness wrote a line. Other lines come from a test's child.
 pub(crate) fn is_event(line: &str) -> bool {
     line.starts_with(START)
 }
 
-/// Reads the end of a test; `None` for all other lines.
+/// Parses the end of a test; `None` for all other lines.
 pub(crate) fn read(line: &str) -> Option<TestEnd> {
     let line: Line = serde_json::from_str(line).ok()?;
     if line.kind != "test" {

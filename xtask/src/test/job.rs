@@ -1,4 +1,4 @@
-//! One process with tests, on a machine of its own: what it is to run, and what came of it.
+//! A test process on its own machine: the tests that it runs, and their results.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
@@ -17,14 +17,14 @@ use crate::privilege::as_root;
 use crate::process::cannot_run;
 use crate::workspace::Workspace;
 
-/// Longest time of a process. The longest one takes two minutes on a quiet machine, and half an hour in a long run.
+/// Time limit of a process. The longest one takes two minutes on a quiet machine, and half an hour in a long run.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// What a process with tests did.
+/// The results of a test process.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) ended: Vec<TestEnd>,
-    /// How long processors were busy with it, and with its children.
+    /// CPU time that it and its children used.
     pub(crate) busy: Duration,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// What it is called while it runs.
+    /// Its name while it runs.
     pub(crate) fn name(&self) -> String {
         match &self.tests[..] {
             [test] => self.program.name_of(test),
@@ -44,7 +44,7 @@ impl Job<'_> {
         }
     }
 
-    /// The arguments that have the program run these tests and tell events.
+    /// The arguments that select these tests and enable events.
     pub(crate) fn arguments(&self) -> Vec<&str> {
         let mut arguments = vec!["--include-ignored"];
         arguments.extend(events::FLAGS);
@@ -55,7 +55,7 @@ impl Job<'_> {
         arguments
     }
 
-    /// Runs it to its end. Each test of it has an end in what is returned.
+    /// Runs it to completion. The result includes an end for each of its tests.
     pub(crate) fn run(
         &self,
         workspace: &Workspace,
@@ -64,7 +64,7 @@ impl Job<'_> {
         let mut command = self.command(workspace, environment)?;
         let mut child = command
             .current_dir(&self.program.package)
-            // The machine ends with the pipe.
+            // The machine stops when this pipe closes.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -91,7 +91,7 @@ impl Job<'_> {
         };
         drop(lifeline);
         if timed_out && self.program.is_on_host() {
-            // It has no machine that ends with its lifeline.
+            // It does not run on a machine that would stop with the pipe.
             child.kill().context("cannot end a test program")?;
         }
         let busy = processor_time(&child)?;
@@ -107,7 +107,7 @@ impl Job<'_> {
         })
     }
 
-    /// What is said of it where it could not run at all.
+    /// The results if it could not run at all.
     pub(crate) fn failed(&self, why: &str) -> Done {
         Done {
             ended: Record::default().close(&self.tests, why),
@@ -116,7 +116,7 @@ impl Job<'_> {
     }
 
     fn command(&self, workspace: &Workspace, environment: &[String]) -> anyhow::Result<Command> {
-        // Variables come by `env`, since sudo keeps none.
+        // Variables are set by `env`, since sudo keeps none.
         let mut command = as_root("env", "running tests")?;
         command.args(environment);
         if !self.program.is_on_host() {
@@ -129,16 +129,16 @@ impl Job<'_> {
     }
 }
 
-/// What a process with tests has said so far.
+/// The events of a test process so far.
 #[derive(Default)]
 pub(crate) struct Record {
     ended: Vec<TestEnd>,
-    /// What came besides events.
+    /// Output other than events.
     printed: String,
 }
 
 impl Record {
-    /// Takes a line in, and returns the test that it ends, if it does.
+    /// Records a line. Returns the test that it ends, if any.
     pub(crate) fn hear(&mut self, is_stdout: bool, line: String) -> Option<&TestEnd> {
         if !is_stdout || !events::is_event(&line) {
             self.printed.push_str(&line);
@@ -149,8 +149,8 @@ impl Record {
         self.ended.last()
     }
 
-    /// What came of these tests: those without an end failed, and `why`. What the process printed goes to the first
-    /// that failed, before the test's own words, so that these end its text.
+    /// The results of these tests: those without an end failed, because of `why`. The process's own output is put
+    /// into the first failure, before the test's own output, so that the latter ends the text.
     pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<TestEnd> {
         for &test in tests {
             if !self.ended.iter().any(|ended| ended.test == test) {
@@ -178,8 +178,8 @@ impl Record {
     }
 }
 
-/// Waits for the end of a child, which stays to be waited for, and returns how long processors were busy with it and its
-/// children (proc_pid_stat(5), fields 14 to 17).
+/// Waits for a child to exit without reaping it. Returns the CPU time that it and its children used
+/// (proc_pid_stat(5), fields 14 to 17).
 fn processor_time(child: &Child) -> anyhow::Result<Duration> {
     const FIRST: usize = 11; // behind the name and its bracket
     let pid = Pid::from_raw(child.id().try_into()?);
@@ -194,7 +194,7 @@ fn processor_time(child: &Child) -> anyhow::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / u64::try_from(each)?))
 }
 
-/// Passes lines on while they are wanted. Bytes that are no UTF-8 are replaced.
+/// Passes lines on until `wanted` returns false. Replaces bytes that are not UTF-8.
 fn each_line(from: impl Read, mut wanted: impl FnMut(String) -> bool) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();

@@ -1,5 +1,5 @@
-//! What only long runs do beside the tests: random packets, and a cluster on another processor. Each is a command of
-//! its own, so that a failure says what to run again.
+//! Extra work of long runs besides the tests: random packets, and a cluster on another architecture. Each is a
+//! separate command, so that a failure shows what to rerun.
 
 use std::env;
 use std::process::Command;

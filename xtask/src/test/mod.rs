@@ -1,4 +1,4 @@
-//! `cargo xtask test`: all tests, on this machine or in a virtual one, and what they counted to.
+//! `cargo xtask test`: runs all tests, on this machine or in a virtual one, and counts the results.
 
 mod environment;
 pub(crate) mod events;
@@ -97,18 +97,18 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long processors were busy with children of this process that have ended, and theirs; seconds.
+/// CPU time in seconds that this process's exited children and their children used.
 fn processor_time() -> anyhow::Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the processor time")?;
     let busy = usage.user_time() + usage.system_time();
     Ok(busy.num_microseconds() as f64 / 1e6)
 }
 
-/// Which tests are wanted.
+/// Selects tests.
 pub(crate) struct Filter<'a> {
     /// Names of files and crates.
     whole: Vec<&'a str>,
-    /// Parts of names.
+    /// Substrings of names.
     parts: Vec<&'a str>,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Filter<'a> {
         Self { whole, parts }
     }
 
-    /// Whether a test is wanted. What runs on the machine itself is, where its program is named.
+    /// Whether a test is selected. Tests that run on this machine itself only are if their program is named.
     pub(crate) fn wants(&self, program: &TestProgram, test: &str) -> bool {
         let name = program.name_of(test);
         let named = |above: &&str| program.name == *above || is_below(&name, above);
@@ -139,13 +139,13 @@ impl<'a> Filter<'a> {
     }
 }
 
-/// Whether a name is this one, or of this file or module.
+/// Whether a name equals this one, or belongs to this file or module.
 pub(crate) fn is_below(name: &str, above: &str) -> bool {
     name.strip_prefix(above)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// What runs in one process: a test on a bed, or all wanted tests of another program.
+/// Groups tests by process: one test on a bed, or all selected tests of another program.
 pub(crate) fn jobs<'a>(chosen: Vec<(&'a TestProgram, Vec<&'a str>)>) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in chosen {

@@ -1,4 +1,4 @@
-//! Runs jobs side by side: tests on beds wait most of the time, so more of them run than there are processors.
+//! Runs jobs in parallel: tests on beds wait most of the time, so more of them run than there are CPUs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -13,11 +13,11 @@ use super::job::{Done, Job};
 use super::report::Report;
 use crate::workspace::Workspace;
 
-/// Jobs at once for each processor, by default.
+/// Parallel jobs per CPU, by default.
 const JOBS_A_PROCESSOR: usize = 3;
 
-/// Tests that take longest, by how their names begin: with them first, no single one is waited for at the end. Used
-/// where an earlier run did not tell.
+/// Prefixes of the tests that take longest. They start first, so that the run does not end waiting for a single one.
+/// Used where no earlier run gives their time.
 const LONG: &[&str] = &[
     "chaos::",
     "cni::a_hundred_containers_of_podman_come_and_go",
@@ -39,12 +39,12 @@ const LONG: &[&str] = &[
     "services::",
 ];
 
-/// How many jobs to run at once.
+/// Default number of parallel jobs.
 pub(crate) fn width() -> usize {
     thread::available_parallelism().map_or(1, usize::from) * JOBS_A_PROCESSOR
 }
 
-/// Runs all jobs, `width` at once, and prints how each test ended as it ends.
+/// Runs all jobs, `width` in parallel, and prints each test's result as it finishes.
 pub(crate) fn run(
     workspace: &Workspace,
     environment: &[String],
@@ -106,7 +106,7 @@ pub(crate) fn run(
     })
 }
 
-/// What jobs took the last time, by their names. A guess: nothing depends on it but the order.
+/// Times of jobs in the last run, by name. An estimate: it only affects the order.
 struct Times {
     file: PathBuf,
     seconds: BTreeMap<String, f64>,
@@ -137,7 +137,7 @@ impl Times {
 
     fn save(&self) {
         if let Ok(json) = serde_json::to_vec(&self.seconds) {
-            // Without it the next run only guesses worse.
+            // Without it the next run only has worse estimates.
             let _ = fs::write(&self.file, json);
         }
     }

@@ -1,4 +1,4 @@
-//! The programs with tests: one build for all of them, and what is in them.
+//! The test programs: one build for all of them, and their lists of tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,19 +9,19 @@ use serde::Deserialize;
 use crate::process::{cannot_run, output};
 use crate::workspace::Workspace;
 
-/// Has a program with tests print their names.
+/// Makes a test program print the names of its tests.
 const LIST: &[&str] = &["--list", "--format=terse", "--include-ignored"];
 
-/// Programs whose modules are files of tests: the names of those tests begin with their file's.
+/// Programs whose modules are test files: their tests' names start with the file's name.
 const COLLECTIONS: &[&str] = &[ON_BEDS, "programs"];
 
-/// The program of those tests that each want a machine of their own.
+/// The program whose tests each need their own machine.
 const ON_BEDS: &str = "beds";
 
 /// Boots virtual machines and calls cargo, which needs the machine's network. Only run by name.
 const ON_HOST: &str = "vm";
 
-/// A program with tests.
+/// A test program.
 #[derive(Clone, Debug)]
 pub(crate) struct TestProgram {
     /// Name of its file or crate.
@@ -29,7 +29,7 @@ pub(crate) struct TestProgram {
     pub(crate) path: PathBuf,
     /// Folder of its package, where cargo runs it.
     pub(crate) package: PathBuf,
-    /// In its own words: without the program's name.
+    /// Names of its tests as it prints them: without the program's name.
     pub(crate) tests: Vec<String>,
 }
 
@@ -43,18 +43,18 @@ impl TestProgram {
         }
     }
 
-    /// Whether each of its tests runs in a process and on a machine of its own.
+    /// Whether each of its tests runs in its own process and on its own machine.
     pub(crate) fn is_on_beds(&self) -> bool {
         self.name == ON_BEDS
     }
 
-    /// Whether it runs on this machine, not on one of its own, and only by name.
+    /// Whether it runs on this machine instead of its own, and only if named.
     pub(crate) fn is_on_host(&self) -> bool {
         self.name == ON_HOST
     }
 }
 
-/// What cargo tells of each thing that it built; more of it is not looked at.
+/// Cargo's message about each artifact; other fields are ignored.
 #[derive(Deserialize)]
 struct Message {
     executable: Option<PathBuf>,
@@ -73,7 +73,7 @@ struct Target {
     name: String,
 }
 
-/// Builds all crates, programs and tests together, so that cargo builds each dependency once, and lists the tests.
+/// Builds all crates, programs and tests at once, so that cargo builds each dependency once, and lists the tests.
 pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
     let mut cargo = workspace.cargo()?;
     cargo

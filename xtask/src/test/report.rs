@@ -1,4 +1,4 @@
-//! What tests came to, and where their time went.
+//! The results of tests, and where their time went.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::events::{Outcome, TestEnd};
 
-/// Tests and files that are named as the slowest.
+/// Number of tests and files listed as the slowest.
 const SLOWEST: usize = 15;
 
-/// Lines of a failed test that are printed once more at the end.
+/// Number of lines of a failed test's output repeated at the end.
 const LAST_LINES: usize = 60;
 
 /// Passed, failed and skipped tests.
@@ -34,10 +34,10 @@ impl fmt::Display for Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) counts: Counts,
-    /// By name, and with what they said.
+    /// Names, with their output.
     failed: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
-    /// Of each process.
+    /// CPU time by process.
     busy: Vec<(Duration, String)>,
 }
 
@@ -55,17 +55,17 @@ impl Report {
         self.took.push((ended.took, name));
     }
 
-    /// Adds how long processors were busy with a process of this name.
+    /// Adds the CPU time of a process.
     pub(crate) fn add_busy(&mut self, name: String, busy: Duration) {
         self.busy.push((busy, name));
     }
 
-    /// The time of all tests together.
+    /// The total time of all tests.
     pub(crate) fn total(&self) -> Duration {
         self.took.iter().map(|(took, _)| took).sum()
     }
 
-    /// The slowest tests and files, and those that cost most, if there are several.
+    /// Prints the slowest tests and files, and the processes that used most CPU time, if there are several.
     pub(crate) fn print_slowest(&self) {
         if self.took.len() < 2 {
             return;
@@ -76,7 +76,7 @@ impl Report {
         print_largest("processors' time, by file", by_file(&self.busy));
     }
 
-    /// What failed, each with the end of what it said: the tail of a log tells why.
+    /// Prints the failed tests, each with the end of its output: a log's tail shows the cause.
     pub(crate) fn print_failed(&self) {
         for (name, said) in &self.failed {
             println!("\nfailed {name}\n{}", last_lines(said));
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// What each file took, its tests added up.
+/// The total time of each file's tests.
 fn by_file(tests: &[(Duration, String)]) -> Vec<(Duration, String)> {
     let mut files = BTreeMap::<&str, Duration>::new();
     for (took, name) in tests {
@@ -103,7 +103,7 @@ fn print_largest(title: &str, mut took: Vec<(Duration, String)>) {
     }
 }
 
-/// The end of a text, and how much of it is left out.
+/// The end of a text, and the number of lines left out.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let (before, last) = lines.split_at(lines.len().saturating_sub(LAST_LINES));

@@ -1,5 +1,5 @@
-//! Whether KVM works here. A `/dev/kvm` that can be opened says little: in some clouds machines stop at their
-//! first instructions, so only booting tells.
+//! Whether KVM works here. That `/dev/kvm` can be opened proves little: in some clouds machines stop at their first
+//! instructions, so only booting one shows it.
 
 use std::fs::{self, File, OpenOptions};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::workspace::Workspace;
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How long a machine may take to boot and end. With KVM that is a second.
+/// How long a machine may take to boot and power off. With KVM that takes a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What to run a kernel with. The answer is kept until this machine boots again.
+/// Finds the accelerator for a kernel. The answer is cached until this machine reboots.
 pub(crate) fn find(
     workspace: &Workspace,
     kernel: &Kernel,

@@ -11,10 +11,10 @@ const FOLDER: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 
-/// Name of the entry that ends an archive.
+/// Name of the entry that terminates an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// An archive that is being written. Folders come by themselves, before what stands in them.
+/// An archive that is being written. Parent folders are added automatically.
 pub(crate) struct Archive<W: Write> {
     out: W,
     /// Paths without the leading slash.
@@ -29,7 +29,7 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    /// Whether something stands at an absolute path already.
+    /// Whether an absolute path is already in the archive.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.written
             .contains(path.strip_prefix("/").unwrap_or(path))
@@ -46,17 +46,17 @@ impl<W: Write> Archive<W> {
         self.add(path, LINK | 0o777, target.as_bytes())
     }
 
-    /// Adds a file that everybody may read.
+    /// Adds a file that all users may read.
     pub(crate) fn file(&mut self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
         self.add(path, REGULAR | 0o644, content)
     }
 
-    /// Adds a file that everybody may run.
+    /// Adds a file that all users may execute.
     pub(crate) fn program(&mut self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
         self.add(path, REGULAR | 0o755, content)
     }
 
-    /// Ends the archive.
+    /// Completes the archive.
     pub(crate) fn finish(mut self) -> anyhow::Result<()> {
         let ended = self
             .entry(Path::new(TRAILER), 0, &[])
@@ -64,7 +64,7 @@ impl<W: Write> Archive<W> {
         ended.context("cannot write the initramfs")
     }
 
-    /// Adds an entry, unless something stands there already.
+    /// Adds an entry, unless the path already exists.
     fn add(&mut self, path: &Path, mode: u32, content: &[u8]) -> anyhow::Result<()> {
         let path = relative(path)?;
         if self.written.contains(&path) {
@@ -109,7 +109,7 @@ impl<W: Write> Archive<W> {
         pad(&mut header);
         self.out.write_all(&header)?;
         self.out.write_all(content)?;
-        // Headers are a multiple of four long.
+        // Headers are padded to a multiple of four.
         let padding = content.len().next_multiple_of(4) - content.len();
         self.out.write_all(&[0; 3][..padding])
     }

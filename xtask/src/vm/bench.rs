@@ -1,4 +1,4 @@
-//! `cargo xtask bench --vm`: a benchmark in guests, by the same programs that run on this machine.
+//! `cargo xtask bench --vm`: runs a benchmark in guests, with the same programs as on this machine.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,10 +12,10 @@ use super::{Choice, Ended, PROGRAMS, code_of, first_failure, pass_on};
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// What `bench` needs beside itself; all are built.
+/// Programs that `bench` needs next to it, all of which are built.
 const BESIDE: [&str; 3] = ["bench", "machine", "health-agent"];
 
-/// Runs `bench` with these words in a machine of each kernel, one after the other.
+/// Runs `bench` with these arguments in one machine per kernel, one after the other.
 pub(crate) fn bench(
     workspace: &Workspace,
     choice: &Choice,

@@ -1,5 +1,5 @@
-//! Static programs for a processor that is not this machine's: C parts by Debian's compiler for it, with the
-//! headers of its musl; linked by the linker that comes with Rust.
+//! Static programs for a foreign architecture. Debian's cross compiler builds C parts with the headers of its musl;
+//! the linker that comes with Rust links them.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::debian::{self, PackageScope};
 use crate::process::output;
 use crate::workspace::Workspace;
 
-/// Tells cargo of it.
+/// Sets cargo's environment for it.
 pub(crate) fn environment(
     workspace: &Workspace,
     arch: Arch,

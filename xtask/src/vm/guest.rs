@@ -1,4 +1,4 @@
-//! A guest: its root folder, the plan, and what is shown of it while it runs.
+//! A guest: its root folder, its plan, and its output while it runs.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -16,10 +16,10 @@ use super::machine::{Accelerator, Machine, MachineOutput};
 use super::root::{Origin, Root};
 use crate::workspace::Workspace;
 
-/// Has the agent try out what the kernel can do.
+/// Makes the agent try out the kernel's features.
 const KERNEL_PROBE: &[&str] = &["health-agent", "config", "--probe-kernel", "--output=json"];
 
-/// What the agent says of a kernel, as far as it is shown.
+/// The part of the agent's report on a kernel that is shown.
 #[derive(Deserialize)]
 struct Probe {
     features: Vec<Feature>,
@@ -43,23 +43,23 @@ pub(crate) struct Guest<'a> {
     initramfs: File,
 }
 
-/// What a command prints, and how it ends.
+/// A command's output, and how it exits.
 pub(crate) enum CommandOutput<'a> {
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
     Ended(ProgramExit),
 }
 
-/// How a guest ended that ended in order.
+/// How a guest that shut down normally ended.
 pub(crate) enum Outcome {
-    /// All commands ended so.
+    /// All commands exited, like this.
     Done(Vec<ProgramExit>),
-    /// A signal came to us; the command that ran then ended so, if one ran.
+    /// We received a signal; the command that was running, if any, then exited like this.
     Interrupted(Option<ProgramExit>),
 }
 
 impl<'a> Guest<'a> {
-    /// A guest with the first process, the kernel's modules and what shell scripts call.
+    /// Creates a guest with the first process, the kernel's modules and the tools of shell scripts.
     pub(crate) fn new(
         workspace: &'a Workspace,
         kernel: &'a Kernel,
@@ -82,8 +82,8 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Boots, says what the kernel lacks if `probe`, and runs the commands. What they print and how they end goes to
-    /// `heard`, with the index of the command.
+    /// Boots, reports the kernel's missing features if `probe`, and runs the commands. Their output and exit codes go
+    /// to `heard`, with the index of the command.
     pub(crate) fn run(
         mut self,
         probe: bool,
@@ -171,7 +171,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Prints a line for each feature that the guest's kernel does not have.
+/// Prints a line for each feature that the guest's kernel lacks.
 fn say_what_is_missing(probed: &[u8]) {
     let Ok(probe) = serde_json::from_slice::<Probe>(probed) else {
         eprintln!("health-agent does not say what this kernel lacks");
@@ -182,7 +182,7 @@ fn say_what_is_missing(probed: &[u8]) {
     }
 }
 
-/// A root folder with the first process only, and the file that it is written to. That has no name: it goes
+/// A root folder with only the first process, and the file that it is written to. The file has no name: it disappears
 /// with this process, whatever ends it.
 fn begin(
     workspace: &Workspace,

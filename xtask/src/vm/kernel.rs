@@ -1,5 +1,4 @@
-//! Kernels for virtual machines: those of Debian, unpacked and cached under `target/kernels`, and any other
-//! from an image.
+//! Kernels for virtual machines: Debian's, unpacked and cached under `target/kernels`, and any other from an image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,24 +14,24 @@ use crate::workspace::Workspace;
 /// The kernels that all tests run on.
 pub(crate) const TESTED: [&str; 2] = ["6.1", "6.12"];
 
-/// What a kernel takes on the disk while it is unpacked, bytes: package, modules, and both once more in
-/// apt's own folders.
+/// Disk space that unpacking a kernel needs, bytes: the package and its modules, and another copy of both in apt's
+/// own folders.
 const ROOM: u64 = 700 << 20;
 
 /// A kernel to boot.
 pub(crate) struct Kernel {
-    /// What it was asked for by.
+    /// The name that selected it.
     pub(crate) name: String,
     pub(crate) arch: Arch,
-    /// As `uname -r` says it.
+    /// Its release, as in `uname -r`.
     pub(crate) release: String,
     pub(crate) image: PathBuf,
-    /// The folder with `modules.dep`; none for a kernel that has everything built in.
+    /// The folder with `modules.dep`; `None` for a kernel with everything built in.
     pub(crate) modules: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// A kernel of Debian by its version, such as 6.1.
+    /// A Debian kernel by its version, such as 6.1.
     pub(crate) fn of_debian(
         workspace: &Workspace,
         version: &str,
@@ -63,7 +62,7 @@ impl Kernel {
         })
     }
 
-    /// A kernel from a file, its modules from a folder or from where they usually are.
+    /// A kernel from a file, with modules from a folder or from the usual places.
     pub(crate) fn of_image(image: &Path, modules: Option<&Path>) -> anyhow::Result<Self> {
         let release = release_of(image)?;
         let modules = match modules {
@@ -100,7 +99,7 @@ fn is_version(text: &str) -> bool {
     parts.len() == 2 && parts.iter().all(number)
 }
 
-/// Downloads and unpacks the newest package of a version. What stands at `place` is always whole.
+/// Downloads and unpacks the newest package of a version. The folder `place` is always complete.
 fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyhow::Result<()> {
     packages::require(packages::DEBIAN_KERNELS)?;
     let cache = workspace.kernels()?;
@@ -113,14 +112,14 @@ fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyh
         eprintln!("downloading {package}");
         archives.unpack(&package, &unpacked)
     };
-    // The lists may be absent, or old: they name packages then that newer ones have replaced.
+    // The lists may be absent or old; then they name packages that newer ones have replaced.
     let file = download().or_else(|error| {
         eprintln!("{error:#}; trying again with new lists of packages");
         archives.refresh()?;
         download()
     })?;
     let release = file_name(&only_entry(&unpacked.join("lib/modules"))?);
-    // Debian's packages leave this to their installation.
+    // Debian's packages only do this on installation.
     quietly(
         Command::new("depmod")
             .arg("--basedir")
@@ -132,7 +131,7 @@ fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyh
     move_to(&unpacked, place)
 }
 
-/// The newest package of this version: without debug symbols, real-time patches and what clouds leave out.
+/// The newest package of this version, excluding debug symbols, real-time kernels and cloud kernels.
 fn newest_package(archives: &Archives, version: &str, arch: Arch) -> anyhow::Result<String> {
     let pattern = format!(
         r"^linux-image-{}\.[0-9][^ ]*-{}$",
@@ -153,17 +152,17 @@ fn newest_package(archives: &Archives, version: &str, arch: Arch) -> anyhow::Res
     })
 }
 
-/// All numbers of a name, to compare versions by.
+/// All numbers in a name, to compare versions.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|character: char| !character.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
         .collect()
 }
 
-/// The release that an image for x86-64 tells of itself (`Documentation/arch/x86/boot.rst`, `bzImage`).
+/// The release in an x86-64 image's header (`Documentation/arch/x86/boot.rst`, `bzImage`).
 fn release_of(image: &Path) -> anyhow::Result<String> {
     const MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
-    /// Where the offset of the version's text, less 0x200, stands.
+    /// Position of the version string's offset, which is relative to 0x200.
     const VERSION: usize = 0x20e;
 
     let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
@@ -185,8 +184,8 @@ fn release_of(image: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Where modules are: beside the image, in a root folder's `lib/modules` whose `boot` has the image, or as
-/// those of this machine.
+/// Finds the modules: next to the image, in `lib/modules` of a root folder whose `boot` has the image, or this
+/// machine's.
 fn modules_near(image: &Path, release: &str) -> Option<PathBuf> {
     let folder = image.parent()?;
     [

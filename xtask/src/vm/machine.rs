@@ -1,5 +1,5 @@
-//! One virtual machine: qemu with the kernel's console and the guest's frames on sockets, watched until the
-//! plan is done or something is wrong. It never outlives this process.
+//! One virtual machine: qemu with the kernel's console and the guest's frames on sockets, watched until the plan is
+//! done or something is wrong. It never outlives this process.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _};
@@ -22,20 +22,20 @@ use super::kernel::Kernel;
 use crate::arch::Arch;
 use crate::process::cannot_run;
 
-/// Longest way to the first process. Software emulation takes 3 s for the kernel, and some more for a large
+/// Longest time until the first process runs. Software emulation takes 3 s for the kernel, and more for a large
 /// initramfs on a busy machine.
 const BOOTING: Duration = Duration::from_secs(300);
 
-/// Longest silence of a guest. It gives a sign of life every two seconds.
+/// Longest silence of a guest, which sends a heartbeat every two seconds.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// How long commands may take to end after an interrupt, and the guest to power off.
+/// How long commands may take to exit after an interrupt, and the guest to power off.
 const ENDING: Duration = Duration::from_secs(30);
 
 /// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accelerator {
-    /// The processor itself.
+    /// The CPU itself.
     Kvm,
     /// Software emulation.
     Emulation,
@@ -49,8 +49,8 @@ impl Accelerator {
         }
     }
 
-    /// Processors of a guest. With several, emulators such as QEMU 7.2 may have one run code as it was while another
-    /// one patched it, which Linux does for its static keys: a panic, `Oops: int3`.
+    /// Number of CPUs of a guest. With several, emulators such as QEMU 7.2 may let one run old code while another
+    /// patches it, which Linux does for its static keys: a panic, `Oops: int3`.
     fn processors(self) -> usize {
         match self {
             Self::Kvm => thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4)),
@@ -59,27 +59,27 @@ impl Accelerator {
     }
 }
 
-/// What to start.
+/// The machine to start.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) initramfs: &'a fs::File,
     pub(crate) accelerator: Accelerator,
-    /// Longest time from start to end; none if it may run for ever.
+    /// Longest time from start to end; `None` for no limit.
     pub(crate) limit: Option<Duration>,
-    /// Where the kernel's console is written.
+    /// The file for the kernel's console.
     pub(crate) console: PathBuf,
 }
 
-/// What the guest says, as it comes.
+/// The guest's output, as it arrives.
 pub(crate) enum MachineOutput<'a> {
     Booted,
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
-    /// A command of the plan, by its index.
+    /// A command of the plan, by its index, exited.
     Ended(usize, ProgramExit),
 }
 
-/// Why nobody follows a machine any longer.
+/// Why a machine is no longer watched.
 enum End {
     Done,
     Interrupted,
@@ -88,15 +88,15 @@ enum End {
 enum Event {
     Console(String),
     Frame(Frame),
-    /// Something else than frames came on the line.
+    /// Something other than frames arrived on the line.
     Garbled(std::io::Error),
     LineClosed,
     Interrupted,
 }
 
 impl Machine<'_> {
-    /// Runs it to its end, or until a signal comes: then the command is interrupted, and the guest ends, in
-    /// order if it can; false then.
+    /// Runs it until it powers off or a signal arrives. On a signal it interrupts the command and shuts the guest
+    /// down, cleanly if possible, and returns false.
     pub(crate) fn run(
         &self,
         mut said: impl FnMut(MachineOutput) -> anyhow::Result<()>,
@@ -125,15 +125,15 @@ impl Machine<'_> {
         .follow(&mut said);
         drop(signals);
         match watched {
-            // The kernel powers off by itself now.
+            // The kernel now powers off by itself.
             Ok(End::Done) => qemu.wait(ENDING).map(|()| true),
             Ok(End::Interrupted) => Ok(false),
             Err(error) => Err(qemu.why().unwrap_or(error)),
         }
     }
 
-    /// Starts qemu, and returns it with our ends of the console and the line. One at a time: another one that starts
-    /// meanwhile would hold these ends open too.
+    /// Starts qemu, and returns it with our ends of the console and the line. One at a time: another qemu started
+    /// meanwhile would keep these ends open too.
     fn start(&self) -> anyhow::Result<(Qemu, UnixStream, UnixStream)> {
         static STARTING: Mutex<()> = Mutex::new(());
         let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,9 +146,9 @@ impl Machine<'_> {
     fn command(&self, sockets: [OwnedFd; 2]) -> anyhow::Result<QemuCommand> {
         let initramfs = self.initramfs.metadata();
         let initramfs = initramfs.context("cannot read the initramfs")?;
-        // The archive, its files, and room to work.
+        // Memory for the archive, its files, and working space.
         let memory_mib = (initramfs.len() >> 20) * 3 + 1536;
-        // The kernel kills it if this process ends in any way.
+        // The kernel kills it if this process exits for any reason.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "--", self.kernel.arch.qemu()])
@@ -174,7 +174,7 @@ impl Machine<'_> {
                 command.args(["-serial", "chardev:line"]);
                 "ttyS0"
             }
-            // Such boards have one line of their own.
+            // Such boards have a serial line of their own.
             Arch::Aarch64 => {
                 command.args(["-machine", "virt", "-device", "pci-serial,chardev=line"]);
                 "ttyAMA0"
@@ -185,7 +185,7 @@ impl Machine<'_> {
             .arg("-kernel")
             .arg(&self.kernel.image)
             .args(["-initrd", &format!("/proc/{own}/fd/{initramfs}")])
-            // A panic ends qemu, and so does what else should never be.
+            // Panics, and other errors that must not happen, stop qemu.
             .args([
                 "-append",
                 &format!("console={console} quiet panic=-1 oops=panic"),
@@ -194,7 +194,7 @@ impl Machine<'_> {
     }
 }
 
-/// The state of a machine that runs.
+/// The state of a running machine.
 struct Watch<'a> {
     machine: &'a Machine<'a>,
     incoming: Receiver<Event>,
@@ -207,7 +207,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Follows it until there is nothing more to come.
+    /// Watches it until it is done.
     fn follow(
         mut self,
         said: &mut impl FnMut(MachineOutput) -> anyhow::Result<()>,
@@ -306,7 +306,7 @@ impl Watch<'_> {
         }
     }
 
-    /// qemu has closed the line before the plan was done. What the console said before may still come.
+    /// qemu closed the line before the plan was done. Earlier console output may still arrive.
     fn ended_early(&mut self) -> anyhow::Error {
         while let Ok(event) = self.incoming.recv_timeout(Duration::from_secs(1)) {
             if let Event::Console(text) = event
@@ -345,7 +345,7 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
         let event = match Frame::read_from(&mut reader) {
             Ok(Some(frame)) => Event::Frame(frame),
             Ok(None) => Event::LineClosed,
-            // A process that is killed may leave its peers with this instead of an end.
+            // A killed process may leave its peers with this error instead of an end of file.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Event::LineClosed,
             Err(error) => Event::Garbled(error),
         };
@@ -356,7 +356,7 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
     }
 }
 
-/// Two sockets that are joined, the second one for a process that is still to be started.
+/// Two connected sockets, the second one for a process to be started.
 fn socket_pair() -> anyhow::Result<(UnixStream, OwnedFd)> {
     let (own, other) = UnixStream::pair().context("cannot make sockets")?;
     let other = OwnedFd::from(other);
@@ -364,7 +364,7 @@ fn socket_pair() -> anyhow::Result<(UnixStream, OwnedFd)> {
     Ok((own, other))
 }
 
-/// Passes signals on as events until it is dropped.
+/// Forwards signals as events until it is dropped.
 struct SignalThread(Handle);
 
 impl SignalThread {
@@ -389,7 +389,7 @@ impl Drop for SignalThread {
     }
 }
 
-/// How to start qemu, with its ends of the console and the line.
+/// A qemu command, with its ends of the console and the line.
 struct QemuCommand {
     command: Command,
     sockets: [OwnedFd; 2],
@@ -398,7 +398,7 @@ struct QemuCommand {
 /// A running qemu. Dropping it kills it.
 struct Qemu {
     child: Child,
-    /// What it says of itself.
+    /// Its own error output.
     stderr: fs::File,
 }
 
@@ -415,16 +415,16 @@ impl Qemu {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(shared)
-            // Ctrl-C in a terminal is for us, who tell the guest.
+            // Ctrl-C in a terminal is for us; we pass it on to the guest.
             .process_group(0)
             .spawn()
             .map_err(|error| cannot_run(&command, error))?;
-        // From now on they close when it ends.
+        // From now on they close when qemu exits.
         drop(sockets);
         Ok(Self { child, stderr })
     }
 
-    /// Waits for its end; kills it if that does not come.
+    /// Waits for it to exit; kills it if it does not.
     fn wait(&mut self, patience: Duration) -> anyhow::Result<()> {
         const PAUSE: Duration = Duration::from_millis(10);
         let start = Instant::now();
@@ -442,7 +442,7 @@ impl Qemu {
         bail!("the guest's plan is done, but it does not power off")
     }
 
-    /// What it says of itself, if it has ended with an error.
+    /// Its own error message, if it exited with an error.
     fn why(&mut self) -> Option<anyhow::Error> {
         let status = self.child.try_wait().ok().flatten()?;
         let mut said = String::new();
@@ -455,7 +455,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

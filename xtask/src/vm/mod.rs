@@ -1,4 +1,4 @@
-//! Virtual machines: a kernel, an initramfs with what is to run, and qemu.
+//! Virtual machines: a kernel, an initramfs with the programs to run, and qemu.
 
 mod accelerator;
 mod archive;
@@ -30,7 +30,7 @@ use crate::{packages, setup};
 pub(crate) use self::bench::bench;
 pub(crate) use self::suite::test;
 
-/// Where programs that are ours stand in a guest.
+/// The guest's folder for our programs.
 const PROGRAMS: &str = "/usr/bin";
 
 /// Which virtual machine, if any.
@@ -61,7 +61,7 @@ pub(crate) struct Image {
 }
 
 impl Choice {
-    /// The kernels that were asked for; none without a virtual machine.
+    /// The selected kernels; empty without a virtual machine.
     pub(crate) fn kernels(&self, workspace: &Workspace) -> anyhow::Result<Vec<Kernel>> {
         if let Some(image) = &self.image.kernel_image {
             let modules = self.image.kernel_modules.as_deref();
@@ -83,7 +83,7 @@ impl Choice {
         self.vm.is_some() || self.image.kernel_image.is_some()
     }
 
-    /// The processor that was asked for, or this machine's. Images are for one kind only.
+    /// The selected architecture, or this machine's. Images are for one architecture only.
     fn arch(&self) -> anyhow::Result<Arch> {
         match self.arch {
             Some(arch) => Ok(arch),
@@ -92,7 +92,7 @@ impl Choice {
         }
     }
 
-    /// The limit that was asked for.
+    /// The selected limit.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.image.vm_limit.map(Duration::from_secs)
     }
@@ -120,14 +120,14 @@ pub(crate) fn command(workspace: &Workspace, args: &CommandArgs) -> anyhow::Resu
     in_each(workspace, &args.choice, programs, &command)
 }
 
-/// What a cluster takes. Always built together: of other selections cargo makes other dependencies.
+/// The programs of a cluster. Always built together: for other selections cargo builds other dependencies.
 const CLUSTER: &[&str] = &["health-agent", "bed"];
 
-/// How long a cluster may take to its first answers: under software emulation the kernel's verifier alone
-/// takes ten seconds for each agent, and half a minute where the emulator shares its processor.
+/// How long a cluster may take to its first answers: under software emulation the kernel's verifier alone takes ten
+/// seconds per agent, and half a minute if the emulator shares its CPU.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// `cargo xtask run` in virtual machines, with the flags of the bed.
+/// `cargo xtask run` in virtual machines, with flags for the bed.
 pub(crate) fn run(
     workspace: &Workspace,
     choice: &Choice,
@@ -140,7 +140,7 @@ pub(crate) fn run(
     in_each(workspace, choice, CLUSTER, &PlannedCommand::new(bed))
 }
 
-/// Runs a command in a machine of each kernel; the exit code is the first one that is not 0.
+/// Runs a command in one machine per kernel. The exit code is the first one that is not 0.
 fn in_each(
     workspace: &Workspace,
     choice: &Choice,
@@ -199,7 +199,7 @@ fn code_of(outcome: Outcome) -> anyhow::Result<Ended> {
     }
 }
 
-/// Prints what a guest prints.
+/// Prints a guest's output.
 fn pass_on(heard: CommandOutput) -> anyhow::Result<()> {
     let printed = match heard {
         CommandOutput::Stdout(bytes) => {
@@ -212,7 +212,7 @@ fn pass_on(heard: CommandOutput) -> anyhow::Result<()> {
     printed.context("cannot print")
 }
 
-/// Of the tools of the tests, those that are of use by hand.
+/// The tests' tools that are useful by hand.
 const SMALL_TOOLS: &[&str] = &[
     "nsenter",
     "setpriv",
@@ -232,7 +232,7 @@ fn first_failure(first: u8, next: u8) -> u8 {
     if first == 0 { next } else { first }
 }
 
-/// Builds the first process of guests, and programs for them, each one static file.
+/// Builds the first process of guests, and programs for them, each as one static file.
 fn build_static(workspace: &Workspace, arch: Arch, programs: &[&str]) -> anyhow::Result<()> {
     setup::static_target(workspace, arch)?;
     if !programs.is_empty() {

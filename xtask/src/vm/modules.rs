@@ -1,5 +1,5 @@
-//! Which modules of a kernel go into its initramfs: what networks are made of, and what those need. The
-//! kernel loads them itself when something asks for them.
+//! Selects the kernel modules for the initramfs: networking modules and their dependencies. The kernel loads them
+//! itself when something needs them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use super::archive::Archive;
 
-/// Folders below `kernel/`, wholly.
+/// Whole folders below `kernel/`.
 const FOLDERS: &[&str] = &[
     "net/802",
     "net/8021q",
@@ -43,13 +43,13 @@ const MODULES: &[&str] = &[
     "vrf",
     "vxlan",
     "wireguard",
-    // Checksums and ciphers that others ask for by name only.
+    // Checksums and ciphers that others request only by name.
     "crc32c_generic",
     "crc32c-intel",
     "libcrc32c",
 ];
 
-/// Adds them at `/lib/modules/RELEASE`.
+/// Adds the modules at `/lib/modules/RELEASE`.
 pub(crate) fn add(
     archive: &mut Archive<impl std::io::Write>,
     folder: &Path,
@@ -64,7 +64,7 @@ pub(crate) fn add(
         let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         archive.file(&place.join(module), &content)?;
     }
-    // What modprobe looks names up in.
+    // The files in which modprobe looks up names.
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {
@@ -78,7 +78,7 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// Paths of the modules, and of those that they need, from lines `PATH: NEEDED NEEDED ...`.
+/// Paths of the modules and their dependencies, from lines `PATH: NEEDED NEEDED ...`.
 fn wanted(list: &str) -> BTreeSet<&str> {
     let needs: HashMap<&str, &str> = list
         .lines()
@@ -87,7 +87,7 @@ fn wanted(list: &str) -> BTreeSet<&str> {
     let mut wanted = BTreeSet::new();
     for (path, needed) in &needs {
         if is_chosen(path) {
-            // The list is complete: what is needed by what is needed stands there too.
+            // The list is complete: it includes indirect dependencies.
             wanted.insert(*path);
             wanted.extend(needed.split_whitespace());
         }

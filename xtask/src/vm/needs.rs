@@ -1,13 +1,13 @@
-//! Tests that can't run in a guest, or not with each kernel, and what is missing there.
+//! Tests that cannot run in a guest, or not with every kernel, and the feature that is missing there.
 
 use crate::test::is_below;
 
-/// Tests, or files of tests, and what they need.
+/// Tests, or test files, and the feature that they need.
 struct Need {
-    /// `FILE` or `FILE::TEST`, by which their names begin.
+    /// `FILE` or `FILE::TEST`: prefixes of the tests' names.
     tests: &'static [&'static str],
     feature: &'static str,
-    /// The first Linux that has it; none if no guest does.
+    /// The first Linux that has it; `None` if no guest has it.
     since: Option<(u32, u32)>,
 }
 
@@ -30,8 +30,7 @@ const NEEDS: &[Need] = &[
     },
 ];
 
-/// The feature that a test of this name (`FILE::TEST`) needs, and that a guest with a kernel of this release
-/// (`uname -r`) does not have.
+/// The feature that the test `FILE::TEST` needs and that a guest with this kernel release (`uname -r`) lacks.
 pub(crate) fn missing(name: &str, release: &str) -> Option<&'static str> {
     NEEDS
         .iter()
@@ -43,7 +42,7 @@ pub(crate) fn missing(name: &str, release: &str) -> Option<&'static str> {
         .map(|need| need.feature)
 }
 
-/// Major and minor number.
+/// Major and minor version.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let mut number = || numbers.next()?.parse().ok();

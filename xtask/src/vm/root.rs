@@ -1,5 +1,5 @@
-//! What stands in a guest's root folder: programs of this machine with their libraries, at the same places
-//! as here, and the files that they read. A guest with another processor has Debian's packages for it instead.
+//! The contents of a guest's root folder: programs of this machine with their libraries, at the same paths as here,
+//! and the files that they read. A guest with another architecture has Debian's packages for it instead.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::debian::{self, PackageScope};
 use crate::process::{find, output};
 use crate::workspace::Workspace;
 
-/// Folders that are links into `/usr` on all that Debian 12 installs; the guest's are too.
+/// Folders that are links into `/usr` on every fresh Debian 12; the guest's are too.
 const MERGED: &[(&str, &str)] = &[
     ("/bin", "usr/bin"),
     ("/sbin", "usr/sbin"),
@@ -36,7 +36,7 @@ const FOLDERS: &[&str] = &[
     "/var/tmp",
 ];
 
-/// Names that programs look up: users, protocols, ports, hosts.
+/// Files in which programs look up names: users, protocols, ports, hosts.
 const FILES: &[(&str, &str)] = &[
     (
         "/etc/passwd",
@@ -52,7 +52,7 @@ const FILES: &[(&str, &str)] = &[
     ("/etc/os-release", "ID=health-agent-guest\n"),
 ];
 
-/// Of this machine, where it has them.
+/// Files copied from this machine, if they exist.
 const OWN_FILES: &[&str] = &[
     "/etc/protocols",
     "/etc/services",
@@ -60,7 +60,7 @@ const OWN_FILES: &[&str] = &[
     "/etc/ssl/openssl.cnf",
 ];
 
-/// What a shell script and Debian's tools call.
+/// Programs that shell scripts and Debian's tools call.
 const BASE: &[&str] = &[
     "sh",
     "bash",
@@ -117,7 +117,7 @@ const BASE: &[&str] = &[
     "xargs",
 ];
 
-/// What brings the programs of [`BASE`] and those that are of use by hand.
+/// Packages with the programs of [`BASE`], and programs that are useful by hand.
 const PACKAGES: &[&str] = &[
     "bash",
     "bind9-dnsutils",
@@ -140,14 +140,14 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// Of packages, what no program in a guest reads.
+/// Parts of packages that no program in a guest reads.
 const UNREAD: &[&str] = &["packages", "usr/include", "usr/share", "var"];
 
-/// Where the programs of a guest come from.
+/// The source of a guest's programs.
 pub(crate) enum Origin {
     /// This machine.
     Machine,
-    /// A folder with unpacked packages, all of which the guest gets.
+    /// A folder with unpacked packages, all of which go into the guest.
     Packages(PathBuf),
 }
 
@@ -168,7 +168,7 @@ pub(crate) struct Root<W: Write> {
 }
 
 impl<W: Write> Root<W> {
-    /// Begins with the first process and what every guest has.
+    /// Starts with the first process and the files that every guest has.
     pub(crate) fn new(
         mut archive: Archive<W>,
         init: &Path,
@@ -189,7 +189,7 @@ impl<W: Write> Root<W> {
         Ok(root)
     }
 
-    /// Adds what a shell script calls.
+    /// Adds the programs that shell scripts call.
     pub(crate) fn base(&mut self) -> anyhow::Result<()> {
         if let Origin::Packages(folder) = &self.origin {
             let folder = folder.clone();
@@ -205,7 +205,7 @@ impl<W: Write> Root<W> {
         self.tools(BASE.iter().copied())
     }
 
-    /// Adds programs by their names, where not all are there already.
+    /// Adds programs by name, unless the guest already has all of them.
     pub(crate) fn tools<'a>(
         &mut self,
         names: impl IntoIterator<Item = &'a str>,
@@ -220,7 +220,7 @@ impl<W: Write> Root<W> {
         Ok(())
     }
 
-    /// Adds a program with its libraries, at its place here.
+    /// Adds a program with its libraries, at the same path.
     pub(crate) fn program(&mut self, path: &Path) -> anyhow::Result<()> {
         let place = self.resolve(path)?;
         if self.archive.has(&place) {
@@ -230,13 +230,13 @@ impl<W: Write> Root<W> {
         self.libraries_of(&place)
     }
 
-    /// Adds a program of somewhere here at another place there; it must be linked statically, or its
-    /// libraries added otherwise.
+    /// Adds a program at another path than here. It must be linked statically, or its libraries must be added
+    /// separately.
     pub(crate) fn program_at(&mut self, place: &Path, source: &Path) -> anyhow::Result<()> {
         self.archive.program(place, &read(source)?)
     }
 
-    /// Adds a link to a file there.
+    /// Adds a link to a file in the guest.
     pub(crate) fn link(&mut self, place: &Path, target: &Path) -> anyhow::Result<()> {
         self.archive.link(place, &target.to_string_lossy())
     }
@@ -250,7 +250,7 @@ impl<W: Write> Root<W> {
         Ok(())
     }
 
-    /// Adds a folder with all files in it, at its place here.
+    /// Adds a folder with all its files, at the same path.
     pub(crate) fn tree(&mut self, folder: &Path) -> anyhow::Result<()> {
         let entries =
             fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -262,14 +262,14 @@ impl<W: Write> Root<W> {
                 self.tree(&path)?;
             } else if path.is_file() {
                 let place = self.resolve(&path)?;
-                // Scripts and plugins stand between other files; nobody minds a text that may be run.
+                // Scripts and plugins may be among these files; an executable bit on other files does no harm.
                 self.archive.program(&place, &read(&place)?)?;
             }
         }
         Ok(())
     }
 
-    /// Adds what stands in a folder of unpacked packages, where Debian's links into `/usr` lead to.
+    /// Adds the contents of a folder of unpacked packages, at the paths that Debian's links into `/usr` point to.
     fn unpacked(&mut self, packages: &Path, folder: &Path) -> anyhow::Result<()> {
         for path in debian::entries(folder)? {
             let place = path.strip_prefix(packages).unwrap_or(&path);
@@ -291,7 +291,7 @@ impl<W: Write> Root<W> {
             if kind.is_dir() {
                 self.unpacked(packages, &path)?;
             } else if self.archive.has(&place) {
-                // What every guest has is not a package's.
+                // Files that every guest has take precedence.
             } else if kind.is_symlink() {
                 let target = fs::read_link(&path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
@@ -313,7 +313,7 @@ impl<W: Write> Root<W> {
         self.archive.file(path, content)
     }
 
-    /// Adds the modules of a kernel.
+    /// Adds a kernel's modules.
     pub(crate) fn modules(&mut self, folder: &Path, release: &str) -> anyhow::Result<()> {
         super::modules::add(&mut self.archive, folder, release)
     }
@@ -322,11 +322,11 @@ impl<W: Write> Root<W> {
         self.archive.finish()
     }
 
-    /// Where a path of this machine leads to; links on the way are made in the guest too.
+    /// Resolves a path of this machine. Adds the links on the way to the guest, too.
     fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
         let resolved =
             fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))?;
-        // The path with its folder resolved: what differs from there on is a link in its last part.
+        // The path with its folder resolved: any further difference is a link in its last component.
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             bail!("{} is no file", path.display());
         };
@@ -340,7 +340,7 @@ impl<W: Write> Root<W> {
     }
 }
 
-/// The libraries that a program loads when it starts, as `ldd` finds them; none for a static one.
+/// The libraries that a program loads at startup, as `ldd` finds them; none for a static one.
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = output(Command::new("ldd").arg(program))?.unwrap_or_default();
     Ok(listed

@@ -1,4 +1,4 @@
-//! `cargo xtask test --vm`: the tests of the workspace in guests, the same programs that run on this machine.
+//! `cargo xtask test --vm`: runs the workspace's tests in guests, with the same programs as on this machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,8 +23,8 @@ use crate::test::{Filter, is_below, jobs};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
-/// CI's share, by names: load and attach of every program, what the verifier looks at, health, restart. Few of each:
-/// what takes seconds with a processor takes minutes without.
+/// CI's share, by names: load and attach of every program, code that the verifier inspects, health, restart. Few of
+/// each: a test that takes seconds with KVM takes minutes without.
 const CI: &[&str] = &[
     RESTART_WITH_CLSACT,
     RESTART_WITH_TCX,
@@ -34,7 +34,7 @@ const CI: &[&str] = &[
     "verifier",
 ];
 
-/// The longest of CI's share: it runs with the hooks that an agent takes on that kernel, and not with both.
+/// The longest test of CI's share: it runs with the hooks that an agent chooses on that kernel, not with both.
 const RESTART_WITH_CLSACT: &str =
     "attachment::no_echo_is_lost_through_kills_and_restarts_with_clsact";
 const RESTART_WITH_TCX: &str = "attachment::no_echo_is_lost_through_kills_and_restarts_with_tcx";
@@ -42,7 +42,7 @@ const RESTART_WITH_TCX: &str = "attachment::no_echo_is_lost_through_kills_and_re
 /// Files of this workspace that tests read.
 const READ_BY_TESTS: &[&str] = &["deploy", "docs"];
 
-/// Folders of this machine that tools of the tests read, where they are.
+/// Folders of this machine that the tests' tools read, if they exist.
 const READ_BY_TOOLS: &[&str] = &[
     "/etc/alternatives",
     "/etc/containers",
@@ -54,7 +54,7 @@ const READ_BY_TOOLS: &[&str] = &[
     "/usr/share/containers",
 ];
 
-/// Tools that others call, where they are.
+/// Tools that other tools call, if they exist.
 const CALLED_BY_TOOLS: &[&str] = &[
     "conmon",
     "iptables",
@@ -64,7 +64,7 @@ const CALLED_BY_TOOLS: &[&str] = &[
     "containerd-shim-runc-v2",
 ];
 
-/// Programs that tests call beside the agent, and what they have it load.
+/// Programs that tests call besides the agent, and a library that they make it load.
 const HELPERS: &[&str] = &[
     "machine",
     "bed",
@@ -72,7 +72,7 @@ const HELPERS: &[&str] = &[
     "examples/libshifted_clock.so",
 ];
 
-/// Runs the tests in a machine of each kernel, all kernels side by side, and says what they counted to.
+/// Runs the tests in one machine per kernel, all kernels in parallel, and prints the counts.
 pub(crate) fn test(
     workspace: &Workspace,
     choice: &Choice,
@@ -166,7 +166,7 @@ pub(crate) fn test(
     Ok(())
 }
 
-/// Fails if a test of CI's share is not there, as after a change of its name.
+/// Fails if a test of CI's share does not exist, for example after it was renamed.
 fn require_all_of_ci(programs: &[TestProgram]) -> anyhow::Result<()> {
     let names: Vec<_> = programs
         .iter()
@@ -187,10 +187,10 @@ fn is_of_ci(name: &str, release: &str) -> bool {
     CI.iter().any(|above| is_below(name, above)) && !(has_tcx && name == RESTART_WITH_CLSACT)
 }
 
-/// What runs in a guest, process by process, and which tests can't.
+/// The jobs that run in a guest, and the tests that cannot.
 struct Selection<'a> {
     jobs: Vec<Job<'a>>,
-    /// Each with the feature that is missing.
+    /// Each with the missing feature.
     skipped: BTreeMap<String, &'static str>,
 }
 
@@ -198,7 +198,7 @@ impl<'a> Selection<'a> {
     fn new(programs: &'a [TestProgram], release: &str, filter: &Filter, ci: bool) -> Self {
         let mut chosen = Vec::new();
         let mut skipped = BTreeMap::new();
-        // This tool's own tests are for machines with cargo.
+        // This tool's own tests need a machine with cargo.
         for program in programs.iter().filter(|program| program.name != "xtask") {
             let mut tests = Vec::new();
             for test in &program.tests {
@@ -223,7 +223,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Runs the tests in one machine, and reports how they ended. False if that was interrupted.
+/// Runs the tests in one machine and reports the results. Returns false if interrupted.
 fn run_on(
     workspace: &Workspace,
     kernel: &Kernel,
@@ -238,7 +238,7 @@ fn run_on(
     for folder in READ_BY_TESTS {
         guest.root.tree(&workspace.root().join(folder))?;
     }
-    // Tests look for the agent beside themselves.
+    // Tests look for the agent next to their own program.
     let agent = workspace.dev_binary("health-agent");
     guest.root.program_at(&agent, &built("health-agent")?)?;
     guest.root.libraries_of(&agent)?;
@@ -307,7 +307,7 @@ fn run_on(
     Ok(matches!(outcome, Outcome::Done(_)))
 }
 
-/// Adds these tools, with what they call and read.
+/// Adds these tools, with the programs that they call and the files that they read.
 pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::Result<()> {
     let called = CALLED_BY_TOOLS.iter().copied();
     let called = called.filter(|tool| installed(tool));
@@ -321,7 +321,7 @@ pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::
     Ok(())
 }
 
-/// Tells that a test has passed; those that failed are told with all that their process printed.
+/// Reports that a test has passed. Failed tests are reported together with their process's whole output.
 fn tell(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
     if ended.outcome.failure().is_some() {
         return Ok(());
@@ -331,7 +331,7 @@ fn tell(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
     writeln!(io::stdout(), "[{kernel}] ok {test} ({took:.1} s)").context("cannot print")
 }
 
-/// A copy without debug symbols, which are most of a program: all of them would not fit into a guest.
+/// A copy without debug symbols, which are most of a program: with them, the programs would not fit into a guest.
 fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     let folder = workspace.vm()?.join("stripped");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -342,7 +342,7 @@ fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     if changed(&copy).is_ok_and(|copied| copied > source) {
         return Ok(copy);
     }
-    // Others that make it at the same time never find half of it.
+    // Processes that create it at the same time never see a partial file.
     let made = tempfile::Builder::new()
         .prefix(".stripping-")
         .tempfile_in(&folder)

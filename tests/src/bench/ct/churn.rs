@@ -1,12 +1,12 @@
-//! Masqueraded connections that are opened, closed and opened again at the highest rate, with collection running all
-//! the time.
+//! Masqueraded connections that are opened, closed and reopened at the highest rate, while conntrack is collected
+//! continuously.
 
 use crate::bench::{Figure, Target};
 use crate::conntrack::churn::churn;
 
 const CONNECTIONS: u32 = 1_000_000;
 
-/// Whether all segments and entries of live connections were in order, and at what rate it was tried.
+/// Whether all segments and entries of live connections were correct, and the rate of the attempt.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let churned = churn(CONNECTIONS)?;
     let seconds = churned.took.as_secs_f64();

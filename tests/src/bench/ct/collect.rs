@@ -1,5 +1,4 @@
-//! Collection of a million entries of which half have expired: how long it takes, and for how much longer
-//! packets wait meanwhile.
+//! Collection of a million entries, half of them expired: how long it takes, and by how much it delays packets.
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
@@ -25,21 +24,21 @@ use crate::testrun::Bpffs;
 use crate::{Bed, Node};
 
 const ENTRIES: u32 = 1_000_000;
-/// Flows that are translated, too.
+/// Number of translated flows.
 const TRANSLATED: u32 = 100_000;
-/// Room for more than that.
+/// Map capacity, larger than the number of entries.
 const CAPACITY: u32 = 1 << 20;
 const ROUNDS: u32 = 5;
-/// A ping goes on for longer than a collection takes: milliseconds, which is as many echoes.
+/// Duration of a ping in milliseconds, which is also its number of echoes. Longer than a collection.
 const PINGS: u32 = 2_000;
-/// Between the start of a ping and that of a collection: the first echo is slower than all others.
+/// Time from the start of a ping to that of a collection: the first echo is slower than the others.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// Against bare look-ups of as many entries, of which none is removed.
+/// Limit relative to bare look-ups of the same number of entries, without removal.
 const TIME_RATIO: f64 = 3.0;
-/// Against the longest round trip without a collection.
+/// Limit relative to the longest round trip without a collection.
 const WAIT_RATIO: f64 = 7.0;
 
-/// The time of a collection, and the longest round trips of a ping at 1 ms through the bed's veth pairs.
+/// The time of a collection, and the longest round trip of a ping every 1 ms through the bed's veth pairs.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut expiring = ExpiringDatapath::new()?;
     let bed = Bed::builder().nodes(2).without_agents().start()?;
@@ -106,8 +105,8 @@ fn check(collected: &CollectionOutcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The longest round trip, milliseconds, of a ping from `node` to the next one while `work` is done; from
-/// process to process, so that a CPU that is taken shows.
+/// The longest round trip in milliseconds of a ping from `node` to the next one while `work` runs. Measured from
+/// process to process, so that an occupied CPU shows.
 fn while_pinging<T>(
     node: &Node,
     work: impl FnOnce() -> anyhow::Result<T>,
@@ -178,8 +177,8 @@ impl ExpiringDatapath {
         })
     }
 
-    /// Enters all flows, every other one expired, and the translations of some. All of those are as old as
-    /// the machine, so that each is looked at for its flow.
+    /// Enters all flows, every other one expired, and translations for some. The translations are as old as the
+    /// machine, so that each one's flow is looked up.
     fn fill(&mut self) -> anyhow::Result<()> {
         for number in 0..ENTRIES {
             let flow = flow(number);

@@ -1,4 +1,5 @@
-//! Listing a million entries: against the bare look-ups, `bpftool`, and `conntrack` of the kernel's own table.
+//! Listing a million entries: compared with bare look-ups, with `bpftool`, and with `conntrack` on the kernel's own
+//! table.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, Write as _};
@@ -21,9 +22,9 @@ use crate::process::{run, shown};
 use crate::{Bed, Node};
 
 const ENTRIES: u32 = 1_000_000;
-/// Room for more than that.
+/// Map capacity, larger than the number of entries.
 const CAPACITY: u32 = 1 << 20;
-/// Entries of the kernel's own conntrack: fewer than its limit, which is the machine's.
+/// Entries of the kernel's own conntrack: fewer than its limit, which applies to the whole machine.
 const KERNEL_ENTRIES: u32 = 250_000;
 const ROUNDS: u32 = 5;
 const LOOKUPS_RATIO: f64 = 3.0;
@@ -74,7 +75,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures.into_iter().chain([memory]).collect())
 }
 
-/// Milliseconds of each round.
+/// Milliseconds per round.
 #[derive(Default)]
 struct Times {
     jsonl: Vec<f64>,
@@ -157,7 +158,7 @@ fn bpftool(pins: &Path) -> Command {
     command
 }
 
-/// How long a command takes to write what it prints to an empty file.
+/// How long a command takes to write its output to an empty file.
 fn written(command: &mut Command, output: &mut File) -> anyhow::Result<Duration> {
     output.set_len(0)?;
     output.rewind()?;
@@ -188,7 +189,7 @@ fn check_lines(output: &mut File, expected: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The listing's memory when most of it has been printed, and the pipe is full.
+/// The listing's memory when most of it has been printed and the pipe is full.
 fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
     let mut command = list(filled, &["-o", "jsonl"])?;
     let mut child = command
@@ -207,7 +208,7 @@ fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
     Ok(peak)
 }
 
-/// Makes entries of the kernel's own conntrack in a node's namespace.
+/// Creates entries in the kernel's own conntrack in a node's namespace.
 fn fill_kernel(node: &Node) -> anyhow::Result<()> {
     let mut entries = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     for number in 0..KERNEL_ENTRIES {

@@ -1,4 +1,4 @@
-//! The agent's maps in a bpffs of their own, with as many conntrack entries as anybody likes.
+//! The agent's maps in a private bpffs, with any number of conntrack entries.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ use health_model::settings::Location;
 use crate::testrun::Bpffs;
 
 const INSTANCE: &str = "bench-ct";
-/// First address of those that open flows.
+/// First address of the hosts that open flows.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const DESTINATIONS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 const IP_PROTOCOL_TCP: u8 = 6;
@@ -23,7 +23,7 @@ pub(super) struct FilledMaps {
 }
 
 impl FilledMaps {
-    /// With `HEALTH_CT4` of that capacity, and so many entries in it.
+    /// Creates maps with this capacity of `HEALTH_CT4`, and enters this many entries.
     pub(super) fn new(capacity: u32, entries: u32) -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();
         let location = Location {
@@ -49,7 +49,7 @@ impl FilledMaps {
     }
 }
 
-/// Flows of a busy node: no two alike, one of four to a DNS server, half of them opened by either side.
+/// Flows of a busy node: all different, one in four to a DNS server, half of them opened by either side.
 fn tuple(number: u32) -> Tuple4 {
     let ports = number.wrapping_mul(40_503);
     let is_dns = number % 4 == 3;

@@ -1,4 +1,4 @@
-//! TCP connections that are open and idle while others flood the node with flows: what is left of them.
+//! TCP connections that are open and idle while others flood the node with flows: how many of their entries survive.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use health_datapath::MapSizes;
 use crate::bench::{Figure, Options, Target};
 use crate::conntrack::flood::{FloodKind, IdleBed};
 
-/// Connections of each IP version; each has two entries of a translation.
+/// Connections per IP version; each has two NAT entries.
 const CONNECTIONS: u32 = 30_000;
-/// How long each flood is, seconds.
+/// Duration of each flood, seconds.
 const SECONDS: u32 = 60;
 
-/// How many entries of the connections are left after a flood of echoes and of datagrams from all ports, in maps of the
-/// sizes that an agent makes; and how many after floods of TCP, which share theirs.
+/// Number of the connections' entries that survive a flood of echoes and datagrams from all ports, in maps of an
+/// agent's default sizes; and the number that survives floods of TCP, which share their maps.
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let seconds = options.seconds.unwrap_or(SECONDS);
     let bed = IdleBed::new(MapSizes::default(), CONNECTIONS)?;
@@ -36,7 +36,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
             unit,
             ours,
             other: other.map(|other| other as f64),
-            // What floods may have the port of idle connections, too.
+            // Packets of the flood may also use the port of idle connections.
             target: other.map(|_| Target::RatioAtLeast(1.0)),
         };
         figures.extend([

@@ -1,4 +1,4 @@
-//! Conntrack: what its maps cost to read and to collect, and what tracking costs a packet.
+//! Conntrack: the cost of reading and collecting its maps, and of tracking a packet.
 
 mod churn;
 mod collect;

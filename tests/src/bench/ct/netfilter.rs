@@ -1,12 +1,12 @@
-//! The kernel's own conntrack and packet filter, to compare with.
+//! The kernel's own conntrack and packet filter, for comparison.
 
 use crate::bench::endpoint::output;
 
 const TABLE: &str = "bench_ct";
 
-/// Has the bench's namespace filter by exactly these chains of nftables, IPv4; with none, nf_conntrack rests.
+/// Replaces the nftables chains of the bench's namespace for IPv4 by these; with none, nf_conntrack is inactive.
 pub(super) fn set_rules(chains: &str) -> anyhow::Result<()> {
-    // The first line declares the table, so that there is one to delete.
+    // The first line declares the table, so that the next can delete it.
     let rules =
         format!("table ip {TABLE}\ndelete table ip {TABLE}\ntable ip {TABLE} {{\n{chains}\n}}\n");
     output("nft", &[&rules], "nftables")?;

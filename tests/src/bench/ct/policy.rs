@@ -1,4 +1,4 @@
-//! What policy costs a packet, by test runs: the same packets with tables of several sizes and without.
+//! Cost of policy per packet, by test runs: the same packets with tables of several sizes and without.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,7 +22,7 @@ use crate::testrun::{IFINDEX, TestRun};
 const ROUNDS: usize = 51;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 9);
-/// Entries of the tables that are compared: one for each identity, and as many prefixes.
+/// Entries of the compared tables: one per identity, and the same number of prefixes.
 const SIZES: [u32; 3] = [1, 1_000, 100_000];
 const PORT: u16 = 443;
 const FIRST_PORT: u16 = 20_000;
@@ -39,7 +39,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Segments of [`PACKETS`] connections that are under way, which the endpoint sends or is sent.
+/// Segments of [`PACKETS`] established connections, sent or received by the endpoint.
 fn program_figures(program: &str, is_out: bool, is_v4: bool) -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load_alone();
     bed.datapath.configure(DatapathConfig {
@@ -71,7 +71,7 @@ fn program_figures(program: &str, is_out: bool, is_v4: bool) -> anyhow::Result<V
             set_endpoint(&mut bed, both, table)?;
             *time = net(&mut cost, &under_test, &packets)?;
         }
-        // The first round makes the entries of the flows.
+        // The first round creates the flows' entries.
         if round > 0 {
             without.push(floor);
             for (with, time) in with.iter_mut().zip(times) {
@@ -146,7 +146,7 @@ fn rule(number: u32, is_out: bool) -> PolicyMatch {
     }
 }
 
-/// Segments to the port that is allowed, from or to the first peer, which all tables know.
+/// Segments to the allowed port, from or to the first peer, which all tables contain.
 fn segments(is_out: bool, is_v4: bool) -> Vec<Vec<u8>> {
     let endpoint = if is_v4 {
         ENDPOINT4.into()

@@ -1,4 +1,4 @@
-//! Packets a second from a process in an endpoint's namespace to the host, through the veth pair as it is, with our
+//! Packets per second from a process in an endpoint's namespace to the host, through the bare veth pair, with our
 //! conntrack, and with the kernel's own.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -18,22 +18,22 @@ use crate::bench::{Figure, Target};
 
 const INSTANCE: &str = "bench-ct";
 const ROUNDS: u32 = 9;
-/// Datagrams of one flow in a round.
+/// Datagrams of one flow per round.
 const DATAGRAMS: u32 = 300_000;
-/// Flows opened in a round: as many as both tables hold without making room.
+/// Flows opened per round: as many as both tables hold without eviction.
 const FLOWS: u32 = 40_000;
-/// All are the host's.
+/// All of these addresses are the host's.
 const DESTINATIONS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const DESTINATION_PREFIX: &str = "198.18.0.0/15";
 /// The discard service.
 const PORT: u16 = 9;
-/// Sender and receiver share a CPU, so that each packet's whole way is in the sender's time.
+/// Sender and receiver share a CPU, so that the sender's time includes each packet's whole path.
 const CPU: usize = 1;
-/// They have nf_conntrack look at all that comes in.
+/// Rules that make nf_conntrack track all incoming packets.
 const RULES: &str =
     "chain track { type filter hook prerouting priority 0; ct state new,established accept; }";
 
-/// What is on the way.
+/// The conntrack on the path.
 #[derive(Clone, Copy)]
 enum Way {
     Bare,
@@ -53,7 +53,7 @@ async fn measure(
     pinned: &Pinned,
 ) -> anyhow::Result<Vec<Figure>> {
     ip(&["route", "add", "local", DESTINATION_PREFIX, "dev", "lo"])?;
-    // Never read: what does not fit is dropped, without an ICMP error.
+    // Never read: the kernel drops excess datagrams without an ICMP error.
     let _receiver = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("cannot receive")?;
     let sender = endpoint
         .netns()
@@ -64,7 +64,7 @@ async fn measure(
     one_cpu.set(CPU)?;
     sched_setaffinity(Pid::from_raw(0), &one_cpu)?;
     let rates = (|| {
-        // By way: datagrams of one flow, and of flows that are new.
+        // Per path: rates of datagrams of one flow, and of new flows.
         let mut rates = [const { [const { Vec::new() }; 2] }; 3];
         for round in 0..=ROUNDS {
             for (way, [known, new]) in WAYS.iter().zip(&mut rates) {
@@ -109,7 +109,7 @@ async fn measure(
 }
 
 impl Way {
-    /// Makes it so, with no flow known.
+    /// Sets this path up, with no known flows.
     fn prepare(
         self,
         endpoint: &HealthEndpoint,
@@ -134,14 +134,14 @@ impl Way {
         Ok(())
     }
 
-    /// Looks whether it was so.
+    /// Checks that the path was set up correctly.
     fn check(self, pinned: &Pinned) -> anyhow::Result<()> {
         let known = match self {
             Self::Bare => return Ok(()),
             Self::Ours => pinned.conntrack()?.len(),
             Self::Kernel => output("conntrack", &["-C"], "conntrack")?.trim().parse()?,
         };
-        // Our table is an LRU map, which makes room somewhat early.
+        // Our table is an LRU map, which starts eviction somewhat early.
         ensure!(
             known >= FLOWS as usize * 9 / 10,
             "{known} of {FLOWS} flows are known"
@@ -150,7 +150,7 @@ impl Way {
     }
 }
 
-/// How many datagrams a second a process gets rid of.
+/// Datagrams per second that a process can send.
 fn rate(sender: &UdpSocket, destinations: impl Iterator<Item = Ipv4Addr>) -> anyhow::Result<f64> {
     let start = Instant::now();
     let mut sent = 0_u32;

@@ -1,4 +1,4 @@
-//! iperf3 to the host from an endpoint whose policy is enforced, against the same without policy, and against the
+//! iperf3 to the host from an endpoint whose policy is enforced, compared with the same without policy, and with the
 //! kernel's own conntrack and filter.
 
 use std::process::Command;
@@ -24,11 +24,11 @@ use crate::process::{Running, run, tell};
 use crate::wait_for;
 
 const INSTANCE: &str = "bench-transfer";
-/// Runs of each kind, taking turns.
+/// Runs of each kind, alternating.
 const ROUNDS: u32 = 21;
 const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The port of iperf3.
+/// iperf3's port.
 const PORT: u16 = 5201;
 const TCP: u8 = 6;
 const TABLE: u32 = 1;
@@ -37,7 +37,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     with_endpoint(INSTANCE, measure)
 }
 
-/// What is on the way.
+/// The conntrack and filter on the path.
 #[derive(Clone, Copy)]
 enum Way {
     Bare,
@@ -53,7 +53,7 @@ async fn measure(
     datapath: &mut Datapath,
     pinned: &Pinned,
 ) -> anyhow::Result<Vec<Figure>> {
-    // A workload's: policy never applies to the health endpoint.
+    // A workload's settings: policy never applies to the health endpoint.
     datapath.configure(DatapathConfig {
         layout_version: LAYOUT_VERSION,
         ..DatapathConfig::default()
@@ -69,7 +69,7 @@ async fn measure(
         .policy()?
         .install(TABLE, TABLE, [(rule, VERDICT_ALLOW)])?;
     let _server = Running::start(Command::new("iperf3").arg("-s"))?;
-    // Warms up, too.
+    // Also warms up.
     wait_for("iperf3 to serve", PATIENCE, || gigabits(endpoint).map(Some))?;
     let mut rates = [const { Vec::new() }; WAYS.len()];
     for round in 1..=ROUNDS {
@@ -150,7 +150,7 @@ fn set_endpoint(
     Ok(datapath.set_endpoints(&[(address.into(), info)])?)
 }
 
-/// What the host received.
+/// Rate that the host received.
 fn gigabits(endpoint: &HealthEndpoint) -> anyhow::Result<f64> {
     let words = format!("-J -t {SECONDS} -c {NODE}");
     let ran = endpoint

@@ -1,5 +1,5 @@
-//! Time in which nothing fails, but packets get lost or the CPUs are busy: every failure that is
-//! reported then is a false one.
+//! Times without faults, in which packets get lost or the CPUs are busy: every failure that is reported then is a
+//! false one.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -15,17 +15,17 @@ use crate::Bed;
 /// Pauses between the requests to each agent.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What was reported wrongly, by all agents.
+/// False reports, over all agents.
 #[derive(Debug, Default)]
 pub(super) struct Falsehoods {
-    /// Targets that were called unreachable, and how often, by what was said.
+    /// Targets that were called unreachable: count per reported reason.
     pub(super) verdicts: BTreeMap<String, u32>,
-    /// Diagnoses other than `loss`, by their causes.
+    /// Diagnoses other than `loss`: count per cause.
     pub(super) diagnoses: BTreeMap<String, u32>,
 }
 
 impl Falsehoods {
-    /// Counts those in what was reported of one node.
+    /// Counts the false reports about one node.
     pub(super) fn count(&mut self, story: &Story) {
         for reports in story.verdicts.values() {
             for report in reports {
@@ -42,7 +42,7 @@ impl Falsehoods {
     }
 }
 
-/// Loses such a part of the packets to each node, in percent, and watches all agents.
+/// Drops this percentage of the packets to each node, and watches all agents.
 pub(super) fn under_loss(bed: &Bed, percent: u32, time: Duration) -> anyhow::Result<Falsehoods> {
     for node in bed.nodes() {
         firewall(
@@ -60,7 +60,7 @@ pub(super) fn under_loss(bed: &Bed, percent: u32, time: Duration) -> anyhow::Res
     Ok(found)
 }
 
-/// Keeps as many CPUs busy as there are, and watches all agents.
+/// Keeps all CPUs busy, and watches all agents.
 pub(super) fn under_load(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
     let load = Load::start(thread::available_parallelism()?.get());
     let found = watch_all(bed, time)?;
@@ -74,7 +74,7 @@ fn watch_all(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
         .iter()
         .map(|node| Watch::start(node, PAUSE))
         .collect();
-    // Nothing is to happen in it.
+    // Nothing must happen in this time.
     thread::sleep(time);
     let mut found = Falsehoods::default();
     for watch in watches {
@@ -86,7 +86,7 @@ fn watch_all(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
     Ok(found)
 }
 
-/// Threads that do nothing, as fast as they can, until this is dropped.
+/// Threads that spin until this is dropped.
 struct Load {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

@@ -1,4 +1,4 @@
-//! The probes of one node and their answers, as they pass its uplink, stamped by the kernel.
+//! One node's probes and their answers, as they pass its uplink, timestamped by the kernel.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,18 +20,18 @@ const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
-/// How a good answer to an HTTP probe begins.
+/// Start of a good answer to an HTTP probe.
 const GOOD_ANSWER: &[u8] = b"HTTP/1.1 200 ";
 
-/// What is probed.
+/// A probed target.
 pub(super) type Target = (IpAddr, Protocol);
 
-/// A probe that left the node. Times are those of the clock, since its epoch.
+/// A probe that left the node. Times are wall-clock times since the epoch.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     /// The echo's identifier and sequence number, or the connection's port.
     key: (u16, u16),
-    /// Tells a connection from others by the same port: its first sequence number.
+    /// A connection's first sequence number, which distinguishes it from others on the same port.
     attempt: u32,
     sent: Duration,
     answered: Option<Duration>,
@@ -39,7 +39,7 @@ struct Probe {
 
 type Probes = HashMap<Target, Vec<Probe>>;
 
-/// A thread that notes the IPv4 probes of a node. Ends when it is dropped.
+/// A thread that records a node's IPv4 probes. It stops when this is dropped.
 #[derive(Debug)]
 pub(super) struct Capture {
     probes: Arc<Mutex<Probes>>,
@@ -48,7 +48,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Notes the probes of `node` from now on.
+    /// Records the probes of `node` from now on.
     pub(super) fn start(node: &Node) -> anyhow::Result<Self> {
         let tap = Tap::open(node)?;
         let probes = Arc::new(Mutex::new(Probes::new()));
@@ -80,8 +80,8 @@ impl Capture {
         })
     }
 
-    /// When the first probe of the target was sent of those since which none was answered that was
-    /// sent before `until`.
+    /// When the target's first lost probe was sent: the first of those before `until` from which on none was
+    /// answered.
     pub(super) fn first_lost(&self, target: Target, until: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
         let sent = probes
@@ -92,7 +92,7 @@ impl Capture {
         lost.last().map(|probe| probe.sent)
     }
 
-    /// When the first answer came to a probe of the target that was sent after `since`.
+    /// When the first answer arrived to a probe of the target sent after `since`.
     pub(super) fn first_answer(&self, target: Target, since: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
         let sent = probes.get(&target)?.iter();
@@ -116,7 +116,7 @@ fn lock(probes: &Mutex<Probes>) -> MutexGuard<'_, Probes> {
     probes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a packet has to do with probes.
+/// The parts of a packet that concern probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packet {
     target: Target,
@@ -132,7 +132,7 @@ enum What {
 }
 
 impl Packet {
-    /// Reads an IPv4 packet that `own` sent or got; `None` if it is neither probe nor answer.
+    /// Parses an IPv4 packet that `own` sent or received; `None` if it is neither probe nor answer.
     fn read(own: Ipv4Addr, packet: &[u8]) -> Option<Self> {
         let header_len = usize::from(packet.first()? & 0x0f) * 4;
         let address = |at: usize| -> Option<Ipv4Addr> {
@@ -187,7 +187,7 @@ fn note(probes: &mut Probes, packet: &Packet, at: Duration) {
     match (packet.what, known) {
         (What::Answered, Some(probe)) => probe.answered = probe.answered.or(Some(at)),
         (What::Answered, None) => {}
-        // A connection attempt is repeated until it is given up.
+        // The kernel repeats a connection attempt until it gives up.
         (What::Sent, Some(probe))
             if packet.target.1 == Protocol::Http && probe.attempt == packet.attempt => {}
         (What::Sent, _) => of_target.push(Probe {
@@ -279,9 +279,9 @@ mod tests {
             (21, answer(1001, b"HTTP/1.1 500 Oh\r\n\r\n")),
             (30, syn(1002)),
             (31, answer(1002, b"")),
-            // Repeated by the kernel.
+            // A retransmission by the kernel.
             (40, syn(1002)),
-            // The port again, for another connection.
+            // The same port, for another connection.
             (50, another_syn(1002)),
             (51, answer(1002, b"HTTP/1.1 200 OK\r\n\r\n")),
             (60, syn(1003)),

@@ -1,4 +1,4 @@
-//! The faults: how each is made and undone, what it breaks, and what it is to be called.
+//! The faults: how to make and undo each, which targets it breaks, and its expected diagnosis.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::bed::FABRIC;
 use crate::process::{run, run_with_input};
 use crate::{Node, wait_for};
 
-/// How long making a fault may take.
+/// How long it may take to make a fault.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What happens to a peer.
@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) enum Fault {
     /// Its cable is pulled.
     LinkDown,
-    /// It drops all that comes in, silently.
+    /// It silently drops all incoming packets.
     BlackHole,
     /// Its agent is killed.
     AgentKilled,
-    /// The veth of its health endpoint is gone. A device of somebody else takes the name: the agent
-    /// does not touch that, and cannot repair.
+    /// The veth of its health endpoint is gone. A foreign device takes the name: the agent does not touch that, so it
+    /// cannot repair the endpoint.
     EndpointRemoved,
-    /// Its firewall rejects probes: with an ICMP error, HTTP by turns with a reset.
+    /// Its firewall rejects probes: with an ICMP error, or for HTTP in every other round with a reset.
     Rejected,
 }
 
@@ -49,7 +49,7 @@ impl Fault {
         }
     }
 
-    /// The kind that goes by such a name on the command line: `link-down`.
+    /// The fault with this name on the command line, such as `link-down`.
     pub(super) fn by_name(name: &str) -> anyhow::Result<Self> {
         let named = |fault: Self| fault.name().replace(' ', "-");
         Self::ALL
@@ -61,7 +61,7 @@ impl Fault {
             })
     }
 
-    /// The diagnosis that it is to get.
+    /// The expected diagnosis.
     pub(super) fn cause(self) -> &'static str {
         match self {
             Self::LinkDown | Self::BlackHole => "node-down",
@@ -80,7 +80,7 @@ impl Fault {
         }
     }
 
-    /// Makes it happen to `node`, for the `round`th time.
+    /// Makes the fault at `node`, for the `round`th time.
     pub(super) fn make(self, node: &Node, round: u32) -> anyhow::Result<()> {
         match self {
             Self::LinkDown => set_link(node, "down"),
@@ -111,7 +111,7 @@ impl Fault {
         .with_context(|| format!("cannot make {} at {}", self.name(), node.name()))
     }
 
-    /// Ends it.
+    /// Undoes it.
     pub(super) fn undo(self, node: &Node) -> anyhow::Result<()> {
         match self {
             Self::LinkDown => set_link(node, "up"),
@@ -123,7 +123,7 @@ impl Fault {
     }
 }
 
-/// Puts chains into the node's firewall, in a table of their own.
+/// Adds chains to the node's firewall, in a dedicated table.
 pub(super) fn firewall(node: &Node, chains: &str) -> anyhow::Result<()> {
     run_with_input(
         node.command("nft").args(["-f", "-"]),
@@ -142,7 +142,7 @@ fn set_link(node: &Node, state: &str) -> anyhow::Result<()> {
 
 fn take_endpoint(node: &Node) -> anyhow::Result<()> {
     let taken = "link delete lxc_health\nlink add lxc_health type bridge\n";
-    // The agent may be quicker to make its own again.
+    // The agent may be faster and recreate its own.
     wait_for("the name to be taken", PATIENCE, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), taken)?.success()?;
         Ok(Some(()))

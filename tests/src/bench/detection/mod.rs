@@ -1,10 +1,10 @@
-//! How soon the faults of peers and their ends are reported, what they are called, and what is
-//! reported wrongly: on a bed of real agents, one of which is watched from outside.
+//! How soon peers' faults and recoveries are reported, how they are diagnosed, and what is reported wrongly: on a bed
+//! of real agents, one of which is watched from outside.
 //!
-//! A failure counts from the first lost probe, as captured on the observer's uplink, until its
-//! status shows a target as unreachable; a recovery from the first answer until the status shows it
-//! reachable. Of the targets that the fault breaks, the slowest one stands for all. The diagnosis
-//! counts from the first lost probe of any of them.
+//! The time of a failure runs from the first lost probe, as captured on the observer's uplink, until its status shows
+//! a target as unreachable; that of a recovery from the first answer until the status shows it as reachable. The
+//! slowest of the targets that the fault breaks counts. The time of the diagnosis runs from the first lost probe of
+//! any of them.
 
 mod calm;
 mod capture;
@@ -25,14 +25,14 @@ use super::{Figure, Options, Report, Target};
 use crate::process::tell;
 use crate::{Bed, Node, wait_for};
 
-/// The first one watches; faults happen to the next ones at the same time. The others stay well: an
-/// agent that loses most of its peers blames itself.
+/// The first node watches; faults happen to the next ones at the same time. The others stay healthy: an agent that
+/// loses most of its peers blames itself.
 const NODES: u8 = 8;
 const VICTIMS: usize = 4;
-/// Time between two probes, so that many faults take little time. What is measured counts from a
-/// lost probe, so it does not depend on it.
+/// Time between two probes, short so that many faults take little time. Measurements start at a lost probe, so they
+/// do not depend on it.
 const PROBE_INTERVAL_S: u32 = 1;
-/// Pauses between the requests for the observer's status; the figures hold one of them each.
+/// Pauses between the requests for the observer's status; each figure includes one.
 const PAUSE: Duration = Duration::from_millis(10);
 
 const FAULTS: u32 = 50;
@@ -42,21 +42,21 @@ const LOAD_TIME: Duration = Duration::from_secs(120);
 
 /// How long a report may take before it counts as missing.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the bed may take until all is well.
+/// How long the bed may take to become healthy.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(40);
-/// A fault goes on for so long after it was diagnosed: the diagnosis is to stay.
+/// How long a fault continues after its diagnosis: the diagnosis must not change.
 const HOLD: Duration = Duration::from_millis(1500);
-/// Faults begin at these parts of the probe interval, one after the other: the golden ratio's
-/// multiples lie evenly.
+/// Faults start at multiples of this part of the probe interval: multiples of the golden ratio are evenly
+/// distributed.
 const PHASE_STEP: f64 = 0.618_034;
 
-/// Time-out of a probe, set for this run as it is without a setting.
+/// Timeout of a probe. This run sets the default explicitly.
 const PROBE_TIMEOUT_MS: f64 = 1000.0;
-/// In which part of it a failure is to be confirmed, and after what pause a recovery: an agent that lost no time itself
-/// would take so long.
+/// The fraction of it within which a failure must be confirmed, and the pause after which a recovery must be: how
+/// long an agent takes that adds no delay itself.
 const CONFIRMATION_MS: f64 = PROBE_TIMEOUT_MS * 0.9;
 const RECOVERY_PAUSE_MS: f64 = 100.0;
-/// What agents may take, against that.
+/// Limits for agents relative to that.
 const CONFIRMATION_RATIO: f64 = 1.11;
 const RECOVERY_RATIO: f64 = 2.0;
 
@@ -146,24 +146,24 @@ fn victims(bed: &Bed) -> impl Iterator<Item = &Node> {
     bed.nodes().iter().skip(1).take(VICTIMS)
 }
 
-/// What was found of one fault.
+/// Results of one fault.
 #[derive(Debug)]
 struct Outcome {
-    /// From the first lost probe to the report, of the target that took longest.
+    /// From the first lost probe to the report, for the slowest target.
     confirmed: Duration,
-    /// From the first lost probe of any target to the right diagnosis.
+    /// From the first lost probe of any target to the correct diagnosis.
     diagnosed: Duration,
-    /// From the first answered probe to the report, of the target that took longest.
+    /// From the first answered probe to the report, for the slowest target.
     recovered: Duration,
-    /// Other diagnoses that were shown from the first report of a failure to the fault's end.
+    /// Other diagnoses shown between the first report of a failure and the end of the fault.
     wrong: Vec<String>,
-    /// Targets that the fault leaves alone.
+    /// Targets that the fault does not affect.
     spared: u32,
-    /// Those of them that were reported unreachable.
+    /// Those of them that were reported as unreachable.
     accused: u32,
 }
 
-/// The agent that is watched.
+/// The watched agent.
 #[derive(Clone, Copy)]
 struct Observer<'a> {
     capture: &'a Capture,
@@ -171,7 +171,7 @@ struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Makes a fault at least so many times, at several peers in parallel.
+    /// Makes a fault at least this many times, at several peers in parallel.
     fn measure(self, bed: &Bed, fault: Fault, times: u32) -> anyhow::Result<Vec<Outcome>> {
         let each = times.div_ceil(VICTIMS as u32);
         thread::scope(|scope| {
@@ -219,7 +219,7 @@ impl Observer<'_> {
             Ok(all)
         })
         .with_context(|| format!("{} at {name}", fault.name()))?;
-        // What is not found in time shows in the figures.
+        // A diagnosis that is not found in time shows in the figures.
         let _ = wait_for("the diagnosis", PATIENCE, || {
             Ok((story().cause() == Some(fault.cause())).then_some(()))
         });
@@ -292,7 +292,7 @@ impl Observer<'_> {
     }
 }
 
-/// When the target was reported to answer, or not to, for the first time after `since`.
+/// When the target was first reported to answer, or not to, after `since`.
 fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Option<Duration> {
     let reports = story.verdicts.get(place)?;
     let change = |report: &&watch::TimedReport<watch::Verdict>| {
@@ -304,7 +304,7 @@ fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Opti
 fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
     let count = outcomes.len();
     let mut figures = Vec::new();
-    /// What it is, the time itself, and the agent's timer with the limit of the ratio to it.
+    /// Name, time, and the agent's timer with the limit of the ratio to it.
     type Measured = (&'static str, fn(&Outcome) -> Duration, Option<(f64, f64)>);
     let measured: [Measured; 3] = [
         (

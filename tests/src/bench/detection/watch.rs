@@ -1,4 +1,4 @@
-//! What an agent reports, seen from outside: asked over and over, with the time of every change.
+//! An agent's reports, seen from outside: polled, with the time of every change.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::process::tell;
 
 const STATUS: &str = "/v1beta/status";
 
-/// The wall clock, since its epoch: packets are stamped by it as well.
+/// Wall-clock time since the epoch, the same clock as packets' timestamps.
 pub(super) fn clock() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -28,21 +28,21 @@ pub(super) struct Place {
     pub(super) address: IpAddr,
 }
 
-/// A value from the time at which it was there first, until that of the next one.
+/// A value and the time when it first appeared; it lasts until the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TimedReport<T> {
     pub(super) at: Duration,
     pub(super) value: T,
 }
 
-/// Whether a target answers; if not, why.
+/// Whether a target answers; if not, the reason.
 pub(super) type Verdict = Result<(), String>;
 
-/// All that was reported of a node, in the order of time.
+/// All reports about a node, in chronological order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Story {
     pub(super) verdicts: HashMap<Place, Vec<TimedReport<Verdict>>>,
-    /// Causes; `None` without a diagnosis.
+    /// Causes; `None` for no diagnosis.
     pub(super) diagnoses: Vec<TimedReport<Option<String>>>,
 }
 
@@ -94,14 +94,14 @@ fn push_change<T: PartialEq>(reports: &mut Vec<TimedReport<T>>, at: Duration, va
     }
 }
 
-/// Asks an agent for its status over and over.
+/// Polls an agent's status.
 pub(super) struct Watch {
     stories: Arc<Mutex<HashMap<String, Story>>>,
     asker: Asker,
 }
 
 impl Watch {
-    /// Begins to ask the agent of `node`, with such pauses.
+    /// Starts to poll the agent of `node`, with these pauses.
     pub(super) fn start(node: &Node, pause: Duration) -> Self {
         let stories: Arc<Mutex<HashMap<String, Story>>> = Arc::default();
         let taken_in = stories.clone();
@@ -128,12 +128,12 @@ impl Watch {
         Self { stories, asker }
     }
 
-    /// What was reported of a node by its `cluster/node`.
+    /// The reports about a node by its `cluster/node`.
     pub(super) fn story(&self, node: &str) -> Story {
         lock(&self.stories).get(node).cloned().unwrap_or_default()
     }
 
-    /// Stops; all stories, by `cluster/node`.
+    /// Stops; returns all stories by `cluster/node`.
     pub(super) fn finish(self) -> anyhow::Result<HashMap<String, Story>> {
         self.asker.finish()?;
         Ok(std::mem::take(&mut lock(&self.stories)))

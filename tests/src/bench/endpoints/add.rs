@@ -1,4 +1,4 @@
-//! Containers that come and go by way of the CNI plugin, and beside them others by way of Debian's.
+//! Containers added and removed through the CNI plugin, and others through Debian's for comparison.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use crate::bench::{Figure, Target};
 use crate::plugin::Plugin;
 
 const CONTAINERS: usize = 100;
-/// Against `ptp`.
+/// Limit relative to `ptp`.
 const ADD_LIMIT: Target = Target::RatioAtMost(1.0);
 
-/// What a container's `ADD` and `DEL` take, the plugin's process included. Theirs has IPv4 only: with IPv6 it
-/// waits for seconds until duplicate address detection is through.
+/// Time of a container's `ADD` and `DEL`, including the plugin's process. Debian's plugin only has IPv4: with IPv6 it
+/// waits for seconds until duplicate address detection is done.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let stand = Stand::new()?;
@@ -33,7 +33,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         let call = |whose: usize, command: &str, n: usize| {
             let path = containers[whose].1[n].display().to_string();
             let container = format!("{}{n}", both[whose].0);
-            // Where a plugin runs is where it makes the host's end.
+            // A plugin creates the host's end in the namespace where it runs.
             let call = || both[whose].1.call(command, &container, &path);
             let answer = stand.node().run_in(call)??;
             ensure!(

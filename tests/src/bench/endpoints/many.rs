@@ -1,5 +1,5 @@
-//! A node with a thousand endpoints: what one more takes, what listing them takes, and how soon changes of
-//! policy and of identities are in force.
+//! A node with a thousand endpoints: the time for one more and for listing them, and how soon changes of policy and
+//! identities take effect.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,23 +17,23 @@ use crate::process::{run, run_with_input};
 use crate::{PATIENCE, wait_for};
 
 const ENDPOINTS: u32 = 1_000;
-/// Endpoints of each of the labels that policies select by.
+/// Endpoints per label that policies select by.
 const OF_A_KIND: u32 = 100;
-/// Where agents serve their metrics.
+/// Address of the agents' metrics.
 const METRICS: &str = "127.0.0.1:9962";
 const SAMPLES: usize = 100;
 const LISTINGS: usize = 21;
-/// Against `ptp` at the same number of endpoints.
+/// Limit relative to `ptp` with the same number of endpoints.
 const ADD_API_LIMIT: Target = Target::RatioAtMost(1.0);
 const ADD_CNI_LIMIT: Target = Target::RatioAtMost(1.5);
-/// Against `ip link show` of the same devices.
+/// Limit relative to `ip link show` of the same devices.
 const LISTING_LIMIT: Target = Target::RatioAtMost(1.5);
 const POLICY_CHANGES: u16 = 21;
-/// Against `nft` and a rule for as many devices.
+/// Limit relative to `nft` and a rule for the same number of devices.
 const POLICY_LIMIT: Target = Target::RatioAtMost(3.0);
-/// Against a change for all endpoints.
+/// Limit relative to a change for all endpoints.
 const IDENTITY_LIMIT: Target = Target::RatioAtMost(0.5);
-/// One more endpoint shall not take longer for those that there are.
+/// One more endpoint must not take longer because others exist.
 const GROWTH_LIMIT: Target = Target::RatioAtMost(1.5);
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
@@ -65,7 +65,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Containers by Debian's plugin on the same node.
+/// Containers of Debian's plugin on the same node.
 struct Theirs {
     plugin: Plugin,
     namespaces: Namespaces,
@@ -79,12 +79,12 @@ impl Theirs {
         })
     }
 
-    /// Adds one, some time after whatever was before, and deletes it again.
+    /// Adds one after a pause, and deletes it again.
     fn add(&self, stand: &Stand, times: &mut Times) -> anyhow::Result<()> {
         let path = self.namespaces.paths().next();
         let path = path.context("there is a namespace")?.display().to_string();
         let call = |command| {
-            // Where a plugin runs is where it makes the host's end.
+            // A plugin creates the host's end in the namespace where it runs.
             let call = || self.plugin.call(command, "bench-ptp", &path);
             let answer = stand.node().run_in(call)??;
             ensure!(answer.is_success, "ptp, {command}: {}", answer.json);
@@ -100,7 +100,7 @@ fn create(stand: &Stand, netns: &Path, n: u32) -> anyhow::Result<u64> {
     stand.create(netns, &format!("n{n}"), &labels)
 }
 
-/// One more, and gone again, by the API and by the plugin.
+/// Adds and deletes one more, through the API and through the plugin.
 fn one_more(
     stand: &Stand,
     first: &Times,
@@ -139,7 +139,7 @@ fn one_more(
     Ok(figures)
 }
 
-/// By the command line, its process included.
+/// Lists through the command line, including its process.
 fn listing(stand: &Stand) -> anyhow::Result<Figure> {
     let [mut times, mut links] = [(); 2].map(|()| Times::default());
     for _ in 0..LISTINGS {
@@ -162,7 +162,7 @@ fn listing(stand: &Stand) -> anyhow::Result<Figure> {
     })
 }
 
-/// A rule for all endpoints that changes, until all of them follow it.
+/// Changes a rule for all endpoints, and waits until all of them apply it.
 fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     let [mut times, mut by_nft] = [(); 2].map(|()| Times::default());
     let netns = Namespaces::new("bench-nft", 1)?;
@@ -188,8 +188,8 @@ fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     })
 }
 
-/// What lets some addresses reach a port behind each of as many devices as there are endpoints, in place of what was
-/// there before.
+/// Rules that let some addresses reach a port behind each of as many devices as there are endpoints. They replace the
+/// previous ones.
 fn nft_rules(port: u16) -> String {
     let mut rules = "table ip bench\ndelete table ip bench\ntable ip bench {\n".to_owned();
     let mut devices = Vec::new();
@@ -206,8 +206,8 @@ fn nft_rules(port: u16) -> String {
         )
 }
 
-/// An endpoint gets labels that a rule of others lets in: their tables change, and its own. `change_ms` is what a change
-/// of all takes.
+/// An endpoint gets labels that a rule of others admits: their tables change, and its own. `change_ms` is the time of
+/// a change for all.
 fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]> {
     set_rule(stand, "kind", "k2", &json!({"role": "client"}), 80)?;
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
@@ -224,7 +224,7 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
         Ok((regenerations(stand)? - before >= touched).then_some(()))
     })?;
     let took = begun.elapsed();
-    // All that was asked for before this is in force is regenerated by then.
+    // Once this is in force, all earlier requests have been regenerated.
     set_rule(stand, "kind", "none", &json!({"kind": "none"}), 80)?;
     let count = (regenerations(stand)? - before) as f64;
     let figure = |name: &str, unit, ours, other, target| Figure {
@@ -254,8 +254,8 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
     ])
 }
 
-/// Endpoints of a label may be reached at a port from those of other labels, and by nobody else. Returns when that
-/// is in force.
+/// Lets only endpoints with the labels `from` reach this port of the endpoints with label `key`. Returns when the
+/// rule is in force.
 fn set_rule(stand: &Stand, key: &str, value: &str, from: &Value, port: u16) -> anyhow::Result<()> {
     let rules = json!([{
         "labels": [format!("bench={value}")],
@@ -270,7 +270,7 @@ fn set_rule(stand: &Stand, key: &str, value: &str, from: &Value, port: u16) -> a
     Ok(())
 }
 
-/// How often endpoints were regenerated since the agent was started.
+/// How often endpoints were regenerated since the agent started.
 fn regenerations(stand: &Stand) -> anyhow::Result<u64> {
     const NAME: &str = "endpoint_regenerations_total{outcome=\"success\"} ";
     let metrics = stand.node().run_in(|| -> anyhow::Result<String> {

@@ -1,4 +1,4 @@
-//! Endpoints: what making and deleting one takes, alone, on a node that has a thousand, and after a restart.
+//! Endpoints: the time to create and delete one, alone, on a node that has a thousand, and after a restart.
 
 mod add;
 mod many;

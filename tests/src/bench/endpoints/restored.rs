@@ -1,5 +1,5 @@
-//! A node whose agent was restarted while the identity store is away: its endpoints wait for the store, and others
-//! come nevertheless.
+//! A node whose agent was restarted while the identity store is unavailable: its endpoints wait for the store, and
+//! new ones are added nevertheless.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,14 +15,14 @@ use crate::plugin::Plugin;
 use crate::{PATIENCE, wait_for};
 
 const ENDPOINTS: usize = 200;
-/// Each label set is to be asked of the store.
+/// The store must be asked for each label set.
 const OF_A_KIND: usize = 10;
 const SAMPLES: usize = 100;
-/// Against `ptp`, which restores nothing.
+/// Limit relative to `ptp`, which restores nothing.
 const ADD_LIMIT: Target = Target::RatioAtMost(2.0);
 const PREFIX: &str = "bench-new";
 
-/// What a container's `ADD` takes then, the plugin's process included.
+/// Time of a container's `ADD` in that state, including the plugin's process.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let store = folder.path().join("identities.json");
@@ -41,7 +41,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let [of_ours, of_theirs] = containers;
     let containers = [of_ours?, of_theirs?];
     node.kill_agent(Signal::SIGKILL)?;
-    // Whoever holds the lock keeps the agent from reading the store.
+    // Holding the lock keeps the agent from reading the store.
     let lock = File::create(folder.path().join(format!("identities.json{LOCK_SUFFIX}")))?;
     lock.lock()?;
     node.take_over(None)?;
@@ -88,7 +88,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(ours.figures(&name, Some(&theirs), Some(ADD_LIMIT))?.into())
 }
 
-/// How many endpoints are in such a state.
+/// Number of endpoints in such a state.
 fn count(stand: &Stand, is_counted: impl Fn(&Value) -> bool) -> anyhow::Result<usize> {
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
     let all = listed.as_array().context("the list is no array")?;

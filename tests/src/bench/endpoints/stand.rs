@@ -1,4 +1,4 @@
-//! A node whose agent has addresses for thousands of endpoints, namespaces for them, and times.
+//! A node whose agent has addresses for thousands of endpoints, namespaces for them, and time measurements.
 
 use std::path::Path;
 use std::thread;
@@ -13,13 +13,13 @@ use crate::bench::{Figure, Target};
 use crate::plugin::Plugin;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
-/// Between one container and the next, where they do not come at once: runtimes take longer to start one.
+/// Pause between two containers, unless they come at once: runtimes take longer to start one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where Debian's package containernetworking-plugins has it.
+/// Path in Debian's package containernetworking-plugins.
 const PTP: &str = "/usr/lib/cni/ptp";
 
-/// Debian's `ptp` with `host-local`, which keeps its addresses in `folder`.
+/// Debian's `ptp` with `host-local`, which stores its addresses in `folder`.
 pub(super) fn ptp(folder: &Path) -> Plugin {
     Plugin::at(
         Path::new(PTP),
@@ -45,7 +45,7 @@ impl Stand {
         Self::with_args("")
     }
 
-    /// With words for `health-agent run`.
+    /// Starts it with flags for `health-agent run`, separated by spaces.
     pub(super) fn with_args(args: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).ipv6(true).without_agents();
         let bed = bed.agent_args(args);
@@ -74,7 +74,7 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Sends the agent's API a request; what it answers.
+    /// Sends a request to the agent's API, and returns the answer.
     pub(super) fn send(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let body = match body {
             Value::Null => String::new(),
@@ -84,7 +84,7 @@ impl Stand {
         serde_json::from_str(&answer).with_context(|| format!("{method} {path} is not answered"))
     }
 
-    /// Makes an endpoint over the API; its id.
+    /// Creates an endpoint through the API, and returns its ID.
     pub(super) fn create(
         &self,
         netns: &Path,
@@ -97,7 +97,7 @@ impl Stand {
     }
 }
 
-/// Network namespaces, which go with this value.
+/// Network namespaces, which are removed on drop.
 pub(super) struct Namespaces(Vec<NetNs>);
 
 impl Namespaces {
@@ -105,7 +105,7 @@ impl Namespaces {
         let mut made = Self(Vec::new());
         for n in 0..count {
             let name = format!("{prefix}{n}");
-            // One that a killed run left.
+            // A killed run may have left one.
             netns::remove(&name)?;
             made.0.push(NetNs::create(&name)?);
         }
@@ -128,12 +128,12 @@ impl Drop for Namespaces {
     }
 }
 
-/// How long the same thing took, each time.
+/// Durations of repetitions of the same work.
 #[derive(Default)]
 pub(super) struct Times(Vec<Duration>);
 
 impl Times {
-    /// Does it, and notes how long it took.
+    /// Does the work and records its duration.
     pub(super) fn take<T>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T>,
@@ -144,7 +144,7 @@ impl Times {
         Ok(done)
     }
 
-    /// As [`take`](Self::take), some time after whatever was before.
+    /// Like [`take`](Self::take), after a pause.
     pub(super) fn take_after_a_pause<T>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T>,
@@ -163,7 +163,7 @@ impl Times {
         Ok(quantile(&sorted, part)?.as_secs_f64() * 1e3)
     }
 
-    /// Median and 99th percentile, each with the other's.
+    /// Median and 99th percentile, each compared with the other's.
     pub(super) fn figures(
         &self,
         name: &str,

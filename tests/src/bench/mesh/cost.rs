@@ -1,8 +1,8 @@
-//! What probes cost in CPU time, whoever sends them: the prober itself and the far side together.
+//! CPU time of probes, for any prober: the prober itself and the far side together.
 //!
-//! The kernel charges packets to whoever runs when it handles them: on a veth pair mostly the sender,
-//! under load `ksoftirqd`. So the prober's process, the responder's thread and all of `ksoftirqd` are
-//! added up, for every prober alike. Probes are counted by the namespace that they leave.
+//! The kernel charges packets to the task that runs when it handles them: on a veth pair mostly the sender, under
+//! load `ksoftirqd`. So the prober's process, the responder's thread and all of `ksoftirqd` are added up, for every
+//! prober alike. Probes are counted by the namespace that they leave.
 
 use std::ops::Sub;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::bench::cluster::Cluster;
 use crate::bench::sent::SentProbes;
 use crate::bench::usage::cpu_time;
 
-/// What one prober did and used in a while.
+/// What one prober sent and used in a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     /// Probes sent.
@@ -42,14 +42,14 @@ impl Cost {
             })
         };
         let before = read()?;
-        // A figure over this time; there is nothing to wait for but its end.
+        // The figure covers this window; there is nothing to wait for but its end.
         thread::sleep(window);
         let cost = read()? - before;
         ensure!(cost.sent.total() > 0, "process {pid} sent no probes");
         Ok(cost)
     }
 
-    /// Microseconds of CPU time a probe, both sides.
+    /// Microseconds of CPU time per probe, both sides.
     pub(super) fn micros_a_probe(&self) -> f64 {
         (self.own + self.far).as_secs_f64() * 1e6 / self.sent.total() as f64
     }

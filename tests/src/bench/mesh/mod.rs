@@ -1,5 +1,5 @@
-//! What the mesh costs one agent, from a hundred peers to fifty thousand, and side by side with other
-//! probers: the time to the first report, the API's latency, memory, CPU time a probe.
+//! Cost of the mesh for one agent, from a hundred peers to fifty thousand, and compared with other probers: time to
+//! the first report, API latency, memory, CPU time per probe.
 
 mod cost;
 mod rivals;
@@ -21,15 +21,15 @@ use crate::process::tell;
 
 /// Numbers of peers.
 const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
-/// The number that the targets are promised for, and at which the probers are compared.
+/// Number of peers for which the targets are promised, and at which the probers are compared.
 const RATED: u32 = 10_000;
 
-/// Most probes a second that the agent may send.
+/// Most probes per second that the agent may send.
 const PROBE_RATE: u32 = 10_000;
-/// The agent's probe interval and time-out, unless told otherwise.
+/// The agent's default probe interval and timeout.
 const INTERVAL: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// What the first report may take beyond what rate and time-out make of it, were these all.
+/// How much longer the first report may take than rate and timeout imply.
 const REPORT_SLACK: Duration = Duration::from_millis(500);
 
 const STATUS: &str = "/v1beta/status";
@@ -37,17 +37,17 @@ const HEALTHZ: &str = "/v1beta/healthz";
 /// Pauses between the requests whose latency is measured.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 const HEALTHZ_PAUSE: Duration = Duration::from_millis(20);
-/// How long the first report may take before measuring makes no sense.
+/// How long the first report may take before the measurement is pointless.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// From the first report until all probes go out at their regular times: the re-probes of the dead
-/// have grown to the interval by then.
+/// Time from the first report until all probes are on schedule: by then, the pause between re-probes of dead peers
+/// has grown to the interval.
 const SETTLING: Duration = Duration::from_secs(16);
 /// CPU time is measured over one interval, in which every target is probed once.
 const WINDOW: Duration = INTERVAL;
-/// Each side of a comparison is measured so often, taking turns.
+/// Number of measurements of each side of a comparison, alternating.
 const ROUNDS: u32 = 3;
 
-/// Against a bare server with the same body: latencies, p99.
+/// Limits for latencies (p99) relative to a bare server with the same body.
 const STATUS_RATIO: f64 = 5.0;
 const HEALTHZ_RATIO: f64 = 5.0;
 const MEMORY_LIMIT_MIB: f64 = 96.0;
@@ -77,12 +77,12 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     findings.report(1)
 }
 
-/// What one agent costs that probes so many peers, three of ten of them dead.
+/// Cost of one agent that probes this many peers, three of ten of them dead.
 struct Scale {
     peers: u32,
     /// From the agent's start until every target had a result.
     first_report: Duration,
-    /// Passes of `fping` over all peers in the same time, before and after that.
+    /// Passes of `fping` over all peers in the same time, before and after the agent's run.
     fping: [Duration; 2],
     status: Latencies,
     healthz: Latencies,
@@ -90,7 +90,7 @@ struct Scale {
     cost: Cost,
 }
 
-/// How long answers of the agent took, and beside them those of a bare server; ascending.
+/// Latencies of the agent, and of a bare server for comparison; ascending.
 struct Latencies {
     agent: Vec<Duration>,
     bare: Vec<Duration>,
@@ -111,7 +111,7 @@ impl Scale {
         let status = Asker::start(cluster.node().socket(), STATUS, STATUS_PAUSE, {
             move |report, answered| {
                 if count_results(report) >= results {
-                    // Nobody waits for any but the first.
+                    // Only the first one is awaited.
                     let _ = complete.send(answered);
                 }
                 bare_status.ask(report)
@@ -218,13 +218,13 @@ impl Scale {
     }
 }
 
-/// How long it takes at the agent's rate to probe everything once.
+/// Time to probe everything once at the agent's rate.
 fn probing_time(peers: u32) -> Duration {
     let targets = 4 * (peers + 1);
     Duration::from_secs(targets.into()) / PROBE_RATE
 }
 
-/// CPU time a probe of the agent and of another prober, at the same peers, all alive.
+/// CPU time per probe of the agent and of another prober, with the same peers, all alive.
 fn side_by_side(peers: u32, findings: &mut Findings) {
     for (probes, other, limit) in [
         (Probes::Icmp, "fping", FPING_RATIO),
@@ -268,7 +268,7 @@ fn side_by_side(peers: u32, findings: &mut Findings) {
     }
 }
 
-/// What the agent costs, and another prober of the same kind.
+/// Cost of the agent, and of another prober of the same kind.
 fn compare(peers: u32, probes: Probes) -> anyhow::Result<(Cost, Cost)> {
     let cluster = Cluster::new(peers, DeadPeers::None, &probes.flags())?;
     let other = match probes {
@@ -281,7 +281,7 @@ fn compare(peers: u32, probes: Probes) -> anyhow::Result<(Cost, Cost)> {
     Ok((agent_alone(&cluster)?, other))
 }
 
-/// An agent's cost while it does nothing but to probe peers that all answer.
+/// Cost of an agent that does nothing but probe peers that all answer.
 fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     cluster.node().start_agent()?;
     thread::sleep(SETTLING);
@@ -297,19 +297,19 @@ fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     Ok(cost)
 }
 
-/// How many results a report has: each tells when its probe was sent.
+/// Number of results in a report: each has the time of its probe.
 fn count_results(report: &str) -> usize {
     report.matches("\"lastProbed\":").count()
 }
 
-/// `None` of nothing.
+/// `None` for an empty slice.
 fn median(costs: &[Cost], figure: fn(&Cost) -> f64) -> Option<f64> {
     let mut values: Vec<f64> = costs.iter().map(figure).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// What an agent is to probe by.
+/// The protocols that an agent probes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probes {
     All,
@@ -318,7 +318,7 @@ enum Probes {
 }
 
 impl Probes {
-    /// Words for `health-agent run`.
+    /// Flags for `health-agent run`.
     fn flags(self) -> String {
         let switch = match self {
             Self::All => "",

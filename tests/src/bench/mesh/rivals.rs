@@ -1,4 +1,4 @@
-//! Other probers, run against the same peers at the same rate.
+//! Other probers with the same peers at the same rate.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,19 +23,18 @@ use crate::bench::sent::SentProbes;
 use crate::process::{Running, run};
 use crate::wait_for;
 
-/// How long a program may take until it works.
+/// How long a program may take to get ready.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a program to reach its pace before it is measured.
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// Where the exporter serves, in the node's namespace.
+/// Address of the exporter, in the node's namespace.
 const EXPORTER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9115);
 const EXPORTER_SETTINGS: &str = "modules:\n  http_2xx:\n    prober: http\n    timeout: 1s\n";
-/// Connections to the exporter, that is probes at a time.
+/// Connections to the exporter, which is the number of parallel probes.
 const SCRAPERS: usize = 16;
 
-/// How long `fping` takes to probe every address once, all of them within `period`, and to wait for answers until the
-/// time-out.
+/// Time that `fping` takes to probe every address once within `period`, and to wait for answers until the timeout.
 pub(super) fn fping_once(
     cluster: &Cluster,
     period: Duration,
@@ -51,7 +50,7 @@ pub(super) fn fping_once(
     let start = Instant::now();
     let ran = run(fping)?;
     let elapsed = start.elapsed();
-    // 1: some did not answer.
+    // Code 1: some did not answer.
     ensure!(
         matches!(ran.code, Some(0 | 1)),
         "{} failed: {}",
@@ -61,7 +60,7 @@ pub(super) fn fping_once(
     Ok(elapsed)
 }
 
-/// The peers' addresses in a file, and the time between two of them.
+/// A file with the peers' addresses, and the time between two of them.
 fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFile, Duration)> {
     let addresses = cluster.peers_addresses();
     let mut list = NamedTempFile::new().context("cannot make a temporary file")?;
@@ -72,7 +71,7 @@ fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFi
     Ok((list, period / u32::try_from(addresses.len())?))
 }
 
-/// `fping`, which probes every address once in `period`.
+/// Cost of `fping` when it probes every address once per `period`.
 pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> anyhow::Result<Cost> {
     let (list, gap) = addresses(cluster, period)?;
     let before = SentProbes::by(cluster.node())?;
@@ -89,7 +88,7 @@ pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> an
         let sent = SentProbes::by(cluster.node())? - before;
         Ok((sent.echoes > 0).then_some(()))
     })?;
-    // Its pace is even from then on, but for what starting it took.
+    // From then on its pace is even, except for its startup.
     thread::sleep(WARM_UP);
     Cost::measure(cluster, fping.pid(), window)
 }
@@ -98,8 +97,8 @@ fn millis(duration: Duration) -> String {
     format!("{:.3}", duration.as_secs_f64() * 1e3)
 }
 
-/// `prometheus-blackbox-exporter`, which is asked `rate` times a second for a probe of the next
-/// address. The CPU time of whoever asks is not counted.
+/// Cost of `prometheus-blackbox-exporter`, which is asked `rate` times a second to probe the next address. The CPU
+/// time of the asking side is not counted.
 pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow::Result<Cost> {
     let mut settings = NamedTempFile::new().context("cannot make a temporary file")?;
     settings.write_all(EXPORTER_SETTINGS.as_bytes())?;
@@ -143,14 +142,14 @@ pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow
 /// Asks the exporter for one probe after the other.
 struct Scrapes {
     addresses: Vec<Ipv4Addr>,
-    /// Probes a second.
+    /// Probes per second.
     rate: f64,
     stop: AtomicBool,
     failed: AtomicU64,
 }
 
 impl Scrapes {
-    /// Goes on until it is told to stop.
+    /// Runs until it is stopped.
     fn run(&self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -162,7 +161,7 @@ impl Scrapes {
         })
     }
 
-    /// Every [`SCRAPERS`]th probe, over one connection.
+    /// Sends every [`SCRAPERS`]th probe, over one connection.
     async fn lane(&self, start: Instant, lane: usize) -> anyhow::Result<()> {
         let stream = TcpStream::connect(EXPORTER).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

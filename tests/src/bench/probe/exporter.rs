@@ -1,4 +1,4 @@
-//! Debian's `prometheus-blackbox-exporter`, and who scrapes it.
+//! Debian's `prometheus-blackbox-exporter`, and its scrapers.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -21,7 +21,7 @@ modules:
   TCP: {prober: tcp, timeout: 5s, tcp: {preferred_ip_protocol: ip4}}
   gRPC: {prober: grpc, timeout: 5s, grpc: {preferred_ip_protocol: ip4}}
 ";
-/// Scrapers side by side, each on a connection that stays.
+/// Parallel scrapers, each on a persistent connection.
 const SCRAPERS: u32 = 8;
 
 /// The exporter, on a node.
@@ -61,7 +61,7 @@ impl<'a> Exporter<'a> {
         Ok(stream)
     }
 
-    /// CPU time of the exporter for a probe, us, at so many a second, or as many as it manages.
+    /// The exporter's CPU time per probe in us, at this rate, or at the highest that it can do.
     pub(super) fn cost(
         &self,
         mechanism: Mechanism,
@@ -86,7 +86,7 @@ impl<'a> Exporter<'a> {
                 let body = get(&mut stream, mechanism.name(), &target)?;
                 ensure!(body.contains("\nprobe_success 1"), "{target}: {body}");
                 scrapes += 1;
-                // At their rate, not as fast as they go.
+                // At the given rate, not as fast as possible.
                 thread::sleep((pause * scrapes).saturating_sub(start.elapsed()));
             }
             Ok(scrapes)
@@ -107,7 +107,7 @@ impl<'a> Exporter<'a> {
     }
 }
 
-/// Scrapes a module on a connection that stays.
+/// Scrapes a module on a persistent connection.
 fn get(stream: &mut TcpStream, module: &str, target: &str) -> anyhow::Result<String> {
     write!(
         stream,
@@ -135,7 +135,7 @@ fn get(stream: &mut TcpStream, module: &str, target: &str) -> anyhow::Result<Str
     }
 }
 
-/// The chunks of a body (RFC 9112, 7.1) in one piece.
+/// Joins the chunks of a body (RFC 9112, 7.1).
 fn joined(body: &str) -> String {
     let mut joined = String::new();
     let mut rest = body;

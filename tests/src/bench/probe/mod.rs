@@ -1,5 +1,5 @@
-//! Container probes of one agent: what very many cost, how late they begin, what they leave behind, and what a probe
-//! costs beside the blackbox exporter.
+//! Container probes of one agent: the cost of very many, how late they start, what they leave behind, and the cost of
+//! a probe compared with the blackbox exporter.
 
 mod exporter;
 mod floor;
@@ -23,24 +23,24 @@ use super::{Figure, Findings, MIB, Options, Report, Target};
 use crate::bed::ip;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
-/// What is probed is in this prefix, on the second node.
+/// Prefix of the probed addresses, on the second node.
 const PREFIX: &str = "10.99.0.0/16";
-/// What is measured is measured for so long.
+/// Length of a measurement.
 const WINDOW: Duration = Duration::from_secs(20);
-/// Limits: CPU in percent of a core, memory, and the delay of the latest start but for one in a hundred.
+/// Limits: CPU in percent of a core, memory, and the 99th percentile of the start delay.
 const CPU_LIMIT: f64 = 60.0;
 const MEMORY_LIMIT_MIB: f64 = 128.0;
 const DELAY_LIMIT_MS: f64 = 20.0;
-/// Our CPU for a probe against that of the system calls that it needs.
+/// Limit for our CPU time per probe relative to the system calls that it needs.
 const FLOOR_RATIO: f64 = 1.5;
-/// Our CPU for a probe against the exporter's.
+/// Limit for our CPU time per probe relative to the exporter's.
 const EXPORTER_RATIO: f64 = 1.0 / 3.0;
-/// What the agent may send against what is due.
+/// The agent's rate limit relative to the rate that is due.
 const SPARE_RATE: f64 = 1.1;
-/// Probes of one mechanism beside the exporter, a second.
+/// Probes per second of one mechanism in the comparison with the exporter.
 const BESIDE: u32 = 1000;
 
-/// What a container is probed by.
+/// Mechanism of a container probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
     Http,
@@ -108,7 +108,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     findings.report(1)
 }
 
-/// An agent on the first node, and what it probes on the second.
+/// An agent on the first node, and its targets on the second.
 struct Stand {
     bed: Bed,
     _targets: Targets,
@@ -133,7 +133,8 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Has so many containers probed with this period, by these mechanisms in turn, and waits until all have answered.
+    /// Starts probes of this many containers with this period, alternating between these mechanisms, and waits until
+    /// all have answered.
     fn probe(&self, count: u32, period: Duration, mechanisms: &[Mechanism]) -> anyhow::Result<()> {
         let kinds = mechanisms.iter().cycle();
         let pods: Vec<Value> = (0..count)
@@ -148,7 +149,7 @@ impl Stand {
         node.start_agent_with(&format!(
             "--pod-manifests {} --container-probe-rate {:.0}",
             self.manifests.path().display(),
-            // The agent spreads what begins at a time over nearly a period.
+            // The agent spreads probes that start together over nearly a period.
             f64::from(count) / period.as_secs_f64() * SPARE_RATE,
         ))?;
         wait_for("all containers to have answered", PATIENCE, || {
@@ -157,7 +158,7 @@ impl Stand {
         })
     }
 
-    /// All in all, as the agent tells it.
+    /// The agent's own totals.
     fn summary(&self) -> anyhow::Result<ContainerProbeSummary> {
         let mut stream = UnixStream::connect(self.prober().socket())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -183,7 +184,7 @@ impl Stand {
     }
 }
 
-/// What came in between two summaries.
+/// The changes between two summaries.
 struct Between<'a> {
     before: &'a ContainerProbeSummary,
     after: &'a ContainerProbeSummary,
@@ -200,7 +201,7 @@ impl Between<'_> {
         (of(self.after) - of(self.before)) as f64 - self.successful()
     }
 
-    /// The delay, in ms, within which all but one in a hundred of the runs began: the upper bound of its bucket.
+    /// 99th percentile of the start delay in ms: the upper bound of its bucket.
     fn delay_p99(&self) -> anyhow::Result<f64> {
         let rows = self
             .after
@@ -247,14 +248,14 @@ fn pod(i: u32, period: Duration, mechanism: Mechanism) -> Value {
     })
 }
 
-/// Very many probes.
+/// Measures very many probes.
 fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> anyhow::Result<()> {
     let stand = Stand::new()?;
     stand.probe(count, period, &Mechanism::ALL)?;
     let pid = stand.prober().agent_pid()?;
     let before = (stand.summary()?, stand.time_wait()?);
     let used = cpu_time(pid)?;
-    // The figures are those of this window; there is nothing to wait for but its end.
+    // The figures cover this window; there is nothing to wait for but its end.
     thread::sleep(WINDOW);
     let used = (cpu_time(pid)? - used).as_secs_f64();
     let after = (stand.summary()?, stand.time_wait()?);
@@ -334,7 +335,7 @@ fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> an
     Ok(())
 }
 
-/// A probe by the agent, and by the exporter.
+/// Compares a probe by the agent and by the exporter.
 fn beside_exporter(mechanism: Mechanism) -> anyhow::Result<Figure> {
     let stand = Stand::new()?;
     stand.probe(BESIDE, Duration::from_secs(1), &[mechanism])?;

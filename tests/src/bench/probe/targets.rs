@@ -1,5 +1,5 @@
-//! What is probed: servers of HTTP, TCP and gRPC on every address of a node, as cheap as a process can have them, so that
-//! what is measured is the side that asks.
+//! The probed servers: HTTP, TCP and gRPC on every address of a node, as cheap as a process can make them, so that
+//! the asking side is measured.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
@@ -15,12 +15,12 @@ use super::Mechanism;
 use crate::Node;
 
 const BACKLOG: i32 = 4096;
-/// Until the next attempt to accept after one that failed.
+/// Pause after a failed accept.
 const REST: Duration = Duration::from_millis(10);
 const HTTP_ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
-/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+/// Length of an HTTP/2 client's preface (RFC 9113, 3.4).
 const PREFACE: usize = 24;
-/// Frames of HTTP/2 (RFC 9113, 4.1 and 6): length, type, flags, stream.
+/// HTTP/2 frames (RFC 9113, 4.1 and 6): length, type, flags, stream.
 const FRAME_HEAD: usize = 9;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -28,11 +28,11 @@ const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 const SETTINGS_TAKEN: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// How a call that went well ends.
+/// The status of a successful call.
 const STATUS: &str = "grpc-status";
 const OK: &str = "0";
 
-/// The servers, on a thread. They end when this is dropped.
+/// The servers, on a thread. They stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Targets {
     stop: Option<oneshot::Sender<()>>,
@@ -59,7 +59,7 @@ impl Targets {
                 for (mechanism, listener) in listeners {
                     tokio::spawn(serve(mechanism, listener));
                 }
-                // It ends when the sender goes.
+                // It completes when the sender is dropped.
                 let _ = stopped.await;
             });
         };
@@ -75,7 +75,7 @@ impl Drop for Targets {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in it was told.
+            // A panic in it was already printed.
             let _ = thread.join();
         }
     }
@@ -96,12 +96,12 @@ async fn serve(mechanism: Mechanism, listener: TcpListener) {
     };
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // There may be no descriptor left: one comes back when a connection ends.
+            // There may be no free descriptor: one is freed when a connection closes.
             tokio::time::sleep(REST).await;
             continue;
         };
         tokio::spawn(async move {
-            // A client that goes away has its reasons.
+            // A client may disconnect at any time.
             let _ = match mechanism {
                 Mechanism::Http => answer_http(stream).await,
                 Mechanism::Tcp => wait_for_end(stream).await,
@@ -128,7 +128,7 @@ async fn wait_for_end(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Says SERVING to the first call of a connection.
+/// Answers SERVING to the first call of a connection.
 async fn answer_grpc(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     stream.write_all(&SETTINGS).await?;
@@ -143,7 +143,7 @@ async fn answer_grpc(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The stream whose request is there as a whole.
+/// The stream whose request is complete.
 fn called(request: &[u8]) -> Option<[u8; 4]> {
     let mut rest = request.get(PREFACE..)?;
     loop {
@@ -158,9 +158,9 @@ fn called(request: &[u8]) -> Option<[u8; 4]> {
     }
 }
 
-/// Headers, a `HealthCheckResponse` that says SERVING, and trailers.
+/// Headers, a `HealthCheckResponse` with SERVING, and trailers.
 fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
-    // `:status: 200` has a number (RFC 7541, appendix A).
+    // `:status: 200` has a static index (RFC 7541, appendix A).
     let mut headers = vec![0x88];
     headers.extend(literal("content-type", "application/grpc"));
     let mut answer = SETTINGS_TAKEN.to_vec();
@@ -171,7 +171,7 @@ fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
     answer
 }
 
-/// A call of `Check` for the server as a whole, with all that stands before it on a new connection.
+/// A `Check` call for the whole server, preceded by everything that a new connection needs.
 pub(super) fn grpc_request() -> Vec<u8> {
     const STREAM: [u8; 4] = 1_u32.to_be_bytes();
     let fields = [
@@ -193,7 +193,7 @@ pub(super) fn grpc_request() -> Vec<u8> {
     request
 }
 
-/// Whether the server's answer is there as a whole: it ends with the call's status.
+/// Whether the server's answer is complete: it ends with the call's status.
 pub(super) fn is_grpc_answer(received: &[u8]) -> bool {
     received.ends_with(&literal(STATUS, OK))
 }

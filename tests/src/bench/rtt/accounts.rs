@@ -1,4 +1,4 @@
-//! Every probe that an agent sends is in the map once: as a sample, as lost, or in flight.
+//! Every probe that an agent sends is counted once in the map: as a sample, as lost, or in flight.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::{Node, wait_for};
 
 const PROBES: u64 = 1_000_000;
 const PEERS: u32 = 50_000;
-/// Beyond what the agent reaches, so that it is as fast as it can; and no probes of other kinds, which are
-/// on no account.
+/// A rate beyond the agent's capacity, so that it runs as fast as it can; and no probes of other kinds, which are not
+/// accounted for.
 const FLAGS: &str =
     "--probe http=off --probe-interval 5s --probe-rate 50000 --path-mtu-interval off";
 /// How long the probes may take in all, and the agent for some of them.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// Between two lines of progress.
+/// Probes between two progress lines.
 const TOLD: u64 = 100_000;
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
@@ -67,7 +67,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// What the agent's maps tell of its peers.
+/// Totals over the peers in the agent's maps.
 struct Totals {
     samples: u64,
     lost: u64,
@@ -103,7 +103,7 @@ impl Totals {
     }
 }
 
-/// Has the far end count the echo requests that come, whatever becomes of them.
+/// Makes the far end count incoming echo requests, whatever becomes of them.
 fn count_requests(node: &Node) -> anyhow::Result<()> {
     let rules = "table ip bench {\nchain requests {\ntype filter hook prerouting priority raw;\n\
                  icmp type echo-request counter\n}\n}\n";

@@ -1,4 +1,4 @@
-//! The tail of round trips while every CPU is busy with something else, at normal priority.
+//! The tail of round-trip times while every CPU is busy with other work at normal priority.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::tell;
 
-/// Rounds with idle and with busy CPUs, taking turns.
+/// Rounds with idle and with busy CPUs, alternating.
 const ROUNDS: u32 = 5;
-/// Probes in a round.
+/// Probes per round.
 const PROBES: usize = 2_000;
 const GAP: Duration = Duration::from_millis(1);
 const TAIL_RATIO: f64 = 2.0;
@@ -26,7 +26,7 @@ const TAIL_RATIO: f64 = 2.0;
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let line = Line::direct()?;
     let mut prober = Prober::new(&line)?;
-    // Hardware addresses are learned, rows and code are warm.
+    // Warms up: resolves hardware addresses, creates rows, loads code.
     prober.probe_all(&[FAR; 1_000], GAP)?;
     let (mut idle, mut busy) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -69,7 +69,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A thread on each CPU that does nothing, as fast as it can. They end when this is dropped.
+/// A thread on each CPU that spins. They stop when this is dropped.
 struct Burners {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

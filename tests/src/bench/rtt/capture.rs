@@ -1,5 +1,5 @@
-//! What `tcpdump` sees on a device, with the kernel's time stamps. It reads a ring that the kernel fills,
-//! so it wakes for many packets at a time, and takes little from those that send and answer.
+//! Packets that `tcpdump` captures on a device, with the kernel's timestamps. It reads a ring that the kernel fills,
+//! so it wakes once for many packets, and takes little CPU time from senders and responders.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,19 +11,19 @@ use tempfile::TempDir;
 
 use crate::{PATIENCE, wait_for};
 
-/// Bytes of a packet that are kept.
+/// Captured bytes per packet.
 const SNAP_LEN: usize = 128;
-/// Of the file, of each packet's header in it, and of the Ethernet header (pcap-savefile(5)).
+/// Lengths of the file header, of each packet's header in it, and of the Ethernet header (pcap-savefile(5)).
 const FILE_HEADER_LEN: usize = 24;
 const PACKET_HEADER_LEN: usize = 16;
 const ETHERNET_LEN: usize = 14;
-/// First word of a file whose stamps are in nanoseconds, in this machine's byte order.
+/// First word of a file with nanosecond timestamps, in this machine's byte order.
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
 
-/// A packet from its IP header on, and when the kernel saw it, in time since the clock's epoch.
+/// A packet from its IP header on, and when the kernel saw it, since the epoch.
 pub(super) type Packet = (Duration, Vec<u8>);
 
-/// A running `tcpdump`. Dropping it ends it.
+/// A running `tcpdump`. Dropping this kills it.
 pub(super) struct Capture {
     tcpdump: Child,
     packets: usize,
@@ -31,8 +31,8 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Begins to capture the next so many ICMP packets on a device, in both directions, by a `tcpdump` that has no
-    /// arguments yet.
+    /// Starts to capture the next `packets` ICMP packets on a device, in both directions. `tcpdump` is a command
+    /// without arguments.
     pub(super) fn start(
         mut tcpdump: Command,
         device: &str,
@@ -40,7 +40,7 @@ impl Capture {
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("no folder for captured packets")?;
         tcpdump
-            // Otherwise it writes as somebody who has no access to the folder.
+            // Otherwise it writes as a user without access to the folder.
             .args(["-Z", "root", "-n", "-p", "--time-stamp-precision=nano"])
             .args(["-i", device, "-s", &SNAP_LEN.to_string()])
             .args(["-c", &packets.to_string(), "-w"])
@@ -85,7 +85,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have already exited.
         let _ = self.tcpdump.kill();
         let _ = self.tcpdump.wait();
     }

@@ -1,4 +1,4 @@
-//! What the programs on the uplink cost a packet, by test runs.
+//! Cost of the uplink's programs per packet, by test runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,14 +13,14 @@ use crate::bench::program_cost::{Floor, NetCosts, PACKETS, ProgramCost};
 use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use crate::testrun::{GO_ON, TestRun, stamped, utc_ns};
 
-/// Runs of each program, taking turns.
+/// Runs of each program, alternating.
 const ROUNDS: u16 = 151;
-/// Passes in a run of packets that leave no trace.
+/// Passes per run, for packets that leave no trace.
 const PASSES: u32 = 10_000;
 
-/// Against a run that only reads the clock, as stamping and matching do once.
+/// Limit relative to a run that only reads the clock, as stamping and matching do once.
 const PROBE_RATIO: f64 = 1.2;
-/// Against the run of the empty program.
+/// Limit relative to the empty program's run.
 const OTHER_RATIO: f64 = 0.35;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -29,13 +29,13 @@ const OWN4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
-/// The time in the peer's host that its replies tell.
+/// Turnaround time that the peer's replies report.
 const TURNROUND_NS: u64 = 5_000;
 
 const OUT: &str = "to_netdev";
 const IN: &str = "from_netdev";
 const ACCOUNT: &str = "rtt_account";
-/// What the benchmarks' own programs return, and what the programs under test do.
+/// Return values of the benchmarks' own programs, and of the programs under test.
 const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
@@ -76,7 +76,7 @@ impl Probe {
         }
     }
 
-    /// The requests of one round, with sequence numbers of their own.
+    /// The requests of one round, with unique sequence numbers.
     fn requests(self, round: u16) -> Vec<Vec<u8>> {
         ids(round).map(|id| self.packet(true, id)).collect()
     }
@@ -125,7 +125,7 @@ fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
     })
 }
 
-/// What the agent tells of the answers of one round: an [`AccountRequest`] each, as it lies in memory.
+/// The agent's records of the answers of one round: an [`AccountRequest`] each, in its memory layout.
 fn accounts(key: RttKey, round: u16) -> Vec<Vec<u8>> {
     let account = |id: ProbeId| {
         let request = [
@@ -145,9 +145,8 @@ fn accounts(key: RttKey, round: u16) -> Vec<Vec<u8>> {
     ids(round).map(account).collect()
 }
 
-/// Stamping, matching and entering. Each run stamps probes that were never there, the next one matches the
-/// replies to them, and the last one enters what they tell, so that each pass meets the maps as it would on
-/// the wire.
+/// Stamping, matching and entering. Each run stamps new probes, the next one matches the replies to them, and the
+/// last one enters their results, so that each pass meets the maps in the same state as on the wire.
 fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let rows = bed.datapath.rtt()?;
     let key = RttKey {
@@ -161,7 +160,7 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let rtt_account = bed.program(ACCOUNT);
     let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
     let [mut stamps, mut entries] = [(); 2].map(|()| NetCosts::beside(Floor::Clock));
-    // Replies that the kernel did not stamp, and those that it did, since somebody asked it to.
+    // Replies without a kernel timestamp, and replies with one, which the kernel adds on request.
     let mut matches = [(); 2].map(|()| NetCosts::beside(Floor::Clock));
     for round in 0..2 + 2 * ROUNDS {
         cost.set_packets(&probe.requests(round))?;
@@ -208,7 +207,7 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// The one step that nothing spares.
+/// The only step that cannot be avoided.
 fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
     let mut cost: ProgramCost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
     let mut net = Vec::new();
@@ -225,7 +224,7 @@ fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
     })
 }
 
-/// Packets that are no probes.
+/// Packets that are not probes.
 fn others() -> [(&'static str, Vec<u8>); 3] {
     const UDP: u8 = 17;
     let ipv4 = |protocol, payload: &[u8]| {

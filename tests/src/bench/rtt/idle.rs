@@ -1,5 +1,5 @@
-//! The spread of round trips over a veth pair with nothing else to do, as the kernel's programs, a packet socket and
-//! processes see it.
+//! The spread of round trips over an otherwise idle veth pair, as seen by the kernel's programs, by a packet socket
+//! and by processes.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -16,12 +16,12 @@ use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::run;
 
-/// Rounds in which all sides take turns, and the probes of each side in a round.
+/// Rounds in which all sides alternate, and the probes of each side per round.
 const ROUNDS: usize = 5;
 const PROBES: usize = 1_000;
 const WARM_UP: usize = 200;
-/// Time between two probes, whether CPUs without work may halt, and what is promised against `tcpdump`. A virtual
-/// CPU that halted waits until its host runs it again, with caches that are cold: microseconds that are the machine's.
+/// Time between two probes, whether idle CPUs may halt, and the target relative to `tcpdump`. A virtual CPU that
+/// halted waits until its host runs it again, with cold caches: microseconds that belong to the machine.
 const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (
         Duration::from_micros(100),
@@ -32,20 +32,20 @@ const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (Duration::from_micros(100), Halting::Allowed, None),
     (Duration::from_millis(1), Halting::Allowed, None),
 ];
-/// Where a process says how late a CPU may be when it has work again: a 32-bit number of microseconds, in
-/// force while the file is open (Linux, `Documentation/power/pm_qos_interface.rst`).
+/// File in which a process requests a limit of the CPUs' wake-up latency: a 32-bit number of microseconds, in force
+/// while the file is open (Linux, `Documentation/power/pm_qos_interface.rst`).
 const LATENCY_REQUEST: &str = "/dev/cpu_dma_latency";
 
-/// Whether CPUs without work may halt.
+/// Whether idle CPUs may halt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Halting {
     Allowed,
-    /// They poll for work, as `cyclictest` has them do.
+    /// They poll for work, as with `cyclictest`.
     Prevented,
 }
 
 impl Halting {
-    /// Holds for as long as what is returned lives.
+    /// In force as long as the returned file lives.
     fn enforce(self) -> anyhow::Result<Option<File>> {
         if self == Self::Allowed {
             return Ok(None);
@@ -68,7 +68,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             [const { Vec::new() }; 5];
         for _ in 0..ROUNDS {
             prober.attach()?;
-            // Hardware addresses are learned, rows and code are warm.
+            // Warms up: resolves hardware addresses, creates rows, loads code.
             prober.probe_all(&[FAR; WARM_UP], gap)?;
             let answers = prober.probe_all(&[FAR; PROBES], gap)?;
             kernel.extend(answers.iter().map(|answer| answer.kernel));
@@ -101,7 +101,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// How far round trips lie apart, and around what, microseconds.
+/// Spread and median of round trips, microseconds.
 struct Spread {
     width: f64,
     median: f64,
@@ -133,7 +133,7 @@ impl Spread {
     }
 }
 
-/// Round trips that `fping` finds.
+/// Round trips that `fping` measures.
 fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     let millis = (gap.as_secs_f64() * 1e3).to_string();
     let ran = run(node
@@ -141,7 +141,7 @@ fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
         .args(["-q", "-i", &millis, "-p", &millis])
         .args(["-C", &PROBES.to_string()])
         .arg(FAR.to_string()))?;
-    // `10.0.0.2 : 0.035 0.021 -`, milliseconds; a dash stands for a loss.
+    // `10.0.0.2 : 0.035 0.021 -`, milliseconds; a dash means a loss.
     let (_, times) = ran
         .stderr
         .split_once(" : ")
@@ -149,7 +149,7 @@ fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     read_times(times.split_whitespace().filter(|&time| time != "-"))
 }
 
-/// Round trips that `ping` finds.
+/// Round trips that `ping` measures.
 fn ping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     let seconds = gap.as_secs_f64();
     let text = node.exec(&format!("ping -n -i {seconds} -c {PROBES} {FAR}"))?;
@@ -159,7 +159,7 @@ fn ping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     )
 }
 
-/// Numbers of milliseconds.
+/// Parses numbers of milliseconds.
 fn read_times<'a>(times: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<Duration>> {
     let times: Vec<Duration> = times
         .map(|time| {

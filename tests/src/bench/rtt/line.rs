@@ -1,5 +1,5 @@
-//! Two namespaces and what joins them: a veth pair, or a relay between two. The far one owns a whole
-//! prefix, so there are as many peers as anybody likes.
+//! Two namespaces joined by a veth pair, or by a relay between two. The far one owns a whole prefix, so it can stand
+//! for any number of peers.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -20,12 +20,12 @@ pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
 /// First address of the far end's /16 prefix.
 const PEERS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-/// The relay's devices: the peers of the near and of the far end's.
+/// The relay's devices: the veth peers of the near and the far end.
 const RELAYED: [&str; 2] = ["near0", "far0"];
 
 /// The two namespaces. Dropping it removes them.
 pub(super) struct Line {
-    // Before the bed, which holds its devices.
+    // Dropped before the bed, which owns its devices.
     relay: Option<Relay>,
     bed: Bed,
 }
@@ -58,15 +58,15 @@ impl Line {
         Ok(line)
     }
 
-    /// Has the relay handle packets differently from now on. Those on their way are lost.
+    /// Makes the relay handle packets differently from now on. Packets in flight are lost.
     pub(super) fn set_relay(&mut self, handling: Handling) -> anyhow::Result<()> {
-        // The old one ends before the new one begins.
+        // The old one stops before the new one starts.
         self.relay = None;
         self.relay = Some(Relay::start(&NetNs::open(FABRIC)?, RELAYED, handling)?);
         Ok(())
     }
 
-    /// Begins to capture the next so many ICMP packets at the near end, in both directions.
+    /// Starts to capture the next `packets` ICMP packets at the near end, in both directions.
     pub(super) fn capture(&self, packets: usize) -> anyhow::Result<Capture> {
         Capture::start(self.near().command("tcpdump"), DEVICE, packets)
     }
@@ -76,7 +76,7 @@ impl Line {
         Capture::start(command_in(FABRIC, "tcpdump"), RELAYED[0], packets)
     }
 
-    /// Packets that the relay has swallowed.
+    /// Packets that the relay has dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.relay.as_ref().map_or(0, Relay::dropped)
     }
@@ -90,7 +90,7 @@ impl Line {
     }
 }
 
-/// So many addresses of the far end.
+/// The first `count` addresses of the far end's prefix.
 pub(super) fn peers(count: u16) -> Vec<Ipv4Addr> {
     (1..=count)
         .map(|index| Ipv4Addr::from_bits(PEERS.to_bits() + u32::from(index)))

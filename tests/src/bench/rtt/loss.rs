@@ -1,4 +1,4 @@
-//! Losses in the map against those that a relay made.
+//! Losses in the map compared with those that a relay caused.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use super::prober::Prober;
 use crate::bench::{Figure, Target};
 use crate::relay::{Handling, is_echo_request};
 
-/// One to each peer.
+/// One probe per peer.
 const PROBES: u16 = 50_000;
 const GAP: Duration = Duration::from_micros(50);
-/// One of so many probes is lost, at irregular places.
+/// One of this many probes is lost, at irregular positions.
 const ONE_OF: u64 = 37;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut line = Line::relayed(Handling::hold(Duration::ZERO))?;
     {
-        // Hardware addresses are learned.
+        // Resolves hardware addresses.
         let mut prober = Prober::new(&line)?;
         prober.probe_all(&peers(1), GAP)?;
     }
@@ -64,7 +64,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// One of [`ONE_OF`] numbers, without a pattern (the finalizer of SplitMix64).
+/// True for one of [`ONE_OF`] numbers, without a pattern (the finalizer of SplitMix64).
 fn scattered(number: u64) -> bool {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

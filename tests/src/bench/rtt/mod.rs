@@ -1,5 +1,4 @@
-//! Round-trip times stamped in the kernel: how right they are, that no probe goes uncounted, and what
-//! stamping costs.
+//! Round-trip times stamped in the kernel: their accuracy, that every probe is counted, and the cost of stamping.
 
 mod accounts;
 mod busy;
@@ -25,10 +24,10 @@ use super::{Options, Report};
 
 const ICMP_ID: u16 = 0x4a11;
 const SESSION: u32 = 1;
-/// Where no agent listens here.
+/// No agent listens here.
 const HEALTH_PORT: u16 = 4240;
 
-/// What the programs are told by an agent.
+/// The configuration that an agent writes for the programs.
 fn settings() -> DatapathConfig {
     DatapathConfig {
         layout_version: LAYOUT_VERSION,

@@ -1,4 +1,4 @@
-//! A prober with the datapath's programs on its uplink, which times each of its probes itself, too.
+//! A prober with the datapath's programs on its uplink, which also times each of its probes itself.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read as _};
@@ -30,17 +30,17 @@ const ECHO_REPLY: u8 = 0;
 /// Longest packet worth reading.
 const PACKET_LEN: usize = 256;
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// How long an answer may take beyond what the wire holds it.
+/// How long an answer may take beyond the wire's delay.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What became of a probe.
+/// The outcome of a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeOutcome {
     pub(super) peer: Ipv4Addr,
     /// How often the sequence numbers had wrapped.
     round: u16,
     pub(super) sequence: u16,
-    /// `None`: no answer came in time, or no program matched it.
+    /// `None` if no answer arrived in time, or no program matched it.
     pub(super) answer: Option<Answer>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ProbeOutcome {
 pub(super) struct Answer {
     /// By the programs on the uplink.
     pub(super) kernel: Duration,
-    /// By this process: from before the call that sends until after the one that receives.
+    /// By this process: from before the send call until after the receive call.
     pub(super) user: Duration,
 }
 
@@ -67,14 +67,14 @@ pub(super) struct Prober<'a> {
 /// Probes of one call.
 #[derive(Default)]
 struct Round {
-    /// In the order in which they were sent.
+    /// In sending order.
     probed: Vec<ProbeOutcome>,
-    /// Those without an answer by sequence number: when they were sent, and their place.
+    /// Unanswered probes by sequence number: their sending time and index.
     waiting: HashMap<u16, (Instant, usize)>,
 }
 
 impl<'a> Prober<'a> {
-    /// Loads the programs, and attaches them to the near end.
+    /// Loads the programs and attaches them to the near end.
     pub(super) fn new(line: &'a Line) -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();
         let location = Location {
@@ -102,12 +102,12 @@ impl<'a> Prober<'a> {
         Ok(prober)
     }
 
-    /// Puts the programs on the near end.
+    /// Attaches the programs to the near end.
     pub(super) fn attach(&mut self) -> anyhow::Result<()> {
         self.attach_to(&Hook::uplink(DEVICE))
     }
 
-    /// Takes the programs off again.
+    /// Detaches the programs.
     pub(super) fn detach(&mut self) -> anyhow::Result<()> {
         self.attach_to(&[])
     }
@@ -118,12 +118,12 @@ impl<'a> Prober<'a> {
         Ok(())
     }
 
-    /// Has the TCP connections to a peer timed, too.
+    /// Also measures the round trips of the TCP connections to a peer.
     pub(super) fn follow(&self, peer: Ipv4Addr) -> anyhow::Result<()> {
         Ok(self.rows.follow(peer.into(), Path::Host)?)
     }
 
-    /// How many round trips of such connections were counted.
+    /// Number of counted round trips of such connections.
     pub(super) fn followed_samples(&self, peer: Ipv4Addr) -> anyhow::Result<u64> {
         let key = RttKey {
             protocol: PROTOCOL_TCP,
@@ -165,7 +165,7 @@ impl<'a> Prober<'a> {
         Ok(round.probed)
     }
 
-    /// As [`Self::probe`]; fails if an answer is missing.
+    /// Like [`Self::probe`], but fails if an answer is missing.
     pub(super) fn probe_all(
         &mut self,
         peers: &[Ipv4Addr],
@@ -181,12 +181,12 @@ impl<'a> Prober<'a> {
         Ok(answers)
     }
 
-    /// Gives up a probe, as an agent does after its time-out.
+    /// Gives up a probe, as an agent does after its timeout.
     pub(super) fn give_up(&self, probe: &ProbeOutcome) -> anyhow::Result<LossOutcome> {
         Ok(self.rows.lost(key(probe.peer), id(probe))?)
     }
 
-    /// What is known of a peer.
+    /// The row of a peer.
     pub(super) fn row(&self, peer: Ipv4Addr) -> anyhow::Result<RttRow> {
         let row = self.rows.row(key(peer))?;
         row.with_context(|| format!("no row for {peer}"))
@@ -203,7 +203,7 @@ impl<'a> Prober<'a> {
         }
     }
 
-    /// Takes in one answer, if one comes until `end`.
+    /// Receives and records one answer, if one arrives before `end`.
     fn receive(&self, end: Instant, round: &mut Round) -> anyhow::Result<()> {
         let mut packet = [0; PACKET_LEN];
         let len = match (&self.socket).read(&mut packet) {
@@ -274,12 +274,12 @@ fn key(peer: Ipv4Addr) -> RttKey {
     }
 }
 
-/// The source and the sequence number of an answer to a probe of ours, from its IP header on.
+/// Source and sequence number of an answer to one of our probes. The packet starts at its IP header.
 pub(super) fn read_reply(packet: &[u8]) -> Option<(Ipv4Addr, u16)> {
     read_echo(packet, ECHO_REPLY, 12)
 }
 
-/// The destination and the sequence number of a probe of ours, from its IP header on.
+/// Destination and sequence number of one of our probes. The packet starts at its IP header.
 pub(super) fn read_request(packet: &[u8]) -> Option<(Ipv4Addr, u16)> {
     read_echo(packet, ECHO_REQUEST, 16)
 }

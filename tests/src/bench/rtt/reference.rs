@@ -1,6 +1,6 @@
-//! Each probe's round trip in the map against that of the same packets as `tcpdump` captures them on the
-//! uplink, with the kernel's stamps, over a relay that holds them. Beside it stands by how much that differs from
-//! what `tcpdump` captures at the other end of the same veth pair.
+//! Compares each probe's round trip in the map with that of the same packets as `tcpdump` captures them on the
+//! uplink, with the kernel's timestamps, over a relay that delays them. For reference it also compares the latter
+//! with what `tcpdump` captures at the other end of the same veth pair.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -17,7 +17,7 @@ use crate::bench::{Figure, Target};
 use crate::process::tell;
 use crate::relay::Handling;
 
-/// How long the relay holds packets, both ways together.
+/// The relay's delay, both directions together.
 const DELAYS: [Duration; 5] = [
     Duration::from_micros(10),
     Duration::from_micros(100),
@@ -25,12 +25,12 @@ const DELAYS: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(200),
 ];
-/// One probe each, so that each one's round trip is still in the map when all are back.
+/// One probe per peer, so that each one's round trip is still in the map when all are back.
 const PEERS: u16 = 2_000;
 const GAP: Duration = Duration::from_millis(1);
 const WARM_UP: usize = 100;
 
-/// Against the difference between both ends of the veth pair.
+/// Limits relative to the difference between both ends of the veth pair.
 const MEDIAN_RATIO: f64 = 0.42;
 const P99_RATIO: f64 = 0.9;
 

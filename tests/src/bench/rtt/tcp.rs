@@ -1,4 +1,4 @@
-//! What the programs on the uplink cost a TCP segment, by test runs.
+//! Cost of the uplink's programs per TCP segment, by test runs.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ use crate::bench::program_cost::{Floor, NetCosts, PACKETS, ProgramCost};
 use crate::packet::{Tcp, timestamps};
 use crate::testrun::{GO_ON, TestRun};
 
-/// Runs of each program, taking turns with the empty one.
+/// Runs of each program, alternating with the empty one.
 const ROUNDS: u32 = 201;
-/// Against the run of the empty program.
+/// Limit relative to the empty program's run.
 const RATIO: f64 = 1.8;
-/// Bytes of data in each segment.
+/// Data bytes per segment.
 const DATA_LEN: u32 = 100;
 const ACK: u8 = 0x10;
 
@@ -50,8 +50,8 @@ const CONNECTIONS: [Connection; 3] = [
     },
 ];
 
-/// What passive round trips cost segments that are not timed themselves, which is all of a connection but
-/// a hundred a second.
+/// Cost of passive round-trip measurement for segments that are not timed themselves, which is all of a connection's
+/// but a hundred a second.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load_alone();
     bed.datapath.configure(settings())?;
@@ -71,14 +71,14 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             let segments = |round| connection.segments(round, is_outgoing, data_len);
             let costs = net_costs(&bed, &under_test, segments)?;
             let what = format!("TCP {what} {} ({program})", connection.name);
-            // The first round makes the connection known.
+            // The first round introduces the connection.
             figures.push(costs.figure(&what, 1, Some(RATIO))?);
         }
     }
     Ok(figures)
 }
 
-/// What the segments of each round cost.
+/// Net cost of each round's segments.
 fn net_costs(
     bed: &TestRun,
     program: &SchedClassifier,
@@ -94,7 +94,7 @@ fn net_costs(
 }
 
 impl Connection {
-    /// The segments of one round, each of which goes on where the last one ended.
+    /// The segments of one round, each of which continues where the last one ended.
     fn segments(
         &self,
         round: u32,

@@ -1,4 +1,4 @@
-//! iperf3 through the uplink's programs, against the same path without them.
+//! iperf3 through the uplink's programs, compared with the same path without them.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::bench::{Figure, Target};
 use crate::process::{Running, tell};
 use crate::wait_for;
 
-/// Runs of each side, taking turns.
+/// Runs of each side, alternating.
 const ROUNDS: u32 = 31;
 const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut prober = Prober::new(&line)?;
     prober.follow(FAR)?;
     let _server = Running::start(line.far().command("iperf3").arg("-s"))?;
-    // Warms up, too.
+    // Also warms up.
     wait_for("iperf3 to serve", PATIENCE, || gigabits(&line).map(Some))?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
@@ -46,7 +46,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     }])
 }
 
-/// What the far end received.
+/// Rate that the far end received.
 fn gigabits(line: &Line) -> anyhow::Result<f64> {
     let json = line
         .near()

@@ -1,4 +1,4 @@
-//! The services of both sides: how many there are, where they are reached, and how many endpoints they have.
+//! The services of both sides: their number, their addresses, and the number of their endpoints.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -7,27 +7,28 @@ use serde_json::{Value, json};
 
 use crate::served::{Manifests, ServiceManifest, ServicePort, SliceEndpoint};
 
-/// Where a service is reached.
+/// Port of a service.
 pub(super) const PORT: u16 = 80;
-/// The first service has this one too: what is sent there comes back.
+/// The first service has this port too, which echoes.
 pub(super) const ECHO_PORT: u16 = 81;
-/// The first service's node port, and that of its echo.
+/// The first service's node port, and the node port of its echo.
 pub(super) const NODE_PORT: u16 = 30_080;
 pub(super) const ECHO_NODE_PORT: u16 = 30_081;
-/// Where endpoints accept connections and datagrams, and where they send back what they get.
+/// Ports on which endpoints accept connections and datagrams, and on which they echo.
 pub(super) const BACKEND_PORT: u16 = 8080;
 pub(super) const BACKEND_ECHO_PORT: u16 = 8081;
-/// Endpoints that there are.
+/// Number of endpoints.
 pub(super) const BACKENDS: usize = 5;
-/// Services that have all of them; each other one has one. The agent's maps have room for 65,535 backends unless told.
+/// Number of services that have all of them; the other services have one each. By default the agent's maps have space
+/// for 65,535 backends.
 const FULL_SERVICES: u32 = 3_000;
-/// Ports that the first service has more than others.
+/// Number of ports that the first service has in addition to the others'.
 const MORE_PORTS: u32 = 2;
 const FIRST_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
-/// Where services and endpoints are.
+/// Addresses of services and endpoints.
 pub(super) const CLUSTER_IPS: &str = "10.96.0.0/16";
 pub(super) const POD_CIDRS: &str = "10.244.0.0/15";
-/// Services of one file.
+/// Services per file.
 const FILE: usize = 1_000;
 
 /// The ports of the service with this number.
@@ -63,7 +64,7 @@ pub(super) fn ports(number: u32) -> Vec<ServicePort> {
     ]
 }
 
-/// So many services, in words.
+/// This number of services, in words.
 pub(super) fn counted(services: u32) -> String {
     match services {
         1 => "1 service".to_owned(),
@@ -71,17 +72,17 @@ pub(super) fn counted(services: u32) -> String {
     }
 }
 
-/// ClusterIPs with a port that so many services have together.
+/// Total number of ClusterIP ports of this many services.
 pub(super) fn cluster_ip_ports(services: u32) -> usize {
     (services + MORE_PORTS) as usize
 }
 
-/// Where the service with this number is reached.
+/// ClusterIP of the service with this number.
 pub(super) fn cluster_ip(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST_IP.to_bits() + number)
 }
 
-/// Which of the endpoints the service with this number has.
+/// Indexes of the endpoints of the service with this number.
 pub(super) fn endpoints(number: u32) -> Range<usize> {
     if number < FULL_SERVICES {
         return 0..BACKENDS;
@@ -90,13 +91,13 @@ pub(super) fn endpoints(number: u32) -> Range<usize> {
     first..first + 1
 }
 
-/// Endpoints of so many services' ports.
+/// Total number of endpoints over the ports of this many services.
 pub(super) fn endpoint_count(services: u32) -> usize {
     let counts = (0..services).map(|number| ports(number).len() * endpoints(number).len());
     counts.sum()
 }
 
-/// A service as an agent reads it.
+/// A service in the format that an agent reads.
 pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> ServiceManifest {
     let endpoints = backends.iter().map(|ip| {
         let addresses = vec![IpAddr::from(*ip)];
@@ -113,7 +114,7 @@ pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> Servic
     }
 }
 
-/// Writes services of these numbers into the folder of an agent, many to a file.
+/// Writes services with these numbers into an agent's folder, many per file.
 pub(super) fn write(
     manifests: &Manifests,
     numbers: Range<u32>,

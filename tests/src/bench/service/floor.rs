@@ -1,5 +1,5 @@
-//! A node whose endpoints' packets go right into the namespace that they are for, by one look-up and nothing else: the
-//! least that host routing takes.
+//! A node whose endpoints' packets go directly into the destination's namespace after one look-up: the minimum of
+//! host routing.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -24,12 +24,12 @@ const ENDPOINTS: &str = "BENCH_ENDPOINTS";
 
 pub(super) struct Floor {
     pub(super) place: Place,
-    /// The program is attached as long as this is there.
+    /// The program is attached as long as this exists.
     _ebpf: Ebpf,
 }
 
 impl Floor {
-    /// With the maps that the agent of another node has, which this one's program does not use.
+    /// Starts it with the maps of another node's agent, which this node's program does not use.
     pub(super) fn start(node: &Node, maps_of: &Node) -> anyhow::Result<Self> {
         let place = Place::without_agent(node)?;
         let pods = Pod::all_of(node);
@@ -62,7 +62,7 @@ impl Floor {
     }
 }
 
-/// Number and hardware address of a device.
+/// Interface index and hardware address of a device.
 fn device(mut ip: Command, name: &str) -> anyhow::Result<(u32, MacAddr)> {
     let listed = run(ip.args(["-j", "link", "show", "dev", name]))?.success()?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;

@@ -1,5 +1,5 @@
-//! Connections, datagrams and requests through services, by turns on a node with the agent and on one with kube-proxy's
-//! rules for nftables; and where the kernel has IPVS, on nodes that serve by it.
+//! Connections, datagrams and requests through services, alternating between a node with the agent and one with
+//! kube-proxy's nftables rules; and where the kernel has IPVS, on nodes that serve with it.
 
 use std::iter;
 
@@ -16,19 +16,19 @@ use crate::process::tell;
 const ROUNDS: u32 = 8;
 /// Numbers of services, ascending.
 const SIZES: [u32; 4] = [1, 1_000, 10_000, 50_000];
-/// Connections against kube-proxy's.
+/// Limit for the rate of connections relative to kube-proxy's.
 const NEW_LIMIT: Target = Target::RatioAtLeast(1.5);
-/// What goes on against kube-proxy's.
+/// Limit for the rate of established traffic relative to kube-proxy's.
 const KNOWN_LIMIT: Target = Target::RatioAtLeast(1.0);
-/// Latency of connections against kube-proxy's.
+/// Limit for the latency of connections relative to kube-proxy's.
 const LATENCY_LIMIT: Target = Target::RatioAtMost(1.0);
-/// Connections with the most services against those with one.
+/// Limit for connections with the most services relative to those with one.
 const FLAT_LIMIT: Target = Target::RatioAtLeast(0.9);
 
-/// What one size found.
+/// Results for one number of services.
 struct Found {
     ours: Medians,
-    /// Those of others, by name.
+    /// The other sides' medians, by name.
     others: Vec<(&'static str, Medians)>,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
     Ok(figures)
 }
 
-/// From an endpoint to ClusterIPs; and to endpoints, with nothing in the way, and with nothing but redirection.
+/// From an endpoint to ClusterIPs; and to endpoints on the bare path, and with redirection only.
 fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Found, [Medians; 2])> {
     let others = stand.others().into_iter().map(|(_, place)| place);
     let served = iter::once(&stand.ours).chain(others);
@@ -96,7 +96,7 @@ fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Fou
     Ok((Found::new(stand, medians)?, [bare, floor]))
 }
 
-/// From a host outside to the node ports of the first service; nothing if the agent does not serve them.
+/// From an outside host to the node ports of the first service; `None` if the agent does not serve them.
 fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
     if !stand.ours.node_ports().are_served(&stand.outside)? {
         return Ok(None);
@@ -108,7 +108,7 @@ fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
     Found::new(stand, medians).map(Some)
 }
 
-/// Rounds at each side in turn.
+/// Runs rounds that alternate between the sides.
 fn by_turns<'a>(
     stand: &Stand,
     client: impl Fn(&'a Place) -> &'a NetNs,
@@ -119,8 +119,8 @@ fn by_turns<'a>(
     let mut rates = empty();
     for round in 0..=rounds {
         stand.forget()?;
-        // All sides do the same one right after the other, and each is the first as often as the last: what else the machine
-        // does, and what the last traffic left to do, meets all of them.
+        // All sides do the same work right after each other, and each is first as often as last: other load on the
+        // machine, and leftovers of earlier traffic, affect all of them alike.
         for what in Traffic::ALL {
             let mut order: Vec<_> = sides.iter().zip(&mut rates).collect();
             if round % 2 == 0 {
@@ -131,7 +131,7 @@ fn by_turns<'a>(
             }
         }
         if round == 0 {
-            // It warms up.
+            // The first round warms up.
             rates = empty();
         }
     }
@@ -139,7 +139,7 @@ fn by_turns<'a>(
 }
 
 impl Found {
-    /// Of the agent's node first, then of the others.
+    /// The agent's node first, then the others.
     fn new(stand: &Stand, medians: Vec<Medians>) -> anyhow::Result<Self> {
         let mut medians = medians.into_iter();
         let ours = medians.next().context("no node with the agent")?;
@@ -156,7 +156,7 @@ impl Found {
     }
 }
 
-/// The agent's programs against each other side, and the agent by IPVS against kube-proxy's IPVS.
+/// Compares the agent's programs with each other side, and the agent's IPVS with kube-proxy's IPVS.
 fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (other, medians) in &found.others {
@@ -165,7 +165,7 @@ fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
     if let [Some(ours), Some(theirs)] = [AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS].map(|it| found.of(it)) {
         let named = format!("{named}, {AGENT_BY_IPVS}");
         let of_ipvs = compare(&named, ours, KUBE_PROXY_BY_IPVS, theirs).into_iter();
-        // Both are the same code of the kernel.
+        // Both run the same kernel code.
         figures.extend(of_ipvs.map(|figure| Figure {
             target: None,
             ..figure
@@ -212,10 +212,10 @@ fn compare(named: &str, ours: &Medians, name: &str, other: &Medians) -> Vec<Figu
     ]
 }
 
-/// Which of the medians.
+/// Selects one of the medians.
 type Rate = fn(&Medians) -> f64;
 
-/// What each side adds to what a bare node takes.
+/// What each side adds to a bare node's time.
 fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
     const WHATS: [(&str, Rate); 4] = [
         ("a connection", |it| it.connections),
@@ -242,7 +242,7 @@ fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
     figures
 }
 
-/// What there is to gain over each side: redirection alone, without services, policy and conntrack.
+/// What could still be gained over each side: redirection only, without services, policy and conntrack.
 fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
     let all = found.others.iter().map(|(name, other)| {
         let named = format!("{named}, redirection alone");
@@ -256,7 +256,7 @@ fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
         .collect()
 }
 
-/// The most services against the fewest, each as a part of what a bare node does at that time: minutes lie between them.
+/// Compares the most services with the fewest, each relative to a bare node at that time: minutes lie between them.
 fn flat([few, many]: [u32; 2], [first, last]: [(Medians, Medians); 2]) -> Vec<Figure> {
     let figure = |what: &str, of: Rate| {
         let part = |(ours, bare): &(Medians, Medians)| 100.0 * of(ours) / of(bare);

@@ -1,5 +1,5 @@
-//! Nodes that serve by IPVS, where the kernel has it: one with the agent in that mode, and one with kube-proxy's virtual
-//! servers, sets and rules.
+//! Nodes that serve with IPVS, where the kernel has it: one with the agent in that mode, and one with kube-proxy's
+//! virtual servers, sets and rules.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -18,9 +18,9 @@ use crate::process::run_with_input;
 use crate::served::Manifests;
 use crate::{Bed, Member, wait_for};
 
-/// kube-proxy's device with the addresses of services.
+/// kube-proxy's device with the services' addresses.
 const DEVICE: &str = "kube-ipvs0";
-/// kube-proxy's sets, as far as ClusterIPs and NodePorts of IPv4 need them.
+/// kube-proxy's sets, as far as IPv4 ClusterIPs and NodePorts need them.
 const SETS: &str = "\
 create KUBE-CLUSTER-IP hash:ip,port maxelem 65536
 create KUBE-LOOP-BACK hash:ip,port,ip maxelem 65536
@@ -28,7 +28,7 @@ create KUBE-IPVS-IPS hash:ip maxelem 65536
 create KUBE-NODE-PORT-TCP bitmap:port range 0-65535
 create KUBE-NODE-PORT-UDP bitmap:port range 0-65535
 ";
-/// What kube-proxy switches on for IPVS.
+/// Sysctls that kube-proxy enables for IPVS.
 const SYSCTLS: [&str; 3] = [
     "conntrack",
     "expire_nodest_conn",
@@ -48,14 +48,14 @@ pub(super) fn is_there() -> anyhow::Result<bool> {
 pub(super) struct Ipvs {
     pub(super) agent: Place,
     pub(super) kube_proxy: Place,
-    /// Of the nodes in the bed, in this order.
+    /// Indexes of the nodes in the bed, in this order.
     nodes: [usize; 2],
     manifests: Manifests,
     _members: Vec<Member>,
 }
 
 impl Ipvs {
-    /// On these two nodes.
+    /// Starts both on these two nodes.
     pub(super) fn start(bed: &Bed, nodes: [usize; 2]) -> anyhow::Result<Self> {
         let [with_agent, other] = nodes.map(|index| bed.node(index));
         let manifests = Manifests::new()?;
@@ -78,7 +78,7 @@ impl Ipvs {
         Ok(ipvs)
     }
 
-    /// Has services of these numbers too, on both nodes.
+    /// Adds services with these numbers on both nodes.
     pub(super) fn serve(&self, bed: &Bed, new: Range<u32>) -> anyhow::Result<()> {
         let node = bed.node(self.nodes[0]);
         let backends = &self.agent.backends;
@@ -92,7 +92,7 @@ impl Ipvs {
         })
     }
 
-    /// Has both nodes forget all flows of netfilter.
+    /// Flushes all netfilter flows on both nodes.
     pub(super) fn forget(&self, bed: &Bed) -> anyhow::Result<()> {
         for node in self.nodes {
             bed.node(node).exec("conntrack -F")?;
@@ -140,7 +140,7 @@ impl Ipvs {
         self.feed(bed, "ipvsadm -R", &servers)
     }
 
-    /// Has a tool read this on the node without agent.
+    /// Feeds this text to a tool on the node without agent.
     fn feed(&self, bed: &Bed, command: &str, text: &str) -> anyhow::Result<()> {
         let mut words = command.split(' ');
         let mut tool = bed
@@ -151,7 +151,7 @@ impl Ipvs {
     }
 }
 
-/// Where the service with this number is served on a node with this address.
+/// The virtual servers of the service with this number, on a node with this address.
 fn keys(number: u32, node: Ipv4Addr) -> Vec<ServerKey> {
     let mut keys = Vec::new();
     for port in ports(number) {
@@ -172,7 +172,7 @@ fn keys(number: u32, node: Ipv4Addr) -> Vec<ServerKey> {
     keys
 }
 
-/// Fails unless the kernel has these virtual servers, each with a real one.
+/// Fails unless the kernel has these virtual servers, each with a real server.
 fn are_served(wanted: &[ServerKey]) -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let servers = client.servers()?.into_iter().map(|server| server.id);

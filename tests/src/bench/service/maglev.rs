@@ -1,5 +1,5 @@
-//! Maglev: who gets a flow by the tables that the agent writes and the hash that the programs take, before and after a
-//! backend goes.
+//! Maglev: the backend of each flow according to the agent's tables and the programs' hash, before and after a
+//! backend is removed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,11 +18,11 @@ use crate::testrun::TestRun;
 const CLIENTS: u32 = 1_000;
 const PORTS: u16 = 1_000;
 const FIRST_PORT: u16 = 32_768;
-/// How many backends, and whether chance alone leaves a million flows even enough for the target.
+/// Number of backends, and whether a million random flows are even enough for the target.
 const POOLS: [(u8, bool); 4] = [(3, true), (10, true), (64, false), (100, false)];
-/// Largest difference of a backend's share from an even one, in percent of that.
+/// Largest deviation of a backend's share from an even one, in percent of the latter.
 const SPREAD_PERCENT: f64 = 2.0;
-/// Flows that may move against those that must.
+/// Limit for the flows that move relative to those that must.
 const MOVED_LIMIT: f64 = 2.0;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
@@ -90,7 +90,7 @@ fn pool(number: u32, count: u8) -> PortSpec {
     }
 }
 
-/// The backend of each flow, by what is in the maps.
+/// The backend of each flow, according to the maps.
 fn choose_all(bed: &TestRun, number: u32) -> anyhow::Result<Vec<IpAddr>> {
     let maps = bed.maps();
     let places: HashMap<u32, u32> = maps

@@ -1,5 +1,5 @@
-//! Services: what they cost a packet and a connection, how soon a change is in force, and what they take, beside
-//! kube-proxy's rules for nftables.
+//! Services: their cost per packet and connection, how soon a change takes effect, and the resources that they need,
+//! compared with kube-proxy's nftables rules.
 
 mod cluster;
 mod cost;

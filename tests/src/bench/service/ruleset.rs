@@ -1,5 +1,5 @@
-//! kube-proxy's rules for nftables, as it writes them for services of type ClusterIP and NodePort by IPv4: maps from
-//! addresses to a chain for each service, in which a random number leads to a chain for each endpoint.
+//! kube-proxy's nftables rules, as it writes them for IPv4 services of type ClusterIP and NodePort: maps from
+//! addresses to a chain per service, which jumps to an endpoint's chain by a random number.
 
 use std::fmt::{self, Write as _};
 use std::net::Ipv4Addr;
@@ -7,10 +7,10 @@ use std::net::Ipv4Addr;
 use super::cluster::{CLUSTER_IPS, POD_CIDRS, cluster_ip, endpoints, ports};
 use crate::served::ServicePort;
 
-/// The table.
+/// The table's name.
 const TABLE: &str = "ip kube-proxy";
 
-/// The table without services, of a node with this address.
+/// The table without services, for a node with this address.
 pub(super) fn base(node: Ipv4Addr) -> String {
     format!(
         "
@@ -123,7 +123,7 @@ pub(super) fn add(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     text.element("cluster-ips", &ip.to_string());
 }
 
-/// Has the service lead to these of its endpoints alone, as kube-proxy does when others get unready.
+/// Makes the service use only these of its endpoints, as kube-proxy does when others become unready.
 pub(super) fn change(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     for port in ports(number) {
         text.flush(&chain("service", number, &port));
@@ -131,7 +131,7 @@ pub(super) fn change(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     }
 }
 
-/// The rules of a service's chain.
+/// Writes the rules of a service's chain.
 fn choose(text: &mut Text, number: u32, port: &ServicePort, backends: &[Ipv4Addr]) {
     let service = chain("service", number, port);
     let protocol = port.protocol.to_lowercase();
@@ -150,8 +150,8 @@ fn choose(text: &mut Text, number: u32, port: &ServicePort, backends: &[Ipv4Addr
     text.rule(&service, &choice(&names));
 }
 
-/// One of the endpoints by chance. With a single one there is no number to draw: kube-proxy draws one all the same, but
-/// the kernel takes minutes to load 50,000 such maps.
+/// Chooses a random endpoint. With a single one there is no random number: kube-proxy draws one all the same, but the
+/// kernel takes minutes to load 50,000 such maps.
 fn choice(chains: &[String]) -> String {
     if let [only] = chains {
         return format!("goto {only}");
@@ -206,7 +206,7 @@ impl Text {
     }
 
     fn line(&mut self, line: fmt::Arguments<'_>) {
-        // Writing to a string never fails.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{line}");
     }
 }

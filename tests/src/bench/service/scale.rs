@@ -1,4 +1,4 @@
-//! Very many services: how soon a change is in force, how long it takes to begin, and how much memory it takes.
+//! Very many services: how soon a change takes effect, how long startup takes, and the memory that they need.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -34,14 +34,14 @@ use crate::served::Manifests;
 use crate::{Bed, wait_for};
 
 const SERVICES: u32 = 50_000;
-/// Changes, each of the endpoints of another service.
+/// Number of changes, each to the endpoints of a different service.
 const CHANGES: u32 = 101;
-/// After one change, the next.
+/// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Services that `nft` gets at a time.
+/// Services per call of `nft`.
 const BATCH: usize = 500;
 const NODE: &str = "hnode1";
-/// Endpoints begin here, and are all different.
+/// First endpoint address; all endpoints are different.
 const FIRST_ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 1);
 
 const CHANGE_LIMIT_MS: f64 = 20.0;
@@ -155,7 +155,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Tells how long changes took, which are sorted.
+/// Prints how long changes took. The times are sorted.
 fn tell_changes(what: &str, times: &[Duration]) -> anyhow::Result<()> {
     let ms = |part| anyhow::Ok(quantile(times, part)?.as_secs_f64() * 1e3);
     tell(format_args!(
@@ -166,7 +166,7 @@ fn tell_changes(what: &str, times: &[Duration]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the parts of the agent found that bring objects into maps.
+/// Measurements of the agent's parts that write objects into maps.
 struct Found {
     start: Duration,
     /// Ascending.
@@ -175,7 +175,7 @@ struct Found {
     memory: f64,
 }
 
-/// The objects of the API, as the agent keeps them.
+/// The API objects, as the agent stores them.
 #[derive(Default)]
 struct Objects {
     services: OrdMap<String, Arc<KnownService>>,
@@ -184,7 +184,7 @@ struct Objects {
 }
 
 impl Objects {
-    /// Reads a service and its slice, as they come from the API.
+    /// Parses a service and its slice, as they arrive from the API.
     fn read(&mut self, number: u32, [service, slice]: [Value; 2]) {
         let selection = Selection::default();
         let number = number.to_string();
@@ -196,7 +196,7 @@ impl Objects {
         self.slices.insert(number, Arc::new(slice));
     }
 
-    /// All of them, as a source tells them.
+    /// All services, as a source provides them.
     fn set(&mut self) -> Arc<ServiceSet> {
         self.gathered.take_services(&self.services);
         self.gathered.take_slices(&self.slices);
@@ -208,20 +208,20 @@ impl Objects {
     }
 }
 
-/// A service with so many endpoints, and its slice.
+/// A service with this many endpoints, and its slice.
 fn objects(number: u32, endpoints: usize) -> anyhow::Result<[Value; 2]> {
     let first = FIRST_ENDPOINT.to_bits() + number * BACKENDS as u32;
     let endpoints: Vec<Ipv4Addr> = (first..).take(endpoints).map(Ipv4Addr::from_bits).collect();
     let mut list = cluster::manifest(number, &endpoints, NODE).json();
     let items = list["items"].as_array_mut().context("no list of objects")?;
-    // What is behind them is a slice of the other IP version.
+    // The items after these are a slice of the other IP version.
     items.truncate(2);
     <[Value; 2]>::try_from(std::mem::take(items))
         .ok()
         .context("objects are missing")
 }
 
-/// A provider that tells when it has done what there was to do.
+/// A provider that reports when it has finished its work.
 struct Told {
     provider: EbpfProvider,
     done: watch::Sender<u64>,
@@ -257,7 +257,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
             intervals: Intervals {
                 min: Duration::from_millis(20),
                 retry: Duration::from_secs(1),
-                // So that nothing but changes is measured.
+                // So that only changes are measured.
                 max: Duration::from_secs(3_600),
             },
             families: Family::ALL.to_vec(),
@@ -311,9 +311,9 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     })
 }
 
-/// How long `nft` takes for all services, and for changes of one; of these ascending.
+/// How long `nft` takes for all services, and for changes to one; the latter ascending.
 fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
-    // This thread takes the namespace with it when it ends.
+    // This thread takes the namespace with it when it exits.
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
     let backends: Vec<Ipv4Addr> = (1..=BACKENDS as u8)
         .map(|last| Ipv4Addr::new(10, 244, 1, last))
@@ -339,7 +339,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
     let mut times = Vec::new();
     for change in 0..changes {
         let mut text = Text::default();
-        // Of services with all endpoints.
+        // These services have all endpoints.
         let of = &backends[..BACKENDS - 1];
         ruleset::change(&mut text, 1 + change, of);
         times.push(nft(&text.0)?);
@@ -349,7 +349,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
     Ok((start, times))
 }
 
-/// What the agent took.
+/// Measurements of the agent.
 struct AgentFound {
     start: Duration,
     memory: ResidentMemory,

@@ -1,4 +1,4 @@
-//! Endpoints of services that do as little as there can be done with a connection.
+//! Endpoints of services that do as little as possible with a connection.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
@@ -18,25 +18,25 @@ use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
 use crate::bench::sent::{SNMP, snmp};
 use crate::process::tell;
 
-/// Connections that may wait: the kernel allows no more unless told.
+/// Length of the accept queue: the kernel's default limit.
 pub(super) const BACKLOG: usize = 4096;
-/// Time between two looks whether to end, while nobody connects.
+/// Longest time between two checks of the stop flag, if no client connects.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Takes connections and datagrams, and sends back what comes by one connection at a time. Ends when it is dropped.
+/// Accepts connections and datagrams, and echoes on one connection at a time. It stops when this is dropped.
 pub(super) struct Server {
-    /// Nobody waits for its connections: nobody is woken while they are measured.
+    /// No thread waits for its connections, so none is woken while they are measured.
     waiting: TcpListener,
-    /// Never read: what does not fit is dropped, without an ICMP error.
+    /// Never read: the kernel drops excess datagrams without an ICMP error.
     _datagrams: UdpSocket,
-    /// What its namespace counts, whoever reads it.
+    /// Counters of its namespace, whichever thread reads them.
     counters: File,
     stop: Arc<AtomicBool>,
     echo: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves in a namespace, and sends back what comes on this processor.
+    /// Serves in a namespace, and echoes on this CPU.
     pub(super) fn start(netns: &NetNs, cpu: usize) -> anyhow::Result<Self> {
         let open = || {
             let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
@@ -65,9 +65,9 @@ impl Server {
         })
     }
 
-    /// Has the kernel drop all segments of those who connect, without a word, or no more.
+    /// Makes the kernel silently drop all segments of connecting clients, or stop doing so.
     pub(super) fn set_deaf(&self, is_deaf: bool) -> anyhow::Result<()> {
-        // A program of one instruction, "return": so many bytes of each packet are let through.
+        // A program of one instruction, "return": the number of bytes of each packet that pass.
         let code = (libc::BPF_RET | libc::BPF_K) as u16;
         let bytes = if is_deaf { 0 } else { u32::MAX };
         SockRef::from(&self.waiting)
@@ -75,7 +75,7 @@ impl Server {
             .context("cannot filter what comes")
     }
 
-    /// Packets that its namespace has ever delivered to a protocol, whether a socket had room for them or not.
+    /// Packets that its namespace has ever delivered to a protocol, whether a socket had space for them or not.
     pub(super) fn delivered(&self) -> anyhow::Result<u64> {
         let mut counters = &self.counters;
         let mut text = String::new();
@@ -84,7 +84,7 @@ impl Server {
         snmp(&text, "Ip", "InDelivers").context("nothing counts what is delivered")
     }
 
-    /// Takes all connections that wait, of which there can be [`BACKLOG`], and drops them.
+    /// Accepts and drops all queued connections, at most [`BACKLOG`].
     pub(super) fn drain(&self) -> anyhow::Result<()> {
         loop {
             match self.waiting.accept() {
@@ -108,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-/// Has the calling thread run on one processor.
+/// Pins the calling thread to one CPU.
 pub(super) fn run_on(cpu: usize) -> anyhow::Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu)?;
@@ -117,7 +117,7 @@ pub(super) fn run_on(cpu: usize) -> anyhow::Result<()> {
 
 fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    // A time-out of `accept`, too.
+    // Also the timeout of `accept`.
     socket.set_read_timeout(Some(PAUSE))?;
     socket.bind(&std::net::SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
     socket.listen(BACKLOG as i32)?;
@@ -127,7 +127,7 @@ fn listen(port: u16) -> io::Result<TcpListener> {
 fn echo_all(listener: &TcpListener, stop: &AtomicBool) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
-            // How it ends is the client's business.
+            // The client handles errors.
             Ok((stream, _)) => drop(echo(stream, stop)),
             Err(error)
                 if matches!(

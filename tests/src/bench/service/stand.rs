@@ -1,4 +1,4 @@
-//! A node with the agent, one with kube-proxy's rules, one with nothing and one that only redirects, each with a client and
+//! A node with the agent, one with kube-proxy's rules, a bare one and one that only redirects, each with a client and
 //! endpoints, and a host outside.
 
 use std::io::ErrorKind;
@@ -27,19 +27,19 @@ use crate::process::{run_with_input, tell};
 use crate::served::Manifests;
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Nodes of the bed, by what they have.
+/// Nodes of the bed, by role.
 const AGENT: usize = 1;
 const NFTABLES: usize = 2;
 const BARE: usize = 3;
 const OUTSIDE: usize = 4;
 const FLOOR: usize = 5;
 const IPVS: [usize; 2] = [6, 7];
-/// Those that serve by IPVS, in words.
+/// Names of the sides that serve with IPVS.
 pub(super) const AGENT_BY_IPVS: &str = "the agent by IPVS";
 pub(super) const KUBE_PROXY_BY_IPVS: &str = "kube-proxy's IPVS";
-/// Services that `nft` gets at a time: of more, the kernel takes ever longer for each.
+/// Services per call of `nft`: for more, the kernel takes ever longer per service.
 const BATCH: usize = 500;
-/// Longest time that the agent may take for all services.
+/// Longest time that the agent may take to load all services.
 pub(super) const LOAD_PATIENCE: Duration = Duration::from_secs(300);
 
 /// A node's client and endpoints.
@@ -56,17 +56,17 @@ pub(super) struct Stand {
     pub(super) bare: Place,
     pub(super) floor: Floor,
     pub(super) outside: NetNs,
-    /// Where the kernel has it.
+    /// Present if the kernel has IPVS.
     pub(super) ipvs: Option<Ipvs>,
     manifests: Manifests,
     _members: Vec<Member>,
-    /// Services that there are.
+    /// Current number of services.
     services: u32,
     bed: Bed,
 }
 
 impl Stand {
-    /// With an agent whose packets to endpoints go so.
+    /// Starts it with an agent that routes packets to endpoints this way.
     pub(super) fn start(routing: HostRouting) -> anyhow::Result<Self> {
         let manifests = Manifests::new()?;
         let has_ipvs = ipvs::is_there()?;
@@ -107,7 +107,7 @@ impl Stand {
         self.bed.node(AGENT)
     }
 
-    /// What the agent is held against, by name.
+    /// The sides that the agent is compared with, by name.
     pub(super) fn others(&self) -> Vec<(&'static str, &Place)> {
         let mut others = vec![("nftables", &self.nftables)];
         if let Some(ipvs) = &self.ipvs {
@@ -117,7 +117,7 @@ impl Stand {
         others
     }
 
-    /// Has so many services on all sides, which are no fewer than before. Returns how long the agent and `nft` took.
+    /// Increases the number of services on all sides to `services`. Returns how long the agent and `nft` took.
     pub(super) fn serve(&mut self, services: u32) -> anyhow::Result<[Duration; 2]> {
         let new = self.services..services;
         let start = Instant::now();
@@ -157,14 +157,14 @@ impl Stand {
         })
     }
 
-    /// Has `nft` do what is in this text.
+    /// Feeds this text to `nft`.
     pub(super) fn nft(&self, text: &str) -> anyhow::Result<()> {
         let mut nft = self.bed.node(NFTABLES).command("nft");
         run_with_input(nft.args(["-f", "-"]), text)?.success()?;
         Ok(())
     }
 
-    /// Has all sides forget all flows, so that none has to make room for those of a round.
+    /// Flushes all flows on all sides, so that none has to be evicted for those of a round.
     pub(super) fn forget(&self) -> anyhow::Result<()> {
         self.bed.node(NFTABLES).exec("conntrack -F")?;
         if let Some(ipvs) = &self.ipvs {
@@ -191,7 +191,7 @@ impl Stand {
 }
 
 impl Place {
-    /// Of endpoints of the agent on a node, the client first.
+    /// From endpoints of the agent on a node, the client first.
     fn of(members: &[Member], node: &Node) -> anyhow::Result<Self> {
         let [client, backends @ ..] = members else {
             bail!("no client");
@@ -213,7 +213,7 @@ impl Place {
         })
     }
 
-    /// Of namespaces behind a node without agent.
+    /// From namespaces behind a node without agent.
     pub(super) fn without_agent(node: &Node) -> anyhow::Result<Self> {
         sysctl(node.name(), "net.ipv4.ip_forward=1")?;
         let pods = Pod::all_of(node);
@@ -247,7 +247,7 @@ impl Place {
         })
     }
 
-    /// The ClusterIPs of so many services, reached in no order.
+    /// The ClusterIPs of this many services, in a permuted order.
     pub(super) fn cluster_ips(services: u32) -> Targets {
         // A prime that divides no number of services makes it a permutation.
         const STEP: u64 = 7_919;
@@ -262,7 +262,7 @@ impl Place {
         }
     }
 
-    /// The endpoints themselves.
+    /// Addresses the endpoints directly.
     pub(super) fn direct(&self) -> anyhow::Result<Targets> {
         let first = *self.backends.first().context("no endpoint")?;
         let connect = self.backends.iter();
@@ -275,7 +275,7 @@ impl Place {
         })
     }
 
-    /// The first service at the node's address.
+    /// Addresses the first service at the node's address.
     pub(super) fn node_ports(&self) -> Targets {
         Targets {
             connect: vec![(self.node, cluster::NODE_PORT).into()],
@@ -294,7 +294,7 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    /// The client, and then the endpoints.
+    /// The client, then the endpoints.
     pub(super) fn all_of(node: &Node) -> Vec<Self> {
         let index = node.ipv4().octets()[3];
         let numbers = 0..=BACKENDS as u8;
@@ -308,12 +308,12 @@ impl Pod {
     }
 }
 
-/// The processor that clients run on, and who sends back what they send: the second one, if there are two.
+/// The CPU of clients and of the echoing servers: the second one, if there are two.
 pub(super) fn cpu() -> usize {
     thread::available_parallelism().map_or(0, |count| (count.get() - 1).min(1))
 }
 
-/// Starts a node's agent with these flags, and makes a client and endpoints with this prefix to their names.
+/// Starts a node's agent with these flags, and creates a client and endpoints whose names have this prefix.
 pub(super) fn start_agent(
     node: &Node,
     flags: &str,

@@ -1,4 +1,4 @@
-//! Services written straight into the maps, for what needs no agent.
+//! Services written directly into the maps, for measurements that need no agent.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -19,7 +19,7 @@ pub(super) fn maglev() -> Result<MaglevTables, SizeError> {
     Maglev::new(SIZE, SEED).map(MaglevTables::new)
 }
 
-/// Where the service with this number is reached.
+/// ClusterIP of the service with this number.
 pub(super) fn cluster_ip(number: u32, is_v4: bool) -> IpAddr {
     if is_v4 {
         Ipv4Addr::from_bits(CLUSTER4.to_bits() + 1 + number).into()
@@ -50,7 +50,7 @@ pub(super) fn port(number: u32, backends: &[IpAddr]) -> PortSpec {
     }
 }
 
-/// Brings services into the maps.
+/// Writes services into the maps.
 pub(super) fn serve(
     tables: &mut ServiceTables,
     ports: impl Iterator<Item = PortSpec>,

@@ -1,4 +1,4 @@
-//! What a client does, and how fast.
+//! A client's traffic, and its rate.
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -17,40 +17,41 @@ use crate::conntrack::script::SYN;
 use crate::packet::{Ipv4, Tcp};
 use crate::{PATIENCE, slowness};
 
-/// Connections of a round: fewer than a client has ports; and how many of them wait at a time to be taken.
+/// Connections per round, fewer than a client has ports; and how many of them wait to be accepted at a time.
 const CONNECTIONS: usize = 10_000;
 const WAITING: usize = 2_000;
 const _: () = assert!(WAITING < BACKLOG && CONNECTIONS.is_multiple_of(WAITING));
-/// Datagrams of one flow in a round.
+/// Datagrams of one flow per round.
 const DATAGRAMS: u32 = 100_000;
-/// SYNs of a round, each from a port of its own, none of which a socket gets by itself; the first one; and how many go by one call.
+/// SYNs per round, each from a different port outside the kernel's range for sockets; the first port; and the number
+/// of SYNs per call.
 const FLOWS: u32 = 30_000;
 const FIRST_PORT: u16 = 1_024;
 const AT_ONCE: usize = 64;
-/// Part of the SYNs that must arrive for a rate to be one of the node.
+/// Share of the SYNs that must arrive for a rate to be the node's.
 const ARRIVING: f64 = 0.99;
 const IP_PROTOCOL_TCP: u8 = 6;
-/// Requests on one connection in a round.
+/// Requests on one connection per round.
 const REQUESTS: u32 = 10_000;
-/// How many times less of each is done on a machine without a processor of its own.
+/// Divisor for all counts on a machine without a CPU of its own.
 const FEWER_WHEN_SLOW: u32 = 10;
-/// Whether anybody answers at all is known after this time.
+/// After this time it is known whether anything answers.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Where a client sends, by what it does.
+/// A client's destinations, by traffic.
 pub(super) struct Targets {
-    /// Where it connects; in turns.
+    /// Targets of connections, used in turn.
     pub(super) connect: Vec<SocketAddr>,
     pub(super) datagrams: SocketAddr,
     pub(super) echo: SocketAddr,
 }
 
-/// What a client does.
+/// Kinds of traffic.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Traffic {
-    /// Connections of TCP, one after the other.
+    /// TCP connections, one after the other.
     Connections,
-    /// SYNs that nobody answers, each of a flow of its own.
+    /// Unanswered SYNs, each of a different flow.
     Flows,
     /// Datagrams of one flow.
     Datagrams,
@@ -67,12 +68,12 @@ impl Traffic {
     ];
 }
 
-/// What rounds of one client found.
+/// Results of one client's rounds.
 #[derive(Default)]
 pub(super) struct Rates {
-    /// What `connect` took.
+    /// Durations of `connect`.
     connects: Vec<Duration>,
-    /// A second, by round.
+    /// Rates per second, by round.
     connections: Vec<f64>,
     flows: Vec<f64>,
     datagrams: Vec<f64>,
@@ -80,14 +81,14 @@ pub(super) struct Rates {
 }
 
 impl Targets {
-    /// Whether connections from this namespace come about.
+    /// Whether connections from this namespace succeed.
     pub(super) fn are_served(&self, client: &NetNs) -> anyhow::Result<bool> {
         let target = self.connect.first().context("no target")?;
         let connected = client.run_in(|| TcpStream::connect_timeout(target, SOON))?;
         Ok(connected.is_ok())
     }
 
-    /// One round of something, from this namespace on this processor to these servers.
+    /// Runs one round of one kind of traffic, from this namespace on this CPU to these servers.
     pub(super) fn run(
         &self,
         what: Traffic,
@@ -119,7 +120,7 @@ impl Targets {
                 let stream = TcpStream::connect(target)
                     .with_context(|| format!("cannot connect to {target}"))?;
                 rates.connects.push(begun.elapsed());
-                // Closed by a reset, so that no port waits for a minute.
+                // Closed with a reset, so that no port waits for a minute.
                 SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             }
             took += start.elapsed();
@@ -131,8 +132,8 @@ impl Targets {
         Ok(())
     }
 
-    /// Sends SYNs that nobody answers, from a socket that does as little as there can be done: the kernel gets whole packets.
-    /// Only those that arrived count.
+    /// Sends unanswered SYNs from a socket with as little overhead as possible: the kernel gets whole packets. Only
+    /// those that arrive count.
     fn begin(&self, servers: &[Server], rates: &mut Rates) -> anyhow::Result<()> {
         let count = FLOWS / fewer();
         let syns = self.syns(count)?;
@@ -171,7 +172,7 @@ impl Targets {
         Ok(())
     }
 
-    /// So many packets, each from a port of its own, and where to.
+    /// This many packets, each from a different port, and their destinations.
     fn syns(&self, count: u32) -> anyhow::Result<Vec<(SockaddrStorage, Vec<u8>)>> {
         let first = *self.connect.first().context("no target")?;
         let source = own_address(first)?;
@@ -221,7 +222,7 @@ impl Targets {
     }
 }
 
-/// Medians of all rounds, and what `connect` took in all of them.
+/// Medians of all rounds, and percentiles of `connect` over all of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Medians {
     pub(super) connect_p50_us: f64,
@@ -247,7 +248,7 @@ impl Rates {
     }
 }
 
-/// The address that packets to this target leave from.
+/// The source address of packets to this target.
 fn own_address(target: SocketAddr) -> anyhow::Result<Ipv4Addr> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect(target)?;

@@ -1,4 +1,5 @@
-//! What a packet costs that XDP sends on, of a flow between a client outside and a backend on another node, by test runs.
+//! Cost of a packet that XDP forwards, for a flow between an outside client and a backend on another node, by test
+//! runs.
 
 use aya::Pod;
 use aya::programs::Xdp;
@@ -21,7 +22,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     in_namespace(move |stand| {
         let [v4, v6] = hosts();
         let mut figures = of_version::<Tuple4>(stand, v4, rounds)?;
-        // As at first, when the last of these was looked up each time.
+        // The initial settings, in force when the last of these was looked up each time.
         stand.configure(SERVICES)?;
         figures.extend(of_version::<Tuple6>(stand, v6, rounds)?);
         Ok(figures)
@@ -80,7 +81,7 @@ where
     Ok(figures)
 }
 
-/// Nanoseconds that the program takes for a packet that came by a device.
+/// Nanoseconds that the program takes for a packet that arrived at a device.
 fn cost(stand: &Stand, device: usize, frame: &[u8], code: u32, rounds: u32) -> anyhow::Result<f64> {
     let mut cost = ProgramCost::<Xdp>::new(&stand.run, &[frame.to_vec()])?;
     cost.set_context(Some(stand.context(device, frame.len())));
