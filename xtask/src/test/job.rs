@@ -94,7 +94,8 @@ impl Job<'_> {
             // It does not run on a machine that would stop with the pipe.
             child.kill().context("cannot end a test program")?;
         }
-        let busy = processor_time(&child)?;
+        // Results count even if their cost is unknown.
+        let busy = processor_time(&child).unwrap_or_default();
         let status = child.wait().context("cannot wait for a test program")?;
         let why = if timed_out {
             format!("it had not ended after {} s", LIMIT.as_secs())

@@ -10,9 +10,7 @@ pub(crate) mod report;
 
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike as _;
+use anyhow::bail;
 
 use self::job::Job;
 use self::programs::TestProgram;
@@ -68,10 +66,10 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let skipped = features::without(&mut chosen)?;
     report.counts.skipped += skipped.len() as u64;
 
-    let (start, busy) = (Instant::now(), processor_time()?);
+    let start = Instant::now();
     let width = args.jobs.map_or_else(pool::width, usize::from);
     pool::run(workspace, &environment, jobs(chosen), width, &mut report)?;
-    let (ran, busy) = (start.elapsed(), processor_time()? - busy);
+    let ran = start.elapsed();
 
     report.print_slowest();
     for (test, feature) in &skipped {
@@ -79,10 +77,11 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     report.print_failed();
     println!(
-        "build {:.1} s, tests {:.1} s: {:.1} s of them and {busy:.1} s of processors, {width} processes side by side",
+        "build {:.1} s, tests {:.1} s: {:.1} s of them and {:.1} s of processors, {width} processes side by side",
         built.as_secs_f64(),
         ran.as_secs_f64(),
-        report.total().as_secs_f64()
+        report.total().as_secs_f64(),
+        report.total_busy().as_secs_f64()
     );
     println!("{}", report.counts);
     if report.counts.failed > 0 {
@@ -95,13 +94,6 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         long::run_all()?;
     }
     Ok(())
-}
-
-/// CPU time in seconds that this process's exited children and their children used.
-fn processor_time() -> anyhow::Result<f64> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the processor time")?;
-    let busy = usage.user_time() + usage.system_time();
-    Ok(busy.num_microseconds() as f64 / 1e6)
 }
 
 /// Selects tests.

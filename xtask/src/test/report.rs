@@ -60,6 +60,11 @@ impl Report {
         self.busy.push((busy, name));
     }
 
+    /// The CPU time of all processes together.
+    pub(crate) fn total_busy(&self) -> Duration {
+        self.busy.iter().map(|(busy, _)| busy).sum()
+    }
+
     /// The total time of all tests.
     pub(crate) fn total(&self) -> Duration {
         self.took.iter().map(|(took, _)| took).sum()

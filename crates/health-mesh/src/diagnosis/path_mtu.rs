@@ -14,7 +14,7 @@ pub(super) enum TooBigNotice {
     ByNobody,
 }
 
-/// What is wrong with those paths to a peer's addresses to which `told` applies, if anything.
+/// Diagnoses the paths to a peer's addresses whose notice is `told`; `None` if they have no fault.
 pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagnosis> {
     let paths: Vec<(IpAddr, &PathMtu)> = peer
         .targets

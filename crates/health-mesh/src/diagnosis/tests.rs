@@ -1066,7 +1066,7 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
          ICMP error; eth0 takes 1500"
     );
 
-    // Of two of the same kind, the smaller one is reported.
+    // If two faults are of the same kind, the smaller MTU is reported.
     let smaller = reduced(1280, None);
     for paths in [[&smaller, &silent], [&silent, &smaller]] {
         let diagnosis = diagnose_paths(paths.map(Some), Trend::default()).unwrap();

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle) {
     loop {
         match &*standing.borrow_and_update() {
-            // Unless told otherwise, the node may get traffic.
+            // Until the registry has an answer, the node may get traffic.
             Standing::Untold => handle.node(NodeStanding {
                 is_deleting: false,
                 taints: &[],

@@ -13,7 +13,7 @@ const TABLE: &str = "health-agent-services-lock";
 /// The lock of a network namespace, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// `None` if the kernel has no nf_tables: then nothing can be served by IPVS.
+    /// `None` if the kernel has no nf_tables: then IPVS mode cannot work.
     _owner: Option<nft::Client>,
 }
 
