@@ -84,9 +84,9 @@ fn outer() -> anyhow::Result<ExitCode> {
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
     let store = workspace.join("target/ebpf");
     let folder = store.join(state(&workspace, &linker, &arch)?);
-    fs::create_dir_all(&store).with_context(|| format!("cannot make {}", store.display()))?;
+    fs::create_dir_all(&store).with_context(|| format!("cannot create {}", store.display()))?;
     // Concurrent builds for other profiles and targets wait for these objects, then use them.
-    let lock = File::create(store.join("lock")).context("cannot make the objects' lock")?;
+    let lock = File::create(store.join("lock")).context("cannot create the objects' lock file")?;
     lock.lock().context("cannot lock the objects")?;
     if !folder.exists() {
         let made = store.join("build");
@@ -112,7 +112,7 @@ fn state(workspace: &Path, linker: &Path, arch: &str) -> anyhow::Result<String> 
     (include_str!("build.rs"), TOOLCHAIN_FILE, COMPILER_FLAGS).hash(&mut hasher);
     (arch, env::var_os("CARGO_CFG_TARGET_ENDIAN")).hash(&mut hasher);
     [WRAPPER, "CLIPPY_ARGS"].map(env::var_os).hash(&mut hasher);
-    let metadata = fs::metadata(linker).context("cannot look at bpf-linker")?;
+    let metadata = fs::metadata(linker).context("cannot read the metadata of bpf-linker")?;
     (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
     for source in SOURCES {
         hash_all(&workspace.join(source), &mut hasher)?;
@@ -142,12 +142,12 @@ fn hash_all(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
 
 /// Compiles the objects into a folder.
 fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     for name in OBJECTS {
         // Objects from other sources must not be mistaken for new ones.
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove the last {name}"));
+                return Err(error).with_context(|| format!("cannot remove the previous {name}"));
             }
             _ => {}
         }
@@ -156,7 +156,7 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
     let path: OsString =
         env::join_paths(std::iter::once(tools.to_owned()).chain(env::split_paths(&path)))
             .context("PATH cannot be extended")?;
-    let script = env::current_exe().context("cannot find the build script's own file")?;
+    let script = env::current_exe().context("cannot find the build script's executable")?;
     let status = Command::new(&script)
         .env(INNER, "1")
         .env("OUT_DIR", folder)
@@ -189,14 +189,14 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
 fn keep(made: &Path, folder: &Path) -> anyhow::Result<()> {
     let unfinished = folder.with_file_name("unfinished");
     fs::create_dir_all(&unfinished)
-        .with_context(|| format!("cannot make {}", unfinished.display()))?;
+        .with_context(|| format!("cannot create {}", unfinished.display()))?;
     for name in OBJECTS {
-        let object = fs::read(made.join(name)).with_context(|| format!("no {name} was made"))?;
+        let object = fs::read(made.join(name)).with_context(|| format!("no {name} was built"))?;
         let object = strip(&object).with_context(|| format!("cannot strip {name}"))?;
         fs::write(unfinished.join(name), object)
             .with_context(|| format!("cannot write to {}", unfinished.display()))?;
     }
-    fs::rename(&unfinished, folder).with_context(|| format!("cannot make {}", folder.display()))
+    fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 /// Strips debug information from an object. The linker generates `.BTF` and `.BTF.ext` from it: those stay.
@@ -301,7 +301,7 @@ fn require_rust_src(channel: &str) -> anyhow::Result<()> {
     let output = Command::new("rustup")
         .args(["run", channel, "rustc", "--print", "sysroot"])
         .output()
-        .context("cannot run rustup, which the eBPF programs are compiled with")?;
+        .context("cannot run rustup, which compiles the eBPF programs")?;
     ensure!(
         output.status.success(),
         "toolchain {channel} is missing; run: rustup toolchain install {channel}"

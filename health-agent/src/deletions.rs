@@ -49,7 +49,7 @@ pub enum DeletionsError {
         source: io::Error,
     },
     /// The queue is full.
-    #[error("{MOST} deletions are queued in {} already; start the agent to carry them out", .0.display())]
+    #[error("{MOST} deletions are already queued in {}; start the agent to carry them out", .0.display())]
     Full(PathBuf),
 }
 

@@ -24,7 +24,7 @@ pub enum PidFileError {
     /// A process that is not an agent holds it.
     #[error(
         "the pid file {path} is locked by {holder}, which did not write it: end that process; agents of earlier \
-         versions let everybody open this file"
+         versions let any user open this file"
     )]
     Locked {
         /// The holder, in words.

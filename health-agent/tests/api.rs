@@ -120,7 +120,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
     let (code, answer) = request(&agent, "delete", "/v1/endpoints");
     assert_eq!(
         (code, answer["error"].as_str().unwrap()),
-        (400, "say which: container-id=ID or netns=PATH")
+        (400, "expected either container-id=ID or netns=PATH")
     );
 }
 

@@ -216,7 +216,7 @@ fn watching_outlasts_the_agent_and_marks_what_changed() {
 
     fs::remove_file(&watched).unwrap();
     let without = watch.wait_for(|screen| screen.starts_with("no agent at "));
-    assert!(without.contains("Asked again every 500ms. Last report:\nCluster health:   2/2"));
+    assert!(without.contains("Retrying every 500ms. Last report:\nCluster health:   2/2"));
 
     turn_to(&ill);
     let marked = watch.wait_for(|screen| screen.starts_with(TROUBLE));

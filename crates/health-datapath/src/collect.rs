@@ -86,7 +86,7 @@ impl KernelTables {
         for table in tables.chain([service_flows]) {
             table
                 .rebuild_ring()
-                .map_err(|source| table.error("note the keys of", source))?;
+                .map_err(|source| table.error("record the keys of", source))?;
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl KernelTables {
             debug!(
                 map = table.layout.name,
                 entries = removed.flows,
-                "removed flows of services that conntrack has evicted"
+                "removed service flows that conntrack evicted"
             );
         }
         Ok(())
@@ -398,7 +398,7 @@ where
                 Ok(())
             }
             (other, _) => {
-                let text = format!("ct_collect of another version: it returned {other}");
+                let text = format!("ct_collect is from another version: it returned {other}");
                 Err(io::Error::other(text))
             }
         }

@@ -16,7 +16,7 @@ use super::trie::{Prefix, Trie};
 #[derive(Debug, thiserror::Error)]
 pub enum IpcacheError {
     /// There are more prefixes than the map holds. Nothing was changed.
-    #[error("cannot write {wanted} prefixes to HEALTH_IPCACHE: it has room for {IPCACHE_ENTRIES}")]
+    #[error("cannot write {wanted} prefixes to HEALTH_IPCACHE: its capacity is {IPCACHE_ENTRIES}")]
     Full {
         /// How many prefixes were wanted.
         wanted: usize,

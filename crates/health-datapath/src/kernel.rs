@@ -65,7 +65,7 @@ impl SuitableKernel {
             attachment = %node,
             endpoint_attachment = %endpoints,
             missing = ?report.missing(),
-            "the kernel has all features that are needed"
+            "the kernel has all required features"
         );
     }
 }

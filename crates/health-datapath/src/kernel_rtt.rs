@@ -129,7 +129,7 @@ impl Account {
                 UNKNOWN_PEER => Some(Answer::NoRow),
                 BUSY => None,
                 other => {
-                    let text = format!("rtt_account of another version: it returned {other}");
+                    let text = format!("rtt_account is from another version: it returned {other}");
                     return Err(io::Error::other(text));
                 }
             })
@@ -169,7 +169,7 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -
     }
     Err(io::Error::new(
         io::ErrorKind::TimedOut,
-        "the row is being written all the time",
+        "the row is being written constantly",
     ))
 }
 

@@ -27,9 +27,7 @@ pub struct OwnAddress {
 #[derive(Debug, thiserror::Error)]
 pub enum OwnError {
     /// There are more prefixes than the map holds. Nothing was changed.
-    #[error(
-        "cannot write {wanted} addresses of the host to HEALTH_OWN: it has room for {OWN_ENTRIES}"
-    )]
+    #[error("cannot write {wanted} host addresses to HEALTH_OWN: its capacity is {OWN_ENTRIES}")]
     Full {
         /// How many prefixes were wanted.
         wanted: usize,

@@ -67,7 +67,7 @@ pub enum PolicyError {
     /// The map is full. Nothing of the table was kept.
     #[error(
         "cannot write the {wanted} entries of policy table {table}: {used} of {POLICY_ENTRIES} in \
-         HEALTH_POLICY are taken; use fewer rules, identities or ranges of ports"
+         HEALTH_POLICY are in use; use fewer rules, identities or port ranges"
     )]
     Full {
         /// The table.
@@ -84,7 +84,7 @@ pub enum PolicyError {
     #[error("policy tables are numbered from 1")]
     NoNumber,
     /// The entry is invalid, or no packet could match it.
-    #[error("cannot write policy table {table}: {what} in {entry:?}")]
+    #[error("cannot write policy table {table}: {what}: {entry:?}")]
     Entry {
         /// The table.
         table: u32,
@@ -372,7 +372,7 @@ fn checked(
     let mut former = None;
     for &(entry, verdict) in &entries {
         let wrong = if former == Some(entry) {
-            Some("the same twice")
+            Some("duplicate entry")
         } else {
             mistake(&entry, verdict)
         };
@@ -390,17 +390,17 @@ fn mistake(entry: &PolicyMatch, verdict: u8) -> Option<&'static str> {
     let port_bits = entry.prefix_len.saturating_sub(PREFIX_PROTOCOL);
     let beyond = u32::from(u16::MAX) >> port_bits;
     if ![VERDICT_NONE, VERDICT_ALLOW, VERDICT_DENY].contains(&verdict) {
-        Some("no such verdict")
+        Some("invalid verdict")
     } else if entry.direction > POLICY_EGRESS {
-        Some("no such direction")
+        Some("invalid direction")
     } else if entry.prefix_len != PREFIX_ALL
         && !(PREFIX_PROTOCOL..=PREFIX_PORT).contains(&entry.prefix_len)
     {
-        Some("no such prefix")
+        Some("invalid prefix length")
     } else if entry.prefix_len == PREFIX_ALL && entry.protocol != 0
         || u32::from(u16::from_be(entry.port_be)) & beyond != 0
     {
-        Some("bits behind the prefix")
+        Some("bits set beyond the prefix")
     } else {
         None
     }

@@ -247,7 +247,7 @@ impl SocketProgram {
         match taken {
             Ok(()) => Some(link),
             Err(error) => {
-                debug!(pin = %path.display(), %error, "a pinned link is of no use any more");
+                debug!(pin = %path.display(), %error, "cannot reuse a pinned link");
                 None
             }
         }

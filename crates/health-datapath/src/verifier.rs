@@ -41,16 +41,16 @@ pub enum VerifierError {
     #[error("cannot read the object")]
     Parse(#[from] ParseError),
     /// The type information of the object or of the kernel is unusable.
-    #[error("cannot use the types of the object")]
+    #[error("cannot use the object's types")]
     Btf(#[from] BtfError),
     /// The object's types do not match the kernel's.
-    #[error("cannot fit the object to the kernel's types")]
+    #[error("cannot relocate the object to the kernel's types")]
     BtfRelocation(#[from] aya_obj::btf::BtfRelocationError),
     /// Its references cannot be resolved.
     #[error("cannot link the object")]
     Relocation(#[from] EbpfRelocationError),
     /// The kernel refused a map.
-    #[error("cannot make map {name}")]
+    #[error("cannot create map {name}")]
     Map {
         /// Its name.
         name: String,
@@ -66,7 +66,7 @@ pub enum VerifierError {
         source: io::Error,
     },
     /// The verifier refused a program.
-    #[error("the kernel's verifier refuses {name}: {said}")]
+    #[error("the kernel's verifier rejects {name}: {said}")]
     Refused {
         /// Its name.
         name: String,
@@ -76,7 +76,7 @@ pub enum VerifierError {
         source: io::Error,
     },
     /// The verifier's log has an unknown form.
-    #[error("the verifier says nothing of what it did for {name}: {log:?}")]
+    #[error("the verifier log of {name} has an unknown form: {log:?}")]
     Log {
         /// The program's name.
         name: String,
@@ -142,7 +142,7 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
         verified.push(VerifiedProgram {
             name: name.clone(),
             instructions: function.instructions.len(),
-            jited: sys::jited_len(loaded.as_fd()).map_err(kernel(format!("ask about {name}")))?,
+            jited: sys::jited_len(loaded.as_fd()).map_err(kernel(format!("query {name}")))?,
             ..log
         });
     }

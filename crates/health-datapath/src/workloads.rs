@@ -259,7 +259,7 @@ impl Datapath {
         if self.workloads.held_back.remove(&id)
             && let Err(error) = self.remove_set_aside()
         {
-            warn!(%error, "the maps of the former layout stay until the next start");
+            warn!(%error, "cannot remove the maps of the former layout before the next start");
         }
     }
 

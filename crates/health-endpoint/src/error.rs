@@ -17,10 +17,10 @@ pub enum EndpointError {
     #[error("no endpoint {0}; `health-agent endpoint list` lists the existing ones")]
     NotFound(u16),
     /// The endpoint is the health endpoint.
-    #[error("endpoint {0} is this node's health endpoint, which the agent keeps as it is")]
+    #[error("endpoint {0} is this node's health endpoint; only the agent changes it")]
     Health(u16),
     /// The container already has an endpoint for the device.
-    #[error("{ifname} of container {container_id} is endpoint {id} already: delete that first")]
+    #[error("{ifname} of container {container_id} is endpoint {id} already; delete it first")]
     ContainerTaken {
         /// The container.
         container_id: String,
@@ -41,7 +41,7 @@ pub enum EndpointError {
     },
     /// The default routes lead to another endpoint.
     #[error(
-        "the default route in {} leads to {ifname}, endpoint {id}: ask for none, or delete that endpoint first",
+        "the default route in {} already uses {ifname} of endpoint {id}; request no default route, or delete that endpoint first",
         netns.display()
     )]
     DefaultRouteTaken {
@@ -73,7 +73,7 @@ pub enum EndpointError {
         refused: RefusedTransition,
     },
     /// The endpoint's datapath could not be built.
-    #[error("the datapath of endpoint {id} cannot be built: {source}")]
+    #[error("cannot build the datapath of endpoint {id}: {source}")]
     Regenerate {
         /// The endpoint.
         id: u16,
@@ -84,9 +84,7 @@ pub enum EndpointError {
     #[error(transparent)]
     Labels(#[from] LabelError),
     /// The node has no addresses for endpoints.
-    #[error(
-        "this node has no pod CIDR for the addresses of endpoints; give it one in the node registry"
-    )]
+    #[error("this node has no pod CIDR for endpoint addresses; give it one in the node registry")]
     NoPodCidr,
     /// No address is available for the endpoint.
     #[error(transparent)]

@@ -49,7 +49,7 @@ impl fmt::Display for Change {
 #[derive(Debug, thiserror::Error)]
 pub enum PeerRouteError {
     /// The node's address belongs to the other IP version.
-    #[error("no route to {cidr}: node address {via} is of the other IP version")]
+    #[error("no route to {cidr}: node address {via} has the other IP version")]
     OtherFamily {
         /// The pod CIDR.
         cidr: IpNet,
@@ -57,7 +57,7 @@ pub enum PeerRouteError {
         via: IpAddr,
     },
     /// Two nodes have the same pod CIDR.
-    #[error("pod CIDR {cidr} is of two nodes, {kept} and {via}: the first has it")]
+    #[error("pod CIDR {cidr} belongs to two nodes, {kept} and {via}; using the first")]
     Conflict {
         /// The pod CIDR.
         cidr: IpNet,
@@ -68,8 +68,8 @@ pub enum PeerRouteError {
     },
     /// The node is behind a router.
     #[error(
-        "no route to {cidr}: node {via} is on no network of this host; let the routers between \
-         them know the pod CIDRs"
+        "no route to {cidr}: node {via} is not on a network of this host; configure the routers \
+         in between with the pod CIDRs"
     )]
     NotOnLink {
         /// The pod CIDR.
@@ -79,7 +79,7 @@ pub enum PeerRouteError {
     },
     /// Someone else's route leads elsewhere.
     #[error(
-        "no route to {cidr} via {via}: there is one already that is not this agent's ({existing}); \
+        "no route to {cidr} via {via}: a route exists that is not this agent's ({existing}); \
          delete it, or correct the node registry"
     )]
     Foreign {
@@ -268,8 +268,8 @@ mod tests {
         assert_eq!(
             failed,
             [
-                "pod CIDR 10.1.0.0/24 is of two nodes, 192.0.2.1 and 192.0.2.2: the first has it",
-                "no route to 10.2.0.0/24: node address fd00::1 is of the other IP version",
+                "pod CIDR 10.1.0.0/24 belongs to two nodes, 192.0.2.1 and 192.0.2.2; using the first",
+                "no route to 10.2.0.0/24: node address fd00::1 has the other IP version",
             ]
         );
     }

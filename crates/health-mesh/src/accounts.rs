@@ -190,7 +190,7 @@ impl Accounts {
                 tracing::debug!(
                     peer = %probe.key.address,
                     sequence = probe.number.sequence,
-                    "the kernel saw a reply that did not reach the socket in time"
+                    "the kernel received a reply that did not reach the socket in time"
                 );
                 return false;
             }

@@ -110,8 +110,8 @@ impl fmt::Display for Failure {
             Self::NoProof => f.write_str("Response without proof of the mesh key"),
             Self::KeyRefused => f.write_str("Mesh key refused"),
             Self::WrongProof => f.write_str("Response with a wrong proof of the mesh key"),
-            Self::Replayed => f.write_str("Replay of the response to another request"),
-            Self::WrongNode(node) => write!(f, "Response of {node}"),
+            Self::Replayed => f.write_str("Replayed response to another request"),
+            Self::WrongNode(node) => write!(f, "Response from {node}"),
             Self::ClockDiffers { ahead } => {
                 let apart = duration_text(Duration::from_secs(ahead.unsigned_abs()));
                 let side = if *ahead < 0 { "behind" } else { "ahead of" };

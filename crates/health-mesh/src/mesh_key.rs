@@ -77,7 +77,7 @@ pub enum MeshKeyError {
     },
     /// Another user can change it.
     #[error(
-        "--mesh-key-file {path}: user {owner} owns it, neither root nor the agent's own; set it: chown root {path}"
+        "--mesh-key-file {path}: owned by user {owner}; expected root or the agent's own user; run: chown root {path}"
     )]
     Owner {
         /// The file.
@@ -87,7 +87,7 @@ pub enum MeshKeyError {
     },
     /// Users other than its owner may access it.
     #[error(
-        "--mesh-key-file {path}: mode {mode:04o} lets others at the key; set it: chmod 600 {path}"
+        "--mesh-key-file {path}: mode {mode:04o} lets other users access the key; run: chmod 600 {path}"
     )]
     Open {
         /// The file.
@@ -97,7 +97,7 @@ pub enum MeshKeyError {
     },
     /// Too short to be secret, or not a key at all.
     #[error(
-        "--mesh-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; copy the key of the mesh there, or make one for a new mesh: \
+        "--mesh-key-file {path}: {len} bytes; expected {MIN_LEN} to {MAX_LEN}; copy the mesh's key there, or create one for a new mesh: \
          head -c 32 /dev/urandom"
     )]
     Length {
@@ -108,7 +108,7 @@ pub enum MeshKeyError {
     },
     /// Three keys.
     #[error(
-        "--mesh-key-file: both {previous} and {next} are there, and two keys can be in force; remove one of them"
+        "--mesh-key-file: both {previous} and {next} exist, but only two keys can be in force; remove one of them"
     )]
     Three {
         /// The file of the previous key.
@@ -327,7 +327,7 @@ mod tests {
     fn what_is_no_secret_key_is_refused() {
         assert_eq!(
             key(&[7; 15], 0o600).unwrap_err(),
-            "--mesh-key-file FILE: 15 bytes, not 16 to 4096; copy the key of the mesh there, or make one for a new \
+            "--mesh-key-file FILE: 15 bytes; expected 16 to 4096; copy the mesh's key there, or create one for a new \
              mesh: head -c 32 /dev/urandom"
         );
         assert!(key(&[7; 5000], 0o600).is_err());
@@ -335,7 +335,7 @@ mod tests {
             assert_eq!(
                 key(&[7; 32], mode).unwrap_err(),
                 format!(
-                    "--mesh-key-file FILE: mode 0{mode:o} lets others at the key; set it: chmod 600 FILE"
+                    "--mesh-key-file FILE: mode 0{mode:o} lets other users access the key; run: chmod 600 FILE"
                 )
             );
         }

@@ -34,7 +34,7 @@ impl Display for EventType {
 
 /// The text is not an [`EventType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("give drop, ct or nat")]
+#[error("expected drop, ct or nat")]
 pub struct EventTypeError;
 
 impl FromStr for EventType {
@@ -266,9 +266,9 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_named() {
         for (query, named) in [
-            ("type=drop,trace", "'trace': give drop, ct or nat"),
-            ("proto=tpc", "'tpc': give tcp"),
-            ("src=10.0.0.0/33", "'10.0.0.0/33': give an address"),
+            ("type=drop,trace", "'trace': expected drop, ct or nat"),
+            ("proto=tpc", "'tpc': expected tcp"),
+            ("src=10.0.0.0/33", "'10.0.0.0/33': expected an address"),
             ("port=70000", "'70000'"),
             ("port=", "''"),
             ("direction=in", "direction"),

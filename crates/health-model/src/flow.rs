@@ -33,7 +33,7 @@ impl IpProtocol {
 
 /// The text is not an [`IpProtocol`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("give tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255")]
+#[error("expected tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255")]
 pub struct IpProtocolError;
 
 impl FromStr for IpProtocol {
@@ -75,7 +75,7 @@ pub struct Network(pub IpNet);
 
 /// The text is not a [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("give an address, or a prefix such as 10.0.0.0/8")]
+#[error("expected an address, or a prefix such as 10.0.0.0/8")]
 pub struct NetworkError;
 
 impl FromStr for Network {

@@ -23,7 +23,7 @@ const RESERVED: [(u32, &str); 9] = [
 
 /// The text is neither a number nor the name of a reserved identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an identity; give its number, or a reserved name such as reserved:host")]
+#[error("{0:?} is not an identity; expected a number, or a reserved name such as reserved:host")]
 pub struct ParseIdentityError(String);
 
 /// A security identity.

@@ -21,17 +21,17 @@ pub const LABELS_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// No key.
-    #[error("label {0:?} has no key: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
+    #[error("label {0:?} has no key; expected SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
     NoKey(String),
     /// Empty source.
-    #[error("label {0:?} has an empty source: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
+    #[error("label {0:?} has an empty source; expected SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
     NoSource(String),
     /// A character that would break listings and logs.
-    #[error("label {0:?} holds a control character")]
+    #[error("label {0:?} contains a control character")]
     ControlCharacter(String),
     /// Too long.
     #[error(
-        "a label of {length} bytes that begins with {start:?} is too long: {LABEL_MAX} bytes at most"
+        "a label of {length} bytes that begins with {start:?} is too long; at most {LABEL_MAX} bytes are allowed"
     )]
     TooLong {
         /// Length of the label.

@@ -36,7 +36,7 @@ impl Changes {
         let socket = open();
         socket
             .map(Self)
-            .map_err(|source| KernelError::new("listen to", "changes of devices", source))
+            .map_err(|source| KernelError::new("subscribe to", "device changes", source))
     }
 
     /// Waits until something has changed. Fails only if no more changes can be received.

@@ -40,7 +40,7 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
     let answer = handle.link().get().match_index(index).execute();
     let message = answer.into_stream().try_next().await;
     let message = message.map_err(|error| {
-        let device = format!("device #{index}, to which the route to {address} leads");
+        let device = format!("device #{index} of the route to {address}");
         KernelError::new("find", device, os_error(error))
     })?;
     Ok(message.and_then(|message| way_through(&message, address, route.mtu)))

@@ -132,7 +132,7 @@ impl NetNs {
             .map_err(|e| NetNsError::new("create", &path, e))?;
         let made = on_own_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)
-                .map_err(|e| NetNsError::new("make a network namespace for", &path, e))?;
+                .map_err(|e| NetNsError::new("create a network namespace for", &path, e))?;
             mount(
                 Some(OWN_NETNS),
                 &path,
@@ -165,7 +165,7 @@ impl NetNs {
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
             .map_err(|e| NetNsError::new("open network namespace", path, e))?;
-        let fs = fstatfs(&file).map_err(|e| NetNsError::new("look at", path, e))?;
+        let fs = fstatfs(&file).map_err(|e| NetNsError::new("inspect", path, e))?;
         // SAFETY: a request without an argument, on an open file.
         let kind = || unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
         if fs.filesystem_type() != NSFS_MAGIC || kind() != libc::CLONE_NEWNET {
@@ -179,7 +179,7 @@ impl NetNs {
 
     /// Identifies the namespace.
     pub fn id(&self) -> Result<NetNsId, NetNsError> {
-        id_of(&self.file).map_err(|e| NetNsError::new("look at", &self.path, e))
+        id_of(&self.file).map_err(|e| NetNsError::new("inspect", &self.path, e))
     }
 
     /// The file that names the namespace.
@@ -248,7 +248,7 @@ pub fn own() -> Result<File, NetNsError> {
 
 /// Identifies the calling thread's own namespace.
 pub fn own_id() -> Result<NetNsId, NetNsError> {
-    id_of(&own()?).map_err(|e| NetNsError::new("look at", Path::new(OWN_NETNS), e))
+    id_of(&own()?).map_err(|e| NetNsError::new("inspect", Path::new(OWN_NETNS), e))
 }
 
 fn id_of(file: &File) -> io::Result<NetNsId> {
@@ -323,7 +323,7 @@ fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
             Err((_, Errno::EWOULDBLOCK)) => {
                 warn!(
                     folder = %dir.display(),
-                    "another process keeps this folder locked; its mounts are shared without the lock"
+                    "another process holds this folder's lock; sharing its mounts without the lock"
                 );
                 return Ok(None);
             }

@@ -118,7 +118,7 @@ impl Socket {
             Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
             Err(_) if self.devices_with_clsact()?.contains(&device) => Ok(false),
             Err(_) => Err(io::Error::other(
-                "the device has an ingress qdisc; replace it by clsact, which does the same and more",
+                "the device has an ingress qdisc; replace it with clsact, which does the same and more",
             )),
         }
     }

@@ -20,7 +20,7 @@ pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     let cidr = read.map_err(|error| {
         let problem = match error {
             AddressError::ShortMapped => error.to_string(),
-            _ => "no CIDR: write for instance 10.0.0.0/8 or fd00::/8".to_owned(),
+            _ => "not a CIDR; expected for example 10.0.0.0/8 or fd00::/8".to_owned(),
         };
         field.error(Problem::value(text, problem))
     })?;
@@ -39,7 +39,7 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
             if field.is_stored() {
                 continue;
             }
-            let problem = format!("not within {cidr}, so it excepts nothing");
+            let problem = format!("not within {cidr}, so it excludes nothing");
             return Err(field.error(Problem::value(except, problem)));
         }
         excepts.push(except);

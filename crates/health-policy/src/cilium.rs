@@ -37,7 +37,7 @@ impl Scope<'_> {
         };
         if let Some(other) = selector.namespaces().find(|named| *named != own) {
             return Err(field.error(Problem::Conflict(format!(
-                "a policy of namespace {own:?} cannot hold for endpoints of namespace {other:?}"
+                "a policy of namespace {own:?} cannot select endpoints of namespace {other:?}"
             ))));
         }
         if !selector.names_init() {
@@ -96,7 +96,7 @@ pub(super) fn read_rule(
     let egress = reader.read(Direction::Egress)?;
     if !ingress.is_there && !egress.is_there {
         let problem = "it has neither ingress nor egress rules, so it does nothing; \
-             to deny all by default write one that is empty: `ingress: [{}]`";
+             to deny all by default, write an empty one: `ingress: [{}]`";
         return Err(field.error(Problem::Conflict(problem.to_owned())));
     }
 
@@ -248,7 +248,7 @@ fn read_entities(list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
         .map(|field| {
             let name = field.text()?;
             let entity = Entity::by_name(name).ok_or_else(|| {
-                let problem = format!("no entity: there are {}", Entity::NAMES);
+                let problem = format!("not an entity; expected {}", Entity::NAMES);
                 field.error(Problem::value(name, problem))
             })?;
             Ok(PeerSelector::Entity(entity))
@@ -283,7 +283,7 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
         let list = list.fields(&["ports"])?.required("ports")?;
         let items = list.list_of_at_most(PORTS_MAX)?;
         if items.is_empty() {
-            return Err(list.error(Problem::Conflict("name at least one port".to_owned())));
+            return Err(list.error(Problem::Conflict("expected at least one port".to_owned())));
         }
         for item in items {
             read_port(&item, &mut ranges)?;
@@ -293,7 +293,7 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
         let list = list.fields(&["fields"])?.required("fields")?;
         let items = list.list_of_at_most(PORTS_MAX)?;
         if items.is_empty() {
-            return Err(list.error(Problem::Conflict("name at least one type".to_owned())));
+            return Err(list.error(Problem::Conflict("expected at least one type".to_owned())));
         }
         for item in items {
             ranges.push(read_icmp(&item)?);
@@ -325,7 +325,8 @@ pub(super) fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> 
         .into_iter()
         .find(|protocol| protocol.to_string().eq_ignore_ascii_case(text));
     known.ok_or_else(|| {
-        let problem = "no protocol with ports: write TCP, UDP, SCTP, or in Cilium's policies ANY";
+        let problem =
+            "not a protocol with ports; expected TCP, UDP, SCTP, or ANY in Cilium's policies";
         field.error(Problem::value(text, problem))
     })
 }
@@ -342,7 +343,7 @@ pub(super) fn read_port_range(
         (_, Some(end)) => {
             let last = read_port_number(&end)?;
             if first == 0 || last < first {
-                let problem = format!("no end of a range that begins at port {first}");
+                let problem = format!("not a valid end of a range that begins at port {first}");
                 return Err(end.error(Problem::value(last, problem)));
             }
             Ok((first, last))
@@ -358,7 +359,7 @@ fn read_port_number(field: &Field<'_>) -> Result<u16, PolicyError> {
         let problem = if named {
             "a named port, which is not supported: give its number"
         } else {
-            "no port: 0 to 65535, 0 for all"
+            "not a port; expected 0 to 65535, 0 for all"
         };
         field.error(Problem::value(text, problem))
     })
@@ -372,7 +373,7 @@ fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
             "IPv4" => (Protocol::ICMP, "IPv4"),
             "IPv6" => (Protocol::ICMPV6, "IPv6"),
             other => {
-                let problem = "no family: write IPv4 or IPv6";
+                let problem = "not an address family; expected IPv4 or IPv6";
                 return Err(field.error(Problem::value(other, problem)));
             }
         },
@@ -382,8 +383,9 @@ fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
     let number: Option<u8> = text.parse().ok();
     let number = number.or_else(|| icmp::type_by_name(protocol, &text));
     let number = number.ok_or_else(|| {
-        let problem =
-            format!("no ICMP type of {family}: 0 to 255, or its name such as EchoRequest");
+        let problem = format!(
+            "not an ICMP type of {family}; expected 0 to 255, or a name such as EchoRequest"
+        );
         kind.error(Problem::value(&text, problem))
     })?;
     Ok(PortRange {

@@ -132,7 +132,7 @@ pub(super) fn read_stored(document: &Value) -> Result<(Policy, Option<PolicyErro
     let mut policies = read_document(&Field::stored(document))?.policies;
     match (policies.pop(), policies.is_empty()) {
         (Some(policy), true) => Ok((policy, refused)),
-        _ => Err(Problem::Conflict("not one policy".to_owned()).into()),
+        _ => Err(Problem::Conflict("expected one policy".to_owned()).into()),
     }
 }
 
@@ -230,7 +230,7 @@ fn read_kind(field: &Field<'_>) -> Result<Kind, PolicyError> {
     let known = Kind::ALL.into_iter().find(|kind| kind.name() == text);
     known.ok_or_else(|| {
         let [a, b, c] = Kind::ALL.map(Kind::name);
-        let problem = format!("no kind of policy: there are {a}, {b} and {c}");
+        let problem = format!("not a policy kind; expected {a}, {b} or {c}");
         field.error(Problem::value(text, problem))
     })
 }
@@ -247,7 +247,7 @@ fn read_api_version(fields: &Fields<'_>, kind: Kind) -> Result<(), PolicyError> 
     let field = fields.required("apiVersion")?;
     let text = field.text()?;
     if text != expected {
-        let problem = format!("no version of {kind} that can be read: {expected} can");
+        let problem = format!("not a supported version of {kind}; expected {expected}");
         return Err(field.error(Problem::value(text, problem)));
     }
     Ok(())
@@ -270,7 +270,7 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
     let namespace = metadata.get("namespace");
     let namespace = match (kind, namespace) {
         (Kind::CiliumClusterwideNetworkPolicy, Some(field)) => {
-            let problem = "a clusterwide policy is of no namespace".to_owned();
+            let problem = "a clusterwide policy cannot have a namespace".to_owned();
             return Err(field.error(Problem::Conflict(problem)));
         }
         (Kind::NetworkPolicy, None) => Some(DEFAULT_NAMESPACE.to_owned()),
@@ -611,7 +611,7 @@ spec:
             (
                 json!({"toNodes": []}),
                 "toNodes",
-                "matching by labels of nodes is not supported",
+                "matching by node labels is not supported",
             ),
             (
                 json!({"authentication": {}}),
@@ -636,12 +636,12 @@ spec:
             (
                 json!({"toPorts": [{"terminatingTLS": {}}]}),
                 "toPorts[0].terminatingTLS",
-                "termination of TLS is not supported",
+                "TLS termination is not supported",
             ),
             (
                 json!({"toCIDRSet": [{"cidrGroupRef": "g"}]}),
                 "toCIDRSet[0].cidrGroupRef",
-                "a group of CIDRs is not supported",
+                "a CIDR group is not supported",
             ),
             (
                 json!({"fromEndpoints": []}),
@@ -662,7 +662,7 @@ spec:
             );
         }
         let document = cnp(None, json!({"nodeSelector": {}, "ingress": [{}]}));
-        assert!(error(&document).ends_with("spec.nodeSelector: policy of hosts is not supported"));
+        assert!(error(&document).ends_with("spec.nodeSelector: host policy is not supported"));
     }
 
     #[test]
@@ -675,15 +675,15 @@ spec:
             ),
             (
                 json!({"fromEntities": ["moon"]}),
-                "fromEntities[0]: \"moon\" is no entity",
+                "fromEntities[0]: \"moon\" is not an entity",
             ),
             (
                 json!({"fromEntities": ["unknown"]}),
-                "\"unknown\" is no entity",
+                "\"unknown\" is not an entity",
             ),
             (
                 json!({"fromCIDR": ["10.0.0.0/33"]}),
-                "fromCIDR[0]: \"10.0.0.0/33\" is no CIDR",
+                "fromCIDR[0]: \"10.0.0.0/33\" is not a CIDR",
             ),
             (
                 json!({"fromCIDRSet": [{"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}]}),
@@ -698,17 +698,17 @@ spec:
                 "not within",
             ),
             (json!({"toPorts": [{}]}), "toPorts[0].ports: missing"),
-            (ports(json!([])), "name at least one port"),
+            (ports(json!([])), "expected at least one port"),
             (ports(json!([{}])), "ports[0].port: missing"),
-            (ports(json!([{"port": "65536"}])), "\"65536\" is no port"),
-            (ports(json!([{"port": "+1"}])), "\"+1\" is no port"),
+            (ports(json!([{"port": "65536"}])), "\"65536\" is not a port"),
+            (ports(json!([{"port": "+1"}])), "\"+1\" is not a port"),
             (
                 ports(json!([{"port": "1", "protocol": "GRE"}])),
-                "\"GRE\" is no protocol",
+                "\"GRE\" is not a protocol",
             ),
             (
                 ports(json!([{"port": "9", "endPort": 8}])),
-                "endPort: \"8\" is no end of a range that begins at port 9",
+                "endPort: \"8\" is not a valid end of a range that begins at port 9",
             ),
             (
                 ports(json!([{"port": "0", "endPort": 8}])),
@@ -716,15 +716,15 @@ spec:
             ),
             (
                 json!({"icmps": [{"fields": [{"type": 256}]}]}),
-                "\"256\" is no ICMP type of IPv4",
+                "\"256\" is not an ICMP type of IPv4",
             ),
             (
                 json!({"icmps": [{"fields": [{"type": "PacketTooBig"}]}]}),
-                "no ICMP type of IPv4",
+                "not an ICMP type of IPv4",
             ),
             (
                 json!({"icmps": [{"fields": [{"type": 8, "family": "IPv5"}]}]}),
-                "no family",
+                "not an address family",
             ),
             (
                 json!({"icmps": [{"fields": [{"type": 8}]}], "toPorts": [{"ports": [{"port": "1"}]}]}),
@@ -745,14 +745,14 @@ spec:
             ("hello", "must be a map, not text"),
             ("{", "not JSON: EOF while parsing"),
             ("a: [", "line "),
-            ("kind: Pod", "kind: \"Pod\" is no kind of policy"),
+            ("kind: Pod", "kind: \"Pod\" is not a policy kind"),
             (
                 "kind: NetworkPolcy\napiVersion: networking.k8s.io/v1",
-                "kind: \"NetworkPolcy\" is no kind of policy",
+                "kind: \"NetworkPolcy\" is not a policy kind",
             ),
             (
                 "kind: AdminNetworkPolicy\napiVersion: policy.networking.k8s.io/v1alpha1",
-                "kind: \"AdminNetworkPolicy\" is no kind of policy",
+                "kind: \"AdminNetworkPolicy\" is not a policy kind",
             ),
             (
                 "kind: NetworkPolicy\nkind: NetworkPolicy",
@@ -765,7 +765,7 @@ spec:
             ("kind: NetworkPolicy", "apiVersion: missing"),
             (
                 "kind: NetworkPolicy\napiVersion: v1",
-                "\"v1\" is no version of NetworkPolicy",
+                "\"v1\" is not a supported version of NetworkPolicy",
             ),
             (
                 "kind: NetworkPolicy\napiVersion: networking.k8s.io/v1",
@@ -777,7 +777,7 @@ spec:
             ),
             (
                 "kind: List\nitems: [{kind: List}]",
-                "items[0].kind: \"List\" is no kind of policy",
+                "items[0].kind: \"List\" is not a policy kind",
             ),
         ] {
             let error = error(document);
@@ -967,7 +967,7 @@ kind: \"Config\\nMap\"
         assert_eq!(
             error(&document),
             "CiliumNetworkPolicy shop/p: spec.endpointSelector: a policy of namespace \"shop\" \
-             cannot hold for endpoints of namespace \"bank\""
+             cannot select endpoints of namespace \"bank\""
         );
     }
 

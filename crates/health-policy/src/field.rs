@@ -9,9 +9,9 @@ const ITEMS_MAX: usize = 10_000;
 
 /// Cilium's fields that change the meaning of a policy, and what they would do.
 const UNSUPPORTED: [(&str, &str); 21] = [
-    ("nodeSelector", "policy of hosts"),
-    ("fromNodes", "matching by labels of nodes"),
-    ("toNodes", "matching by labels of nodes"),
+    ("nodeSelector", "host policy"),
+    ("fromNodes", "matching by node labels"),
+    ("toNodes", "matching by node labels"),
     ("fromRequires", "a requirement on top of other rules"),
     ("toRequires", "a requirement on top of other rules"),
     ("fromGroups", "matching by a cloud provider's groups"),
@@ -22,14 +22,14 @@ const UNSUPPORTED: [(&str, &str); 21] = [
     ("rules", "matching inside connections (L7)"),
     ("listener", "redirection to a proxy"),
     ("serverNames", "matching by TLS server name"),
-    ("terminatingTLS", "termination of TLS"),
-    ("originatingTLS", "origination of TLS"),
-    ("cidrGroupRef", "a group of CIDRs"),
-    ("cidrGroupSelector", "a group of CIDRs"),
-    ("log", "logging by rule"),
-    ("order", "the order of rules"),
-    ("priority", "priority of rules"),
-    ("tier", "priority of rules"),
+    ("terminatingTLS", "TLS termination"),
+    ("originatingTLS", "TLS origination"),
+    ("cidrGroupRef", "a CIDR group"),
+    ("cidrGroupSelector", "a CIDR group"),
+    ("log", "logging per rule"),
+    ("order", "rule order"),
+    ("priority", "rule priority"),
+    ("tier", "rule priority"),
 ];
 
 /// A value and its path.

@@ -244,7 +244,7 @@ spec: {podSelector: {}}
         let error = repository.import(&bad).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "NetworkPolicy shop/web: spec.order: the order of rules is not supported"
+            "NetworkPolicy shop/web: spec.order: rule order is not supported"
         );
         assert_eq!(repository, before);
         let twice = format!("{WEB}---{WEB}");

@@ -89,7 +89,7 @@ impl Enforcement {
 impl fmt::Display for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Exempt => "not enforced: policy does not hold for it",
+            Self::Exempt => "not enforced: policy does not apply to it",
             Self::NeverMode => "not enforced: the mode is never",
             Self::Unselected => "not enforced: no rule selects it",
             Self::DefaultDeny => "enforced: rules select it",

@@ -137,13 +137,13 @@ impl Selector {
                 Some(RESERVED) if Identity::by_reserved_name(name).is_none() => {
                     return Err(Problem::value(
                         text,
-                        "no reserved identity; `fromEntities` and `toEntities` have `all` and `none`",
+                        "not a reserved identity; for `all` and `none`, use `fromEntities` and `toEntities`",
                     ));
                 }
                 Some(CIDR) => {
                     return Err(Problem::value(
                         text,
-                        "no label of endpoints: select addresses with fromCIDR or toCIDR",
+                        "not an endpoint label; select addresses with fromCIDR or toCIDR",
                     ));
                 }
                 _ => {}
@@ -175,7 +175,7 @@ impl Selector {
             let text = field.text()?;
             field.check(check_label_value(text))?;
             if text.len() > LABEL_MAX {
-                let problem = format!("too long for a label: {LABEL_MAX} bytes at most");
+                let problem = format!("too long for a label; expected at most {LABEL_MAX} bytes");
                 return Err(field.error(Problem::value(text, problem)));
             }
             Ok(text.to_owned())
@@ -419,7 +419,7 @@ mod tests {
             (json!({"matchLabels": {"a\n": ""}}), "control character"),
             (
                 json!({"matchLabels": {"reserved:hots": ""}}),
-                "no reserved identity",
+                "not a reserved identity",
             ),
             (json!({"matchLabels": {"cidr:10.0.0.0/8": ""}}), "fromCIDR"),
             (

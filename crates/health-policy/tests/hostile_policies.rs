@@ -123,7 +123,7 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
         ),
         (
             format!("kind: \"{}\"", "x".repeat(9 << 20)),
-            "xxx...\" is no kind of policy",
+            "xxx...\" is not a policy kind",
         ),
         (
             rules(100_000),

@@ -68,7 +68,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let kernel = kernel::require(&config.location.bpf_root, config.attach_mode)?;
     // Before the first request to a registry: services that an earlier agent left must not answer it.
     process::spare_own_sockets(&config.location)
-        .context("cannot spare this agent's sockets from services")?;
+        .context("cannot exempt this agent's sockets from services")?;
     let socket_group = config
         .socket_group
         .as_deref()

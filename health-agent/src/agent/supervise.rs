@@ -98,7 +98,7 @@ impl Agent {
             .await
             .is_err()
         {
-            warn!("stopped with requests under way");
+            warn!("stopped with requests in progress");
         }
         info!("agent stopped; its programs and endpoints stay until cleanup");
         ended
@@ -166,7 +166,7 @@ impl Agent {
 
     /// Adopts additional addresses that the registry has given this node.
     fn add_addresses(&mut self, more: Vec<IpAddr>) {
-        info!(addresses = ?more, "this node has more addresses");
+        info!(addresses = ?more, "this node has additional addresses");
         self.node.add_addresses(&more);
         self.own.addresses.extend(&more);
         self.unbound.extend(more.into_iter().map(Unbound::from));

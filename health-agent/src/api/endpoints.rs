@@ -162,7 +162,11 @@ pub(super) async fn delete_meant<S: Source>(
     let selector = match (meant.container_id, meant.netns) {
         (Some(id), None) => Selector::Container(id),
         (None, Some(path)) => Selector::Netns(path),
-        _ => return Err(bad("say which: container-id=ID or netns=PATH".to_owned())),
+        _ => {
+            return Err(bad(
+                "expected either container-id=ID or netns=PATH".to_owned()
+            ));
+        }
     };
     delete(&*api.source, &selector).await
 }

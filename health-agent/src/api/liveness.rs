@@ -258,12 +258,12 @@ pub fn socket_problem(path: &Path) -> Option<String> {
     match listening_pid(path) {
         Ok(Some(pid)) if pid == std::process::id().cast_signed() => None,
         Ok(Some(pid)) => Some(format!(
-            "the socket {shown} is another process's, pid {pid}"
+            "the socket {shown} belongs to another process, pid {pid}"
         )),
         // With a full backlog there is no way to tell, and the waiting clients are being served.
         Ok(None) => None,
         Err(error) => Some(format!(
-            "nobody can connect to the socket {shown}: {error}; restart the agent"
+            "cannot connect to the socket {shown}: {error}; restart the agent"
         )),
     }
 }

@@ -166,7 +166,7 @@ fn router(pages: impl IntoIterator<Item = Page>) -> Router {
     let paths = paths.join(", ");
     router
         .fallback(async move || {
-            let body = format!("there is only {paths} here\n");
+            let body = format!("no such path; available: {paths}\n");
             (StatusCode::NOT_FOUND, body)
         })
         .method_not_allowed_fallback(async |request: Request| {
@@ -242,7 +242,7 @@ mod tests {
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         let response = ask(address, "GET /").await;
         assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
-        assert!(response.contains("only /page, /other here"), "{response}");
+        assert!(response.contains("available: /page, /other"), "{response}");
         let response = ask(address, "POST /page").await;
         assert!(response.starts_with("HTTP/1.1 405 "), "{response}");
         assert!(response.contains("/page is there"), "{response}");

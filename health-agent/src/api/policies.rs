@@ -141,7 +141,7 @@ pub(super) async fn delete<S: Source>(
         (None, None, true) => enforcer.delete_labelled(&[])?,
         _ => {
             return Err(bad(
-                "say which: name=NAME, labels=LABELS or all=true".to_owned()
+                "expected one of name=NAME, labels=LABELS or all=true".to_owned()
             ));
         }
     };
@@ -277,7 +277,7 @@ fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
             format!("no policy {text:?}; `health-agent policy get` lists the existing ones"),
         )),
         several => Err(bad(format!(
-            "{text:?} may be any of {}; say its kind too",
+            "{text:?} may be any of {}; give the kind too",
             several
                 .iter()
                 .map(ToString::to_string)

@@ -58,7 +58,7 @@ pub(super) async fn body(
 
 /// A writer that panics ends without a result.
 fn received(piece: Option<io::Result<Piece>>) -> io::Result<Piece> {
-    piece.unwrap_or_else(|| Err(io::Error::other("writing it failed half way")))
+    piece.unwrap_or_else(|| Err(io::Error::other("the writer stopped halfway")))
 }
 
 /// Passes on what is written to it.

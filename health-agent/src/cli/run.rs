@@ -287,7 +287,7 @@ fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err("write on or off"),
+        _ => Err("expected on or off"),
     }
 }
 

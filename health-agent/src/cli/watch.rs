@@ -50,7 +50,7 @@ pub(super) fn parse_period(text: &str) -> Result<Duration, &'static str> {
         .ok()
         .filter(|seconds| (0.1..=3600.0).contains(seconds))
         .map(Duration::from_secs_f64)
-        .ok_or("give seconds from 0.1 to 3600")
+        .ok_or("expected seconds from 0.1 to 3600")
 }
 
 /// Columns and rows of the terminal; the usual ones without a terminal.
@@ -112,7 +112,7 @@ async fn redraw(
                     Err(error) => {
                         let period = duration_text(pace.period);
                         let error = Failure::from(error);
-                        text = format!("{error}\nAsked again every {period}. Last report:\n{last}");
+                        text = format!("{error}\nRetrying every {period}. Last report:\n{last}");
                     }
                 }
             }

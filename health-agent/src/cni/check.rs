@@ -89,7 +89,7 @@ async fn look_inside(
     wanted: &WantedInterface<'_>,
 ) -> Result<(), CniError> {
     let failed = |error: &dyn std::error::Error| {
-        let problem = format!("cannot look into {}: {error}", netns.display());
+        let problem = format!("cannot inspect {}: {error}", netns.display());
         CniError::new(Code::Io, problem)
     };
     let inside = NetNs::at(netns)

@@ -126,7 +126,7 @@ impl NetworkConfig {
         text.parse().map_err(|_| {
             CniError::new(
                 Code::IncompatibleVersion,
-                format!("cniVersion {text} is not spoken here; known are 0.3.0 to 1.1.0"),
+                format!("unsupported cniVersion {text}; expected 0.3.0 to 1.1.0"),
             )
         })
     }
@@ -176,7 +176,7 @@ impl NetworkConfig {
         let version = self.version()?;
         if version < needed {
             let problem =
-                format!("{name} is of version {needed} on; the configuration's is {version}");
+                format!("{name} needs version {needed} or later; the configuration has {version}");
             return Err(CniError::new(Code::IncompatibleVersion, problem));
         }
         Ok(())
@@ -238,7 +238,7 @@ impl NetworkConfig {
             let place = &mut found[usize::from(address.is_ipv6())];
             if place.is_some_and(|other| other != address) {
                 let problem = format!(
-                    "two addresses are asked for of one IP version, {address} is one of them"
+                    "two addresses of one IP version are requested; {address} is one of them"
                 );
                 return Err(CniError::new(Code::InvalidConfig, problem));
             }
@@ -252,7 +252,7 @@ impl NetworkConfig {
         match &self.prev_result {
             Some(_) => Err(CniError::new(
                 Code::InvalidConfig,
-                "prevResult is given: this plugin makes the interface, put it first in the list",
+                "prevResult is given: this plugin creates the interface; put it first in the list",
             )),
             None => Ok(()),
         }
@@ -263,7 +263,7 @@ impl NetworkConfig {
         let previous = self.prev_result.clone().ok_or_else(|| {
             CniError::new(
                 Code::InvalidConfig,
-                "prevResult is missing, which CHECK needs",
+                "CHECK needs prevResult, which is missing",
             )
         })?;
         serde_json::from_value(previous).map_err(|error| {

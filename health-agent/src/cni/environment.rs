@@ -71,7 +71,7 @@ impl Environment {
             Some("STATUS") => Ok(CniCommand::Status),
             Some("VERSION") => Ok(CniCommand::Version),
             Some(other) => Err(bad(format!(
-                "CNI_COMMAND is {other:?}; known are ADD, DEL, CHECK, GC, STATUS and VERSION"
+                "invalid CNI_COMMAND {other:?}; expected ADD, DEL, CHECK, GC, STATUS or VERSION"
             ))),
             None => Err(missing("CNI_COMMAND")),
         }
@@ -88,8 +88,8 @@ impl Environment {
                 .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
         if !is_id {
             return Err(bad(format!(
-                "CNI_CONTAINERID is {container_id:?}; it may hold letters, digits, '_', '.' and '-', and begins \
-                 with a letter or a digit"
+                "invalid CNI_CONTAINERID {container_id:?}; expected letters, digits, '_', '.' and '-', with a \
+                 letter or a digit first"
             )));
         }
         let is_ifname = ifname.len() <= MAX_IFNAME
@@ -97,7 +97,7 @@ impl Environment {
             && !ifname.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace());
         if !is_ifname {
             return Err(bad(format!(
-                "CNI_IFNAME {ifname:?} cannot name an interface: at most {MAX_IFNAME} bytes, without '/', ':' and \
+                "invalid CNI_IFNAME {ifname:?}; expected at most {MAX_IFNAME} bytes, without '/', ':' and \
                  spaces"
             )));
         }

@@ -88,7 +88,7 @@ fn everything_about_a_service_is_in_one_place() {
         ("service get db", "no service \"db\" is served"),
         (
             "service get web",
-            "several services are \"web\": give one of shop/web, test/web",
+            "several services match \"web\": give one of shop/web, test/web",
         ),
     ] {
         let output = program_in(agent.dir(), command).output().unwrap();

@@ -126,7 +126,7 @@ impl Clsact {
         };
         remove().map_err(|source| DatapathError::Filter {
             what: "remove",
-            hook: "programs of this agent by clsact".to_owned(),
+            hook: "this agent's clsact filters".to_owned(),
             source,
         })?;
         Ok(removed)

@@ -162,7 +162,7 @@ impl Hook {
     fn device_number(&self) -> io::Result<u32> {
         let number = if_nametoindex(self.device.as_str())?;
         if self.number.is_some_and(|meant| meant != number) {
-            let problem = format!("{} is another device now", self.device);
+            let problem = format!("{} now names another device", self.device);
             return Err(io::Error::new(io::ErrorKind::NotFound, problem));
         }
         Ok(number)
@@ -517,7 +517,7 @@ impl Datapath {
         filters.extend_from_slice(&held_back);
         self.remove_other_links(&links)?;
         for removed in self.clsact.remove_others(&filters)? {
-            info!(%removed, "removed programs that no hook wants");
+            info!(%removed, "removed unused programs");
         }
         self.may_have_filters = !held_back.is_empty();
         Ok(())

@@ -83,8 +83,6 @@ fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> 
         FdLink::try_from(link).map_err(|error| error.to_string())
     };
     attempt()
-        .inspect_err(
-            |error| debug!(pin = %path.display(), error, "a pinned link is of no use any more"),
-        )
+        .inspect_err(|error| debug!(pin = %path.display(), error, "cannot reuse a pinned link"))
         .ok()
 }

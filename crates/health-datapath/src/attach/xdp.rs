@@ -81,7 +81,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
             let program = there.programs.first().map(|(_, id)| program_label(*id));
             DatapathError::ForeignXdp {
                 device,
-                program: program.unwrap_or_else(|| "which is gone by now".to_owned()),
+                program: program.unwrap_or_else(|| "already detached".to_owned()),
             }
         }
         _ => hook.failed("attach")(error),

@@ -17,13 +17,13 @@ const POINTER_SIZE: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
     /// It ends too early.
-    #[error("BTF ends within its {0}")]
+    #[error("BTF is truncated within its {0}")]
     Truncated(&'static str),
     /// It starts with another number, or comes from a machine of the other byte order.
-    #[error("BTF begins with {0:#06x}, not {MAGIC:#06x}")]
+    #[error("invalid BTF magic {0:#06x}; expected {MAGIC:#06x}")]
     Magic(u16),
     /// Newer than this program.
-    #[error("BTF has a type of kind {0}, which is not known")]
+    #[error("BTF has a type of unknown kind {0}")]
     Kind(u32),
 }
 

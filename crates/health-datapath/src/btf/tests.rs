@@ -240,7 +240,7 @@ fn what_ends_early_or_is_unknown_is_refused() {
     }
     assert_eq!(
         Btf::parse(b"\x7fELF").unwrap_err().to_string(),
-        "BTF begins with 0x457f, not 0xeb9f"
+        "invalid BTF magic 0x457f; expected 0xeb9f"
     );
     let mut types = Writer::default();
     types.add("", 31 << 24, 0, &[]);

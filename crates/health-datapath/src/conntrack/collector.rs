@@ -191,7 +191,7 @@ impl<T: Tables> Work<T> {
         note_failure(
             &mut self.failures.look,
             failure,
-            "cannot read how full the conntrack maps are",
+            "cannot read the fill level of the conntrack maps",
         );
         let Failures { collection, look } = &self.failures;
         let problem = collection.as_ref().or(look.as_ref());
@@ -216,7 +216,7 @@ impl<T: Tables> Work<T> {
             warn!(map, entries, capacity, "the map is nearly full");
         }
         for map in before.difference(&after) {
-            info!(map, "the map has room again");
+            info!(map, "the map has free space again");
         }
         self.pressed.send_if_modified(|shown| {
             let is_new = *shown != pressed;

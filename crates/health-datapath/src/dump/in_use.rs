@@ -104,7 +104,7 @@ impl Pinned {
             }
         }
         let failed = |error| DumpError::Kernel {
-            what: "list the maps of the programs of",
+            what: "list the maps of the programs pinned in",
             path: self.dir.clone(),
             source: io::Error::other(error),
         };

@@ -125,7 +125,7 @@ impl Pinned {
     fn reading(&self, layout: &MapLayout) -> impl FnOnce(io::Error) -> DumpError {
         let path = self.dir.join(layout.name);
         move |source| DumpError::Kernel {
-            what: "look into",
+            what: "look up entries in",
             path,
             source,
         }

@@ -58,11 +58,11 @@ pub use xdp::KnownWay;
 pub enum DumpError {
     /// Nothing is pinned for this instance.
     #[error(
-        "no maps are pinned at {0}: is an agent of this instance running, and --bpf-root right?"
+        "no maps are pinned at {0}: is an agent of this instance running, and is --bpf-root right?"
     )]
     NothingPinned(PathBuf),
     /// The map does not exist.
-    #[error("no map {name} at {dir}; there are: {known}")]
+    #[error("no map {name} at {dir}; existing maps: {known}")]
     NoSuchMap {
         /// What was asked for.
         name: String,
@@ -82,7 +82,7 @@ pub enum DumpError {
     )]
     NotAMap(PathBuf),
     /// The entries of maps of this kind cannot be listed.
-    #[error("{path} cannot be dumped: the entries of maps of kind {kind} cannot be listed")]
+    #[error("cannot dump {path}: the entries of {kind} maps cannot be listed")]
     NothingToList {
         /// Where it is pinned.
         path: PathBuf,
@@ -176,7 +176,7 @@ impl Pinned {
             Ok(_) => Ok(Self { dir }),
             Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
                 Err(DumpError::Kernel {
-                    what: "look into",
+                    what: "inspect",
                     path: dir,
                     source,
                 })

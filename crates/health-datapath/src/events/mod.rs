@@ -33,13 +33,13 @@ pub trait Switch: Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum SubscribeError {
     /// All reader slots are taken.
-    #[error("{READERS} monitors are running already; stop one of them")]
+    #[error("{READERS} monitors are already running; stop one of them")]
     TooMany,
     /// The agent is stopping.
     #[error("the agent is stopping; try again once it is back")]
     Closed,
     /// The programs' filter cannot be set.
-    #[error("cannot set what the programs report: {0}")]
+    #[error("cannot set which events the programs report: {0}")]
     Switch(io::Error),
 }
 

@@ -37,8 +37,8 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
     loop {
         tokio::select! {
             ready = ring.ready() => if let Err(error) = ready {
-                warn!(%error, "cannot wait for events of the programs; monitors get no more");
-                let problem = format!("cannot wait for events of the programs: {error}");
+                warn!(%error, "cannot wait for events from the programs; monitors get no more");
+                let problem = format!("cannot wait for events from the programs: {error}");
                 reporter.end(Some(Problem::failure(problem)), None);
                 return;
             },
@@ -46,7 +46,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
                 devices.clear();
                 let looked = losses.tell(&ring, &hub);
                 let problem = looked.err().map(|error| {
-                    Problem::warning(format!("cannot read how many events were lost: {error}"))
+                    Problem::warning(format!("cannot read the number of lost events: {error}"))
                 });
                 reporter.end(problem, Some(PERIOD));
                 continue;
@@ -169,10 +169,7 @@ mod tests {
         let uncounted = of(uncounted).await.last();
         assert_eq!(uncounted.succeeded, None);
         let told = uncounted.problem.unwrap();
-        assert!(
-            told.reason.contains("how many events were lost"),
-            "{told:?}"
-        );
+        assert!(told.reason.contains("number of lost events"), "{told:?}");
 
         let gone = Silent {
             cannot_wait: true,

@@ -93,7 +93,7 @@ pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
         required(
             "btf-load",
             loads_btf(),
-            "functions of programs have no types",
+            "the programs' functions have no types",
         ),
         required("sched-cls", load_pass().is_ok(), NO_PROGRAMS),
         required(
@@ -117,17 +117,21 @@ pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
     features.push(required(
         "membarrier",
         sys::wait_for_programs().is_ok(),
-        "tables of policy cannot be retired",
+        "policy tables cannot be retired",
     ));
     features.push(required(
         "jit",
         load_pass()
             .and_then(|program| sys::jited_len(program.as_fd()))
             .is_ok_and(|len| len > 0),
-        "programs that call functions and go on with others cannot be loaded",
+        "programs that mix function calls and tail calls cannot be loaded",
     ));
     let devices = in_namespace_of_its_own();
-    features.push(required("veth", devices.veth, "there are no endpoints"));
+    features.push(required(
+        "veth",
+        devices.veth,
+        "endpoints cannot be created",
+    ));
     let one_of_two = |name, available, without| Feature {
         name,
         available,
@@ -141,7 +145,7 @@ pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
             name: "csum-ipv6",
             available: has_checksum_flag().is_ok_and(|has| has),
             need: Need::Optional,
-            without: "the host drops translated IPv6 packets whose checksum a network card summed up",
+            without: "the host drops translated IPv6 packets whose checksum the network card computed",
         },
     ]);
     features

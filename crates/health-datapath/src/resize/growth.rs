@@ -54,7 +54,7 @@ fn grown(pins: &Path, map: MapLayout, size: u32) -> Result<u32, DatapathError> {
             used,
             wanted = size,
             to = grown,
-            "the map has more room than was asked for: it is nearly full"
+            "the map is larger than requested because it is nearly full"
         );
     }
     Ok(grown)

@@ -120,7 +120,7 @@ impl PendingResize {
                 size = info.max_entries,
                 wanted = size,
                 needed,
-                "the map keeps its size: what is in it would have no room in the one that is asked for"
+                "the map keeps its size: its entries do not fit into the requested size"
             );
             if !formers.is_empty() {
                 self.maps.push(sized);
@@ -130,8 +130,8 @@ impl PendingResize {
         rename(&pin, &former(&self.pins, &map, formers.len()))?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
-            Contents::Cache => "its entries are made anew",
-            _ => "its entries are carried over",
+            Contents::Cache => "its entries will be rebuilt",
+            _ => "its entries will be kept",
         };
         let what = if info.max_entries == size {
             "kind"
@@ -170,9 +170,7 @@ impl PendingResize {
             if let Some((_, room)) = room.filter(|(_, room)| entries > u64::from(*room)) {
                 warn!(
                     map = sized.map.name,
-                    entries,
-                    room,
-                    "the map has no room for all flows that there are; some are forgotten"
+                    entries, room, "the map is too small for all existing flows; some were dropped"
                 );
             }
             self.note_keys(&sized)?;
@@ -260,7 +258,7 @@ impl PendingResize {
         };
         ring.rebuild(&sized.map, &open(&sized.map)?)
             .map_err(file_error(
-                "note the keys of",
+                "record the keys of",
                 &self.pins.join(sized.map.name),
             ))
     }
@@ -273,7 +271,7 @@ impl Drop for PendingResize {
                 continue;
             };
             if let Err(error) = rename(&last, &self.pins.join(map.name)) {
-                warn!(%error, "cannot undo the start");
+                warn!(%error, "cannot restore the former maps");
             }
         }
     }

@@ -168,5 +168,5 @@ fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
 }
 
 pub(super) fn reading<T>(map: &'static str, found: io::Result<T>) -> Result<T, ServicesError> {
-    found.map_err(|source| ServicesError::kernel("look into", map, source))
+    found.map_err(|source| ServicesError::kernel("look up entries in", map, source))
 }

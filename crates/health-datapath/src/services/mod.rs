@@ -123,7 +123,7 @@ pub struct BackendSpec {
 pub enum ServicesError {
     /// A map is full. The port keeps its former entries.
     #[error(
-        "{map} has no room for {wanted} more entries: {used} of {size} are taken, {longest} are free in a row"
+        "{map} has no room for {wanted} more entries: {used} of {size} are in use; longest free range: {longest}"
     )]
     Full {
         /// The map.

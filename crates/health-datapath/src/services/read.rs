@@ -46,7 +46,7 @@ impl ServiceTables {
 
     fn read_sizes(&mut self) -> Result<(), ServicesError> {
         let maps = &self.maps;
-        let asking = |map| move |source| ServicesError::kernel("ask for the size of", map, source);
+        let asking = |map| move |source| ServicesError::kernel("query the size of", map, source);
         let size4 = maps.frontends4.max_entries();
         let size6 = maps.frontends6.max_entries();
         let source_ranges = maps.source_ranges.max_entries();

@@ -249,7 +249,7 @@ fn what_was_freed_is_used_again_after_ten_seconds_or_for_lack_of_others() {
     let error = set(&mut tables, None, &spec("10.96.0.4", &[1; 3]), 200).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "HEALTH_BACKENDS has no room for 3 more entries: 8 of 8 are taken, 0 are free in a row"
+        "HEALTH_BACKENDS has no room for 3 more entries: 8 of 8 are in use; longest free range: 0"
     );
     assert_eq!(tables.maps().list().unwrap().len(), 3);
 }
@@ -464,7 +464,7 @@ fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_roo
         .unwrap();
     assert_eq!(
         change.without_maglev(fourth).unwrap().to_string(),
-        "HEALTH_MAGLEV has no room for 7 more entries: 21 of 21 are taken, 0 are free in a row"
+        "HEALTH_MAGLEV has no room for 7 more entries: 21 of 21 are in use; longest free range: 0"
     );
     change.commit().unwrap();
     assert_eq!(algorithm(&tables, "10.96.0.4"), ALGORITHM_RANDOM);

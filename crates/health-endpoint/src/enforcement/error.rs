@@ -18,7 +18,7 @@ pub enum EnforceError {
     NoPolicy(PolicyName),
     /// More networks than fit beside the addresses of endpoints and nodes.
     #[error(
-        "all policies together would name {count} networks: {max} at most; nothing was imported"
+        "all policies together would name {count} networks; at most {max} are allowed; nothing was imported"
     )]
     TooManyNetworks {
         /// How many there would be.

@@ -36,7 +36,7 @@ const GATHER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Log message of an endpoint whose old and new policy do not fit at the same time.
-const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy \
+const CLOSED: &str = "its policy allows nothing until it is regenerated: there is no room for the former policy \
                       beside the new one";
 
 /// Reports which prefixes lead to this host.
@@ -88,7 +88,7 @@ impl Surroundings {
                 Ok(())
             }
             Err(error) => Err(to_be_tried_again(
-                "what leads to this host cannot be read",
+                "cannot read the routes to this host",
                 &error,
             )),
         }
@@ -173,7 +173,7 @@ impl Enforcer {
                 let announced = self.0.cluster.addresses().borrow().clone();
                 let cidrs = of_prefixes(&cidrs, &wanted);
                 self.write_ipcache(around, &announced, &cidrs)
-                    .map_err(|error| to_be_tried_again("the ipcache cannot be written", &error))?;
+                    .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
             }
             self.0.held_back.send_replace(None);
         }
@@ -192,16 +192,17 @@ impl Enforcer {
         };
         let written = self
             .write_ipcache(around, announced, &cidrs)
-            .map_err(|error| to_be_tried_again("the ipcache is not up to date", &error));
+            .map_err(|error| to_be_tried_again("cannot update the ipcache", &error));
         if tables_follow {
             self.0.cluster.require(&wanted);
         }
         if self.is_informed() && !self.subjects().has_former() {
             self.0.cluster.forget_earlier();
         }
-        let swept = self.subjects().sweep().map_err(|error| {
-            to_be_tried_again("tables of policy that are not needed any more stay", &error)
-        });
+        let swept = self
+            .subjects()
+            .sweep()
+            .map_err(|error| to_be_tried_again("cannot remove unused policy tables", &error));
         let is_in_force = tables_follow && host_read.is_ok() && written.is_ok() && swept.is_ok();
         // Each build of a taken-over endpoint wakes this task again.
         if is_in_force && !self.subjects().has_former() {
@@ -215,7 +216,9 @@ impl Enforcer {
             Some(lag) if behind.are_all_leaving() => Ok(Some(Problem::warning(in_words(&lag)))),
             Some(lag) => Err(Problem::warning(in_words(&lag))),
             None if tables_follow => Ok(None),
-            None => Err(Problem::warning("some endpoints name former tables")),
+            None => Err(Problem::warning(
+                "some endpoints still use former policy tables",
+            )),
         }
     }
 
@@ -234,17 +237,17 @@ impl Enforcer {
                     room
                 }
                 Err(error) => {
-                    warn!(%error, "there is no room for policy");
+                    warn!(%error, "cannot free space for policy tables");
                     break;
                 }
             };
             let (ids, reason) = match &room {
-                Room::Swept(ids) => (ids, "there is room for the policy"),
+                Room::Swept(ids) => (ids, "space for the policy was freed"),
                 Room::Closed(ids) => {
                     let leaving = manager.leaving();
                     let staying = ids.iter().filter(|id| !leaving.contains_key(id));
                     manager.note(&staying.copied().collect(), CLOSED);
-                    (ids, "the former policy has made room")
+                    (ids, "the former policy was removed to free space")
                 }
             };
             if ids.is_empty() {

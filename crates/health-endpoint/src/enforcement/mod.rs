@@ -190,7 +190,7 @@ impl Enforcer {
         for error in repository.outdated() {
             tracing::warn!(
                 %error,
-                "an earlier version imported this policy, this one would refuse it; it means what it meant"
+                "an earlier version imported this policy; this version would reject it, but its meaning is unchanged"
             );
         }
         let is_blank = is_changing_layout || ipcache.entries().next().is_none();

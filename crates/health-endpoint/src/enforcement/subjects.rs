@@ -485,7 +485,7 @@ impl Subjects {
             .collect();
         let unused: Vec<u32> = self.tables.numbers().difference(&used).copied().collect();
         if !unused.is_empty() {
-            debug!(tables = ?unused, "removing tables that no endpoint names");
+            debug!(tables = ?unused, "removing unused policy tables");
         }
         self.tables.remove(&unused)?;
         Ok(!unused.is_empty())

@@ -249,7 +249,7 @@ async fn networks_that_leave_no_room_for_endpoints_are_refused_and_nothing_chang
     let rules: Vec<_> = (0..26).map(rule).collect();
     let refused = agent.enforcer.import(&format!("[{}]", rules.join(",")));
     let error = refused.unwrap_err().to_string();
-    let told = "all policies together would name 260000 networks: 256000 at most";
+    let told = "all policies together would name 260000 networks; at most 256000 are allowed";
     assert!(error.starts_with(told), "{error}");
     assert_eq!(agent.enforcer.repository(), before);
     assert!(agent.import(&policy("p", "app=a", "app=p", 2000, 1)).await);

@@ -37,7 +37,7 @@ impl fmt::Display for RemovedResource {
             Self::Setting(Setting { key, value }) => {
                 write!(
                     f,
-                    "our value of /proc/sys/net/{key}, which is {value} again"
+                    "the agent's value of /proc/sys/net/{key} (restored to {value})"
                 )
             }
             Self::StateFile(path) => write!(f, "file {}", path.display()),

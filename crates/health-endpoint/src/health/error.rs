@@ -33,19 +33,19 @@ pub enum HealthError {
     )]
     ForeignNetns(PathBuf),
     /// A device of the settings does not exist.
-    #[error("there is no device {0}: name one that `ip link` shows")]
+    #[error("no device {0}; use one that `ip link` shows")]
     NoSuchDevice(String),
     /// A node address in the registry is not on this host.
-    #[error("node address {0} is on no device of this host: correct it in the node registry")]
+    #[error("node address {0} is not on any device of this host; correct it in the node registry")]
     ForeignNodeAddress(IpAddr),
     /// A node address cannot be used as a source.
-    #[error("node address {0} did not pass duplicate address detection: another host may have it")]
+    #[error("node address {0} failed duplicate address detection; another host may have it")]
     TentativeNodeAddress(IpAddr),
     /// There is no prefix to allocate from.
     #[error("this node has no pod CIDR: give it one in the node registry")]
     NoPodCidr,
     /// IPv6 is wanted but not available.
-    #[error("this kernel has no IPv6: remove the IPv6 pod CIDR from the node registry")]
+    #[error("this kernel does not support IPv6; remove the IPv6 pod CIDR from the node registry")]
     NoIpv6,
     /// The MTU is too small for IPv6.
     #[error("MTU {0} is too small for IPv6, which needs 1280: raise it or use IPv4 only")]
@@ -70,7 +70,7 @@ pub enum HealthError {
         source: io::Error,
     },
     /// Something keeps undoing the agent's changes.
-    #[error("cannot keep the health endpoint in order, something else changes it: {0}")]
+    #[error("cannot repair the health endpoint; another program keeps changing it: {0}")]
     Unrepaired(Fault),
     /// An error of a listener inside the namespace.
     #[error("cannot listen on {address} in the health endpoint: {source}")]

@@ -120,7 +120,7 @@ impl Fault {
                 write!(f, "address {address} {verb} missing on {INNER_DEVICE}")
             }
             Self::AddressOutdated(address) => {
-                write!(f, "address {address} {verb} not this endpoint's any more")
+                write!(f, "address {address} {verb} no longer this endpoint's")
             }
             Self::NeighbourMissing(address) => {
                 write!(f, "neighbour entry of {address} {verb} missing on {DEVICE}")

@@ -420,7 +420,7 @@ async fn undo(
     let before = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
     let (_, failed) = attempted.sysctls.since(&before).restore();
     for error in &failed {
-        warn!(%error, "cannot undo a setting");
+        warn!(%error, "cannot restore a kernel setting");
     }
     if !failed.is_empty() {
         // Cleanup restores the settings from the file, and finds devices by their alias.
@@ -431,7 +431,7 @@ async fn undo(
         None => file.remove().map(drop),
     };
     if let Err(error) = restored {
-        warn!(%error, "cannot undo the state file");
+        warn!(%error, "cannot restore the state file");
     }
 }
 

@@ -748,7 +748,7 @@ fn a_change_of_the_pod_cidr_or_the_fixed_addresses_is_followed() {
         assert!(spec.pod_cidrs[0].contains(&IpAddr::from(new)));
         let texts: Vec<_> = repairs.iter().map(ToString::to_string).collect();
         assert!(
-            texts.contains(&format!("address {old} was not this endpoint's any more")),
+            texts.contains(&format!("address {old} was no longer this endpoint's")),
             "{texts:?}"
         );
         assert_eq!(host.own_routes().await.len(), 1);
@@ -809,21 +809,15 @@ fn refusals_are_one_line_and_leave_nothing() {
                 },
             ),
             (
-                "node address 172.30.0.77 is on no device of this host: correct it in the node registry",
+                "node address 172.30.0.77 is not on any device of this host; correct it in the node registry",
                 |spec| spec.node_addresses = vec![ip("172.30.0.77")],
             ),
-            (
-                "there is no device eth7: name one that `ip link` shows",
-                |spec| {
-                    spec.uplinks = vec!["eth7".to_owned()];
-                },
-            ),
-            (
-                "there is no device eth8: name one that `ip link` shows",
-                |spec| {
-                    spec.mtu_device = Some("eth8".to_owned());
-                },
-            ),
+            ("no device eth7; use one that `ip link` shows", |spec| {
+                spec.uplinks = vec!["eth7".to_owned()];
+            }),
+            ("no device eth8; use one that `ip link` shows", |spec| {
+                spec.mtu_device = Some("eth8".to_owned());
+            }),
             (
                 "this node has no pod CIDR: give it one in the node registry",
                 |spec| {
@@ -934,9 +928,9 @@ fn cleanup_leaves_nothing_and_is_idempotent() {
         for expected in [
             "device lxc_health",
             "network namespace /run/netns/health-nettest",
-            "our value of /proc/sys/net/ipv4/conf/eth0/forwarding, which is 0 again",
-            "our value of /proc/sys/net/ipv6/conf/eth0/accept_ra, which is 1 again",
-            "our value of /proc/sys/net/ipv6/conf/all/forwarding, which is 0 again",
+            "the agent's value of /proc/sys/net/ipv4/conf/eth0/forwarding (restored to 0)",
+            "the agent's value of /proc/sys/net/ipv6/conf/eth0/accept_ra (restored to 1)",
+            "the agent's value of /proc/sys/net/ipv6/conf/all/forwarding (restored to 0)",
         ] {
             assert!(
                 removed.iter().any(|r| r == expected),

@@ -66,7 +66,7 @@ impl Manager {
                         entry.note(now, Status::Failure, message);
                         if entry.state() == State::Regenerating {
                             let to = State::WaitingToRegenerate;
-                            let _ = entry.set(Side::Manager, to, now, "to be tried again");
+                            let _ = entry.set(Side::Manager, to, now, "will retry");
                         }
                         Some(entry.failures)
                     }

@@ -50,7 +50,7 @@ impl Manager {
             if let Some((id, _)) = sibling
                 && let Some(why) = self.end_of(id).await?
             {
-                warn!(id, why, "an endpoint is replaced by a new one");
+                warn!(id, why, "replacing an endpoint with a new one");
                 self.unmake(id).await?;
                 continue;
             }
@@ -66,7 +66,7 @@ impl Manager {
             let Some(why) = self.end_of(id).await? else {
                 return Err(refused);
             };
-            warn!(id, why, "an endpoint is replaced by a new one");
+            warn!(id, why, "replacing an endpoint with a new one");
             self.unmake(id).await?;
         }
     }
@@ -244,7 +244,7 @@ impl Manager {
             if !self.0.devices.is_in_use(address).await? {
                 return Ok(address);
             }
-            warn!(%address, "an address of the pod CIDR is in use by another program");
+            warn!(%address, "another program uses an address of the pod CIDR");
             let now = Instant::now();
             self.table().ipam.refuse(&mut search, address, now);
         }

@@ -73,16 +73,16 @@ impl Manager {
     pub(super) async fn clear_away(&self, id: u16, problem: &EndpointError) {
         let now = self.now();
         if let Some(entry) = self.table().entries.get_mut(&id) {
-            entry.note(now, Status::Failure, format!("not made: {problem}"));
+            entry.note(now, Status::Failure, format!("creation failed: {problem}"));
             // It may have been deleted meanwhile.
-            let _ = entry.set(Side::Manager, State::Disconnecting, now, "not made");
+            let _ = entry.set(Side::Manager, State::Disconnecting, now, "creation failed");
             entry.problem = None;
             entry.is_being_removed = true;
         }
         self.table().queue.forget(id);
         self.note_change();
         if let Err(error) = self.remove(id).await {
-            error!(id, %error, "cannot clean up after an endpoint that was not created; the next start will");
+            error!(id, %error, "cannot clean up after a failed endpoint creation; the next start will retry");
         }
     }
 
@@ -116,8 +116,8 @@ impl Manager {
                     entry.note(now, Status::Warning, "all its traffic is dropped");
                 }
                 Err(error) => {
-                    warn!(id, %error, "an endpoint that cannot be deleted keeps its former policy");
-                    let message = format!("it keeps its former policy: {error}");
+                    warn!(id, %error, "cannot drop the traffic of an endpoint that cannot be deleted; its former policy stays in force");
+                    let message = format!("its former policy stays in force: {error}");
                     entry.note(now, Status::Failure, message);
                 }
             }

@@ -46,7 +46,7 @@ impl Manager {
             }
             warn!(
                 id,
-                "the device of an endpoint is gone, and its namespace with it; dropped"
+                "endpoint device and its namespace are gone; dropping the endpoint"
             );
             if let Err(error) = self.unmake(id).await {
                 warn!(id, %error, "cannot drop an endpoint");
@@ -60,7 +60,7 @@ impl Manager {
         if found.is_up
             && let Err(error) = self.put_in_order(id, found.ifindex).await
         {
-            warn!(id, %error, "cannot look at the devices of an endpoint");
+            warn!(id, %error, "cannot inspect the devices of an endpoint");
         }
     }
 
@@ -97,7 +97,7 @@ impl Manager {
             }
         }
         if !devices.inspect(&blueprint, ifindex).await?.is_empty() {
-            let problem = format!("{left}; repaired, but broken again at once");
+            let problem = format!("{left}; repaired, but broken again immediately");
             self.note_devices(id, Some(problem));
         } else {
             self.note_devices(id, None);
@@ -118,7 +118,7 @@ impl Manager {
             }
             match &problem {
                 Some(problem) => {
-                    warn!(id, problem, "the devices of an endpoint are not in order");
+                    warn!(id, problem, "faults found on the devices of an endpoint");
                     entry.note(now, Status::Failure, problem.clone());
                 }
                 None => entry.note(now, Status::Ok, "its devices are in order again"),
@@ -169,7 +169,7 @@ impl Manager {
     fn known_devices(&self) -> Vec<(u16, u32)> {
         let mut table = self.table();
         for (address, owner) in table.take_back_leaks(Instant::now()) {
-            warn!(%address, %owner, "an address had an owner that is gone");
+            warn!(%address, %owner, "reclaiming an address whose owner is gone");
         }
         let complete = table
             .entries

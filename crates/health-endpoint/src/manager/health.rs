@@ -59,7 +59,7 @@ pub(super) struct HealthEntry {
 impl HealthEntry {
     fn new(report: HealthReport, gateways: [Option<IpAddr>; 2], now: Timestamp) -> Self {
         let mut lifecycle = Lifecycle::created(now, "the agent has started");
-        lead(&mut lifecycle, &report, now, "made, or taken over");
+        lead(&mut lifecycle, &report, now, "created or adopted");
         Self {
             shown: show(&report, gateways, lifecycle.state()),
             report: HealthReport {
@@ -140,7 +140,7 @@ fn lead(lifecycle: &mut Lifecycle, report: &HealthReport, now: Timestamp, why: &
         Some(problem) => {
             let message = format!("not regenerated: {problem}");
             lifecycle.note(now, Status::Failure, message);
-            let again = "to be tried again";
+            let again = "will retry";
             let _ = lifecycle.set(Side::Manager, State::WaitingToRegenerate, now, again);
         }
     }

@@ -189,7 +189,7 @@ impl Manager {
                 Ok(hold) => hold,
                 Err(error) => {
                     if last_problem.as_ref() != Some(&error) {
-                        warn!(id, %error, "an endpoint waits for its identity");
+                        warn!(id, %error, "endpoint is waiting for its identity");
                         let noted = self.with(id, |entry, now| {
                             note_no_identity(entry, now, &error);
                         });
@@ -271,7 +271,7 @@ impl Manager {
         if is_new {
             // If it cannot be saved, it can be found again from the labels.
             if let Err(error) = self.save(id).await {
-                warn!(id, %error, "an endpoint's identity cannot be kept");
+                warn!(id, %error, "cannot save an endpoint's identity");
             }
             self.table().push(id, "identity changed");
             self.0.work.notify_one();
@@ -338,7 +338,7 @@ fn change_identity(
     if is_same && (is_built || !is_waiting) {
         if is_waiting {
             // This is allowed from that state.
-            let message = format!("identity is {identity} as before");
+            let message = format!("identity is still {identity}");
             let _ = entry.set(Side::Manager, State::Ready, now, &message);
         }
         return false;
@@ -385,7 +385,9 @@ fn note_no_identity(entry: &mut Entry, now: jiff::Timestamp, problem: &IdentityU
 
 fn identity_message(identity: Identity) -> String {
     match identity {
-        Identity::INIT => "identity reserved:init: no other is allocated for its labels".to_owned(),
+        Identity::INIT => {
+            "identity reserved:init: no other identity is allocated for its labels".to_owned()
+        }
         identity => format!("identity {identity} for its labels"),
     }
 }

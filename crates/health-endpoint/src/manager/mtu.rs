@@ -56,12 +56,12 @@ impl Manager {
             let follows = is_complete
                 && match self.resize(id, mtu).await {
                     Ok(()) => {
-                        info!(id, mtu, "an endpoint follows the node's MTU");
+                        info!(id, mtu, "endpoint MTU updated");
                         true
                     }
                     Err(EndpointError::NotFound(_) | EndpointError::Deleted(_)) => true,
                     Err(error) => {
-                        warn!(id, mtu, %error, "an endpoint cannot follow the node's MTU; it will be retried");
+                        warn!(id, mtu, %error, "cannot update the MTU of an endpoint; it will be retried");
                         false
                     }
                 };

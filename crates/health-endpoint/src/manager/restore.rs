@@ -39,7 +39,7 @@ const MOST_DROPPED: usize = 1;
 pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
     let (saved, damaged) = states.load()?;
     for DamagedFile { path, problem } in damaged {
-        warn!(file = %path.display(), problem, "an unreadable endpoint was set aside");
+        warn!(file = %path.display(), problem, "unreadable endpoint state file was set aside");
     }
     let mut found: BTreeMap<u16, FoundDevice> = devices
         .list()
@@ -97,7 +97,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
             warn!(
                 id = orphan.endpoint,
                 device = orphan.device,
-                "removed a device of no endpoint"
+                "removed a device without an endpoint"
             );
         }
     }
@@ -108,7 +108,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
 /// agent may not see the folder in which the runtime mounted it.
 pub(super) fn fate(saved: &SavedEndpoint, found: Option<&FoundDevice>) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
-        return Some("it was half made");
+        return Some("it was only partly created");
     };
     match found.filter(|found| found.ifindex == ifindex) {
         None => Some("its device is gone"),

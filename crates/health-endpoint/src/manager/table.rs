@@ -31,7 +31,7 @@ const NAMED: usize = 3;
 
 /// The policy in force for an endpoint whose labels have no identity.
 pub(super) const NO_IDENTITY: &str =
-    "its labels have no identity yet, so nothing passes but what reserved:init is allowed";
+    "its labels have no identity yet, so only traffic allowed for reserved:init passes";
 
 /// Number of endpoints per state, and statistics of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -126,7 +126,7 @@ impl Entry {
     /// Notes that its device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
-            "{why}, and not its alone: it is kept until it is deleted, or until an agent finds the device"
+            "{why}, as with other endpoints: it is kept until it is deleted, or until an agent finds the device"
         );
         self.note(now, Status::Failure, reason.clone());
         self.problem = Some(reason);

@@ -564,7 +564,10 @@ async fn why_an_endpoint_was_not_made_can_be_read_in_its_log() {
     };
     let log = bed.manager.log(shown.id).unwrap();
     let problem = log.iter().find(|entry| entry.status == Status::Failure);
-    assert_eq!(problem.unwrap().message, format!("not made: {error}"));
+    assert_eq!(
+        problem.unwrap().message,
+        format!("creation failed: {error}")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -783,7 +786,7 @@ async fn contradictions_are_refused_by_name() {
     };
     assert_eq!(
         told(container).await,
-        format!("eth0 of container c1 is endpoint {id} already: delete that first")
+        format!("eth0 of container c1 is endpoint {id} already; delete it first")
     );
     let device = NewEndpoint {
         container_id: None,
@@ -828,7 +831,7 @@ async fn where_others_have_all_addresses_that_are_left_this_is_told() {
     let error = bed.create(2, &[]).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no free address in pod CIDR 10.0.0.0/24: 251 that no endpoint has are in use by others on this host; free \
+        "no free address in pod CIDR 10.0.0.0/24: 251 without an endpoint are in use on this host; free \
          them, or give the node a larger one"
     );
     assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);

@@ -17,7 +17,7 @@ pub enum WorkloadError {
     OwnNetns(PathBuf),
     /// The namespace has such a device already.
     #[error(
-        "{} has a device {ifname} already: ask for another name, or remove it", netns.display()
+        "{} already has a device {ifname}; choose another name, or remove it", netns.display()
     )]
     IfnameTaken {
         /// The namespace.
@@ -26,7 +26,7 @@ pub enum WorkloadError {
         ifname: String,
     },
     /// The host has such a device, created by someone else.
-    #[error("there is a device {device} on the host that is not this agent's: remove or rename it")]
+    #[error("the host has a device {device} that is not this agent's; remove or rename it")]
     ForeignDevice {
         /// Its name.
         device: String,

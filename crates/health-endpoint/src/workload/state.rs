@@ -213,7 +213,7 @@ fn read(path: &Path) -> io::Result<SavedEndpoint> {
     if is_its_own && ENDPOINT_IDS.contains(&saved.id) {
         Ok(saved)
     } else {
-        let problem = format!("endpoint id {} is not that of the file", saved.id);
+        let problem = format!("endpoint id {} does not match the file name", saved.id);
         Err(io::Error::new(io::ErrorKind::InvalidData, problem))
     }
 }

@@ -311,13 +311,13 @@ fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue>
     let asker = request.headers().get(PROBER_HEADER)?;
     let Some(prober) = parse_prober(asker.as_bytes()) else {
         shared.requests.add_malformed();
-        tracing::debug!(?asker, "request of GET /hello with a malformed header");
+        tracing::debug!(?asker, "GET /hello request with a malformed header");
         return None;
     };
     match shared.arrivals.arrivals(prober) {
         Ok(arrivals) => HeaderValue::try_from(arrivals_value(&arrivals?)).ok(),
         Err(error) => {
-            tracing::debug!(%error, "cannot read what arrived of an agent's probes");
+            tracing::debug!(%error, "cannot read the arrivals of an agent's probes");
             None
         }
     }

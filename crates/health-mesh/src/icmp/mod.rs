@@ -265,7 +265,7 @@ impl FamilyProber {
             }
             Message::Unmarked => {
                 ignored.wrong_payload();
-                tracing::debug!(from = %received.from, "echo reply without the payload of a probe");
+                tracing::debug!(from = %received.from, "echo reply without a probe payload");
             }
             Message::Error {
                 sequence,

@@ -299,7 +299,7 @@ impl PathMtuProber {
     fn receive(&mut self, now: Duration) {
         let mut events = Vec::new();
         if let Err(error) = self.sockets.receive(|event| events.push(event)) {
-            tracing::warn!(%error, "cannot receive the replies to probes of path MTUs");
+            tracing::warn!(%error, "cannot receive replies to path MTU probes");
         }
         for event in events {
             let (address, sequence) = match event {
@@ -399,7 +399,7 @@ impl PathMtuProber {
         let (id, way) = match lookup {
             Ok(lookup) => lookup,
             Err(error) => {
-                tracing::error!(%error, "a route was not looked up");
+                tracing::error!(%error, "route lookup failed");
                 return None;
             }
         };
@@ -413,7 +413,7 @@ impl PathMtuProber {
             Ok(Some(way)) => way,
             Ok(None) => return self.end(id, Verdict::Inconclusive, now),
             Err(error) => {
-                tracing::debug!(address = %path.address, %error, "the device's MTU is not known");
+                tracing::debug!(address = %path.address, %error, "cannot read the device's MTU");
                 return self.end(id, Verdict::Inconclusive, now);
             }
         };

@@ -291,8 +291,8 @@ mod tests {
                 let error = ipam.allocate(&search, now, &mut rand::rng()).unwrap_err();
                 assert_eq!(
                     error.to_string(),
-                    "no free address in pod CIDR 10.0.0.0/29: 5 that no endpoint has are in use by \
-                     others on this host; free them, or give the node a larger one"
+                    "no free address in pod CIDR 10.0.0.0/29: 5 without an endpoint are in use \
+                     on this host; free them, or give the node a larger one"
                 );
             }
             assert_eq!(ipam.owners().count(), 0);

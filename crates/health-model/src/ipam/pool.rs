@@ -20,7 +20,7 @@ pub enum IpamError {
     Exhausted(Cidrs),
     /// No address is free, and some are only unavailable because they are in use elsewhere on the host.
     #[error(
-        "no free address in pod CIDR {cidrs}: {count} that no endpoint has are in use by others on this host; free \
+        "no free address in pod CIDR {cidrs}: {count} without an endpoint are in use on this host; free \
          them, or give the node a larger one"
     )]
     InUse {

@@ -12,7 +12,7 @@ use crate::address::{parse_ip, parse_network_or_ip};
 /// The text is not a range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no range of addresses: write a CIDR, an address, or FIRST-LAST of one IP version"
+    "{0:?} is not an address range; expected a CIDR, an address, or FIRST-LAST of one IP version"
 )]
 pub struct AddressRangeError(String);
 

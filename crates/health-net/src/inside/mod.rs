@@ -146,7 +146,7 @@ fn outside(order: Order) -> Result<(), KernelError> {
     let place = Place::of(&order)?;
     if let Some(namespace) = &place.pid_namespace {
         setns(namespace, CloneFlags::CLONE_NEWPID)
-            .map_err(|e| failed("enter the process namespace of", &order, e))?;
+            .map_err(|e| failed("enter the PID namespace of", &order, e))?;
     }
     // SAFETY: the process has one thread, so the child may do what it likes.
     let forked = unsafe { fork() }.map_err(|e| failed("fork for", &order, e))?;
@@ -176,7 +176,7 @@ fn outside(order: Order) -> Result<(), KernelError> {
 fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
     // When the outside process exits, none of this is wanted any more.
     die_with_parent()?;
-    prctl::set_child_subreaper(true).map_err(|e| failed("adopt orphans in", order, e))?;
+    prctl::set_child_subreaper(true).map_err(|e| failed("become the subreaper for", order, e))?;
     place.take_oom_score();
     for (namespace, kind) in &place.namespaces {
         setns(namespace, *kind).map_err(|e| failed("enter a namespace of", order, e))?;
@@ -186,11 +186,11 @@ fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
         chroot(".")?;
         fchdir(&place.folder)
     };
-    enter().map_err(|e| failed("change to the root of", order, e))?;
+    enter().map_err(|e| failed("change to the root folder of", order, e))?;
     place
         .rights
         .take(place.user_namespace.as_ref())
-        .map_err(|e| failed("become the user of", order, e))?;
+        .map_err(|e| failed("switch to the user of", order, e))?;
     hide()?;
     // The change of user clears this.
     die_with_parent()?;
@@ -241,7 +241,8 @@ fn join_group(procs: &File) -> io::Result<()> {
 }
 
 fn hide() -> Result<(), KernelError> {
-    prctl::set_dumpable(false).map_err(|e| KernelError::new("hide", "the helper", e.into()))
+    prctl::set_dumpable(false)
+        .map_err(|e| KernelError::new("clear the dumpable flag of", "the helper", e.into()))
 }
 
 /// Keeps the command from inheriting files that the helper's parent left open.
@@ -258,12 +259,12 @@ fn keep_files() -> Result<(), KernelError> {
     };
     Errno::result(result)
         .map(drop)
-        .map_err(|e| KernelError::new("keep files of", "the helper", e.into()))
+        .map_err(|e| KernelError::new("set close-on-exec on the files of", "the helper", e.into()))
 }
 
 fn die_with_parent() -> Result<(), KernelError> {
     prctl::set_pdeathsig(Signal::SIGKILL)
-        .map_err(|e| KernelError::new("tie to its parent", "the helper", e.into()))
+        .map_err(|e| KernelError::new("set the parent-death signal of", "the helper", e.into()))
 }
 
 fn failed(attempt: &'static str, order: &Order, error: Errno) -> KernelError {

@@ -54,12 +54,12 @@ impl Place {
             _folder: process,
         };
         if let Some(started) = order.started
-            && process.started().map_err(failed("look at"))? != started
+            && process.started().map_err(failed("inspect"))? != started
         {
-            let gone = io::Error::new(io::ErrorKind::NotFound, "another one has its number now");
+            let gone = io::Error::new(io::ErrorKind::NotFound, "another process has its PID now");
             return Err(failed("find")(gone));
         }
-        Self::read(&process, &order.group).map_err(failed("look at"))
+        Self::read(&process, &order.group).map_err(failed("inspect"))
     }
 
     fn read(process: &Process, group: &Path) -> io::Result<Self> {

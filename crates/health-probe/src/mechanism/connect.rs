@@ -31,7 +31,7 @@ pub(super) enum ConnectError {
     #[error("timed out")]
     TimedOut,
     /// The name did not resolve in time.
-    #[error("the look-up of {0} timed out")]
+    #[error("the name lookup of {0} timed out")]
     LookupTimedOut(String),
     /// The name has no address.
     #[error("cannot resolve {0}: {1}")]

@@ -174,7 +174,7 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
         ),
         Err(NoStatus::Code(code)) => failure(format!("health rpc ended with {code:?}")),
         Err(NoStatus::Call(CallError::Protocol(violation))) => failure(format!(
-            "failed to connect service \"{target}\": no server of HTTP/2: {violation}"
+            "failed to connect service \"{target}\": not an HTTP/2 server: {violation}"
         )),
         Err(NoStatus::Call(error)) => failure(format!("health rpc failed: {error}")),
         Err(NoStatus::Malformed(what)) => failure(format!("health rpc failed: the answer {what}")),
@@ -215,8 +215,8 @@ fn question(service: &str) -> Vec<u8> {
 fn read(answer: &Answer) -> Result<Health, NoStatus> {
     if !answer.is_grpc() {
         return Err(NoStatus::Malformed(match answer.status.as_slice() {
-            b"200" => "is not of gRPC: it has another content type",
-            _ => "is not of gRPC: its HTTP status is not 200",
+            b"200" => "is not gRPC: it has another content type",
+            _ => "is not gRPC: its HTTP status is not 200",
         }));
     }
     let status = answer.grpc_status.as_deref();

@@ -38,16 +38,16 @@ static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The certificates of authorities cannot be read.
-    #[error("cannot read the certificates to verify with: {0}")]
+    #[error("cannot read the CA certificates: {0}")]
     Authorities(#[source] pem::Error),
     /// There is no authority certificate.
-    #[error("there is no certificate to verify with")]
+    #[error("there is no CA certificate")]
     NoAuthority,
     /// One of them is not an authority's certificate.
-    #[error("cannot verify with a certificate: {0}")]
+    #[error("cannot use a CA certificate: {0}")]
     Authority(#[source] rustls::Error),
     /// The name is not a valid server name.
-    #[error("{0:?} cannot be a server's name")]
+    #[error("{0:?} cannot be a server name")]
     ServerName(String),
     /// The client's certificate cannot be read.
     #[error("cannot read the client's certificate: {0}")]

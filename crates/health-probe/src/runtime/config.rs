@@ -337,6 +337,6 @@ impl<T: for<'de> Deserialize<'de>> Info<T> {
     /// The details under the key `info`.
     pub(super) fn read(info: &BTreeMap<String, String>) -> Result<Self, String> {
         let text = info.get("info").ok_or("it has no details")?;
-        serde_json::from_str(text).map_err(|error| format!("its details: {error}"))
+        serde_json::from_str(text).map_err(|error| format!("invalid details: {error}"))
     }
 }

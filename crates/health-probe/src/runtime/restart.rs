@@ -21,7 +21,7 @@ impl Runtime {
             .await?;
         let is_meant = |one: &&Container| one.id == container_id;
         let Some(ended) = containers.containers.iter().find(is_meant) else {
-            let reason = Reason::Unusable("there is no such container any more".to_owned());
+            let reason = Reason::Unusable("there is no such container".to_owned());
             return Err(self.error("ListContainers", container_id, reason));
         };
         let last = last_attempt(ended, &containers.containers);
@@ -52,7 +52,7 @@ impl Runtime {
         let removed = self.call::<_, Nothing>("RemoveContainer", container_id, request, PATIENCE);
         match removed.await {
             Err(error) if !error.is_not_found() => {
-                tracing::warn!(%error, "an ended container stays");
+                tracing::warn!(%error, "cannot remove an exited container");
             }
             _ => {}
         }
@@ -72,7 +72,7 @@ impl Runtime {
         let info = Info::<ContainerConfig>::read(&status.info)
             .map_err(|why| unusable(method, &ended.id, why))?;
         let config = info.config.and_then(next).ok_or_else(|| {
-            let why = "its details lack its configuration".to_owned();
+            let why = "its details have no configuration".to_owned();
             unusable(method, &ended.id, why)
         })?;
         let pod = &ended.pod_sandbox_id;
@@ -80,12 +80,12 @@ impl Runtime {
         let status: PodSandboxStatusResponse =
             self.call(method, pod, request(pod), PATIENCE).await?;
         if status.status.as_ref().is_none_or(|pod| pod.state != READY) {
-            return Err(unusable(method, pod, "the pod is ending".to_owned()));
+            return Err(unusable(method, pod, "the pod is terminating".to_owned()));
         }
         let info = Info::<PodSandboxConfig>::read(&status.info)
             .map_err(|why| unusable(method, pod, why))?;
         let pod_config = info.config.ok_or_else(|| {
-            let why = "its details lack its configuration".to_owned();
+            let why = "its details have no configuration".to_owned();
             unusable(method, pod, why)
         })?;
         let request = CreateContainerRequest {

@@ -79,7 +79,7 @@ impl Contents for FilePods {
         } = spec::read(text);
         if !skipped.is_empty() {
             let skipped = skipped.join(", ");
-            info!(file = %path.display(), skipped, "objects that are no pods");
+            info!(file = %path.display(), skipped, "skipped objects that are not pods");
         }
         let source: Arc<str> = Arc::from(path.display().to_string());
         let before = std::mem::take(&mut self.0);

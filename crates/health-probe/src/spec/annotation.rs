@@ -171,7 +171,7 @@ fn apply_tls(settings: Settings<'_>, probe: &mut Probe, errors: &mut Errors) {
     let tls = match &mut probe.handler {
         Handler::Http(HttpGet { tls: Some(tls), .. }) | Handler::Grpc { tls: Some(tls), .. } => tls,
         _ => {
-            let detail = "may only be set where TLS is spoken: scheme HTTPS, or grpc in mode TLS";
+            let detail = "may only be set with TLS: scheme HTTPS, or grpc in mode TLS";
             for (key, _) in settings.into_values() {
                 errors.add(path(key), Problem::Forbidden(detail));
             }

@@ -307,7 +307,7 @@ fn unknown_of_probe(probe: &Value, path: &str, unknown: &mut Vec<(String, Proble
         let fields = value.and_then(Value::as_object).into_iter().flatten();
         for (name, _) in fields.filter(|(name, _)| !known.contains(&name.as_str())) {
             let hint = match (part, name.as_str()) {
-                ("grpc", "mode") => ": the annotation CONTAINER.TYPE.mode sets it",
+                ("grpc", "mode") => ": set it with the annotation CONTAINER.TYPE.mode",
                 _ => "",
             };
             unknown.push((format!("{path}.{name}"), Problem::UnknownField(hint)));

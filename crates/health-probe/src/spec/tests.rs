@@ -367,7 +367,7 @@ fn fields_and_types_that_do_not_exist_are_errors_with_all_others() {
         ".periodSecond: unknown field",
         ".httpGet.pfad: unknown field",
         ".tcpSocket.ports: unknown field",
-        ".grpc.mode: unknown field: the annotation CONTAINER.TYPE.mode sets it",
+        ".grpc.mode: unknown field: set it with the annotation CONTAINER.TYPE.mode",
         ".httpGet.port: Invalid value: invalid type: boolean `true`, expected IntOrString",
         ".httpGet.path: Invalid value: invalid type: integer `7`, expected a string",
         ".timeoutSeconds: Invalid value: invalid type: string \"1\", expected i32",
@@ -790,11 +790,11 @@ fn annotations_that_mean_nothing_are_errors_with_their_path() {
         ),
         (
             ("web.liveness.ca", "ca.pem"),
-            "Forbidden: may only be set where TLS is spoken: scheme HTTPS, or grpc in mode TLS",
+            "Forbidden: may only be set with TLS: scheme HTTPS, or grpc in mode TLS",
         ),
         (
             ("db.readiness.client-key", "a.key"),
-            "Forbidden: may only be set where TLS is spoken: scheme HTTPS, or grpc in mode TLS",
+            "Forbidden: may only be set with TLS: scheme HTTPS, or grpc in mode TLS",
         ),
         (
             ("web.readiness.ca", "/etc/shadow"),

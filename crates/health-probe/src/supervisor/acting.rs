@@ -190,7 +190,7 @@ impl Task {
             Acted::Killed(_, Ok(())) => {}
             Acted::Killed(kill, Err(error)) => {
                 if let Some(pod) = self.spec(&kill.pod_uid) {
-                    let message = format!("cannot end container {}: {error}", kill.container);
+                    let message = format!("cannot stop container {}: {error}", kill.container);
                     let reason = "FailedKillContainer";
                     self.note_event(&pod, &kill.container, Level::Warning, reason, message);
                 }
@@ -211,7 +211,7 @@ impl Task {
                     Ok(Some(_)) => {}
                     Ok(None) => return,
                     Err(error) => {
-                        let message = format!("cannot start container {name} again: {error}");
+                        let message = format!("cannot restart container {name}: {error}");
                         self.note_event(&pod, name, Level::Warning, "Failed", message);
                         return;
                     }

@@ -148,7 +148,7 @@ impl Overdue {
                 let why = match view.delay {
                     Some(delay) => delay.text(),
                     None if view.in_flight => "its run is under way",
-                    None => "its runs find nothing out",
+                    None => "its runs have no result",
                 };
                 let WorkerView {
                     pod,

@@ -57,7 +57,7 @@ impl Config {
                 return Err(InvalidSetting::new(
                     "--remote-cluster",
                     remote,
-                    "each cluster needs a name of its own, other than --cluster-name",
+                    "each cluster needs a unique name that differs from --cluster-name",
                 ));
             }
         }
@@ -65,7 +65,7 @@ impl Config {
             return Err(InvalidSetting::new(
                 "--identity-store",
                 &self.identity_store,
-                "keeps no identities; write it like file:/var/lib/identities.json or \
+                "cannot store identities; write it like file:/var/lib/identities.json or \
                  etcd:http://192.0.2.1:2379",
             ));
         }
@@ -79,7 +79,7 @@ impl Config {
                 return Err(InvalidSetting::new(
                     "--node-address",
                     address,
-                    "is no address at which other nodes reach this one",
+                    "is not an address at which other nodes can reach this one",
                 ));
             }
         }
@@ -154,7 +154,7 @@ impl Config {
             return Err(InvalidSetting::new(
                 "--passive-relief",
                 self.passive_relief,
-                "needs --passive-rtt on, which tells what traffic there is",
+                "needs --passive-rtt on, which detects traffic",
             ));
         }
         within(
@@ -268,7 +268,7 @@ fn name(flag: &'static str, value: &str) -> Result<(), InvalidSetting> {
         Err(InvalidSetting::new(
             flag,
             value.escape_default(),
-            format!("must be 1 to {MAX_NAME_LEN} bytes without slashes and spaces"),
+            format!("must be 1 to {MAX_NAME_LEN} bytes without slashes or spaces"),
         ))
     }
 }
@@ -286,7 +286,7 @@ fn interface(value: &str) -> Result<(), InvalidSetting> {
         Err(InvalidSetting::new(
             "--device",
             value.escape_default(),
-            "is no interface name; `ip link` lists the existing ones",
+            "is not a valid interface name; `ip link` lists the existing ones",
         ))
     }
 }

@@ -83,7 +83,7 @@ impl fmt::Display for ApiAccess {
 
 /// The text is not an [`ApiAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no kubeconfig; write its absolute path, or the flag without a value")]
+#[error("not a kubeconfig; give its absolute path, or the flag without a value")]
 pub struct ApiAccessError;
 
 impl FromStr for ApiAccess {

@@ -25,7 +25,7 @@ pub enum ExternalIpSetting {
 
 /// The text is not an [`ExternalIpSetting`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write no-nodes, all, none, or networks such as 203.0.113.0/24,2001:db8::/64")]
+#[error("expected no-nodes, all, none, or networks such as 203.0.113.0/24,2001:db8::/64")]
 pub struct ExternalIpSettingError;
 
 impl fmt::Display for ExternalIpSetting {

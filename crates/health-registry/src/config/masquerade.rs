@@ -80,8 +80,8 @@ pub enum MasqueradeError {
     },
     /// Endpoints would be treated as hosts behind this one, whose flows are not subject to policy.
     #[error(
-        "--gateway-cidr {cidr} overlaps this node's pod CIDR {pod_cidr}; name networks without endpoints, which are \
-         masqueraded anyway"
+        "--gateway-cidr {cidr} overlaps this node's pod CIDR {pod_cidr}; name only networks without endpoints; endpoints \
+         are masqueraded anyway"
     )]
     GatewayOverlapsPods {
         /// The flag's value.
@@ -108,7 +108,7 @@ impl MasqueradeSettings {
                 if !self.is_on(is_ipv4(cidr)) {
                     let version = if is_ipv4(cidr) { "IPv4" } else { "IPv6" };
                     let reason = format!(
-                        "has no effect: nothing of {version} is masqueraded without --native-routing-cidr"
+                        "has no effect: {version} is not masqueraded without --native-routing-cidr"
                     );
                     return Err(InvalidSetting::new(flag, cidr, reason));
                 }
@@ -122,8 +122,7 @@ impl MasqueradeSettings {
                     .flat_map(|(flag, cidrs)| cidrs.iter().map(move |cidr| (*flag, cidr)))
                     .filter(|(_, cidr)| is_ipv4(cidr) == is_v4);
                 if let Some((flag, cidr)) = of_version.nth(max) {
-                    let reason =
-                        format!("is one too many: there is room for {max} of an IP version");
+                    let reason = format!("exceeds the limit of {max} networks per IP version");
                     return Err(InvalidSetting::new(flag, cidr, reason));
                 }
             }

@@ -44,7 +44,7 @@ impl fmt::Display for RegistrySpec {
 /// The text is not a [`RegistrySpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no registry; write it like file:/etc/nodes.yaml, etcd:http://192.0.2.1:2379, etcd:/etc/etcd.yaml, \
+    "not a registry; write it like file:/etc/nodes.yaml, etcd:http://192.0.2.1:2379, etcd:/etc/etcd.yaml, \
      kubernetes or kubernetes:/etc/kubeconfig"
 )]
 pub struct RegistrySpecError;

@@ -66,8 +66,8 @@ impl fmt::Display for EtcdAccess {
 /// The text is not an [`EtcdAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not an etcd; give URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or the flag without a \
-     value"
+    "not an etcd cluster; give URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or the flag \
+     without a value"
 )]
 pub struct EtcdAccessError;
 

@@ -19,7 +19,7 @@ use super::{
 /// Longest zone name in bytes: the limit of a label value.
 const MAX_ZONE_LEN: usize = 63;
 /// Why every mode except `snat` needs a key that only nodes of the mesh have.
-pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with a key of one's own: by the public key anybody could send packets \
+pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with your own key: with the public key, anyone could send packets \
      in the name of a service";
 const MAX_SYNC_MIN: Duration = Duration::from_secs(10);
 const MIN_SYNC_MAX: Duration = Duration::from_secs(1);

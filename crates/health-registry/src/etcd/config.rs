@@ -160,12 +160,12 @@ impl File {
                 tls = tls.identity(Identity::from_pem(cert, key));
             }
             (None, None) => {}
-            _ => return Err(incomplete("cert-file and key-file go together")),
+            _ => return Err(incomplete("cert-file and key-file must be given together")),
         }
         let user = match (self.username, self.password) {
             (Some(name), Some(password)) => Some((name, password)),
             (None, None) => None,
-            _ => return Err(incomplete("username and password go together")),
+            _ => return Err(incomplete("username and password must be given together")),
         };
         Ok(Access {
             endpoints: self.endpoints,
@@ -200,11 +200,11 @@ mod tests {
             ),
             (
                 "endpoints: [https://a]\ncert-file: a.pem",
-                "cert-file and key-file go together",
+                "cert-file and key-file must be given together",
             ),
             (
                 "endpoints: [https://a]\nusername: root",
-                "username and password go together",
+                "username and password must be given together",
             ),
             (
                 "endpoints: [https://a]\ntrusted-ca-file: ca.pem",

@@ -165,7 +165,7 @@ impl Feed {
                     let response = match message {
                         Ok(Some(response)) => response,
                         Ok(None) => {
-                            return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, "the store ended it")));
+                            return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, "the store ended the watch")));
                         }
                         Err(error) => {
                             if store::is_unreadable(&error) {
@@ -177,7 +177,7 @@ impl Feed {
                     self.heard = Instant::now();
                     cursor.heard.note();
                     let Some(position) = &mut cursor.position else {
-                        return Err(FeedEnd::HistoryGone("the position is lost"));
+                        return Err(FeedEnd::HistoryGone("the watch position was lost"));
                     };
                     match store::read(&response, position) {
                         WatchMessage::HistoryGone(reason) => {

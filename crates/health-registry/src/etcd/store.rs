@@ -21,7 +21,7 @@ const MAX_VALUE_LEN: usize = 512 * 1024;
 /// Reason: the store's history does not reach back far enough.
 const COMPACTED: &str = "the store's history was compacted";
 /// Reason: the store's history ends before the known position.
-const WENT_BACK: &str = "the store went back in time";
+const WENT_BACK: &str = "the store's revision went backwards";
 
 /// A request that the store did not fulfil.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -214,7 +214,10 @@ impl Store {
                 .header()
                 .is_some_and(|h| h.cluster_id() != at.cluster_id)
             {
-                return Err(StoreError::new("list the keys", "another cluster answers"));
+                return Err(StoreError::new(
+                    "list the keys",
+                    "the answer is from another cluster",
+                ));
             }
             let keys: Vec<&[u8]> = page.kvs().iter().map(KeyValue::key).collect();
             check_page(&keys, page.more(), &from, &end)?;
@@ -237,8 +240,8 @@ impl Store {
             }
             limit = (limit * 2).min(PAGE);
         }
-        let mut position =
-            position.ok_or_else(|| StoreError::new("list the keys", "no revision was told"))?;
+        let mut position = position
+            .ok_or_else(|| StoreError::new("list the keys", "the answer has no revision"))?;
         if let Some(newest) = &newest {
             position.note(newest, true);
         }
@@ -267,7 +270,9 @@ impl Store {
     /// Watches all keys again, starting at the last known change: only that change identifies the store.
     pub(super) async fn resume(&mut self, position: &Position) -> Result<Watch, StoreError> {
         let Some(last) = &position.last else {
-            return Ok(Watch::HistoryGone("no change of the store is known"));
+            return Ok(Watch::HistoryGone(
+                "no earlier change of the store is known",
+            ));
         };
         let begun = self.watch_from(last.revision, position).await?;
         if matches!(begun, Watch::HistoryGone(_)) {
@@ -291,10 +296,11 @@ impl Store {
         let prefix = self.prefix.as_str();
         let mut stream = answered(ATTEMPT, self.client.watch(prefix, Some(options))).await?;
         let created = answered(ATTEMPT, stream.message()).await?;
-        let created = created.ok_or_else(|| StoreError::new(ATTEMPT, "the store ended it"))?;
+        let created =
+            created.ok_or_else(|| StoreError::new(ATTEMPT, "the store ended the watch"))?;
         let behind = position_behind(created.header())?;
         Ok(if behind.cluster_id != position.cluster_id {
-            Watch::HistoryGone("it is another store")
+            Watch::HistoryGone("it is a different store")
         } else if behind.next < position.next {
             Watch::HistoryGone(WENT_BACK)
         } else if created.canceled() {
@@ -335,7 +341,7 @@ impl Store {
         key: &[u8],
         revision: i64,
     ) -> Result<Result<GetResponse, &'static str>, StoreError> {
-        const ATTEMPT: &str = "get a key as it was";
+        const ATTEMPT: &str = "read an earlier value of a key";
         let options = GetOptions::new().with_revision(revision);
         match timeout(REQUEST_TIMEOUT, self.client.get(key, Some(options))).await {
             Ok(Ok(answer)) => Ok(Ok(answer)),
@@ -351,13 +357,13 @@ impl Store {
     /// Creates a lease and returns its ID.
     pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
         let seconds = ttl.as_secs().cast_signed();
-        let granted = answered("get a lease", self.client.lease_grant(seconds, None)).await?;
+        let granted = answered("create a lease", self.client.lease_grant(seconds, None)).await?;
         Ok(granted.id())
     }
 
     /// Starts to keep a lease alive.
     pub(crate) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
-        let kept = answered("keep the lease", self.client.lease_keep_alive(lease)).await;
+        let kept = answered("extend the lease", self.client.lease_keep_alive(lease)).await;
         // The client refuses a lease that no longer exists.
         let (keeper, answers) = kept?;
         Ok(LeaseHold { keeper, answers })
@@ -382,7 +388,7 @@ pub(crate) struct LeaseHold {
 impl LeaseHold {
     /// Extends the lease. Returns whether it still existed.
     pub(crate) async fn extend(&mut self) -> Result<bool, StoreError> {
-        const ATTEMPT: &str = "keep the lease";
+        const ATTEMPT: &str = "extend the lease";
         answered(ATTEMPT, self.keeper.keep_alive()).await?;
         let answer = answered(ATTEMPT, self.answers.message()).await?;
         Ok(answer.is_some_and(|answer| answer.ttl() > 0))
@@ -437,7 +443,7 @@ fn check_page(keys: &[&[u8]], more: bool, from: &[u8], end: &[u8]) -> Result<(),
     if is_inside && keys.is_sorted_by(|one, next| one < next) && !(more && keys.is_empty()) {
         return Ok(());
     }
-    let why = "the answer has keys that were not asked for, or not in order";
+    let why = "the answer has keys that were not requested, or that are out of order";
     Err(StoreError::new("list the keys", why))
 }
 

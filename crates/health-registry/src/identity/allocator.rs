@@ -57,9 +57,7 @@ pub enum IdentityError {
     #[error("an endpoint without labels has no identity of its own; give it a label")]
     NoLabels,
     /// An endpoint may not have this label.
-    #[error(
-        "label {0} is not for endpoints: labels of {RESERVED} and {CIDR} are given by the agent"
-    )]
+    #[error("label {0} is not for endpoints: only the agent assigns {RESERVED} and {CIDR} labels")]
     NotForEndpoints(Label),
 }
 
@@ -75,7 +73,7 @@ pub enum OpenError {
     NotBuilt(RegistrySpec),
     /// The setting is neither a file nor etcd.
     #[error(
-        "{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
+        "{0} cannot store identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
     )]
     NoStore(RegistrySpec),
 }
@@ -279,7 +277,7 @@ impl IdentityAllocator {
         let answer = answer.await.unwrap_or_else(|_| {
             Err(IdentityError::Unavailable {
                 store: self.shared.store.clone(),
-                reason: "the allocator has ended".to_owned(),
+                reason: "the allocator has stopped".to_owned(),
             })
         })?;
         unwant.labels = None;

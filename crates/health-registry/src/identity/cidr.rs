@@ -45,7 +45,7 @@ impl CidrIdentities {
         let path = state_dir.join(FILE);
         let kept = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
-            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are renumbered");
+            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "cannot read the saved CIDR identities; assigning new ones");
             // The file is of no use, except to find out what happened.
             let _ = fs::rename(&path, &aside);
             CidrDocument {
@@ -73,7 +73,7 @@ impl CidrIdentities {
         let next = kept.clone().with_just(prefixes);
         if *kept != next {
             if let Err(error) = write(&self.path, &next) {
-                tracing::warn!(path = %self.path.display(), %error, "identities of CIDRs are not kept over a restart");
+                tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
             }
             self.tell(&next.prefixes);
             *kept = next;
@@ -94,7 +94,7 @@ impl CidrIdentities {
     fn tell(&self, prefixes: &BTreeMap<IpNet, Identity>) {
         let labelled = prefixes.iter().filter_map(|(prefix, identity)| {
             let labels = labels_of(*prefix)
-                .inspect_err(|error| tracing::error!(%prefix, %error, "a prefix makes no label"));
+                .inspect_err(|error| tracing::error!(%prefix, %error, "cannot label a prefix"));
             Some((*identity, Arc::new(labels.ok()?)))
         });
         self.hub.tell_local(labelled.collect());
@@ -145,7 +145,7 @@ fn read(path: &Path) -> io::Result<CidrDocument> {
     let kept: CidrDocument = serde_json::from_slice(&bytes)?;
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
     if !(1..=LAST).contains(&kept.next) {
-        return invalid(format!("the next number is {}", kept.next));
+        return invalid(format!("invalid next number {}", kept.next));
     }
     let mut used = BTreeSet::new();
     for (prefix, identity) in &kept.prefixes {

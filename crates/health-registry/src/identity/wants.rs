@@ -169,7 +169,7 @@ impl Wants {
         match answer {
             Ok(identity) => {
                 if let Some(before) = want.identity.filter(|before| before != identity) {
-                    tracing::warn!(%before, %identity, "an identity has changed: the store lost its number");
+                    tracing::warn!(%before, %identity, "an identity changed because the store lost its number");
                 }
                 want.identity = Some(*identity);
                 (want.written, want.refused) = (Some(now), None);

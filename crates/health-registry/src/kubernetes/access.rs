@@ -45,7 +45,7 @@ pub enum AccessError {
     },
     /// No cluster is configured.
     #[error(
-        "no Kubernetes cluster is known: not in a pod ({in_cluster}), and {environment}; name a \
+        "no Kubernetes cluster is configured: not in a pod ({in_cluster}), and {environment}; name a \
          kubeconfig with --registry kubernetes:PATH, --pods-from-kubernetes=PATH or --services-from-kubernetes=PATH"
     )]
     NoCluster {
@@ -101,7 +101,7 @@ impl Access {
         if config.proxy_url.is_some() {
             tracing::warn!(
                 server = %config.cluster_url,
-                "proxies are not supported; the API server is asked directly"
+                "proxies are not supported; connecting to the API server directly"
             );
         }
         let server = config.cluster_url.to_string();
@@ -249,7 +249,7 @@ pub(crate) fn reason(error: &kube::Error) -> String {
         kube::Error::SerdeError(source) => {
             line(&format!("the answer cannot be understood: {source}"))
         }
-        kube::Error::FromUtf8(_) => "the answer cannot be understood: it is no text".to_owned(),
+        kube::Error::FromUtf8(_) => "the answer cannot be understood: it is not UTF-8".to_owned(),
         kube::Error::Service(source) => line(&innermost(source.as_ref())),
         other => line(&innermost(other)),
     }

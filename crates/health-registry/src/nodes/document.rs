@@ -12,7 +12,7 @@ use super::validate::{self, Claims, Entry, SourceText};
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The document holds only white space and comments.
-    #[error("it is empty; it needs a list `nodes` with at least one node")]
+    #[error("it is empty; expected a list `nodes` with at least one node")]
     Empty,
     /// Something in the document is wrong.
     #[error("{place}: {problem}")]
@@ -34,7 +34,7 @@ pub enum Problem {
     #[error("{0}")]
     Malformed(String),
     /// The list is empty.
-    #[error("there are no nodes in it")]
+    #[error("`nodes` is empty")]
     NoNodes,
     /// An entry cannot be used.
     #[error(transparent)]
@@ -211,13 +211,13 @@ nodes:
         for (text, expected) in [
             (
                 "",
-                "it is empty; it needs a list `nodes` with at least one node",
+                "it is empty; expected a list `nodes` with at least one node",
             ),
             (
                 "# nothing\n\n",
-                "it is empty; it needs a list `nodes` with at least one node",
+                "it is empty; expected a list `nodes` with at least one node",
             ),
-            ("nodes: []", "line 1, column 8: there are no nodes in it"),
+            ("nodes: []", "line 1, column 8: `nodes` is empty"),
             (
                 "nodes:\n- name: a\n  addresses: [10.0.0.1\n",
                 "line 3, column 14: ",

@@ -152,7 +152,7 @@ impl RegistryFile {
                 self.set(nodes, None)
             }
             Err(error) => {
-                tracing::warn!(%error, "nodes file refused; the last good one stands");
+                tracing::warn!(%error, "nodes file rejected; keeping the last good one");
                 let stale = Staleness {
                     since: self.heard.time(),
                     reason: error.to_string(),

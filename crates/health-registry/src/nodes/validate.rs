@@ -82,7 +82,7 @@ pub struct RefusedEntry<P: fmt::Display> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem<P: fmt::Display> {
     /// A name that cannot be part of `cluster/node`.
-    #[error("{what} {name:?} must not be empty nor hold white space or a slash")]
+    #[error("{what} {name:?} must not be empty or contain white space or a slash")]
     InvalidName {
         /// `node name` or `cluster name`.
         what: &'static str,
@@ -146,7 +146,7 @@ pub enum Problem<P: fmt::Display> {
         network: IpNet,
     },
     /// Pods cannot have addresses of this prefix. Routes for it would take away the host's own packets.
-    #[error("CIDR {cidr} overlaps {special}, whose addresses are not for pods")]
+    #[error("CIDR {cidr} overlaps {special}, which is not allowed for pods")]
     SpecialCidr {
         /// As written.
         cidr: IpNet,

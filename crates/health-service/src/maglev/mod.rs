@@ -21,7 +21,7 @@ pub const SIZE_MAX: u32 = 1 << 24;
 
 /// The size is invalid for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a Maglev table of {0} places: the size must be a prime between 3 and {SIZE_MAX}")]
+#[error("a Maglev table of {0} slots: the size must be a prime between 3 and {SIZE_MAX}")]
 pub struct SizeError(pub u32);
 
 /// A backend of a table.

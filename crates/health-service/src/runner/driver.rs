@@ -68,7 +68,7 @@ impl Driver {
                 let error = match &result {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some(error.to_string()),
-                    Err(_) => Some("it has panicked".to_owned()),
+                    Err(_) => Some("the sync panicked".to_owned()),
                 };
                 tell(&failure, &error);
                 failure = error;

@@ -18,7 +18,7 @@ pub struct Selection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
     /// Its label names another proxy; or this proxy has a name, and the object has no label.
-    #[error("label {PROXY_NAME} gives it to another proxy")]
+    #[error("label {PROXY_NAME} assigns it to another proxy")]
     OtherProxy,
     /// It has the label of objects that no proxy serves.
     #[error("label {HEADLESS} says that no proxy serves it")]

@@ -86,7 +86,7 @@ fn remove_ports(tables: &mut ServiceTables) -> Result<(), ServicesError> {
     let written = tables.remove_all(clock::now_ns())?;
     if written.frontends_removed > 0 {
         let frontends = written.frontends_removed;
-        info!(frontends, "the mode ipvs has replaced ebpf");
+        info!(frontends, "mode ipvs replaced mode ebpf");
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
 
 async fn retire(settings: ipvs::Settings, handle: &Handle) -> Result<(), IpvsError> {
     if ipvs::is_present(handle).await? {
-        info!("the mode ebpf has replaced ipvs, whose connections continue until they end");
+        info!("mode ebpf replaced mode ipvs; IPVS connections continue until they end");
         ipvs::retire(settings, handle).await?;
         info!("removed everything of the mode ipvs");
     }

@@ -90,7 +90,7 @@ impl ServiceCatalog {
             return Some((true, format!("{problem}{}", why())));
         }
         if view.failure.is_some() {
-            return Some((false, format!("cannot put services in force{}", why())));
+            return Some((false, format!("cannot apply services{}", why())));
         }
         let first = view.problems.first();
         let first = first.map_or("nothing is known yet".to_owned(), |first| {

@@ -124,7 +124,7 @@ impl FromStr for State {
         let wanted = states.find(|state| state.name().eq_ignore_ascii_case(text));
         wanted.copied().map(Self).ok_or_else(|| {
             let names = Self::ALL.map(|state| state.name().to_ascii_lowercase());
-            format!("give one of {}", names.join(", "))
+            format!("expected one of {}", names.join(", "))
         })
     }
 }

@@ -89,7 +89,7 @@ impl FromStr for Scope {
             Ok(id @ 1..=4095) => Ok(Self::Endpoint(id)),
             _ if text == "global" => Ok(Self::Global),
             _ => parse_ip(text).map(Self::Address).map_err(
-                |_| "give `global`, an endpoint id from 1 to 4095 or an endpoint's address",
+                |_| "expected `global`, an endpoint id from 1 to 4095 or an endpoint's address",
             ),
         }
     }
@@ -102,7 +102,7 @@ impl Scope {
             Self::Global => return Ok(None),
             Self::Endpoint(_) | Self::Address(_) => pinned.endpoints()?,
         };
-        let known = "`health-agent bpf endpoint list` shows those it knows";
+        let known = "`health-agent bpf endpoint list` lists the known ones";
         let id = match self {
             Self::Address(wanted) => endpoints
                 .iter()

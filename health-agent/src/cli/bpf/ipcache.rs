@@ -60,7 +60,7 @@ impl IpcacheCommand {
             Self::List(args) => args.output.print_rows(&rows(entries), prefixes_table),
             Self::Get(GetArgs { address, output }) => {
                 let found = longest(entries, address).with_context(|| {
-                    format!("no prefix has {address}: its identity is reserved:world")
+                    format!("no prefix contains {address}: its identity is reserved:world")
                 })?;
                 output.output.print_rows(&rows(vec![found]), prefixes_table)
             }

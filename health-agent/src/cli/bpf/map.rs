@@ -195,7 +195,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         IP_CALLS => format.print_rows(&calls::ip_entries(pinned.calls(&layout::IP_CALLS)?), lines),
         MASQUERADE => format.print_rows(&masquerade::entries(pinned.masquerade()?), lines),
         EVENTS => bail!(
-            "{EVENTS} cannot be dumped: whoever reads an event takes it away; `health-agent monitor` \
+            "{EVENTS} cannot be dumped: reading an event removes it; `health-agent monitor` \
              shows them"
         ),
         MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),

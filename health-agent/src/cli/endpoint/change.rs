@@ -43,7 +43,7 @@ impl DeleteArgs {
                 )
             }
             (None, None, None) => {
-                anyhow::bail!("say which endpoint: its id, --container-id or --netns")
+                anyhow::bail!("give an endpoint: its id, --container-id or --netns")
             }
         };
         let Deleted { deleted } = client.delete(&path).await?;

@@ -193,7 +193,7 @@ mod tests {
             "\
 Node:   default/hnode2
 Registry:   file:/etc/nodes.yaml
-Warning:   what file:/etc/nodes.yaml says is 10s old: nodes.yaml:3:5: unknown field
+Warning:   the data of file:/etc/nodes.yaml is 10s old: nodes.yaml:3:5: unknown field
 Addresses:   172.30.0.2
 Pod CIDRs:   10.244.2.0/24
 Health addresses:   -

@@ -60,7 +60,7 @@ pub(super) fn stale_warning(state: &RegistryState, now: Timestamp) -> Option<Str
     let registry = &state.registry;
     let reason = state.stale.as_deref().unwrap_or("it cannot be read");
     let age = age(state.last_read, now);
-    is_stale(state).then(|| format!("what {registry} says is {age} old: {reason}"))
+    is_stale(state).then(|| format!("the data of {registry} is {age} old: {reason}"))
 }
 
 fn is_stale(state: &RegistryState) -> bool {
@@ -133,7 +133,7 @@ nodes/west/host9   etcd:http://192.0.2.1:2379   no address
         assert_eq!(
             warnings,
             [
-                "what file:/etc/nodes.yaml says is 1m30s old: nodes.yaml:3:5: unknown field",
+                "the data of file:/etc/nodes.yaml is 1m30s old: nodes.yaml:3:5: unknown field",
                 "nodes/west/host9 of etcd:http://192.0.2.1:2379 is left out: no address",
             ]
         );

@@ -96,7 +96,7 @@ fn find(wanted: &str, pods: Vec<ProbedPod>) -> anyhow::Result<ProbedPod> {
             let names = all().map(|pod| if is_one_name { &pod.uid } else { &pod.pod });
             let names: Vec<&str> = names.map(String::as_str).collect();
             bail!(
-                "several pods are {wanted:?}: give one of {}",
+                "several pods match {wanted:?}: give one of {}",
                 names.join(", ")
             )
         }
@@ -294,11 +294,11 @@ Events:
         assert_eq!(find("u-3").as_deref(), Ok("u-3"));
         assert_eq!(
             find("web").unwrap_err(),
-            "several pods are \"web\": give one of shop/web, test/web"
+            "several pods match \"web\": give one of shop/web, test/web"
         );
         assert_eq!(
             find("db").unwrap_err(),
-            "several pods are \"db\": give one of u-3, u-4"
+            "several pods match \"db\": give one of u-3, u-4"
         );
         let unknown = find("app").unwrap_err();
         assert!(unknown.starts_with("no pod \"app\" is probed"), "{unknown}");

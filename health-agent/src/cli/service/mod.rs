@@ -68,7 +68,7 @@ fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<Serv
             let names = others.iter().chain([&last]).map(ServiceEntry::full_name);
             let names: Vec<_> = names.collect();
             bail!(
-                "several services are {wanted:?}: give one of {}",
+                "several services match {wanted:?}: give one of {}",
                 names.join(", ")
             )
         }

@@ -336,7 +336,7 @@ Problems:
         assert_eq!(find(vec![named("a")]).as_deref(), Ok("a/web"));
         assert_eq!(
             find(vec![named("a"), named("b")]).unwrap_err(),
-            "several services are \"web\": give one of a/web, b/web"
+            "several services match \"web\": give one of a/web, b/web"
         );
         let unknown = find(Vec::new()).unwrap_err();
         assert!(

@@ -114,7 +114,7 @@ impl Run {
             .as_mut()
             .and_then(|child| Some((child.stdout.take()?, child.stderr.take()?)));
         let Some((stdout, stderr)) = pipes else {
-            return own_error("the helper has no pipes");
+            return own_error("the helper's output is not piped");
         };
         let mut output = Output::of(stdout);
         let reported = async {

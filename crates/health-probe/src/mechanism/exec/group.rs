@@ -74,7 +74,7 @@ impl Group {
                 Ok(()) => return Ok((Self { path }, earlier)),
                 // Left by an earlier agent with the same PID.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(GroupError::new("make control group", &path)(error)),
+                Err(error) => return Err(GroupError::new("create control group", &path)(error)),
             }
         }
     }
@@ -106,7 +106,7 @@ impl Group {
         let path = self.path.join("cgroup.kill");
         match fs::write(&path, "1") {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(GroupError::new("kill by", &path)(error))
+                Err(GroupError::new("write to", &path)(error))
             }
             _ => Ok(()),
         }

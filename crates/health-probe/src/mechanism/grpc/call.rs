@@ -54,10 +54,10 @@ pub(super) enum CallError {
     #[error("{0}")]
     Protocol(Violation),
     /// The server ended the call.
-    #[error("the server reset it ({})", code(*.0))]
+    #[error("the server reset the stream ({})", code(*.0))]
     Reset(u32),
     /// The server accepts no calls on this connection.
-    #[error("the server goes away ({})", code(*.0))]
+    #[error("the server sent GOAWAY ({})", code(*.0))]
     GoAway(u32),
     /// The server closed the connection.
     #[error("the server closed the connection")]

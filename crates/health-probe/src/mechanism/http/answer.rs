@@ -19,11 +19,11 @@ pub(super) enum HeadError {
     Status,
     #[error("a header cannot be read: {0}")]
     Header(httparse::Error),
-    #[error("the head is too large")]
+    #[error("the response head is too large")]
     TooLarge,
     #[error("invalid Content-Length")]
     Length,
-    #[error("the body has a coding that nobody asked for")]
+    #[error("the body has an unsupported transfer coding")]
     Coding,
 }
 
@@ -394,11 +394,11 @@ mod tests {
             ("\r\n\r\n", "it is not HTTP/1"),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-                "the body has a coding that nobody asked for",
+                "the body has an unsupported transfer coding",
             ),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
-                "the body has a coding that nobody asked for",
+                "the body has an unsupported transfer coding",
             ),
             ("HTTP/1.1 -1 x\r\n\r\n", "invalid HTTP status"),
             (
@@ -439,12 +439,12 @@ mod tests {
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "A: b\r\n".repeat(101));
         assert_eq!(
             read(&[many.as_bytes()]),
-            Err("the head is too large".to_owned())
+            Err("the response head is too large".to_owned())
         );
         let long = format!("HTTP/1.1 200 OK\r\nA: {}", "b".repeat(HEAD_LIMIT));
         assert_eq!(
             read(&[long.as_bytes()]),
-            Err("the head is too large".to_owned())
+            Err("the response head is too large".to_owned())
         );
     }
 

@@ -44,7 +44,7 @@ async fn a_container_whose_start_fails_waits_longer_each_time() {
     assert_waits(&tries, &[10, 20, 40]);
     let failed = stand.events("web", "Failed");
     assert_eq!(failed.len(), 3, "{failed:?}");
-    let start = "cannot start container app again: the runtime at ";
+    let start = "cannot restart container app: the runtime at ";
     assert!(failed[0].message.starts_with(start), "{failed:?}");
     let waits = stand.events("web", "BackOff");
     assert_eq!(waits.iter().map(|event| event.count).sum::<u64>(), 3);

@@ -219,7 +219,7 @@ where
         };
         let known = self.outage.as_ref();
         if known.is_none_or(|known| known.reason != stale.reason) {
-            warn!(store = self.shown, %error, "etcd is away; its documents stay as they were");
+            warn!(store = self.shown, %error, "etcd is unavailable; keeping its last documents");
         }
         self.outage = Some(stale);
         self.tell();

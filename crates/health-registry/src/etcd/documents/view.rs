@@ -60,7 +60,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
     /// Why the documents may be wrong.
     pub(super) fn distrust(&self) -> Option<&'static str> {
         (!self.missing.is_empty() && self.missing_until.is_none())
-            .then_some("it has no documents any more; its data may have been lost")
+            .then_some("it no longer has any documents; its data may have been lost")
     }
 
     /// Records a document that was written.

@@ -148,7 +148,7 @@ impl Keeper {
                 biased;
                 _ = extensions.tick() => {
                     if !hold.extend().await? {
-                        warn!(lease = ?self.lease, "the lease of identities is lost; taking them again");
+                        warn!(lease = ?self.lease, "identity lease lost; acquiring the identities again");
                         self.lease = None;
                         return Ok(());
                     }
@@ -301,7 +301,7 @@ impl Keeper {
         for unused in unused.iter().take(COLLECT_AT_ONCE) {
             let identity = unused.identity;
             if holder.collect(store, unused, freed).await? {
-                info!(%identity, "collected an identity that nobody uses");
+                info!(%identity, "collected an unused identity");
             } else {
                 let now = self.known.now();
                 self.known.records().not_collected(identity, now);

@@ -78,7 +78,7 @@ impl Keys {
 
     /// Parses a key.
     pub(super) fn read(&self, key: &str) -> Result<Key, &'static str> {
-        const UNKNOWN: &str = "no key of this agent's";
+        const UNKNOWN: &str = "unknown key";
         let rest = key.strip_prefix(&self.prefix).ok_or(UNKNOWN)?;
         let (kind, rest) = rest.split_once('/').ok_or(UNKNOWN)?;
         Ok(match kind {
@@ -91,10 +91,10 @@ impl Keys {
             }
             "addresses" => {
                 let (node, ip) = rest.split_once('/').ok_or(UNKNOWN)?;
-                let read = parse_ip(ip).map_err(|_| "no IP address")?;
+                let read = parse_ip(ip).map_err(|_| "not an IP address")?;
                 // Only the canonical form is accepted; otherwise one address could have several keys.
                 if read.to_string() != ip {
-                    return Err("not the address's usual form");
+                    return Err("not the canonical form of the address");
                 }
                 Key::Address(node.to_owned(), read)
             }
@@ -105,11 +105,11 @@ impl Keys {
 
 /// Parses a number, which must be in canonical form.
 fn number(text: &str) -> Result<Identity, &'static str> {
-    let number: u32 = text.parse().map_err(|_| "no number")?;
+    let number: u32 = text.parse().map_err(|_| "not a number")?;
     if number.to_string() == text && Identity(number).is_of_cluster() {
         Ok(Identity(number))
     } else {
-        Err("no number of an identity of the cluster, which are 256 to 65535")
+        Err("invalid cluster identity; expected 256 to 65535")
     }
 }
 
@@ -137,7 +137,7 @@ pub(super) fn read_labels(value: &Value) -> Result<LabelSet, String> {
     let labels: LabelSet =
         serde_json::from_slice(bytes).map_err(|error| format!("not a label set: {error}"))?;
     if labels.is_empty() {
-        return Err("a label set without labels".to_owned());
+        return Err("the label set is empty".to_owned());
     }
     match not_for_endpoints(&labels) {
         Some(label) => Err(format!("label {label} is not for endpoints")),
@@ -180,7 +180,7 @@ impl AddressRecord {
             .map_err(|error| format!("not an address record: {error}"))?;
         let Self { identity, node, .. } = record;
         if !identity.is_of_endpoints() {
-            return Err(format!("identity {identity} is no endpoint's"));
+            return Err(format!("identity {identity} is not for endpoints"));
         }
         let announced = AddressAnnouncement {
             identity,

@@ -159,7 +159,7 @@ impl Follower {
         let reason = error.to_string();
         if self.lost.as_ref() != Some(&reason) {
             let store = &self.shared.store;
-            warn!(store, %error, "the identity store is away; what it said last stands");
+            warn!(store, %error, "the identity store is unavailable; keeping its last known state");
         }
         self.shared.fail(self.cursor.heard.time(), reason.clone());
         self.lost = Some(reason);

@@ -18,7 +18,7 @@ use crate::etcd::StoreError;
 /// Maximum attempts to take one label set. Each fails only if another node was faster.
 const ATTEMPTS: u32 = 100;
 /// Purpose of changes that reconnect the two halves of an identity.
-const MEND: &str = "mend an identity";
+const MEND: &str = "repair an identity";
 
 /// Why a label set got no number.
 #[derive(Debug)]
@@ -85,8 +85,8 @@ impl Holder {
                 return Ok(identity);
             }
         }
-        let reason = format!("others were faster {ATTEMPTS} times");
-        Err(StoreError::new("take an identity", reason).into())
+        let reason = format!("other agents were faster {ATTEMPTS} times");
+        Err(StoreError::new("acquire an identity", reason).into())
     }
 
     /// Takes a reference to the number at a label set's key; `None` if that changed.
@@ -134,13 +134,13 @@ impl Holder {
             read_labels(&stands.value).map_err(|reason| corrupt(number_key.clone(), reason))?;
         if known != *labels {
             let reason = format!(
-                "it says {identity}, which is the number of {}",
+                "its value is {identity}, which belongs to {}",
                 shown(&known)
             );
             return Err(corrupt(labels_key, reason));
         }
         let refer = Transaction {
-            attempt: "take an identity",
+            attempt: "acquire an identity",
             when: vec![
                 as_found,
                 Condition::Unchanged(number_key, stands.mod_revision),
@@ -223,7 +223,7 @@ impl Holder {
         store: &mut impl Transactions,
         key: String,
     ) -> Result<(), StoreError> {
-        change(store, "take a key back", KeyChange::Delete(key)).await
+        change(store, "delete a key", KeyChange::Delete(key)).await
     }
 
     /// Collects an identity unless a node uses it again. Its number is not reused while the lease `freed` lasts.

@@ -105,7 +105,7 @@ impl Document {
         let document: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if document.version != VERSION {
             return Err(format!(
-                "version {} is not {VERSION}, the one that this agent knows",
+                "unsupported version {}; expected {VERSION}",
                 document.version
             ));
         }
@@ -113,7 +113,7 @@ impl Document {
         for (identity, entry) in &document.identities {
             if !identity.is_of_cluster() {
                 return Err(format!(
-                    "identity {identity} is not {CLUSTER_FIRST} to {CLUSTER_LAST}"
+                    "invalid identity {identity}; expected {CLUSTER_FIRST} to {CLUSTER_LAST}"
                 ));
             }
             if entry.labels.is_empty() {
@@ -132,7 +132,10 @@ impl Document {
         }
         let strange = |address: &&Address| !address.identity.is_of_endpoints();
         match document.addresses.values().find(strange) {
-            Some(address) => Err(format!("identity {} is no endpoint's", address.identity)),
+            Some(address) => Err(format!(
+                "identity {} is not for endpoints",
+                address.identity
+            )),
             None => Ok(document),
         }
     }
@@ -490,7 +493,7 @@ mod tests {
         let text = serde_json::to_string(&document).unwrap();
         assert_eq!(Document::parse(text.as_bytes()), Ok(document));
         for (from, to, expected) in [
-            (r#""256""#, r#""1""#, "identity 1 is not 256"),
+            (r#""256""#, r#""1""#, "invalid identity 1; expected 256"),
             ("k8s:app=a1", "reserved:host", "has label reserved:host"),
             (
                 "k8s:app=a1",
@@ -498,7 +501,11 @@ mod tests {
                 "256 and 257 have the same labels",
             ),
             (r#"["k8s:app=a1"]"#, "[]", "identity 256 has no labels"),
-            (r#""version":1"#, r#""version":2"#, "version 2 is not 1"),
+            (
+                r#""version":1"#,
+                r#""version":2"#,
+                "unsupported version 2; expected 1",
+            ),
             (r#""next""#, r#""more":1,"next""#, "unknown field `more`"),
             ("{", "", "expected struct Document"),
         ] {

@@ -45,7 +45,7 @@ enum FileError {
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error(
-        "{path} is not an identity file: {reason}; fix it, or move it away and lose the numbers"
+        "{path} is not an identity file: {reason}; fix it, or move it away, which loses all numbers"
     )]
     Damaged { path: PathBuf, reason: String },
 }
@@ -154,7 +154,7 @@ impl Follower {
             reporter.end(None, Some(period));
         }
         if self.lost.take().is_some() {
-            info!(path = %self.store.path.display(), "the identity file can be used again");
+            info!(path = %self.store.path.display(), "the identity file is usable again");
         }
         {
             let mut wants = self.shared.wants();
@@ -273,7 +273,10 @@ impl IdentityFile {
         };
         match fs::metadata(path) {
             Ok(metadata) if metadata.len() > MAX_LEN => {
-                return Err(damaged(format!("it has {} bytes", metadata.len())));
+                return Err(damaged(format!(
+                    "it is too large ({} bytes)",
+                    metadata.len()
+                )));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Ok(_) | Err(_) => {}

@@ -290,7 +290,7 @@ impl Follower {
                     "deleted the record of a node whose agent is gone"
                 ),
                 Ok(false) => {}
-                Err(error) => warn!(key = record, %error, "an abandoned record stays"),
+                Err(error) => warn!(key = record, %error, "cannot delete an abandoned record"),
             }
         }
     }
@@ -332,7 +332,7 @@ impl Follower {
         };
         let known = self.state.stale.as_ref();
         if known.is_none_or(|known| known.reason != stale.reason) {
-            warn!(registry = self.state.registry, %error, "etcd is away; the last good set stands");
+            warn!(registry = self.state.registry, %error, "etcd is unavailable; keeping the last good set");
         }
         self.state.stale = Some(stale);
         self.tell();

@@ -72,7 +72,7 @@ impl Registration {
                 Err(error) => {
                     let problem = error.to_string();
                     if self.problem.borrow().as_ref() != Some(&problem) {
-                        warn!(%error, "this node is not registered");
+                        warn!(%error, "cannot register this node");
                         self.problem.send_replace(Some(problem));
                     }
                     tokio::time::sleep(backoff.pause(rand::random())).await;
@@ -118,7 +118,7 @@ impl Registration {
             tokio::select! {
                 _ = ticks.tick() => {
                     if !hold.extend().await? {
-                        warn!(?lease, "the lease is lost; registering again");
+                        warn!(?lease, "lease lost; registering again");
                         return Ok(());
                     }
                 }

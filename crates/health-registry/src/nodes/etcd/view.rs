@@ -296,7 +296,7 @@ fn summarised(mut rejected: Vec<UnusableEntry>) -> Vec<UnusableEntry> {
         rejected.truncate(MAX_REJECTED - 1);
         rejected.push(UnusableEntry {
             key: format!("{more} more"),
-            reason: "see the first ones".to_owned(),
+            reason: "see the first entries".to_owned(),
         });
     }
     rejected

@@ -162,7 +162,7 @@ impl Kept for KeptNodes {
                 registry = self.state.registry,
                 cluster = self.cluster,
                 reason = stale.reason,
-                "nodes are not up to date; the last good set stands"
+                "nodes are not up to date; keeping the last good set"
             ),
             None => tracing::info!(
                 registry = self.state.registry,

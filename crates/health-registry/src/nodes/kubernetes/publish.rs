@@ -131,7 +131,7 @@ impl Publisher {
         match outcome {
             Ok(()) => {
                 self.failure = None;
-                tracing::info!(node, addresses = ?wanted, "health addresses are published");
+                tracing::info!(node, addresses = ?wanted, "published the health addresses");
             }
             Err(error) => {
                 let error = error.to_string();

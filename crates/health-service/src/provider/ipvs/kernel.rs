@@ -59,7 +59,7 @@ impl Kernel {
             return Ok(());
         }
         let set = self.servers.set_timeouts(timeouts);
-        set.map_err(IpvsError::netlink("change the timeouts of IPVS"))
+        set.map_err(IpvsError::netlink("change the IPVS timeouts"))
     }
 
     /// Creates missing sets, and puts the rules in place.
@@ -172,7 +172,7 @@ impl Kernel {
             let listed = self.flows.flows(family, is_stale);
             let stale = listed.map_err(IpvsError::netlink("list the flows of conntrack"))?;
             let deleted = self.flows.delete(stale);
-            forgotten += deleted.map_err(IpvsError::netlink("delete flows of conntrack"))?;
+            forgotten += deleted.map_err(IpvsError::netlink("delete conntrack flows"))?;
         }
         Ok(forgotten)
     }

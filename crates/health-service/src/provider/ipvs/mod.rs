@@ -177,7 +177,7 @@ async fn remove(handle: &Handle) -> Result<Vec<String>, IpvsError> {
             break;
         };
         if begin.elapsed() > REMOVE_TIMEOUT {
-            let first = format!("cannot destroy the set {set}: rules of others use it");
+            let first = format!("cannot destroy the set {set}: other programs' rules use it");
             let more = busy.len() - 1;
             return Err(IpvsError::Steps { first, more });
         }

@@ -224,13 +224,13 @@ impl Worker {
         let forgotten = self.blocking(move |kernel| kernel.forget_flows(&servers));
         match forgotten.await {
             Ok(0) => {}
-            Ok(flows) => debug!(flows, "forgot flows that are older than their services"),
+            Ok(flows) => debug!(flows, "deleted flows that are older than their services"),
             // The kernel may not support such messages at all (`nf_conntrack_netlink`).
             Err(error) if std::mem::replace(&mut self.cannot_forget, true) => {
-                debug!(%error, "flows that are older than their services stay without answers");
+                debug!(%error, "cannot delete flows that are older than their services; they get no answers");
             }
             Err(error) => {
-                warn!(%error, "flows that are older than their services stay without answers");
+                warn!(%error, "cannot delete flows that are older than their services; they get no answers");
             }
         }
     }

@@ -238,7 +238,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
     match (meant.next(), meant.next()) {
         (Some(endpoint), None) => Ok((Who::Endpoint(endpoint.clone()), port)),
         (Some(_), Some(_)) => Err(bad(format!(
-            "source: several endpoints are called {name:?}; give the id of one"
+            "source: several endpoints are named {name:?}; give the id of one"
         ))),
         (None, _) => Err(missing(format!(
             "source: no endpoint of this node is {name:?}; give its id or name, an address, or {HOST}"
@@ -273,7 +273,7 @@ fn of_service(
         several => {
             let names: Vec<_> = several.iter().map(ServiceEntry::full_name).collect();
             return Err(bad(format!(
-                "destination: several services are {name:?}: give one of {}",
+                "destination: several services match {name:?}: give one of {}",
                 names.join(", ")
             )));
         }

@@ -55,7 +55,7 @@ impl TraceHook {
                 Some("the host's own sockets are not served")
             }
             Self::Socket if flow.protocol == IP_PROTOCOL_SCTP => {
-                Some("the kernel asks no program where sockets of SCTP connect")
+                Some("the kernel calls no program when SCTP sockets connect")
             }
             Self::Socket => None,
             _ if is_host_only => Some("only sockets of this node reach a service at the loopback"),

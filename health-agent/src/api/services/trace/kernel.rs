@@ -177,7 +177,7 @@ impl Kernel {
         let cookies = SocketDiag::open()
             .and_then(|mut diag| diag.cookies_at(flow.protocol, flow.source.port()))
             .map_err(|error| {
-                let problem = format!("source: list the sockets of this node: {error}");
+                let problem = format!("source: cannot list the sockets of this node: {error}");
                 Refusal(StatusCode::INTERNAL_SERVER_ERROR, problem)
             })?;
         for cookie in cookies {

@@ -38,7 +38,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         match (is_serving, has_answer, is_open) {
             (false, ..) => (
                 false,
-                "its backend serves no more: the old connection stays there, a new one goes elsewhere",
+                "its backend no longer serves: the old connection stays there, a new one goes elsewhere",
             ),
             (true, ..) if !can_be_told => (false, untold),
             (true, false, _) => (false, "the way back from its backend is not known any more"),
@@ -49,7 +49,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     } else {
         match (now >= entry.expires, flow.protocol == IP_PROTOCOL_UDP) {
             (true, _) => (false, "nothing was sent for too long"),
-            (false, true) if !is_serving => (false, "its backend serves no more"),
+            (false, true) if !is_serving => (false, "its backend no longer serves"),
             _ if !can_be_told => (false, untold),
             _ => (true, "it goes on"),
         }
@@ -74,10 +74,10 @@ pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
         (true, true) => (true, "its socket is connected to it"),
         (true, false) => (
             false,
-            "its backend serves no more: the agent ends the socket",
+            "its backend no longer serves: the agent ends the socket",
         ),
         (false, true) => (true, "its socket keeps it while it serves"),
-        (false, false) => (false, "its backend serves no more"),
+        (false, false) => (false, "its backend no longer serves"),
     };
     stay(backend, Some(to), stays, reason.to_owned())
 }
@@ -99,15 +99,15 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         (Some(_), false, _) => (false, "its backend gets no new flows".to_owned()),
         (_, true, false) => (
             false,
-            format!("its last flow began {age} s ago, of {secs} s"),
+            format!("its last flow began {age} s ago; the limit is {secs} s"),
         ),
         (_, true, true) if !is_within_reach => (
             false,
-            "its backend is not on this node, as the traffic policy wants".to_owned(),
+            "its backend is not on this node, as the traffic policy requires".to_owned(),
         ),
         (_, true, true) => (
             true,
-            format!("its last flow began {age} s ago, of {secs} s"),
+            format!("its last flow began {age} s ago; the limit is {secs} s"),
         ),
     };
     stay(entry.backend, backend.as_ref().map(address), stays, reason)
@@ -275,7 +275,10 @@ mod tests {
         let well = traced(facts(100, Some(backend)));
         assert!(well.stays);
         assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
-        assert_eq!(well.reason, "its last flow began 30 s ago, of 60 s");
+        assert_eq!(
+            well.reason,
+            "its last flow began 30 s ago; the limit is 60 s"
+        );
         assert!(!traced(facts(70, Some(backend))).stays);
         let away = ClientFacts {
             is_within_reach: false,

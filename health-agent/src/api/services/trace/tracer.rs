@@ -164,7 +164,7 @@ impl<S: Source> Tracer<'_, S> {
         let is_open = self.kernel.is_open(self.hook, &self.flow, to)?;
         Ok(is_open.then(|| {
             format!(
-                "the client has a connection to {to} from this port: the backend sees another one"
+                "the client has a connection to {to} from this port: the backend sees another port"
             )
         }))
     }

@@ -193,7 +193,7 @@ fn parse_percent(text: &str) -> Result<f64, &'static str> {
     text.parse()
         .ok()
         .filter(|percent| (0.0..=100.0).contains(percent))
-        .ok_or("give a percentage from 0 to 100")
+        .ok_or("expected a percentage from 0 to 100")
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ fn a_server_that_goes_away_may_answer_before() {
     let mut call = Call::new(&REQUEST);
     assert!(call.receive(&[begun, &goaway].concat()).is_none());
     let error = call.end(None).unwrap_err();
-    assert_eq!(error.to_string(), "the server goes away (error 99)");
+    assert_eq!(error.to_string(), "the server sent GOAWAY (error 99)");
 }
 
 #[test]
@@ -316,14 +316,14 @@ fn what_breaks_the_protocol_is_told() {
                 settings(),
                 frame(frame::RST_STREAM, 0, STREAM, &[0, 0, 0, 7]),
             ],
-            "the server reset it (REFUSED_STREAM)",
+            "the server reset the stream (REFUSED_STREAM)",
         ),
         (
             vec![
                 settings(),
                 frame(frame::GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 0]),
             ],
-            "the server goes away (NO_ERROR)",
+            "the server sent GOAWAY (NO_ERROR)",
         ),
     ] {
         let bytes = frames.concat();

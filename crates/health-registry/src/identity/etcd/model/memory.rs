@@ -227,7 +227,7 @@ impl Transactions for MemoryStore {
     }
 
     async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
-        self.ask("get a lease", |memory| Ok(memory.grant(ttl)))
+        self.ask("create a lease", |memory| Ok(memory.grant(ttl)))
             .await
     }
 }

@@ -332,7 +332,10 @@ mod tests {
             "Invalid argument (os error 22): cold"
         );
         let told = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
-        assert_eq!(told.unwrap_err().to_string(), "the entry is in the set");
+        assert_eq!(
+            told.unwrap_err().to_string(),
+            "the entry is in the set already"
+        );
         assert_eq!(result_of(0, &[0; 4]), Ok(Ok(())));
         assert_eq!(result_of(0, &[]), Ok(Ok(())));
         assert!(result_of(0, &[1]).is_err());

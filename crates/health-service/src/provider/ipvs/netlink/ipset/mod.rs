@@ -20,14 +20,14 @@ const CHUNK: usize = 400;
 /// The meaning of an ipset error (`enum ipset_errno`).
 pub(super) fn error_text(code: i32) -> Option<&'static str> {
     Some(match code {
-        4097 => "the kernel speaks another protocol of ipset",
+        4097 => "the kernel uses another ipset protocol",
         4098 => "the kernel has no such type of set",
         4099 => "there are as many sets as there can be",
         4100 => "the set is in use",
         4102 => "the set is of another type",
-        4103 => "the entry is in the set",
-        4104 => "the prefix is not valid",
-        4106 => "the family is not valid",
+        4103 => "the entry is in the set already",
+        4104 => "invalid prefix",
+        4106 => "invalid family",
         4352 => "the set is full",
         _ => return None,
     })

@@ -217,14 +217,14 @@ pub(super) fn read_server(object: &[u8]) -> Result<Option<VirtualServer>, Malfor
             _ => {}
         }
     }
-    let family = family.ok_or(Malformed("a virtual server without family"))?;
+    let family = family.ok_or(Malformed("a virtual server without a family"))?;
     let id = match (mark, protocol, address, port) {
         (Some(mark), ..) => ServerId::Mark(family, mark),
         (None, Some(protocol), Some(address), Some(port)) => ServerId::Address(ServerKey {
             address: SocketAddr::new(address_of(address, family)?, port),
             protocol: Protocol(u8::try_from(protocol).map_err(|_| Malformed("a protocol"))?),
         }),
-        _ => return Err(Malformed("a virtual server without address")),
+        _ => return Err(Malformed("a virtual server without an address")),
     };
     Ok(Some(VirtualServer {
         id,
@@ -265,7 +265,7 @@ pub(super) fn read_real(object: &[u8], family: Family) -> Result<Option<RealServ
         }
     }
     let (Some(address), Some(port)) = (address, port) else {
-        return Err(Malformed("a real server without address"));
+        return Err(Malformed("a real server without an address"));
     };
     real.address = SocketAddr::new(address_of(address, family)?, port);
     Ok(Some(real))
