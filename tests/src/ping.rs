@@ -1,7 +1,8 @@
-//! Single echo requests, and consecutive runs of `ping` while something happens, with their summaries.
+//! Echo requests: single ones, and a dense sequence while something happens.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -9,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use health_net::netns::NetNs;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::bed::command_in;
 use crate::packet::checksum;
-use crate::process::run;
 use crate::wait::slowness;
 
 /// How long to wait for the reply to a single request.
@@ -33,81 +33,120 @@ const WITHOUT_REPLY: [ErrorKind; 7] = [
 /// Whether an echo request from a named network namespace is answered within a second. It spawns no process: some
 /// tests send hundreds at once.
 pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
-    match NetNs::open(netns)?.run_in(|| echo(address))? {
-        Ok(()) => Ok(true),
-        Err(error) if WITHOUT_REPLY.contains(&error.kind()) => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("cannot send an echo to {address}")),
-    }
+    let answered = NetNs::open(netns)?.run_in(|| echo(address))?;
+    let answered = unless_unreachable(answered);
+    Ok(answered
+        .with_context(|| format!("cannot send an echo to {address}"))?
+        .is_some())
 }
 
-/// Sends an echo request (RFC 792, RFC 4443) and waits for its reply.
+/// Sends an echo request and waits for its reply.
 fn echo(address: IpAddr) -> io::Result<()> {
-    let (domain, protocol, kind, kind_of_reply) = match address {
-        IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
-        IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
-    };
-    let mut socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-    socket.connect(&SocketAddr::new(address, 0).into())?;
-    let mut request = [kind, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-    // Its identifier, and a number that distinguishes it from all other requests.
-    request[4..6].copy_from_slice(&fastrand::u16(..).to_be_bytes());
-    request[8..].copy_from_slice(&fastrand::u64(..).to_be_bytes());
-    // For ICMPv6, whose checksum also covers addresses, the kernel fills it in.
-    let sum = checksum(&[&request]).to_be_bytes();
-    request[2..4].copy_from_slice(&sum);
-    socket.send(&request)?;
+    let mut socket = EchoSocket::connect(address)?;
+    let body = fastrand::u64(..);
+    socket.send(fastrand::u16(..), body)?;
     let deadline = Instant::now() + REPLY;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        socket.set_read_timeout(Some(left))?;
-        let mut packet = [0; 256];
-        let length = socket.read(&mut packet)?;
-        // IPv4 sockets return the IP header too.
-        let header = match address {
-            IpAddr::V4(_) => usize::from(packet[0] & 0xf) * 4,
-            IpAddr::V6(_) => 0,
-        };
-        let reply = packet[..length].get(header..).unwrap_or_default();
-        if reply.first() == Some(&kind_of_reply) && reply.get(4..) == Some(&request[4..]) {
+    while let Some(answered) = socket.reply(deadline)? {
+        if answered == body {
             return Ok(());
         }
     }
+    Err(ErrorKind::TimedOut.into())
 }
 
-/// Parameters of each run of `ping`.
-#[derive(Clone, Copy, Debug)]
-pub struct Runs {
-    /// Milliseconds between requests. Grows with the square of the machine's slowness: a slow machine does everything
-    /// that many times more slowly, and each request keeps it busy that many times longer.
-    pub interval: u32,
-    /// How long to send requests, milliseconds.
-    pub length: u32,
-    /// How long to wait for the last replies, seconds.
-    pub patience: u32,
+/// A raw socket for the echoes of one address (RFC 792, RFC 4443).
+#[derive(Debug)]
+struct EchoSocket {
+    socket: Socket,
+    address: IpAddr,
 }
 
-impl Runs {
-    /// A thousand requests a second where the machine is fast enough, and none is given up early.
-    pub const fn dense(length: u32) -> Self {
-        Self {
-            interval: 1,
-            length,
-            patience: 10,
+impl EchoSocket {
+    const HEADER_LEN: usize = 8;
+
+    fn connect(address: IpAddr) -> io::Result<Self> {
+        let (domain, protocol) = match address {
+            IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
+            IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
+        };
+        let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
+        socket.set_nonblocking(true)?;
+        socket.connect(&SocketAddr::new(address, 0).into())?;
+        Ok(Self { socket, address })
+    }
+
+    /// Sends a request with this identifier. Its reply has the same body.
+    fn send(&mut self, id: u16, body: u64) -> io::Result<()> {
+        let kind = if self.address.is_ipv4() { 8 } else { 128 };
+        let mut request = [0; Self::HEADER_LEN + size_of::<u64>()];
+        request[0] = kind;
+        request[4..6].copy_from_slice(&id.to_be_bytes());
+        request[Self::HEADER_LEN..].copy_from_slice(&body.to_be_bytes());
+        // For ICMPv6, whose checksum also covers addresses, the kernel fills it in.
+        let sum = checksum(&[&request]).to_be_bytes();
+        request[2..4].copy_from_slice(&sum);
+        self.socket.send(&request).map(|_| ())
+    }
+
+    /// The body of the next reply, to whomever it belongs; none if there is none until then.
+    fn reply(&mut self, deadline: Instant) -> io::Result<Option<u64>> {
+        let kind = if self.address.is_ipv4() { 0 } else { 129 };
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            if ppoll(&mut ready, Some(left.into()), None)? == 0 {
+                return Ok(None);
+            }
+            let mut packet = [0; 256];
+            let length = match self.socket.read(&mut packet) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                length => length?,
+            };
+            // IPv4 sockets return the IP header too.
+            let header = match self.address {
+                IpAddr::V4(_) => usize::from(packet[0] & 0xf) * 4,
+                IpAddr::V6(_) => 0,
+            };
+            let message = packet[..length].get(header..).unwrap_or_default();
+            let body = message.get(Self::HEADER_LEN..).map(<[u8; 8]>::try_from);
+            if let (Some(&first), Some(Ok(body))) = (message.first(), body)
+                && first == kind
+            {
+                return Ok(Some(u64::from_be_bytes(body)));
+            }
         }
     }
 }
 
-/// Echo requests to an address, in consecutive runs. Stopping lets the current run finish, so none is cut off.
+/// How often echoes are sent. `ping` keeps a processor busy if it sends one each millisecond.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Milliseconds between requests. Grows with the square of the machine's slowness: a slow machine does everything
+    /// that many times more slowly, and each request keeps it busy that many times longer.
+    pub interval: u32,
+    /// How many requests have the same identifier, and so are of one flow.
+    pub flow: usize,
+    /// How long to wait for the last replies.
+    pub patience: Duration,
+}
+
+impl Pace {
+    /// A thousand requests a second where the machine is fast enough, and none is given up early.
+    pub const DENSE: Self = Self {
+        interval: 1,
+        flow: 1_500,
+        patience: Duration::from_secs(10),
+    };
+}
+
+/// Echo requests to an address, until they are ended.
 #[derive(Debug)]
 pub struct Pinging {
     ends: Ends,
-    runs: JoinHandle<anyhow::Result<Summary>>,
+    thread: JoinHandle<anyhow::Result<Summary>>,
 }
 
-/// Prevents further runs once it is dropped, for example when a test fails.
+/// Prevents further requests once it is dropped, for example when a test fails.
 #[derive(Debug)]
 struct Ends(Arc<AtomicBool>);
 
@@ -119,44 +158,97 @@ impl Drop for Ends {
 
 impl Pinging {
     /// Starts in a named network namespace.
-    pub fn start(netns: &str, to: IpAddr, runs: Runs) -> Self {
-        let Runs {
-            interval,
-            length,
-            patience,
-        } = runs;
-        let interval = interval * slowness().pow(2);
-        let count = (length / interval).max(1);
-        let interval = f64::from(interval) / 1e3;
-        let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
+    pub fn start(netns: &str, to: IpAddr, pace: Pace) -> Self {
         let ends = Ends(Arc::new(AtomicBool::new(false)));
         let (netns, may_end) = (netns.to_owned(), ends.0.clone());
-        let runs = thread::spawn(move || {
-            let mut sum = Summary {
-                transmitted: 0,
-                received: 0,
-            };
-            while !may_end.load(Ordering::Relaxed) {
-                let ran = run(command_in(&netns, "ping").args(words.split(' ')))?;
-                let one = Summary::parse(&ran.stdout)?;
-                sum.transmitted += one.transmitted;
-                sum.received += one.received;
-            }
-            Ok(sum)
+        let thread = thread::spawn(move || {
+            let mut socket = NetNs::open(&netns)?.run_in(|| EchoSocket::connect(to))??;
+            ping(&mut socket, pace, &may_end)
+                .with_context(|| format!("cannot exchange echoes with {to}"))
         });
-        Self { ends, runs }
+        Self { ends, thread }
     }
 
-    /// Lets the current run finish, and adds up all runs.
+    /// Stops sending and waits for the last replies.
     pub fn end(self) -> anyhow::Result<Summary> {
-        let Self { ends, runs } = self;
+        let Self { ends, thread } = self;
         drop(ends);
-        runs.join()
+        thread
+            .join()
             .map_err(|_| anyhow::anyhow!("the thread panicked"))?
     }
 }
 
-/// The summary of one run of `ping`.
+/// Sends echoes until `may_end`, and waits for their replies.
+fn ping(socket: &mut EchoSocket, pace: Pace, may_end: &AtomicBool) -> io::Result<Summary> {
+    let interval = Duration::from_millis(u64::from(pace.interval * slowness().pow(2)));
+    let mut echoes = Echoes {
+        token: fastrand::u32(..),
+        answered: Vec::new(),
+        received: 0,
+    };
+    let mut id = 0;
+    let mut next = Instant::now();
+    while !may_end.load(Ordering::Relaxed) {
+        if echoes.answered.len().is_multiple_of(pace.flow) {
+            id = fastrand::u16(..);
+        }
+        unless_unreachable(socket.send(id, echoes.next()))?;
+        next = (next + interval).max(Instant::now());
+        while echoes.hear(socket, next)? {}
+    }
+    let deadline = Instant::now() + pace.patience;
+    while echoes.received < echoes.answered.len() as u64 && echoes.hear(socket, deadline)? {}
+    Ok(Summary {
+        transmitted: echoes.answered.len() as u64,
+        received: echoes.received,
+    })
+}
+
+/// Requests, and which of them were answered.
+struct Echoes {
+    /// Distinguishes them from all others.
+    token: u32,
+    /// By number.
+    answered: Vec<bool>,
+    /// How many were answered.
+    received: u64,
+}
+
+impl Echoes {
+    /// The body of the next request.
+    fn next(&mut self) -> u64 {
+        let number = self.answered.len() as u64;
+        self.answered.push(false);
+        u64::from(self.token) << 32 | number
+    }
+
+    /// Takes a reply. False if there is none until the deadline.
+    fn hear(&mut self, socket: &mut EchoSocket, deadline: Instant) -> io::Result<bool> {
+        let body = match unless_unreachable(socket.reply(deadline))? {
+            None => return Ok(true),
+            Some(None) => return Ok(false),
+            Some(Some(body)) => body,
+        };
+        let number = (body & u64::from(u32::MAX)) as usize;
+        let its = self.answered.get_mut(number);
+        if let Some(answered) = its.filter(|_| body >> 32 == u64::from(self.token)) {
+            self.received += u64::from(!*answered);
+            *answered = true;
+        }
+        Ok(true)
+    }
+}
+
+/// None where the kernel reports that a request will not be answered.
+fn unless_unreachable<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if WITHOUT_REPLY.contains(&error.kind()) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// How many echoes were sent and answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Echo requests sent.

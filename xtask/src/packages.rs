@@ -88,6 +88,14 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("curl", "curl"),
 ];
 
+/// Needed for CI's share in guests. All others would be most of what a guest has to unpack.
+pub(crate) const CI_GUESTS: &[Tool] = &[
+    tool("ip", "iproute2"),
+    tool("nsenter", "util-linux"),
+    tool("setpriv", "util-linux"),
+    tool("ping", "iputils-ping"),
+];
+
 /// The emulator for virtual machines.
 pub(crate) fn emulator(arch: Arch) -> Tool {
     tool(

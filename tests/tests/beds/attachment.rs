@@ -14,7 +14,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 use tests::attached;
 use tests::bed::agent_binary;
-use tests::ping::{Pinging, Runs};
+use tests::ping::{Pace, Pinging};
 use tests::process::run;
 use tests::testrun::TestRun;
 use tests::{Bed, Node, PATIENCE, RaisedAtEnd, Snapshot, slowness, wait_for};
@@ -77,11 +77,11 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let node = bed.node(1);
     wait_held(node, mode)?;
     // An emulated processor also has to start agents.
-    let runs = Runs {
+    let pace = Pace {
         interval: slowness(),
-        ..Runs::dense(8_000)
+        ..Pace::DENSE
     };
-    let pinging = Pinging::start(bed.node(2).name(), target, runs);
+    let pinging = Pinging::start(bed.node(2).name(), target, pace);
     // One restart is enough where each takes half a minute.
     let signals: &[Signal] = match slowness() {
         1 => &[Signal::SIGKILL, Signal::SIGTERM],
@@ -100,6 +100,14 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let summary = pinging.end()?;
     assert!(summary.transmitted > 500, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
+    // With data of any length that fits into one packet.
+    for len in [0, 1, 56, 1_001, 1_400] {
+        let ping = format!("ping -n -q -c 1 -W 30 -s {len} {target}");
+        bed.node(2).exec(&ping)?;
+    }
+    let flows = node.listing(&format!("bpf ct list --proto icmp --dst {target}"))?;
+    let flows = flows.as_array().context("no flows")?;
+    ensure!(!flows.is_empty(), "echoes are not in conntrack");
     wait_for("a round trip in the kernel", PATIENCE, || {
         let rows = node.listing(&format!("bpf rtt list --peer {}", bed.node(2).name()))?;
         let mut rows = rows.as_array().context("no rows")?.iter();

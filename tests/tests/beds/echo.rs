@@ -9,7 +9,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use health_common::ct::CtEntry;
 use nix::sys::signal::Signal;
 use tests::attached::has_tcx;
-use tests::ping::{Pinging, Runs, Summary};
+use tests::ping::{Pace, Pinging, Summary};
 use tests::process::run;
 use tests::{Bed, Node, PATIENCE};
 
@@ -47,7 +47,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
     const LENGTH_MS: u32 = 10_000;
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
-    let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(LENGTH_MS));
+    let pinging = Pinging::start(bed.node(2).name(), target, Pace::DENSE);
     // As often as time allows, but at least twice: each round is one kill and one start.
     let begin = Instant::now();
     let mut restarts = 0;
@@ -83,7 +83,7 @@ fn echo_is_answered_without_an_agent() -> anyhow::Result<()> {
 fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let node = bed.node(1);
-    let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(5_000));
+    let pinging = Pinging::start(bed.node(2).name(), target, Pace::DENSE);
     node.kill_agent(Signal::SIGTERM)?;
 
     // What a version with smaller conntrack entries would leave, under the running programs.
@@ -114,7 +114,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
 fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let node = bed.node(1);
-    let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(8_000));
+    let pinging = Pinging::start(bed.node(2).name(), target, Pace::DENSE);
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
     let of_tcx = has_tcx()?.then_some(Some("to_endpoint_lxc_health"));
     for attached in [None].into_iter().chain(of_tcx) {

@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use aya::maps::MapInfo;
@@ -19,7 +20,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tests::attached::{self, AttachedProgram};
 use tests::bed::command_in;
-use tests::ping::{Pinging, Runs, Summary, is_answered};
+use tests::ping::{Pace, Pinging, Summary, is_answered};
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
@@ -182,13 +183,11 @@ impl Transfer {
     }
 }
 
-/// For echoes that are allowed: none is given up early.
-const LASTING: Runs = Runs::dense(1500);
 /// For echoes that are refused.
-const SHORT: Runs = Runs {
+const REFUSED: Pace = Pace {
     interval: 2,
-    length: 1000,
-    patience: 1,
+    flow: 500,
+    patience: Duration::from_secs(1),
 };
 
 /// Traffic between the endpoints while something happens to the agents.
@@ -226,13 +225,13 @@ impl Traffic {
         }
         let echoes = addresses
             .iter()
-            .map(|address| Pinging::start(&client.name, *address, LASTING));
+            .map(|address| Pinging::start(&client.name, *address, Pace::DENSE));
         let strange = addresses.iter().map(|address| (stranger, *address));
         let to_strangers = stranger.addresses();
         let to_strangers = to_strangers.iter().map(|address| (client, *address));
         let refused = strange
             .chain(to_strangers)
-            .map(|(from, to)| Pinging::start(&from.name, to, SHORT));
+            .map(|(from, to)| Pinging::start(&from.name, to, REFUSED));
         Ok(Self {
             echoes: echoes.collect(),
             refused: refused.collect(),

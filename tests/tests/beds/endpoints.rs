@@ -428,7 +428,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
     }
     b.exec("ip link add eth0 type bridge")?.success()?;
     for (workload, flags, naming) in [
-        (&b, "", "device eth0 already"),
+        (&b, "", "already has a device eth0"),
         (
             &b,
             "--ifname net0 --container-id c-a",

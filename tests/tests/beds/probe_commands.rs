@@ -191,7 +191,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
         .runtime
         .block_on(direct::probe(&probe, Deadline::after(PATIENCE)));
     assert!(
-        later.errored && later.message.contains("another one"),
+        later.errored && later.message.contains("another process has its PID"),
         "{later:?}"
     );
 

@@ -20,7 +20,7 @@ const JOBS_A_PROCESSOR: usize = 3;
 /// Used where no earlier run gives their time.
 const LONG: &[&str] = &[
     "chaos::",
-    "cni::a_hundred_containers_of_podman_come_and_go",
+    "cni::many_containers_of_podman_come_and_go",
     "conntrack_differential::",
     "endpoint_restart::",
     "endpoint_kills::",

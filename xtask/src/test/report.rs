@@ -101,6 +101,9 @@ fn by_file(tests: &[(Duration, String)]) -> Vec<(Duration, String)> {
 }
 
 fn print_largest(title: &str, mut took: Vec<(Duration, String)>) {
+    if took.is_empty() {
+        return;
+    }
     took.sort_by(|first, second| second.cmp(first));
     println!("\n{title}");
     for (took, name) in took.iter().take(SLOWEST) {

@@ -1379,6 +1379,8 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     *bed.world.is_store_away.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(bed.ready(made.id).await.identity, 301);
+    // The endpoint's file follows; the paused clock waits for it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
     assert_eq!(saved[0].labels_in_use(), &new(1, &["app=b"]).labels);
 }

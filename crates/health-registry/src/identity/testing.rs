@@ -3,7 +3,7 @@
 use proptest::test_runner::Config;
 
 /// Number of sequences: in a normal test run, and in a long one.
-const SEQUENCES: [u32; 2] = [300, 100_000];
+const SEQUENCES: [u32; 2] = [100, 100_000];
 
 /// As many sequences as this run has time for.
 pub(super) fn sequences() -> Config {

@@ -15,7 +15,7 @@ use crate::spec::{
 /// Sequences; many if requested.
 fn sequences() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
-    ProptestConfig::with_cases(if is_long { 200_000 } else { 10_000 })
+    ProptestConfig::with_cases(if is_long { 200_000 } else { 3_000 })
 }
 
 /// The current objects.

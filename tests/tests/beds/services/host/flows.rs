@@ -150,8 +150,9 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
         socket.connect(target)?;
         let first = ask_connected(&socket, target)?;
         wait_for("another service to refuse", PATIENCE, || {
-            let other = unconnected(node, refusing)?;
-            Ok(other.connect(refusing).is_err().then_some(()))
+            // Before that the host may have no route there.
+            let refused = unconnected(node, refusing)?.connect(refusing).err();
+            Ok(ensure_errno(refused, Errno::ECONNREFUSED).ok())
         })?;
         ensure_errno(socket.connect(refusing).err(), Errno::ECONNREFUSED)?;
         let peer = socket.peer_addr()?;
