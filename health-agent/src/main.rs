@@ -7,9 +7,8 @@ use std::process::{self, ExitCode};
 use std::{env, io, panic};
 
 use anyhow::Context;
-use clap::Parser;
 use health_agent::cli::exit::{self, Failure};
-use health_agent::cli::{Cli, Command};
+use health_agent::cli::{Cli, Command, logging, parse};
 use health_agent::cni;
 use health_net::{hostns, inside};
 use tikv_jemallocator::Jemalloc;
@@ -28,9 +27,9 @@ fn main() -> ExitCode {
     if let Some(code) = inside::serve() {
         return code;
     }
-    match Cli::try_parse_from(words()) {
+    match parse(words()) {
         Ok(cli) => execute(cli).unwrap_or_else(|failure| failure.report()),
-        Err(error) => exit::usage(&error),
+        Err(error) => exit::usage(error),
     }
 }
 
@@ -47,7 +46,7 @@ fn words() -> Vec<OsString> {
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     let location = cli.global.location()?;
     if let Command::Run(args) = &cli.command {
-        args.logging.init();
+        logging::init(&args.settings.log);
         end_on_panic();
     }
     // Existing threads would stay in the old namespaces.

@@ -13,11 +13,10 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use clap::CommandFactory;
 use common::Agent;
-use health_agent::cli::Cli;
+use health_agent::cli::command;
 use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryState};
-use health_registry::config::Config;
+use health_settings::SettingList;
 use serde_json::Value;
 
 /// All commands by their full names, including groups; the program itself is "".
@@ -29,7 +28,7 @@ fn commands() -> Vec<String> {
         }
     }
     let mut all = Vec::new();
-    walk("", &Cli::command(), &mut all);
+    walk("", &command(), &mut all);
     all
 }
 
@@ -105,7 +104,7 @@ fn what_follows_the_flags_in_a_help_fits_100_columns() {
         }
         command.get_subcommands().for_each(check);
     }
-    check(&Cli::command());
+    check(&command());
 }
 
 #[test]
@@ -410,8 +409,8 @@ fn json_is_what_the_types_say() {
         serde_json::from_str(&printed(&agent, "endpoint list -o json")).unwrap();
     let endpoint: Endpoint = serde_json::from_str(&printed(&agent, "endpoint get 1017")).unwrap();
     assert_eq!(endpoints, [endpoint]);
-    let config: Config = serde_json::from_str(&printed(&agent, "config -o json")).unwrap();
-    assert_eq!(config.location.runtime_dir, agent.dir());
+    let config: SettingList = serde_json::from_str(&printed(&agent, "config -o json")).unwrap();
+    assert_eq!(config.settings[0].text(), "eth0,eth1");
 
     let nodes: Vec<NodeStatus> = printed(&agent, "status -o jsonl")
         .lines()
@@ -518,12 +517,24 @@ fn listings_have_headers_and_warnings_go_to_stderr() {
     assert!(stderr(&output).contains("nodes.yaml:3:5: unknown field"));
     assert!(printed(&agent, "endpoint list").starts_with("ENDPOINT   "));
     let config = printed(&agent, "config");
-    let mut settings = config.lines().map(|line| line.split_once("  "));
-    let value = settings.find_map(|setting| match setting? {
-        ("probe-interval", value) => Some(value.trim()),
-        _ => None,
-    });
-    assert_eq!(value, Some("10s"), "{config}");
+    let rows: Vec<Vec<_>> = config
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let row = |name| rows.iter().find(|row| row.get(1) == Some(&name)).cloned();
+    assert_eq!(
+        row("probe-interval"),
+        Some(vec![
+            "mesh",
+            "probe-interval",
+            "10s",
+            "/etc/health-agent/config.yaml:3"
+        ])
+    );
+    assert_eq!(
+        row("one-way"),
+        Some(vec!["mesh", "one-way", "true", "HEALTH_AGENT_ONE_WAY"])
+    );
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn a_slow_scraper_holds_up_no_other() {
     let mut source = None;
     let _agent = Agent::start(|fixture| source = Some(fixture.clone()));
     let source = Arc::new(source.unwrap());
-    let exporter = Arc::new(Exporter::new(source.clone(), source.config().location));
+    let exporter = Arc::new(Exporter::new(source.clone(), source.settings().location));
     let mut slow = Slow {
         exporter: exporter.clone(),
         others: 0,

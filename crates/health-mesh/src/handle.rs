@@ -14,8 +14,8 @@ use health_model::api::{
     AgentProblem, FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent,
     RegistryState, TargetHistory,
 };
-use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;
+use health_settings::ProbeIntervals;
 use serde::ser::{Serialize, SerializeSeq as _, Serializer};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};

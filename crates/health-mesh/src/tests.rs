@@ -13,8 +13,8 @@ use health_model::activity::Severity;
 use health_model::api::{
     ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, Reachability, RttSource,
 };
-use health_registry::config::ProbeIntervals;
 use health_registry::nodes::{Node, NodeSet};
+use health_settings::ProbeIntervals;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use health_model::address::parse_ip;
 
-use crate::config::{Config, RegistrySpec};
+use health_settings::{RegistrySpec, Settings};
 
 /// A server that the agent queries according to its settings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,26 +24,30 @@ const HTTPS_PORT: u16 = 443;
 
 /// All servers that an agent with these settings queries. Skips sources that cannot be read: the code that opens the
 /// source reports why.
-pub async fn asked(config: &Config) -> Vec<Asked> {
+pub async fn asked(config: &Settings) -> Vec<Asked> {
     let services = &config.services.sources;
-    let mut specs: Vec<RegistrySpec> = vec![config.registry.clone(), config.identity_store.clone()];
+    let mut specs: Vec<RegistrySpec> = vec![
+        config.node.registry.clone(),
+        config.identity_store().clone(),
+    ];
     specs.extend(
         config
+            .node
             .remote_clusters
             .iter()
             .map(|one| one.registry.clone()),
     );
     let etcd = services.services_from_etcd.as_ref();
     specs.extend(
-        etcd.and_then(|access| access.cluster(&config.registry))
+        etcd.and_then(|access| access.cluster(&config.node.registry))
             .cloned(),
     );
     let apis = [
         services.services_from_kubernetes.as_ref(),
-        config.container_probing.pods_from_kubernetes.as_ref(),
+        config.containers.pods_from_kubernetes.as_ref(),
     ];
     for access in apis.into_iter().flatten() {
-        let kubeconfig = access.kubeconfig(&config.registry);
+        let kubeconfig = access.kubeconfig(&config.node.registry);
         specs.push(RegistrySpec::Kubernetes(kubeconfig.map(Into::into)));
     }
     let mut all = Vec::new();

@@ -1,10 +1,9 @@
 //! Node and identity discovery: reads the nodes of the mesh and the identities of endpoints from a file, etcd or
-//! Kubernetes. Also defines and validates the agent's settings.
+//! Kubernetes.
 
 #![forbid(unsafe_code)]
 
 pub mod asked;
-pub mod config;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod identity;

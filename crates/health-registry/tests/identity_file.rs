@@ -8,8 +8,8 @@ use std::time::Duration;
 use health_model::activity::Problem;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
-use health_registry::config::RegistrySpec;
 use health_registry::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
+use health_settings::RegistrySpec;
 use tokio::sync::watch;
 
 /// Longest wait for something that takes a tenth of a second on an idle machine.

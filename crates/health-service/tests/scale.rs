@@ -11,7 +11,7 @@ use health_model::ipam::Family;
 use health_model::policy::Protocol;
 use health_service::choice::Topology;
 use health_service::runner::Intervals;
-use health_service::services::{Provider, Services, Settings, Work};
+use health_service::services::{Provider, Services, SyncSettings, Work};
 use health_service::source::{Manifests, Probed, Readiness, ServiceSet, Sourced, Synced};
 use health_service::spec::{
     Common, Conditions, EndpointSlice, Service, ServiceName, ServicePort, ServiceType,
@@ -152,7 +152,7 @@ async fn costs(services: u32) -> [u64; 3] {
     };
     let (_other, other) = watch::channel(Arc::new(other));
     let (told, mut done) = mpsc::unbounded_channel();
-    let settings = Settings {
+    let settings = SyncSettings {
         intervals: Intervals {
             min: Duration::ZERO,
             retry: Duration::from_secs(3600),

@@ -9,9 +9,9 @@ use health_datapath::services::{ServiceMaps, ServiceTables};
 use health_endpoint::{enforcement, health, workload};
 use health_model::settings::Location;
 use health_net::{clock, netlink};
-use health_registry::config::ServiceProxyMode;
 use health_registry::identity;
 use health_service::provider::ipvs::{self, IpvsError};
+use health_settings::ServiceProxyMode;
 use nix::unistd::Uid;
 
 use super::containers;
@@ -134,8 +134,12 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
         kept_checks::FILE.to_owned(),
         enforcement::FILE.to_owned(),
         identity::CIDR_FILE.to_owned(),
-        identity::FILE.to_owned(),
-        format!("{}{}", identity::FILE, identity::LOCK_SUFFIX),
+        health_settings::IDENTITIES_FILE.to_owned(),
+        format!(
+            "{}{}",
+            health_settings::IDENTITIES_FILE,
+            identity::LOCK_SUFFIX
+        ),
     ];
     let kept = kept.map(|file| location.state_dir.join(file));
     for file in std::iter::once(location.socket()).chain(kept) {

@@ -12,8 +12,8 @@ use health_probe::source::{Folder, Merged};
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
-use health_registry::config::Config;
 use health_registry::nodes::Node;
+use health_settings::Settings;
 use tokio::sync::watch;
 
 #[cfg(feature = "kubernetes")]
@@ -42,8 +42,8 @@ pub(super) struct Sources {
 impl Sources {
     /// Pods from the folder take precedence: permission to write there is greater than permission to write pods.
     /// Returns `None` if this agent should not probe containers. Fails only for unusable settings.
-    pub(super) fn open(config: &Config) -> anyhow::Result<Option<Self>> {
-        let settings = &config.container_probing;
+    pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
+        let settings = &config.containers;
         if !settings.has_pods() {
             return Ok(None);
         }
@@ -78,12 +78,12 @@ impl Sources {
 
 /// Starts to probe containers.
 pub(super) fn start(
-    config: &Config,
+    config: &Settings,
     own: &Node,
     manager: Manager,
     sources: Sources,
 ) -> anyhow::Result<ContainerProbes> {
-    let settings = &config.container_probing;
+    let settings = &config.containers;
     let state_dir = &config.location.state_dir;
     let supervisor = Supervisor::start(SupervisorOptions {
         pods: sources.merged.pods(),

@@ -16,9 +16,9 @@ use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
 use health_policy::PolicySettings;
-use health_registry::config::Config;
 use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, Registry};
+use health_settings::Settings;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::warn;
@@ -31,7 +31,7 @@ use super::watch::EndpointOutcome;
 const PARALLEL: usize = 4;
 
 /// Surveys the endpoints of former agents. Nothing remains of those that are dead.
-pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<Survey> {
+pub(super) async fn survey(config: &Settings, netlink: &Handle) -> anyhow::Result<Survey> {
     let location = &config.location;
     // Another agent's endpoints must not be touched.
     pin_folder::require_unused(location)?;
@@ -47,7 +47,7 @@ pub(super) async fn survey(config: &Config, netlink: &Handle) -> anyhow::Result<
 
 /// Starts to manage endpoints, beginning with those of the survey.
 pub(super) fn start(
-    config: &Config,
+    config: &Settings,
     own: &Node,
     netlink: &Handle,
     node: &NodeDatapath,
@@ -59,8 +59,8 @@ pub(super) fn start(
     let ipam = NodeIpam::new(
         &own.pod_cidrs,
         &own.addresses,
-        &config.ipam_excludes,
-        config.ipam_cooling_time,
+        &config.endpoints.ipam_excludes,
+        config.endpoints.ipam_cooling_time,
     )?;
     let options = ManagerOptions {
         states: states(&location.state_dir),
@@ -74,10 +74,10 @@ pub(super) fn start(
         &location.state_dir,
         enforcement::Parts {
             settings: PolicySettings {
-                mode: config.policy_mode,
-                allow_localhost: config.policy_allow_localhost,
+                mode: config.policy.policy_mode,
+                allow_localhost: config.policy.policy_allow_localhost,
             },
-            allow_dhcpv6: config.policy_allow_dhcpv6,
+            allow_dhcpv6: config.policy.policy_allow_dhcpv6,
             allocator: identities.clone(),
             datapath: node.shared_datapath(),
             node_addresses: own.addresses.clone(),

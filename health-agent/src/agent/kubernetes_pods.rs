@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use health_model::api::PodProblem;
 use health_probe::source::{ObjectPod, PodSet};
-use health_registry::config::{ApiAccess, Config};
 use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_pods};
+use health_settings::{ApiAccess, Settings};
 use tokio::sync::watch;
 
 use crate::task::AbortOnDrop;
@@ -19,9 +19,9 @@ pub(super) struct KubernetesPods {
 
 impl KubernetesPods {
     /// Fails if no credentials are available. Does not wait for an answer. Must be called in a tokio runtime.
-    pub(super) fn open(access: &ApiAccess, config: &Config) -> Result<Self, AccessError> {
-        let kubeconfig = access.kubeconfig(&config.registry);
-        let watch = watch_pods(kubeconfig, &config.node_name, ObjectPod::read)?;
+    pub(super) fn open(access: &ApiAccess, config: &Settings) -> Result<Self, AccessError> {
+        let kubeconfig = access.kubeconfig(&config.node.registry);
+        let watch = watch_pods(kubeconfig, &config.node.node_name, ObjectPod::read)?;
         let mut tables = watch.table();
         let (sender, pods) = watch::channel(Arc::default());
         let task = AbortOnDrop::spawn(async move {

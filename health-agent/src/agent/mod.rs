@@ -46,9 +46,9 @@ use health_model::activity::{self, Activity};
 use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
 use health_net::netlink::{self, Handle};
-use health_registry::config::{Config, GcInterval};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
+use health_settings::{GcInterval, Settings};
 
 use self::containers::{ContainerProbes, Sources};
 use self::folders::NewFolders;
@@ -64,17 +64,18 @@ use crate::pidfile::PidFile;
 use crate::task::AbortOnDrop;
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only [`cleanup`] removes it.
-pub async fn run(config: Config) -> anyhow::Result<()> {
-    let kernel = kernel::require(&config.location.bpf_root, config.attach_mode)?;
+pub async fn run(config: Settings) -> anyhow::Result<()> {
+    let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
     // Before the first request to a registry: services that an earlier agent left must not answer it.
     process::spare_own_sockets(&config.location)
         .context("cannot exempt this agent's sockets from services")?;
     let socket_group = config
+        .api
         .socket_group
         .as_deref()
         .map(socket::group)
         .transpose()?;
-    let keys = mesh_key::of_mesh(config.mesh_key_file.as_deref())?;
+    let keys = mesh_key::of_mesh(config.node.mesh_key_file.as_deref())?;
     config
         .services
         .check_forwarding_key(keys.hello.is_public())?;
@@ -100,7 +101,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn run_in_folders(
-    config: Config,
+    config: Settings,
     kernel: SuitableKernel,
     socket_group: Option<Gid>,
     keys: MeshKeys,
@@ -178,7 +179,7 @@ struct Agent {
 
 impl Agent {
     async fn start(
-        config: &Config,
+        config: &Settings,
         attachments: Attachments,
         keys: MeshKeys,
         own: Option<Node>,
@@ -192,9 +193,9 @@ impl Agent {
         };
         let uplinks = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is created: a port in use is the most likely conflict.
-        let listeners = hello::bind(&own.addresses, config.health_port)?;
-        let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
-        let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
+        let listeners = hello::bind(&own.addresses, config.mesh.health_port)?;
+        let healthz = monitor::bind("--healthz-address", &config.api.healthz_address)?;
+        let scrapes = monitor::bind("--metrics-address", &config.api.metrics_address)?;
         let service_parts = services::Parts::open(config, &own)?;
         let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
@@ -369,7 +370,7 @@ impl Agent {
 
     /// Starts the prober, the responder and the conntrack collector. The mesh stops when its handle is dropped.
     fn start_probing(
-        config: &Config,
+        config: &Settings,
         own: &Node,
         registry: &dyn Registry,
         exporter: &Exporter<AgentSource, Location>,
@@ -395,18 +396,18 @@ impl Agent {
                 local: own.full_name(),
                 local_addresses,
                 uplinks: node.uplinks().to_vec(),
-                intervals: config.probe_intervals(),
-                rate: config.probe_rate,
-                timeout: config.probe_timeout,
-                path_mtu_interval: config.path_mtu_interval.0,
-                loss_threshold: f64::from(config.loss_threshold) / 100.0,
-                passive_rtt: config.passive_rtt,
-                passive_relief: config.passive_relief,
-                port: config.health_port,
+                intervals: config.mesh.probe_intervals(),
+                rate: config.mesh.probe_rate,
+                timeout: config.mesh.probe_timeout,
+                path_mtu_interval: config.mesh.path_mtu_interval.0,
+                loss_threshold: f64::from(config.mesh.loss_threshold) / 100.0,
+                passive_rtt: config.mesh.passive_rtt,
+                passive_relief: config.mesh.passive_relief,
+                port: config.mesh.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,
                 keys: node.keys.clone(),
-                one_way: config.one_way,
+                one_way: config.mesh.one_way,
                 hosts_only: own::hosts_only(config, own).map(|why| why.to_string()),
                 state_dir: config.location.state_dir.clone(),
                 full_maps: collector.pressed(),
@@ -433,11 +434,11 @@ impl Agent {
     }
 
     /// Starts to follow the cluster's identities.
-    fn start_identities(config: &Config) -> Result<IdentityAllocator, identity::OpenError> {
+    fn start_identities(config: &Settings) -> Result<IdentityAllocator, identity::OpenError> {
         IdentityAllocator::open(
-            &config.identity_store,
-            &config.cluster_name,
-            &config.node_name,
+            &config.identity_store(),
+            &config.node.cluster_name,
+            &config.node.node_name,
             Timing::default(),
         )
     }
@@ -490,10 +491,10 @@ fn log_mesh_keys(keys: &HelloKeys) {
     }
 }
 
-fn pace(config: &Config) -> Pace {
-    match config.conntrack_gc_interval {
+fn pace(config: &Settings) -> Pace {
+    match config.conntrack.conntrack_gc_interval {
         GcInterval::Adaptive => Pace::Adaptive {
-            longest: config.conntrack_gc_max_interval,
+            longest: config.conntrack.conntrack_gc_max_interval,
         },
         GcInterval::Fixed(interval) => Pace::Fixed(interval),
     }

@@ -11,9 +11,9 @@ use health_model::durable;
 use health_net::address::is_for_others;
 use health_net::netlink::{self, Handle};
 use health_net::{link, route};
-use health_registry::config::{Config, RegistrySpec};
 use health_registry::nodes::validate::{Claims, Entry};
 use health_registry::nodes::{self, Node, NodeSet, Registry};
+use health_settings::{RegistrySpec, Settings};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use tracing::warn;
@@ -34,39 +34,39 @@ const LOOK_PERIOD: Duration = Duration::from_millis(500);
 const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
 /// This node as the flags describe it, for registries in which nodes register themselves; `None` for other registries.
-pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node>> {
-    if !config.registry.is_written_by_nodes() {
+pub(super) async fn from_settings(config: &Settings) -> anyhow::Result<Option<Node>> {
+    if !config.node.registry.is_written_by_nodes() {
         return Ok(None);
     }
-    let addresses = match config.node_addresses.as_slice() {
+    let addresses = match config.node.node_addresses.as_slice() {
         [] => uplink_addresses(config).await?,
         given => given.to_vec(),
     };
     let node = Node {
-        name: config.node_name.clone(),
-        cluster: config.cluster_name.clone(),
+        name: config.node.node_name.clone(),
+        cluster: config.node.cluster_name.clone(),
         addresses,
         secondary_addresses: Vec::new(),
-        pod_cidrs: config.pod_cidrs.clone(),
+        pod_cidrs: config.endpoints.pod_cidrs.clone(),
         health_addresses: Vec::new(),
     };
     let entry = Entry::from_node(&node, "the settings");
     let node = Claims::default()
-        .take(entry, &config.cluster_name)
+        .take(entry, &config.node.cluster_name)
         .context("this node cannot be registered; correct --node-address and --pod-cidr")?;
     Ok(Some(node))
 }
 
 /// The first address of each family on the uplinks: the named devices, or those that lead out.
-async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
+async fn uplink_addresses(config: &Settings) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = netlink::open()?;
-    let exits = match config.devices.as_slice() {
+    let exits = match config.node.devices.as_slice() {
         [] => exits(&netlink).await?,
         _ => Vec::new(),
     };
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (link, carried) in link::list_with_addresses(&netlink).await? {
-        if !config.devices.contains(&link.name) && !exits.contains(&link.index) {
+        if !config.node.devices.contains(&link.name) && !exits.contains(&link.index) {
             continue;
         }
         let usable = carried.iter().filter(|a| !a.tentative).map(|a| a.address);
@@ -98,15 +98,15 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
 }
 
 /// This node's entry. Returns `None` if it may still arrive; fails if it will not arrive without intervention.
-pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<Option<Node>> {
-    let is_told = !matches!(config.registry, RegistrySpec::Kubernetes(_));
+pub(super) fn known(registry: &dyn Registry, config: &Settings) -> anyhow::Result<Option<Node>> {
+    let is_told = !matches!(config.node.registry, RegistrySpec::Kubernetes(_));
     let own = find(&registry.watch().borrow(), config).filter(|_| is_told);
-    if own.is_none() && matches!(config.registry, RegistrySpec::File(_)) {
+    if own.is_none() && matches!(config.node.registry, RegistrySpec::File(_)) {
         anyhow::bail!(
             "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
-            config.registry,
-            config.cluster_name,
-            config.node_name
+            config.node.registry,
+            config.node.cluster_name,
+            config.node.node_name
         );
     }
     Ok(own)
@@ -117,7 +117,7 @@ pub(super) fn known(registry: &dyn Registry, config: &Config) -> anyhow::Result<
 /// while for a correction; after that, whatever is built on the entry reports the error.
 pub(super) async fn wait(
     registry: &dyn Registry,
-    config: &Config,
+    config: &Settings,
     netlink: &Handle,
     source: &AgentSource,
 ) -> anyhow::Result<Node> {
@@ -157,7 +157,7 @@ pub(super) async fn wait(
             }
         }
         if told.as_ref() != Some(&waiting) {
-            warn!(node = %config.node_name, "{waiting}");
+            warn!(node = %config.node.node_name, "{waiting}");
             source.set_waiting(Some(waiting.clone()));
             told = Some(waiting);
         }
@@ -177,7 +177,7 @@ fn kept_as_of(set: &NodeSet) -> Option<jiff::Timestamp> {
 }
 
 /// Why no agent can be built on this entry here, if so.
-async fn misfit(own: &Node, config: &Config, netlink: &Handle) -> anyhow::Result<Option<String>> {
+async fn misfit(own: &Node, config: &Settings, netlink: &Handle) -> anyhow::Result<Option<String>> {
     if let Some(address) = uncarried(&own.addresses, netlink).await? {
         return Ok(Some(format!(
             "no interface has this node's address {address}"
@@ -206,28 +206,32 @@ async fn uncarried(
         .find(|address| !is_carried(address)))
 }
 
-fn waiting_for(set: &NodeSet, config: &Config) -> String {
-    let name = format!("{}/{}", config.cluster_name, config.node_name);
+fn waiting_for(set: &NodeSet, config: &Settings) -> String {
+    let name = config.node.full_name();
     let state = set.sources.first();
     let stale = state.and_then(|state| state.stale.as_ref());
     let reason = stale.map(|stale| stale.reason.clone()).or_else(|| {
         let rejected = &state?.rejected;
         let own = rejected
             .iter()
-            .find(|r| r.key.ends_with(&config.node_name))?;
+            .find(|r| r.key.ends_with(&config.node.node_name))?;
         Some(format!("{} is left out: {}", own.key, own.reason))
     });
     match reason {
-        Some(reason) => format!("waiting for node {name} in {}: {reason}", config.registry),
-        None => format!("waiting for node {name} in {}", config.registry),
+        Some(reason) => format!(
+            "waiting for node {name} in {}: {reason}",
+            config.node.registry
+        ),
+        None => format!("waiting for node {name} in {}", config.node.registry),
     }
 }
 
-fn find(set: &NodeSet, config: &Config) -> Option<Node> {
-    let is_own =
-        |node: &&Node| node.name == config.node_name && node.cluster == config.cluster_name;
+fn find(set: &NodeSet, config: &Settings) -> Option<Node> {
+    let is_own = |node: &&Node| {
+        node.name == config.node.node_name && node.cluster == config.node.cluster_name
+    };
     let mut own = set.nodes.iter().find(is_own)?.clone();
-    if !matches!(config.registry, RegistrySpec::File(_)) {
+    if !matches!(config.node.registry, RegistrySpec::File(_)) {
         // Addresses that we published there ourselves must not bind us.
         own.health_addresses.clear();
     }
@@ -235,8 +239,8 @@ fn find(set: &NodeSet, config: &Config) -> Option<Node> {
 }
 
 /// Why this node has no health endpoint; `None` if it should have one.
-pub(super) fn hosts_only(config: &Config, own: &Node) -> Option<HostsOnly> {
-    if !config.endpoint_health {
+pub(super) fn hosts_only(config: &Settings, own: &Node) -> Option<HostsOnly> {
+    if !config.mesh.endpoint_health {
         Some(HostsOnly::Setting)
     } else if own.pod_cidrs.is_empty() {
         Some(HostsOnly::NoPodCidr)
@@ -353,11 +357,11 @@ fn yes() -> bool {
 }
 
 impl RegistrationNote {
-    fn of(config: &Config, is_reached: bool) -> Self {
+    fn of(config: &Settings, is_reached: bool) -> Self {
         Self {
-            registry: config.registry.clone(),
-            cluster: config.cluster_name.clone(),
-            node: config.node_name.clone(),
+            registry: config.node.registry.clone(),
+            cluster: config.node.cluster_name.clone(),
+            node: config.node.node_name.clone(),
             is_reached,
         }
     }
@@ -387,8 +391,8 @@ impl RegistrationNote {
 }
 
 /// Records that this node is about to be registered, for [`forget`].
-pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
-    if !config.registry.is_written_by_nodes() {
+pub(super) fn remember(config: &Settings) -> anyhow::Result<()> {
+    if !config.node.registry.is_written_by_nodes() {
         return Ok(());
     }
     let state_dir = &config.location.state_dir;
@@ -400,8 +404,8 @@ pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Once the registry answers, records that this node may be in it. Returns whether nothing is left to record.
-pub(super) fn note_reached(config: &Config, set: &NodeSet) -> anyhow::Result<bool> {
-    if !config.registry.is_written_by_nodes() {
+pub(super) fn note_reached(config: &Settings, set: &NodeSet) -> anyhow::Result<bool> {
+    if !config.node.registry.is_written_by_nodes() {
         return Ok(true);
     }
     if kept_as_of(set).is_some() {

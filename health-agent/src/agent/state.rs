@@ -24,8 +24,8 @@ use health_model::duration::go_duration;
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::Config;
 use health_registry::identity::Identities;
+use health_settings::Settings;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -39,7 +39,7 @@ use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, even if empty at first.
 pub(super) struct AgentSource {
-    config: Config,
+    config: Settings,
     /// Whether the mesh key in force is public.
     public_mesh_key: bool,
     started: Instant,
@@ -80,7 +80,7 @@ pub(super) struct Part {
 }
 
 impl AgentSource {
-    pub(super) fn new(config: Config, keys: &HelloKeys) -> Self {
+    pub(super) fn new(config: Settings, keys: &HelloKeys) -> Self {
         let (watch_reporter, watch_activity) = activity::channel();
         Self {
             config,
@@ -108,7 +108,7 @@ impl AgentSource {
     }
 
     /// The settings in force.
-    pub(super) fn settings(&self) -> &Config {
+    pub(super) fn settings(&self) -> &Settings {
         &self.config
     }
 
@@ -309,13 +309,14 @@ impl Source for AgentSource {
             || HealthStatus {
                 probe_interval: go_duration(
                     self.config
+                        .mesh
                         .probe_interval
                         .as_nanos()
                         .try_into()
                         .unwrap_or(i64::MAX),
                 ),
                 local: SelfStatus {
-                    name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
+                    name: self.config.node.full_name(),
                     diagnosis: None,
                     public_mesh_key: self.public_mesh_key,
                     hosts_only_reason: None,
@@ -487,7 +488,7 @@ impl Source for AgentSource {
         known.map_or_else(Vec::new, |known| identity_entries(&known.borrow()))
     }
 
-    fn config(&self) -> Config {
+    fn settings(&self) -> Settings {
         self.config.clone()
     }
 

@@ -186,7 +186,7 @@ impl Agent {
     async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
         let config = self.source.settings();
         let registers_uplinks =
-            config.registry.is_written_by_nodes() && config.node_addresses.is_empty();
+            config.node.registry.is_written_by_nodes() && config.node.node_addresses.is_empty();
         if !registers_uplinks || self.is_at(Some(&self.own.addresses)).await {
             *gone_since = None;
             return None;
@@ -202,12 +202,12 @@ impl Agent {
     fn change(&self, set: &NodeSet) -> OwnChange {
         let config = self.source.settings();
         let has_services = config.services.has_services();
-        own::change(set, &config.registry, &self.own, has_services)
+        own::change(set, &config.node.registry, &self.own, has_services)
     }
 
     /// Starts to answer on addresses that came after the start, as soon as this host has them.
     fn listen_on_unbound(&mut self) {
-        let port = self.source.settings().health_port;
+        let port = self.source.settings().mesh.health_port;
         let responder = &self.host_responder;
         self.unbound.retain_mut(|Unbound { address, is_told }| {
             let address = *address;

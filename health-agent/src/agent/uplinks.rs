@@ -8,8 +8,8 @@ use health_model::settings::ServiceXdp;
 use health_net::KernelError;
 use health_net::link::{self, Link, LinkHeader};
 use health_net::netlink::Handle;
-use health_registry::config::Config;
 use health_registry::nodes::Node;
+use health_settings::Settings;
 use tracing::warn;
 
 /// Which devices are uplinks: the configured ones, or those that carry the node's addresses.
@@ -58,10 +58,10 @@ impl Uplinks {
     /// At an agent's start, all configured devices and all of the node's addresses must be present.
     pub(super) async fn find(
         netlink: &Handle,
-        config: &Config,
+        config: &Settings,
         own: &Node,
     ) -> anyhow::Result<(Self, UplinkSurvey)> {
-        for device in &config.devices {
+        for device in &config.node.devices {
             if link::by_name(netlink, device).await?.is_none() {
                 let known: Vec<_> = link::list(netlink)
                     .await?
@@ -79,13 +79,13 @@ impl Uplinks {
             anyhow::ensure!(
                 carrying.iter().any(|(_, carried)| carried.contains(addr)),
                 "no interface has this node's address {addr}; correct it in {}",
-                config.registry
+                config.node.registry
             );
         }
         let addresses = own.addresses.iter().copied().map(NodeAddress::from);
         let mut uplinks = Self {
             netlink: netlink.clone(),
-            asked: config.devices.clone(),
+            asked: config.node.devices.clone(),
             addresses: addresses.collect(),
             headers: HashMap::new(),
             has_xdp: config.services.xdp() != ServiceXdp::Off,

@@ -19,7 +19,7 @@ use health_model::api::{ClusterNodeStatus, HealthzResponse, LoadAverage, NodeLis
 use health_model::duration::duration_text;
 use health_model::events::EventFilter;
 use health_model::identity::{Identity, ParseIdentityError};
-use health_registry::config::Config;
+use health_settings::SettingList;
 use serde::Deserialize;
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -284,18 +284,13 @@ async fn cluster_nodes<S: Source>(
         generation,
     }) = query?;
     answer(move || {
-        let Config {
-            cluster_name,
-            node_name,
-            ..
-        } = api.source.config();
         let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock, so that the feed never goes back to an older set.
         feed.update(&api.source.nodes());
         let now = api.started.elapsed();
         let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
         Ok(ClusterNodeStatus {
-            own_name: format!("{cluster_name}/{node_name}"),
+            own_name: api.source.settings().node.full_name(),
             ..diff
         })
     })
@@ -426,7 +421,12 @@ async fn identity<S: Source>(
 }
 
 async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
-    answer(move || Ok(api.source.config())).await
+    answer(move || {
+        Ok(SettingList {
+            settings: api.source.settings().values,
+        })
+    })
+    .await
 }
 
 async fn openapi() -> impl IntoResponse {
@@ -475,6 +475,7 @@ mod tests {
 
     use health_common::rtt::{RttKey, RttRow};
     use health_model::api::{AgentState, Endpoint, HealthStatus, PathMtuEntry, TargetHistory};
+    use health_settings::Settings;
 
     use super::*;
     use crate::api::socket::bind;
@@ -513,7 +514,7 @@ mod tests {
         fn endpoints(&self) -> Vec<Arc<Endpoint>> {
             unreachable!()
         }
-        fn config(&self) -> Config {
+        fn settings(&self) -> Settings {
             unreachable!()
         }
         fn state(&self) -> AgentState {

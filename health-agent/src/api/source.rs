@@ -18,7 +18,7 @@ use health_model::api::{
 };
 use health_model::events::EventFilter;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::Config;
+use health_settings::Settings;
 use tokio::sync::mpsc;
 
 use super::services::ServiceCatalog;
@@ -111,7 +111,7 @@ pub trait Source: Send + Sync + 'static {
         Vec::new()
     }
     /// The settings in force.
-    fn config(&self) -> Config;
+    fn settings(&self) -> Settings;
     /// What the start waits for, in words; `None` once everything that the agent shows is taken over.
     fn starting(&self) -> Option<String> {
         None

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use health_model::settings::Location;
-use health_registry::config::ServiceProxyMode;
+use health_settings::ServiceProxyMode;
 use serde::Serialize;
 
 use super::output::OutputArgs;

@@ -1,9 +1,8 @@
 //! `health-agent completion`: completion scripts.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use super::Cli;
 use super::output::print;
 
 const EXAMPLES: &str = "\
@@ -23,7 +22,7 @@ pub struct CompletionArgs {
 impl CompletionArgs {
     pub(super) fn execute(self) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        let mut command = Cli::command();
+        let mut command = super::command();
         let name = command.get_name().to_owned();
         clap_complete::generate(self.shell, &mut command, name, &mut script);
         print(|out| out.write_all(&script))

@@ -1,28 +1,34 @@
-//! `health-agent config`: the agent's settings, and the kernel's features.
+//! `health-agent config`: the agent's settings, settings files, and the kernel's features.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use health_datapath::kernel::{UnmetRequirement, choose};
 use health_datapath::probe::{Need, Report};
-use health_model::duration::duration_text;
 use health_model::settings::{AttachMode, Location};
-use health_registry::config::Config;
+use health_settings::{Origin, SettingList, SettingValue};
 use nix::unistd::Uid;
 
-use super::output::{OutputArgs, comma_separated, table};
+use super::exit::Failure;
+use super::output::{OutputArgs, print, table};
+use super::parse::{check, run};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
 Examples:
   health-agent config
-  health-agent config -o json | jq '.\"probe-interval-ns\"'
+  health-agent config -o json | jq '.settings[] | select(.name == \"probe-interval\").value'
+  health-agent config check /etc/health-agent/config.yaml
+  health-agent config example > /etc/health-agent/config.yaml
+  health-agent config schema > config.schema.json
   health-agent config --probe-kernel";
 
 /// Flags of `config`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct ConfigArgs {
+    #[command(subcommand)]
+    files: Option<FileCommand>,
     /// Test as root which features of an agent the kernel supports; needs no agent
     #[arg(long)]
     probe_kernel: bool,
@@ -30,8 +36,48 @@ pub struct ConfigArgs {
     output: OutputArgs,
 }
 
+/// Commands about settings files. They need no agent.
+#[derive(Debug, Subcommand)]
+enum FileCommand {
+    /// Check a settings file, and the files of config.d beside it
+    Check {
+        /// The file [default: /etc/health-agent/config.yaml]
+        file: Option<PathBuf>,
+    },
+    /// Print a settings file with all settings and their defaults, commented out
+    Example,
+    /// Print the JSON Schema of settings files
+    Schema,
+    /// Print the reference of all settings, in Markdown
+    Reference,
+}
+
+impl FileCommand {
+    fn execute(self, location: Location) -> Result<(), Failure> {
+        let text = match self {
+            Self::Check { file } => {
+                let settings = check(file.as_deref(), location)?;
+                let is_set = |one: &&SettingValue| matches!(one.origin, Origin::File { .. });
+                let count = settings.values.iter().filter(is_set).count();
+                format!("{count} settings are valid\n")
+            }
+            Self::Example => health_settings::example(&run()),
+            Self::Schema => format!("{:#}\n", health_settings::schema(&run())),
+            Self::Reference => health_settings::reference(&run()),
+        };
+        Ok(print(|out| out.write_all(text.as_bytes()))?)
+    }
+}
+
 impl ConfigArgs {
-    pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
+    pub(super) async fn execute(self, client: &Client, location: Location) -> Result<(), Failure> {
+        if let Some(command) = self.files {
+            return command.execute(location);
+        }
+        Ok(self.show(client, &location).await?)
+    }
+
+    async fn show(self, client: &Client, location: &Location) -> anyhow::Result<()> {
         if self.probe_kernel {
             anyhow::ensure!(Uid::effective().is_root(), UnmetRequirement::NotRoot);
             let report = Report::of_this_kernel(&location.bpf_root);
@@ -40,8 +86,8 @@ impl ConfigArgs {
             choose(&report, &location.bpf_root, AttachMode::Auto)?;
             return Ok(());
         }
-        let config: Config = client.get("/v1/config").await?;
-        self.output.output.print_object(&config, config_table)
+        let settings: SettingList = client.get("/v1/config").await?;
+        self.output.output.print_object(&settings, config_table)
     }
 }
 
@@ -60,110 +106,15 @@ fn report_table(report: &Report) -> String {
     format!("kernel {}\n\n{features}", report.kernel)
 }
 
-fn on_or_off(is_on: bool) -> String {
-    if is_on { "on" } else { "off" }.to_owned()
-}
-
 /// One setting per line, named by its flag.
-fn config_table(config: &Config) -> String {
-    let location = &config.location;
-    let masquerade = &config.masquerade;
-    let timeouts = &config.conntrack_timeouts;
-    let rows = [
-        ("instance", location.instance.clone()),
-        ("runtime-dir", location.runtime_dir.display().to_string()),
-        ("state-dir", location.state_dir.display().to_string()),
-        ("bpf-root", location.bpf_root.display().to_string()),
-        ("node-name", config.node_name.clone()),
-        ("cluster-name", config.cluster_name.clone()),
-        ("registry", config.registry.to_string()),
-        ("remote-cluster", comma_separated(&config.remote_clusters)),
-        ("identity-store", config.identity_store.to_string()),
-        ("node-address", comma_separated(&config.node_addresses)),
-        ("pod-cidr", comma_separated(&config.pod_cidrs)),
-        ("policy-mode", config.policy_mode.to_string()),
-        (
-            "policy-allow-localhost",
-            config.policy_allow_localhost.to_string(),
-        ),
-        (
-            "policy-allow-dhcpv6",
-            config.policy_allow_dhcpv6.to_string(),
-        ),
-        ("ipam-exclude", comma_separated(&config.ipam_excludes)),
-        ("ipam-cooling-time", duration_text(config.ipam_cooling_time)),
-        ("device", comma_separated(&config.devices)),
-        ("attach-mode", config.attach_mode.to_string()),
-        ("health-port", config.health_port.to_string()),
-        ("probe-interval", duration_text(config.probe_interval)),
-        ("probe", comma_separated(&config.probes)),
-        ("probe-rate", config.probe_rate.to_string()),
-        ("probe-timeout", duration_text(config.probe_timeout)),
-        ("path-mtu-interval", config.path_mtu_interval.to_string()),
-        ("loss-threshold", config.loss_threshold.to_string()),
-        ("endpoint-health", on_or_off(config.endpoint_health)),
-        ("passive-rtt", on_or_off(config.passive_rtt)),
-        ("passive-relief", config.passive_relief.to_string()),
-        (
-            "conntrack-gc-interval",
-            config.conntrack_gc_interval.to_string(),
-        ),
-        (
-            "conntrack-gc-max-interval",
-            duration_text(config.conntrack_gc_max_interval),
-        ),
-        ("conntrack-timeout-tcp-syn", timeouts.tcp_syn.to_string()),
-        (
-            "conntrack-timeout-tcp-established",
-            timeouts.tcp_established.to_string(),
-        ),
-        (
-            "conntrack-timeout-tcp-close",
-            timeouts.tcp_close.to_string(),
-        ),
-        ("conntrack-timeout-udp", timeouts.udp.to_string()),
-        ("conntrack-timeout-icmp", timeouts.icmp.to_string()),
-        ("conntrack-timeout-sctp", timeouts.sctp.to_string()),
-        ("conntrack-timeout-any", timeouts.any.to_string()),
-        ("conntrack-timeout-fragment", timeouts.fragment.to_string()),
-        (
-            "conntrack-max-entries",
-            config.conntrack_max_entries.to_string(),
-        ),
-        (
-            "conntrack-any-max-entries",
-            config.conntrack_any_max_entries.to_string(),
-        ),
-        ("nat-max-entries", config.nat_max_entries.to_string()),
-        (
-            "nat-any-max-entries",
-            config.nat_any_max_entries.to_string(),
-        ),
-        (
-            "native-routing-cidr",
-            comma_separated(&masquerade.native_routing_cidrs),
-        ),
-        (
-            "masquerade-exclude",
-            comma_separated(&masquerade.masquerade_excludes),
-        ),
-        ("masquerade-ports", masquerade.masquerade_ports.to_string()),
-        ("gateway-cidr", comma_separated(&masquerade.gateway_cidrs)),
-        (
-            "mesh-key-file",
-            comma_separated(config.mesh_key_file.as_deref().map(Path::display).as_ref()),
-        ),
-        ("one-way", config.one_way.to_string()),
-        (
-            "socket-group",
-            comma_separated(config.socket_group.as_ref()),
-        ),
-        ("metrics-address", config.metrics_address.to_string()),
-        ("metrics-per-target", config.metrics_per_target.to_string()),
-        ("healthz-address", config.healthz_address.to_string()),
-    ];
-    table(
-        ["SETTING", "VALUE"],
-        rows.map(|(name, value)| [name.to_owned(), value]),
-    )
+fn config_table(list: &SettingList) -> String {
+    let rows = list.settings.iter().map(|setting| {
+        [
+            setting.group.clone(),
+            setting.name.clone(),
+            setting.text(),
+            setting.origin.to_string(),
+        ]
+    });
+    table(["GROUP", "SETTING", "VALUE", "FROM"], rows)
 }

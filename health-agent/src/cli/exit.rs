@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use health_model::settings::InvalidSetting;
 use health_net::stdout::stdout;
+use health_settings::SettingsError;
 
+use super::ParseError;
 use super::output::{finish, printable};
 use crate::causes::with_causes;
 
@@ -22,6 +24,9 @@ pub enum Failure {
     /// A flag has an unusable value.
     #[error(transparent)]
     Usage(#[from] InvalidSetting),
+    /// A setting is unusable.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// Anything else.
     #[error("{}", with_causes(.0))]
     Failed(#[from] anyhow::Error),
@@ -32,14 +37,19 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         eprintln!("error: {}", one_line(&self.to_string()));
         ExitCode::from(match self {
-            Self::Usage(_) => USAGE,
+            Self::Usage(_) | Self::Settings(_) => USAGE,
             Self::Failed(_) => FAILED,
         })
     }
 }
 
-/// Prints clap's output instead of running a command: the requested help, or the error in the command line.
-pub fn usage(error: &clap::Error) -> ExitCode {
+/// Reports why a command line was not parsed, or prints the requested help.
+pub fn usage(error: ParseError) -> ExitCode {
+    let error = match error {
+        ParseError::Usage(error) => error,
+        ParseError::Settings(error) => return Failure::Settings(error).report(),
+        ParseError::Location(error) => return Failure::Usage(error).report(),
+    };
     if error.use_stderr() {
         // If stderr is closed, only the exit code can report the error.
         let _ = error.print();

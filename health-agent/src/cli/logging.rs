@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use clap::{Args, ValueEnum};
+use health_settings::{LogFormat, LogLevel, LogSettings};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
@@ -10,80 +10,37 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Flags of the log.
-#[derive(Args, Clone, Copy, Debug)]
-pub struct LogArgs {
-    /// Form of the log lines on stderr
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
-    /// Least severe events that are logged
-    #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
-    pub log_level: LogLevel,
+/// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Does nothing on later
+/// calls.
+pub fn init(settings: &LogSettings) {
+    let lines = fmt::layer().with_writer(|| OneLine(io::stderr()));
+    let lines = match settings.log_format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    // Only the first call succeeds, since later ones find a subscriber.
+    let _ = tracing_subscriber::registry()
+        .with(lines)
+        .with(targets(settings.log_level))
+        .try_init();
 }
 
-/// The form of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// One JSON object a line
-    Json,
-}
-
-/// How severe an event is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    /// Something failed and needs attention
-    Error,
-    /// Something failed and was worked around
-    Warn,
-    /// Something changed
-    Info,
-    /// What the agent does and why
-    Debug,
-    /// Every probe and packet
-    Trace,
-}
-
-impl From<LogLevel> for LevelFilter {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Error => Self::ERROR,
-            LogLevel::Warn => Self::WARN,
-            LogLevel::Info => Self::INFO,
-            LogLevel::Debug => Self::DEBUG,
-            LogLevel::Trace => Self::TRACE,
-        }
-    }
-}
-
-impl LogArgs {
-    /// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Does nothing on
-    /// later calls.
-    pub fn init(&self) {
-        let lines = fmt::layer().with_writer(|| OneLine(io::stderr()));
-        let lines = match self.log_format {
-            LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
-            LogFormat::Json => lines.json().boxed(),
-        };
-        // Only the first call succeeds, since later ones find a subscriber.
-        let _ = tracing_subscriber::registry()
-            .with(lines)
-            .with(self.targets())
-            .try_init();
-    }
-
-    /// Our own events at the chosen level; only warnings and errors from libraries.
-    fn targets(&self) -> Targets {
-        let level = LevelFilter::from(self.log_level);
-        Targets::new()
-            .with_default(level.min(LevelFilter::WARN))
-            // Its watcher logs every failure with the whole response; the registry logs each reason once.
-            .with_target("kube_client", LevelFilter::OFF)
-            .with_target("kube_runtime", LevelFilter::OFF)
-            // All crates of the agent, and the eBPF programs.
-            .with_target("health_", level)
-    }
+/// Our own events at the chosen level; only warnings and errors from libraries.
+fn targets(level: LogLevel) -> Targets {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    Targets::new()
+        .with_default(level.min(LevelFilter::WARN))
+        // Its watcher logs every failure with the whole response; the registry logs each reason once.
+        .with_target("kube_client", LevelFilter::OFF)
+        .with_target("kube_runtime", LevelFilter::OFF)
+        // All crates of the agent, and the eBPF programs.
+        .with_target("health_", level)
 }
 
 /// Writes each event on one line, even if it contains external text. The layer passes each event as a whole, and
@@ -143,13 +100,6 @@ mod tests {
 
     #[test]
     fn libraries_are_quiet_and_never_louder_than_asked() {
-        let targets = |log_level| {
-            LogArgs {
-                log_format: LogFormat::Text,
-                log_level,
-            }
-            .targets()
-        };
         let debug = targets(LogLevel::Debug);
         assert!(debug.would_enable("health_mesh::engine", &Level::DEBUG));
         assert!(!debug.would_enable("health_mesh::engine", &Level::TRACE));

@@ -12,6 +12,7 @@ pub mod logging;
 mod monitor;
 mod node;
 mod output;
+mod parse;
 mod path_mtu;
 mod policy;
 mod probe;
@@ -29,6 +30,7 @@ use clap::{Args, Parser, Subcommand};
 use exit::Failure;
 use health_model::settings::{InvalidSetting, Location};
 
+pub use self::parse::{ParseError, command, parse};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
@@ -63,7 +65,7 @@ pub struct GlobalArgs {
         global = true,
         env = "HEALTH_AGENT_INSTANCE",
         value_name = "NAME",
-        default_value = "default"
+        default_value = Location::INSTANCE
     )]
     pub instance: String,
     /// Folder of the agent's socket and pid file
@@ -72,7 +74,7 @@ pub struct GlobalArgs {
         global = true,
         env = "HEALTH_AGENT_RUNTIME_DIR",
         value_name = "DIR",
-        default_value = "/run/health-agent"
+        default_value = Location::RUNTIME_DIR
     )]
     pub runtime_dir: PathBuf,
     /// Folder of state that survives a reboot
@@ -81,7 +83,7 @@ pub struct GlobalArgs {
         global = true,
         env = "HEALTH_AGENT_STATE_DIR",
         value_name = "DIR",
-        default_value = "/var/lib/health-agent"
+        default_value = Location::STATE_DIR
     )]
     pub state_dir: PathBuf,
     /// Mounted bpffs, in which maps and programs are pinned under health/<INSTANCE>
@@ -90,7 +92,7 @@ pub struct GlobalArgs {
         global = true,
         env = "HEALTH_AGENT_BPF_ROOT",
         value_name = "DIR",
-        default_value = "/sys/fs/bpf"
+        default_value = Location::BPF_ROOT
     )]
     pub bpf_root: PathBuf,
     /// Use the network namespace at PATH instead of the current one
@@ -163,7 +165,7 @@ impl Command {
     pub async fn execute(self, location: Location) -> Result<ExitCode, Failure> {
         let client = Client::new(location.socket());
         match self {
-            Self::Run(args) => crate::agent::run(args.config(location)?).await?,
+            Self::Run(args) => crate::agent::run(args.settings).await?,
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
             Self::PathMtu(args) => args.execute(&client).await?,
             Self::Node(command) => command.execute(&client, &location).await?,
@@ -175,7 +177,7 @@ impl Command {
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,
-            Self::Config(args) => args.execute(&client, &location).await?,
+            Self::Config(args) => args.execute(&client, location).await?,
             Self::Cleanup(args) => args.execute(&location).await?,
             Self::Completion(args) => args.execute()?,
         }

@@ -81,7 +81,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
     /// Exports what `source` knows. Leaves the maps alone until they are [there](Self::maps_are_there).
     pub fn new(source: Arc<S>, maps: M) -> Self {
         Self {
-            per_target: source.config().metrics_per_target,
+            per_target: source.settings().api.metrics_per_target,
             source,
             maps,
             counted: Mutex::default(),
@@ -137,7 +137,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             let now = by_class().map(|(class, probes)| (class, probes.histogram.clone()));
             before = recent.mark(Instant::now(), &now.collect()).clone();
         }
-        let config = self.source.config();
+        let settings = self.source.settings().mesh;
         Snapshot {
             summary,
             registries: self.source.registries(),
@@ -145,8 +145,8 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             hello_requests: self.source.hello_requests(),
             malformed_answers: self.source.malformed_answers(),
             healthy: self.source.state().state != "Failure",
-            configured_interval: config.probe_interval,
-            probe_rate: config.probe_rate,
+            configured_interval: settings.probe_interval,
+            probe_rate: settings.probe_rate,
             repairs: self.source.repairs(),
             collections: self.source.collections(),
             endpoints: self.source.manager().map(Manager::counts),

@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use std::{fmt, io, iter};
 
-use health_registry::config::ServiceProxyMode;
 use health_service::services::{ChangeCounts, Work};
 use health_service::spec::PortKey;
 use health_service::state::NoLocalEndpoints;
+use health_settings::ServiceProxyMode;
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};

@@ -29,14 +29,11 @@ use health_model::api::{
     Protocol, RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_model::events::EventFilter;
-use health_model::policy::PolicyMode;
-use health_model::settings::{AttachMode, Location};
+use health_model::settings::Location;
 use health_probe::source::PodSet;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradeSettings,
-    RegistrySpec,
-};
+use health_settings::{Origin, SettingValue, Settings};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
@@ -345,54 +342,38 @@ impl Source for Fixture {
         Some(subscription)
     }
 
-    fn config(&self) -> Config {
-        Config {
+    fn settings(&self) -> Settings {
+        let setting = |group: &str, name: &str, value: Value, origin| SettingValue {
+            group: group.to_owned(),
+            name: name.to_owned(),
+            value,
+            origin,
+        };
+        let file = Origin::File {
+            path: "/etc/health-agent/config.yaml".into(),
+            line: 3,
+        };
+        let variable = "HEALTH_AGENT_ONE_WAY".to_owned();
+        Settings {
             location: self.location.clone(),
-            node_name: "hnode1".into(),
-            cluster_name: "default".into(),
-            registry: RegistrySpec::File("/etc/health-agent/nodes.yaml".into()),
-            remote_clusters: Vec::new(),
-            identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
-            node_addresses: Vec::new(),
-            pod_cidrs: Vec::new(),
-            policy_mode: PolicyMode::Default,
-            policy_allow_localhost: true,
-            policy_allow_dhcpv6: false,
-            ipam_excludes: vec!["10.244.1.0/28".parse().unwrap()],
-            ipam_cooling_time: Duration::from_secs(60),
-            devices: vec!["eth0".into()],
-            attach_mode: AttachMode::Auto,
-            health_port: 4240,
-            probe_interval: Duration::from_secs(10),
-            probes: Vec::new(),
-            probe_rate: 1000,
-            probe_timeout: Duration::from_secs(1),
-            path_mtu_interval: Interval(None),
-            conntrack_gc_interval: GcInterval::Adaptive,
-            conntrack_gc_max_interval: Duration::from_secs(12 * 3600),
-            conntrack_timeouts: ConntrackTimeouts::default(),
-            conntrack_max_entries: 65_536,
-            conntrack_any_max_entries: 32_768,
-            nat_max_entries: 65_536,
-            nat_any_max_entries: 32_768,
-            masquerade: MasqueradeSettings {
-                native_routing_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
-                masquerade_excludes: Vec::new(),
-                masquerade_ports: "32768-65535".parse().unwrap(),
-                gateway_cidrs: Vec::new(),
-            },
-            loss_threshold: 5,
-            mesh_key_file: None,
-            one_way: false,
-            container_probing: Default::default(),
-            services: Default::default(),
-            socket_group: None,
-            endpoint_health: true,
-            passive_rtt: true,
-            passive_relief: 1,
-            metrics_per_target: false,
-            metrics_address: ListenAddress::Off,
-            healthz_address: ListenAddress::Localhost(9879),
+            values: vec![
+                setting(
+                    "node",
+                    "device",
+                    json!(["eth0", "eth1"]),
+                    Origin::CommandLine,
+                ),
+                setting("node", "mesh-key-file", Value::Null, Origin::Default),
+                setting("mesh", "probe-interval", json!("10s"), file),
+                setting("mesh", "probe-rate", json!(1000), Origin::Default),
+                setting(
+                    "mesh",
+                    "one-way",
+                    json!(true),
+                    Origin::Environment { variable },
+                ),
+            ],
+            ..Settings::default()
         }
     }
 

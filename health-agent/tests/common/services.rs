@@ -13,7 +13,7 @@ use health_model::ipam::Family;
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
 use health_service::runner::Intervals;
-use health_service::services::{Provider, Services, Settings, Work};
+use health_service::services::{Provider, Services, SyncSettings, Work};
 use health_service::source::{Folder, Probed, Readiness};
 use health_service::spec::Selection;
 use jiff::Timestamp;
@@ -80,7 +80,7 @@ pub(super) async fn served(dir: &Path) -> Served {
     let probes = probes.map(|(last, ready)| (IpAddr::from([10, 244, 1, last]), ready));
     let readiness = watch::channel(Arc::new(Readiness::from(probes))).1;
     let probed = Probed::of(folder.services(), "hnode1".into(), readiness.clone());
-    let settings = Settings {
+    let settings = SyncSettings {
         intervals: Intervals {
             min: Duration::ZERO,
             retry: Duration::from_secs(1),

@@ -16,7 +16,7 @@ use health_datapath::collect::KernelTables;
 use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::{MapSizes, layout};
 use health_net::clock::now_ns;
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 
 use super::script::{ACK, FIN, SYN};
 use crate::packet::Tcp;

@@ -17,7 +17,7 @@ use health_datapath::MapSizes;
 use health_datapath::collect::KernelTables;
 use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::layout::{self, MapLayout};
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 
 use super::script::{ACK, SYN};
 use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet};

@@ -17,7 +17,7 @@ use health_common::masquerade::MasqueradeConfig;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey};
 use health_datapath::rtt_store::RttStore as _;
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 
 use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, NODE, PEER};
 use self::maps::Ledger;

@@ -21,7 +21,7 @@ use health_common::service::xdp::XdpTimes;
 use health_datapath::{Hook, MapSizes, layout};
 use health_model::settings::ServiceXdp;
 use health_net::clock;
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 use nix::sched::{CloneFlags, unshare};
 use nix::time::{ClockId, clock_gettime};
 

@@ -22,7 +22,7 @@ use health_common::identity;
 use health_common::metrics::{Direction, Reason};
 use health_datapath::events::{KernelRing, Ring as _, Switch as _};
 use health_net::netns::NetNs;
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,

@@ -21,7 +21,7 @@ use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs, IpvsError};
 use health_service::runner::Intervals;
-use health_service::services::{Services, Settings};
+use health_service::services::{Services, SyncSettings};
 use health_service::source::Folder;
 use health_service::spec::Selection;
 use jiff::Timestamp;
@@ -154,7 +154,7 @@ impl Bed {
             drain_interval: Duration::from_millis(500),
             ..ipvs::Settings::default()
         })?;
-        let settings = Settings {
+        let settings = SyncSettings {
             intervals: Intervals {
                 min: Duration::from_millis(10),
                 retry: Duration::from_secs(1),

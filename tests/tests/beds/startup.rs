@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
-use health_registry::config::ServiceSettings;
+use health_settings::ServiceSettings;
 use nix::sys::signal::Signal;
 use nix::unistd::Group;
 use tests::attached::{self, has_tcx};

@@ -13,7 +13,7 @@ use health_common::tcp::Peer;
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::dump::{Flow, Translation};
 use health_net::clock::now_ns;
-use health_registry::config::MasqueradeSettings;
+use health_settings::MasqueradeSettings;
 use nix::time::{ClockId, clock_gettime};
 use tests::packet::{
     IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,

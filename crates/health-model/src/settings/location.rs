@@ -26,7 +26,27 @@ pub struct Location {
     pub bpf_root: PathBuf,
 }
 
+impl Default for Location {
+    fn default() -> Self {
+        Self {
+            instance: Self::INSTANCE.to_owned(),
+            runtime_dir: Self::RUNTIME_DIR.into(),
+            state_dir: Self::STATE_DIR.into(),
+            bpf_root: Self::BPF_ROOT.into(),
+        }
+    }
+}
+
 impl Location {
+    /// The instance of the only agent on a machine.
+    pub const INSTANCE: &str = "default";
+    /// Its runtime folder.
+    pub const RUNTIME_DIR: &str = "/run/health-agent";
+    /// Its state folder.
+    pub const STATE_DIR: &str = "/var/lib/health-agent";
+    /// Where systemd mounts bpffs.
+    pub const BPF_ROOT: &str = "/sys/fs/bpf";
+
     /// Checks the form of all parts, but not whether the folders exist.
     pub fn validated(self) -> Result<Self, InvalidSetting> {
         let instance_is_valid = (1..=MAX_INSTANCE_LEN).contains(&self.instance.len())

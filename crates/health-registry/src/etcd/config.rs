@@ -9,7 +9,7 @@ use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use serde::Deserialize;
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
-use crate::config::RegistrySpec;
+use health_settings::RegistrySpec;
 
 /// Longest wait for a connection to a member.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -18,10 +18,10 @@ use super::etcd;
 use super::view::{Hub, Settle};
 use super::wants::Wants;
 use super::{Addresses, CidrIdentities, HeldIdentities, Identities, file};
-use crate::config::RegistrySpec;
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdConfigError, Source};
 use crate::nodes::Staleness;
+use health_settings::RegistrySpec;
 
 /// Why labels got no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

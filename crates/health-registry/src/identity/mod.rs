@@ -28,9 +28,6 @@ mod view;
 )]
 mod wants;
 
-/// Name of the file in the state folder that holds the identities of a standalone machine.
-pub const FILE: &str = "identities.json";
-
 pub use self::allocator::{
     IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError, Timing,
 };

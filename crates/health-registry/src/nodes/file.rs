@@ -12,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::document::{self, DocumentError};
 use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness};
-use crate::config::RegistrySpec;
+use health_settings::RegistrySpec;
 
 /// How often to check the file. A change is accepted when two checks in a row agree, so that a file is not read while
 /// it is being written.

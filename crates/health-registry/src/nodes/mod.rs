@@ -26,9 +26,9 @@ use self::file::{FileError, FileRegistry};
 #[cfg(feature = "kubernetes")]
 use self::kubernetes::{AccessError, KubernetesRegistry};
 use self::merge::{MergedRegistry, Role, Source};
-use crate::config::{Config, RegistrySpec};
 #[cfg(feature = "etcd")]
 use crate::etcd::EtcdConfigError;
+use health_settings::{RegistrySpec, Settings};
 
 pub use self::cache::FILE as CACHE_FILE;
 pub use self::heard::LastHeard;
@@ -155,22 +155,22 @@ pub enum OpenError {
 /// Opens the registries that the settings name. `own` is this node, if it is known from the settings; it is then in the
 /// set from the start. Fails only if the settings cannot be used. A registry that does not answer is retried, and its
 /// last known contents are used meanwhile. Must be called in a tokio runtime.
-pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
+pub fn open(config: &Settings, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
     let own_cluster = open_one(
-        &config.registry,
-        &config.cluster_name,
+        &config.node.registry,
+        &config.node.cluster_name,
         own,
-        Some(&config.node_name),
+        Some(&config.node.node_name),
     )?;
-    if config.remote_clusters.is_empty() && !is_remote(&config.registry) {
+    if config.node.remote_clusters.is_empty() && !is_remote(&config.node.registry) {
         return Ok(own_cluster);
     }
     let mut sources = vec![Source {
         registry: own_cluster,
         role: Role::Own,
-        cached: is_remote(&config.registry),
+        cached: is_remote(&config.node.registry),
     }];
-    for remote in &config.remote_clusters {
+    for remote in &config.node.remote_clusters {
         sources.push(Source {
             registry: open_one(&remote.registry, &remote.name, None, None)?,
             role: Role::Remote(remote.name.clone()),

@@ -31,9 +31,9 @@ use syncer::Syncer;
 pub use provider::{Provider, Work};
 pub use view::{Failure, View};
 
-/// Settings of [`Services`].
+/// How to sync, for [`Services`].
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SyncSettings {
     /// How often to sync. Once per longest interval, the provider checks everything.
     pub intervals: Intervals,
     /// The families that the provider serves.
@@ -56,7 +56,7 @@ impl Services {
     /// Starts serving the services of these sources, in order of precedence, on a node whose place may change but not its
     /// name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
     pub fn start<P: Provider>(
-        settings: Settings,
+        settings: SyncSettings,
         node: impl Into<NodeFacts>,
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
         provider: P,

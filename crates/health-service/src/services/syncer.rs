@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::provider::{Provider, Work};
 use super::view::{self, Failure};
-use super::{Health, NodeFacts, Settings, View};
+use super::{Health, NodeFacts, SyncSettings, View};
 use crate::difference::{Difference, differences};
 use crate::runner::Job;
 use crate::source::{Merger, ServiceSet, Sourced, Synced};
@@ -44,7 +44,7 @@ pub(super) struct Syncer<P> {
 
 impl<P: Provider> Syncer<P> {
     pub(super) fn new(
-        settings: &Settings,
+        settings: &SyncSettings,
         node: NodeFacts,
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
         provider: P,

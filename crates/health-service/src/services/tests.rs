@@ -76,7 +76,7 @@ impl Bed {
         source: watch::Sender<Arc<ServiceSet>>,
         sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     ) -> Self {
-        let settings = Settings {
+        let settings = SyncSettings {
             intervals: Intervals {
                 min: s(1),
                 retry: s(5),
@@ -411,7 +411,7 @@ async fn a_port_without_room_is_shown_with_the_reason_and_makes_no_node_ill() {
     let (source, set) = watch::channel(Arc::<ServiceSet>::default());
     let bed = Bed::of(&[], source, Vec::new());
     let (_topology, place) = watch::channel(bed.topology.borrow().clone());
-    let settings = Settings {
+    let settings = SyncSettings {
         intervals: Intervals {
             min: s(1),
             retry: s(5),
@@ -510,7 +510,7 @@ async fn after_the_end_nothing_is_done_and_intervals_that_exclude_each_other_are
     bed.services.stop().await;
     assert_eq!(bed.done.recv().await, None);
 
-    let settings = Settings {
+    let settings = SyncSettings {
         intervals: Intervals {
             min: s(2),
             retry: s(1),

@@ -25,9 +25,9 @@ use health_model::ipam::{Family, NodeIpam};
 use health_model::settings::{Location, ServiceXdp};
 use health_net::netlink::Handle;
 use health_net::{cgroup, link, netns};
-use health_registry::config::{Config, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::Node;
 use health_service::maglev;
+use health_settings::{ServiceProxyMode, ServiceSettings, Settings};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -40,7 +40,7 @@ impl NodeDatapath {
     /// Creates what is missing and takes over what a former agent left. After a failure, nothing exists that did not
     /// exist before.
     pub(in crate::agent) async fn establish(
-        config: &Config,
+        config: &Settings,
         attachments: Attachments,
         node: &Node,
         keys: MeshKeys,
@@ -54,7 +54,7 @@ impl NodeDatapath {
             pod_cidrs: node.pod_cidrs.clone(),
             unusable_addresses: found.unusable,
             fixed_addresses: node.health_addresses.clone(),
-            excluded: config.ipam_excludes.clone(),
+            excluded: config.endpoints.ipam_excludes.clone(),
             taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
             mtu_device: found.devices.first().cloned(),
             uplinks: found.devices,
@@ -141,7 +141,7 @@ impl NodeDatapath {
 
     /// Loads the programs with their maps.
     fn load(
-        config: &Config,
+        config: &Settings,
         attachments: Attachments,
         spec: &HealthEndpointSpec,
         workloads: Vec<Workload>,
@@ -158,10 +158,10 @@ impl NodeDatapath {
             settings.of_node(addresses, &spec.pod_cidrs)?
         };
         let sizes = MapSizes {
-            conntrack: config.conntrack_max_entries,
-            conntrack_any: config.conntrack_any_max_entries,
-            nat: config.nat_max_entries,
-            nat_any: config.nat_any_max_entries,
+            conntrack: config.conntrack_max_entries(),
+            conntrack_any: config.conntrack.conntrack_any_max_entries,
+            nat: config.conntrack.nat_max_entries,
+            nat_any: config.conntrack.nat_any_max_entries,
             services: service_map_sizes(&config.services),
             xdp_flows: match config.services.xdp() {
                 ServiceXdp::Off => XDP_FLOWS,
@@ -186,7 +186,7 @@ impl NodeDatapath {
     }
 
     /// Creates everything that goes with the endpoint.
-    fn make(config: &Config, parts: Parts) -> anyhow::Result<Self> {
+    fn make(config: &Settings, parts: Parts) -> anyhow::Result<Self> {
         let Parts {
             name,
             keys,
@@ -200,7 +200,7 @@ impl NodeDatapath {
             mtu,
         } = parts;
         let listeners = match &endpoint {
-            Some(endpoint) => endpoint.listen(config.health_port)?,
+            Some(endpoint) => endpoint.listen(config.mesh.health_port)?,
             None => Vec::new(),
         };
         let (health_addresses, addresses_known) =
@@ -230,7 +230,7 @@ impl NodeDatapath {
             spec,
             is_planned: true,
             before,
-            port: config.health_port,
+            port: config.mesh.health_port,
             flags: flags(config),
             netns_cookie: if has_sockets(config) {
                 netns::cookie().context("cannot tell the host's network namespace")?
@@ -242,7 +242,7 @@ impl NodeDatapath {
             } else {
                 0
             },
-            timeouts: config.conntrack_timeouts.into(),
+            timeouts: config.conntrack.timeouts.into(),
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -300,13 +300,13 @@ impl PreviousState {
 }
 
 /// Whether programs serve services to the host's own sockets; IPVS does that by itself.
-fn has_sockets(config: &Config) -> bool {
+fn has_sockets(config: &Settings) -> bool {
     let services = &config.services;
     services.has_services() && services.service_proxy_mode == ServiceProxyMode::Ebpf
 }
 
 /// Where to attach the programs for the host's own sockets; `None` for nowhere.
-fn socket_root(config: &Config) -> Option<PathBuf> {
+fn socket_root(config: &Settings) -> Option<PathBuf> {
     if !has_sockets(config) {
         return None;
     }
@@ -324,12 +324,12 @@ fn socket_root(config: &Config) -> Option<PathBuf> {
 }
 
 /// The programs' feature flags.
-fn flags(config: &Config) -> u16 {
+fn flags(config: &Settings) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     // Whatever the mode is now, another one may have served until now.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
     EARLY_FRAGMENTS
-        | flag(config.passive_rtt, PASSIVE_RTT)
+        | flag(config.mesh.passive_rtt, PASSIVE_RTT)
         | flag(config.services.has_host_routing(), HOST_ROUTING)
         | services
 }

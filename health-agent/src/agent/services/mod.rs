@@ -27,7 +27,6 @@ use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::{Config, FORWARDING_NEEDS_KEY, ServiceProxyMode, ServiceSettings};
 use health_registry::nodes::{Node, Standing};
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
@@ -37,7 +36,8 @@ use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
 use health_service::provider::ipvs::{self, Ipvs};
 use health_service::runner::Intervals;
-use health_service::services::{NodeFacts, Provider, Services, Settings};
+use health_service::services::{NodeFacts, Provider, Services, SyncSettings};
+use health_settings::{FORWARDING_NEEDS_KEY, ServiceProxyMode, ServiceSettings, Settings};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -85,7 +85,7 @@ pub(super) struct Parts {
 impl Parts {
     /// Opens everything, so that an agent that cannot serve services fails before it changes anything. `None` if the
     /// settings name no source. Must be called in a tokio runtime.
-    pub(super) fn open(config: &Config, own: &Node) -> anyhow::Result<Option<Self>> {
+    pub(super) fn open(config: &Settings, own: &Node) -> anyhow::Result<Option<Self>> {
         let Some(sources) = Sources::open(config)? else {
             return Ok(None);
         };
@@ -114,7 +114,7 @@ struct Ports {
 
 impl Ports {
     /// Binds the listeners.
-    fn open(config: &Config) -> Result<Self, monitor::BindError> {
+    fn open(config: &Settings) -> Result<Self, monitor::BindError> {
         let settings = &config.services;
         Ok(Self {
             health: monitor::bind("--service-health-listen", &settings.service_health_listen)?,
@@ -141,7 +141,7 @@ pub(super) struct Links {
 }
 
 /// How packets of external clients reach backends on other nodes, given these keys.
-pub(super) fn forwarding(config: &Config, keys: &MeshKeys) -> Forwarding {
+pub(super) fn forwarding(config: &Settings, keys: &MeshKeys) -> Forwarding {
     let settings = &config.services;
     let hindrance = match settings.service_proxy_mode {
         ServiceProxyMode::Ipvs => Some("services are served by IPVS"),
@@ -167,7 +167,7 @@ fn publish<T: PartialEq>(sender: &watch::Sender<Arc<T>>, found: T) {
 
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(super) async fn start(
-    config: &Config,
+    config: &Settings,
     own: &Node,
     parts: Parts,
     probes: Option<&Supervisor>,
@@ -183,7 +183,7 @@ pub(super) async fn start(
         forwarding,
     } = links;
     let topology = Topology {
-        node: config.node_name.as_str().into(),
+        node: config.node.node_name.as_str().into(),
         zone: config.services.service_node_zone.as_deref().map(Into::into),
     };
     let pods = probes.map(|probes| {
@@ -251,7 +251,7 @@ pub(super) async fn start(
     Ok(served)
 }
 
-fn ipvs_settings(config: &Config, own: &Node) -> ipvs::Settings {
+fn ipvs_settings(config: &Settings, own: &Node) -> ipvs::Settings {
     let settings = &config.services.ipvs;
     ipvs::Settings {
         plan: PlanSettings {
@@ -292,7 +292,7 @@ fn serve(
     let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
     let (sender, checks) = watch::channel(Arc::new(kept_checks::read(&ports.state_dir)));
     let services = Services::start(
-        Settings {
+        SyncSettings {
             intervals: Intervals {
                 min: settings.service_sync_min,
                 retry: SYNC_RETRY,

@@ -10,10 +10,10 @@ use health_endpoint::manager::Manager;
 use health_model::address::parse_ip;
 use health_model::policy::Protocol;
 use health_registry::asked::{self, Asked};
-use health_registry::config::{Config, ExternalIpSetting, ListenAddress};
 use health_registry::nodes::{Node, NodeSet};
 use health_service::provider::ebpf::NodeAddresses;
 use health_service::state::{ExternalIps, Peer, Reserved, ReservedFor};
+use health_settings::{ExternalIpSetting, ListenAddress, Settings};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -46,7 +46,7 @@ pub(super) struct OwnAddresses {
 
 /// Follows all sources. Stops when the receiver is dropped. Must be called in a tokio runtime.
 pub(super) async fn follow(
-    config: &Config,
+    config: &Settings,
     own: &Node,
     mut from: ReservedSources,
     mut addresses: OwnAddresses,
@@ -58,7 +58,7 @@ pub(super) async fn follow(
         ..Reserved::default()
     };
     let own = own.clone();
-    let port = config.health_port;
+    let port = config.mesh.health_port;
     let look_up = |one: Asked| async move { asked::addresses(&[one]).await };
     let (mut sources, look_ups) = resolve(asked::asked(config).await, look_up);
     let now = move |from: &mut ReservedSources,
@@ -180,18 +180,18 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
 }
 
 /// The ports on which this agent listens, and the flags that set them.
-fn ports(config: &Config) -> BTreeMap<(Protocol, u16), String> {
+fn ports(config: &Settings) -> BTreeMap<(Protocol, u16), String> {
     let services = &config.services;
     let pages: [(&str, ListenAddress); 4] = [
         ("--service-health-listen", services.service_health_listen),
         ("--service-metrics-listen", services.service_metrics_listen),
-        ("--healthz-address", config.healthz_address),
-        ("--metrics-address", config.metrics_address),
+        ("--healthz-address", config.api.healthz_address),
+        ("--metrics-address", config.api.metrics_address),
     ];
     let pages = pages
         .into_iter()
         .filter_map(|(flag, address)| Some((address.port()?, flag)));
-    let all = pages.chain([(config.health_port, "--health-port")]);
+    let all = pages.chain([(config.mesh.health_port, "--health-port")]);
     all.map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
         .collect()
 }

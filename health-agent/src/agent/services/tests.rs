@@ -7,7 +7,7 @@ use health_probe::worker::Limits;
 use health_service::services::Work;
 use health_service::state::{Changes, State};
 
-use health_registry::config::ServiceProxyMode;
+use health_settings::ServiceProxyMode;
 use tokio::time::timeout;
 
 use super::*;
@@ -177,7 +177,7 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
         .unwrap();
     let summary = served
         .catalog
-        .summary(health_registry::config::ServiceProxyMode::Ebpf);
+        .summary(health_settings::ServiceProxyMode::Ebpf);
     assert!(summary.enabled && !summary.synced, "{summary:?}");
     let (is_failure, problem) = served.catalog.problem().unwrap();
     assert!(

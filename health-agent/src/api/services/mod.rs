@@ -11,11 +11,11 @@ pub(super) mod trace;
 use std::sync::Arc;
 
 use health_model::api::{ServiceBackend, ServiceEntry, ServiceProblem, ServiceSummary};
-use health_registry::config::ServiceProxyMode;
 use health_service::forwarding::Forwarding;
 use health_service::services::{Handle, View};
 use health_service::source::Readiness;
 use health_service::spec::ServiceName;
+use health_settings::ServiceProxyMode;
 use tokio::sync::watch;
 
 /// The services of a node, as the API reports them. Clones share their contents.

@@ -94,8 +94,8 @@ fn failed(error: &dyn std::error::Error) -> Answer {
 mod tests {
     use std::net::TcpListener;
 
-    use health_registry::config::ServiceProxyMode;
     use health_service::health_check::NodeStanding;
+    use health_settings::ServiceProxyMode;
     use serde_json::Value;
 
     use super::super::testing::{Bed, get};

@@ -43,7 +43,7 @@ pub(in crate::api) async fn list<S: Source>(
 pub(in crate::api) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     answer(move || {
         let catalog = api.source.services();
-        let mode = api.source.config().services.service_proxy_mode;
+        let mode = api.source.settings().services.service_proxy_mode;
         Ok(catalog.map_or_else(ServiceSummary::default, |catalog| catalog.summary(mode)))
     })
     .await

@@ -7,7 +7,7 @@ use std::time::Duration;
 use health_model::ipam::Family;
 use health_service::choice::Topology;
 use health_service::runner::Intervals;
-use health_service::services::{Handle, Provider, Services, Settings, View, Work};
+use health_service::services::{Handle, Provider, Services, SyncSettings, View, Work};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -35,7 +35,7 @@ impl Bed {
             node: "here".into(),
             zone: None,
         });
-        let settings = Settings {
+        let settings = SyncSettings {
             intervals: Intervals {
                 min: Duration::ZERO,
                 retry: NEVER,

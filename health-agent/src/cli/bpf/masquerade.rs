@@ -100,7 +100,7 @@ impl fmt::Display for OfVersion {
 
 #[cfg(test)]
 mod tests {
-    use health_registry::config::MasqueradeSettings;
+    use health_settings::MasqueradeSettings;
 
     use super::*;
     use crate::cli::bpf::entry::lines;

@@ -12,7 +12,7 @@ use health_net::clock;
 use health_service::choice::Topology;
 use health_service::provider::ebpf::{self, EbpfProvider};
 use health_service::runner::Intervals;
-use health_service::services::{Provider, Services, Settings, Work};
+use health_service::services::{Provider, Services, SyncSettings, Work};
 use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
 use imbl::OrdMap;
@@ -253,7 +253,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
         zone: None,
     };
     let services = Services::start(
-        Settings {
+        SyncSettings {
             intervals: Intervals {
                 min: Duration::from_millis(20),
                 retry: Duration::from_secs(1),

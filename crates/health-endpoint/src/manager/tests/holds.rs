@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use health_registry::config::RegistrySpec;
 use health_registry::identity::{IdentityAllocator, OnOutage, Timing};
+use health_settings::RegistrySpec;
 
 use super::*;
 use crate::identities::AllocatedIdentities;

@@ -16,9 +16,9 @@ use tracing::{info, warn};
 
 use self::view::View;
 use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError};
-use crate::config::RegistrySpec;
 use crate::nodes::Staleness;
 use crate::nodes::backoff::Backoff;
+use health_settings::RegistrySpec;
 
 /// The first change is reported at once; changes that arrive within this time after it are reported together.
 const GATHER: Duration = Duration::from_millis(100);

@@ -23,10 +23,10 @@ use self::registration::{Registration, Signs};
 use self::view::{Key, Keys, View};
 use super::backoff::Backoff;
 use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
-use crate::config::RegistrySpec;
 use crate::etcd::{
     Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
 };
+use health_settings::RegistrySpec;
 
 /// Changes that arrive within this time become one new set.
 const GATHER: Duration = Duration::from_millis(100);

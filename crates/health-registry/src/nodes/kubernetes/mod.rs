@@ -17,9 +17,9 @@ use self::kept::{KeptNodes, OwnObject};
 pub use self::object::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION};
 use self::publish::Publisher;
 use super::{LastHeard, Node, NodeSet, Registry, Standing};
-use crate::config::RegistrySpec;
 use crate::kubernetes::access::Access;
 use crate::kubernetes::follow::Follower;
+use health_settings::RegistrySpec;
 
 pub use crate::kubernetes::AccessError;
 

@@ -4,8 +4,8 @@ pub mod remote;
 
 use std::sync::Arc;
 
-use health_registry::config::Config;
 use health_service::source::{Folder, Probed, Readiness, ServiceSet};
+use health_settings::Settings;
 use tokio::sync::watch;
 
 use self::remote::{RemoteSources, SourceError, selection};
@@ -21,7 +21,7 @@ pub(in crate::agent) struct Sources {
 impl Sources {
     /// Opens the sources without waiting for an answer; `None` if the settings name none. Fails only for unusable
     /// settings. Must be called in a tokio runtime.
-    pub(in crate::agent) fn open(config: &Config) -> Result<Option<Self>, SourceError> {
+    pub(in crate::agent) fn open(config: &Settings) -> Result<Option<Self>, SourceError> {
         if !config.services.has_services() {
             return Ok(None);
         }

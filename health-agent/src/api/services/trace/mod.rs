@@ -21,7 +21,7 @@ use health_datapath::services::{Connection, ListedFrontend};
 use health_model::api::{ServiceTrace, TracedFrontend};
 use health_model::policy::Protocol;
 use health_model::settings::ServiceForwarding;
-use health_registry::config::ServiceProxyMode;
+use health_settings::ServiceProxyMode;
 use serde::Deserialize;
 
 use self::ends::Ends;
@@ -60,14 +60,14 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
         let problem = "this agent serves no services; see run --service-manifests";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     };
-    let config = source.config();
-    if config.services.service_proxy_mode == ServiceProxyMode::Ipvs {
+    let settings = source.settings();
+    if settings.services.service_proxy_mode == ServiceProxyMode::Ipvs {
         let problem =
             "services are served by IPVS, which chooses by itself; `ipvsadm -Ln` shows what it has";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     }
     let ends = Ends::of(source, catalog, query)?;
-    let kernel = Kernel::open(&config.location)?;
+    let kernel = Kernel::open(&settings.location)?;
     let mut differences = Vec::new();
     let traced = ends.source(source, &kernel, &mut differences)?;
     let flow = Connection {

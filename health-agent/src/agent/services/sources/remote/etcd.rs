@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use health_registry::config::RegistrySpec;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
 use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
+use health_settings::RegistrySpec;
 use tokio::sync::watch;
 
 use super::outage;

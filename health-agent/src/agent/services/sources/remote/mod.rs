@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 use health_model::api::ServiceProblem;
-use health_registry::config::Config;
 #[cfg(feature = "etcd")]
 use health_registry::etcd::DocumentsError;
 #[cfg(feature = "kubernetes")]
@@ -18,6 +17,7 @@ use health_registry::kubernetes::AccessError;
 use health_registry::nodes::Staleness;
 use health_service::source::{Manifests, ServiceSet};
 use health_service::spec::Selection;
+use health_settings::Settings;
 use tokio::sync::watch;
 
 #[cfg(feature = "etcd")]
@@ -58,7 +58,7 @@ pub struct RemoteSources {
 impl RemoteSources {
     /// Opens the sources without waiting for an answer. Fails only for unusable settings. Must be called in a tokio
     /// runtime.
-    pub fn open(config: &Config) -> Result<Self, SourceError> {
+    pub fn open(config: &Settings) -> Result<Self, SourceError> {
         let settings = &config.services.sources;
         #[cfg(not(feature = "kubernetes"))]
         if settings.services_from_kubernetes.is_some() {
@@ -71,7 +71,7 @@ impl RemoteSources {
         #[cfg(feature = "kubernetes")]
         let kubernetes = match &settings.services_from_kubernetes {
             Some(access) => {
-                let kubeconfig = access.kubeconfig(&config.registry);
+                let kubeconfig = access.kubeconfig(&config.node.registry);
                 Some(KubernetesServices::open(kubeconfig, selection(config))?)
             }
             None => None,
@@ -79,9 +79,10 @@ impl RemoteSources {
         #[cfg(feature = "etcd")]
         let etcd = match &settings.services_from_etcd {
             Some(access) => {
-                let store = access.cluster(&config.registry);
+                let store = access.cluster(&config.node.registry);
                 let store = store.ok_or(SourceError::NoEtcd)?;
-                let opened = EtcdServices::open(store, &config.cluster_name, selection(config))?;
+                let opened =
+                    EtcdServices::open(store, &config.node.cluster_name, selection(config))?;
                 Some(opened)
             }
             None => None,
@@ -113,7 +114,7 @@ impl RemoteSources {
 }
 
 /// Selects the objects that this agent serves, from any source.
-pub fn selection(config: &Config) -> Selection {
+pub fn selection(config: &Settings) -> Selection {
     Selection {
         proxy_name: config.services.sources.service_proxy_name.clone(),
     }

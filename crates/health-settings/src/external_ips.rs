@@ -5,12 +5,10 @@ use std::str::FromStr;
 
 use health_model::address::parse_network_or_ip;
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 /// The external addresses (`spec.externalIPs`) at which services are served: `no-nodes`, `all`, `none`, or networks
 /// separated by commas.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExternalIpSetting {
     /// All except the addresses of nodes.
     #[default]
@@ -59,8 +57,6 @@ impl FromStr for ExternalIpSetting {
         })
     }
 }
-
-text_form!(ExternalIpSetting, ExternalIpSettingError);
 
 #[cfg(test)]
 mod tests {

@@ -4,11 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use health_model::duration::{duration_text, nanoseconds, parse_duration};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use health_model::duration::{duration_text, parse_duration};
 
-/// Whole seconds, from `MIN` to `MAX`; nanoseconds in JSON.
+/// Whole seconds, from `MIN` to `MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seconds<const MIN: u32, const MAX: u32>(u32);
 
@@ -73,19 +71,6 @@ impl<const MIN: u32, const MAX: u32> fmt::Display for Seconds<MIN, MAX> {
     }
 }
 
-impl<const MIN: u32, const MAX: u32> Serialize for Seconds<MIN, MAX> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        nanoseconds::serialize(&self.duration(), to)
-    }
-}
-
-impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Seconds<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let duration = nanoseconds::deserialize(from)?;
-        duration.try_into().map_err(D::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,9 +84,6 @@ mod tests {
             let read: Days = text.parse().expect(text);
             assert_eq!(read.secs(), secs);
             assert_eq!(read.to_string().parse(), Ok(read));
-            let json = serde_json::to_string(&read).expect("plain data");
-            assert_eq!(json, format!("{secs}000000000"));
-            assert_eq!(serde_json::from_str::<Days>(&json).ok(), Some(read));
         }
         for bad in ["", "60", "0s", "500ms", "1.5s", "240h1s", "-1s", "off"] {
             let error = bad.parse::<Days>().expect_err(bad);

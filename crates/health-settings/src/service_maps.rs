@@ -8,15 +8,14 @@ use health_common::service::{
 };
 use health_model::settings::InvalidSetting;
 use nix::sys::sysinfo::sysinfo;
-use serde::{Deserialize, Serialize};
 
 const MIN_ENTRIES: u32 = 1024;
 const MAX_ENTRIES: u32 = 1 << 24;
 const MAX_MAGLEV_TABLES: u32 = 4096;
 
 /// Sizes of the maps of services; without services they take next to no memory.
-#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Services")]
 pub struct ServiceMapSettings {
     /// Maximum number of addresses and ports of services for each IP version, 1024 to 16777216; entries are kept when
     /// it changes, and a map that has more of them keeps its size
@@ -37,7 +36,7 @@ pub struct ServiceMapSettings {
     pub service_affinity_max_entries: u32,
     /// Maximum number of entries for flows of TCP through services for each IP version, two per flow; as above. By default
     /// 262144 on hosts with more than 4 GiB of memory, else 131072
-    #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries())]
+    #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries(), hide_default_value = true)]
     pub service_flow_max_entries: u32,
     /// Maximum number of entries for flows of all other protocols through services; as above
     #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
@@ -61,16 +60,7 @@ fn default_flow_entries() -> u32 {
 
 impl Default for ServiceMapSettings {
     fn default() -> Self {
-        Self {
-            service_frontend_max_entries: DEFAULT_FRONTENDS,
-            service_backend_max_entries: DEFAULT_BACKENDS,
-            service_maglev_tables: DEFAULT_MAGLEV_TABLES,
-            service_source_range_max_entries: DEFAULT_SOURCE_RANGES,
-            service_affinity_max_entries: DEFAULT_AFFINITY,
-            service_flow_max_entries: default_flow_entries(),
-            service_flow_any_max_entries: REVNAT_ANY_ENTRIES,
-            service_socket_max_entries: SOCKET_ENTRIES,
-        }
+        super::defaults()
     }
 }
 

@@ -5,11 +5,9 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 
 use health_model::address::parse_socket_address;
-use serde::{Deserialize, Serialize};
 
 /// Where a monitoring page is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
     /// Nowhere.
     Off,
@@ -61,8 +59,6 @@ impl FromStr for ListenAddress {
         .ok_or(ListenAddressError)
     }
 }
-
-text_form!(ListenAddress, ListenAddressError);
 
 #[cfg(test)]
 mod tests {

@@ -5,9 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use health_model::settings::InvalidSetting;
-use serde::{Deserialize, Serialize};
 
 use super::RegistrySpec;
 
@@ -16,10 +15,9 @@ const MAX_RATE: u32 = 1_000_000;
 const MAX_CONCURRENT: u32 = 100_000;
 
 /// Container probes.
-#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[command(group = ArgGroup::new("pods").args(["pod_manifests", "pods_from_kubernetes"]).multiple(true))]
-pub struct ContainerProbing {
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Containers")]
+pub struct ContainerSettings {
     /// Probe the containers of the pods whose manifests are in this folder, *.yaml, *.yml and *.json; read again when
     /// they change. A template of pods, such as a Deployment's, is one pod with the name of its object
     #[arg(long, value_name = "DIR")]
@@ -31,14 +29,14 @@ pub struct ContainerProbing {
     pub pods_from_kubernetes: Option<ApiAccess>,
     /// Socket of the container runtime (CRI) that runs these pods, such as /run/containerd/containerd.sock; needs
     /// --pod-manifests or --pods-from-kubernetes
-    #[arg(long, value_name = "SOCKET", requires = "pods", value_parser = socket)]
+    #[arg(long, value_name = "SOCKET", value_parser = socket)]
     pub runtime_endpoint: Option<PathBuf>,
     /// End containers whose liveness or startup probe fails, and start containers again that have ended; off where a
     /// kubelet does it
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub container_restarts: bool,
     /// The same for pods that a kubelet runs, as those of --pods-from-kubernetes, whose restarts are else left to it
-    #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
+    #[arg(long)]
     pub kubelet_pod_restarts: bool,
     /// Maximum number of container probes per second
     #[arg(long, value_name = "NUMBER", default_value_t = 20_000)]
@@ -52,8 +50,7 @@ pub struct ContainerProbing {
 }
 
 /// Whose credentials to use for an API server: `default`, or the path of a kubeconfig.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiAccess {
     /// The registry's credentials if it is in Kubernetes, else those that this process finds.
     Default,
@@ -98,29 +95,18 @@ impl FromStr for ApiAccess {
     }
 }
 
-text_form!(ApiAccess, ApiAccessError);
-
 /// Parses the path of a socket. CRI tools write it with the prefix `unix://`.
 fn socket(text: &str) -> Result<PathBuf, Infallible> {
     Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(text)))
 }
 
-impl Default for ContainerProbing {
+impl Default for ContainerSettings {
     fn default() -> Self {
-        Self {
-            pod_manifests: None,
-            pods_from_kubernetes: None,
-            runtime_endpoint: None,
-            container_restarts: true,
-            kubelet_pod_restarts: false,
-            container_probe_rate: 20_000,
-            container_probe_concurrency: 1000,
-            container_probe_pod_rate: 100,
-        }
+        super::defaults()
     }
 }
 
-impl ContainerProbing {
+impl ContainerSettings {
     /// Whether any pods are probed.
     pub const fn has_pods(&self) -> bool {
         self.pod_manifests.is_some() || self.pods_from_kubernetes.is_some()
@@ -128,6 +114,16 @@ impl ContainerProbing {
 
     /// Checks these settings.
     pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+        if let Some(socket) = &self.runtime_endpoint
+            && !self.has_pods()
+        {
+            let why = "needs --pod-manifests or --pods-from-kubernetes";
+            return Err(InvalidSetting::new(
+                "--runtime-endpoint",
+                socket.display(),
+                why,
+            ));
+        }
         let paths = [
             ("--pod-manifests", &self.pod_manifests),
             ("--runtime-endpoint", &self.runtime_endpoint),
@@ -174,8 +170,6 @@ mod tests {
         for text in ["default", "/etc/kubeconfig"] {
             let access: ApiAccess = text.parse().expect(text);
             assert_eq!(access.to_string(), text);
-            let json = serde_json::to_string(&access).expect("plain data");
-            assert_eq!(serde_json::from_str::<ApiAccess>(&json).ok(), Some(access));
         }
         for bad in ["", "config", "./config", "true"] {
             assert_eq!(bad.parse::<ApiAccess>(), Err(ApiAccessError), "{bad}");

@@ -5,15 +5,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use health_common::ct::Timeouts;
+use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES, Timeouts};
 use health_model::duration::{duration_text, parse_duration};
-use serde::{Deserialize, Serialize};
 
 use super::seconds::Seconds;
 
 /// Time between two collections, or `adaptive`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcInterval {
     /// Depends on how many entries each collection removes.
     Adaptive,
@@ -49,13 +47,41 @@ impl FromStr for GcInterval {
     }
 }
 
-text_form!(GcInterval, GcIntervalError);
-
 /// How long an entry is kept after its last packet: up to ten days.
 pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 
-/// How long entries live; flags of `run`, too.
-#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Connection tracking and translation.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Conntrack")]
+pub struct ConntrackSettings {
+    /// Time between two collections of conntrack entries, 1s to 12h, or adaptive: by how many expire
+    #[arg(long, value_name = "DURATION", default_value = "adaptive")]
+    pub conntrack_gc_interval: GcInterval,
+    /// Longest time between two collections while the interval is adaptive, 10s to 12h
+    #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
+    pub conntrack_gc_max_interval: Duration,
+    /// How long conntrack entries live.
+    #[command(flatten)]
+    pub timeouts: ConntrackTimeouts,
+    /// Maximum number of conntrack entries of TCP for each IP version, 1024 to 16777216; entries are kept when
+    /// it changes [default: 65536; with services as many as --service-flow-max-entries]
+    #[arg(long, value_name = "NUMBER")]
+    pub conntrack_max_entries: Option<u32>,
+    /// Maximum number of conntrack entries of all other protocols; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    pub conntrack_any_max_entries: u32,
+    /// Maximum number of NAT entries of TCP for each IP version, two per translation, 1024 to 16777216; as
+    /// above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
+    pub nat_max_entries: u32,
+    /// Maximum number of NAT entries of all other protocols; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    pub nat_any_max_entries: u32,
+}
+
+/// How long entries live.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Conntrack")]
 pub struct ConntrackTimeouts {
     /// How long a conntrack entry of a TCP connection whose handshake is not complete outlives its last packet, 1s to 240h
     #[arg(
@@ -63,7 +89,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().tcp_syn
     )]
-    #[serde(rename = "conntrack-timeout-tcp-syn-ns")]
     pub tcp_syn: Lifetime,
     /// How long a conntrack entry of an established TCP connection outlives its last packet, 1s to 240h
     #[arg(
@@ -71,7 +96,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().tcp_established
     )]
-    #[serde(rename = "conntrack-timeout-tcp-established-ns")]
     pub tcp_established: Lifetime,
     /// How long a conntrack entry of a TCP connection that is closed or reset outlives its last packet, 1s to 240h
     #[arg(
@@ -79,7 +103,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().tcp_close
     )]
-    #[serde(rename = "conntrack-timeout-tcp-close-ns")]
     pub tcp_close: Lifetime,
     /// How long a conntrack entry of UDP outlives its last packet, 1s to 240h
     #[arg(
@@ -87,7 +110,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().udp
     )]
-    #[serde(rename = "conntrack-timeout-udp-ns")]
     pub udp: Lifetime,
     /// How long a conntrack entry of ICMP echo outlives its last packet, 1s to 240h
     #[arg(
@@ -95,7 +117,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().icmp
     )]
-    #[serde(rename = "conntrack-timeout-icmp-ns")]
     pub icmp: Lifetime,
     /// How long a conntrack entry of SCTP outlives its last packet, 1s to 240h
     #[arg(
@@ -103,7 +124,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().sctp
     )]
-    #[serde(rename = "conntrack-timeout-sctp-ns")]
     pub sctp: Lifetime,
     /// How long a conntrack entry of any other protocol outlives its last packet, 1s to 240h
     #[arg(
@@ -111,7 +131,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().any
     )]
-    #[serde(rename = "conntrack-timeout-any-ns")]
     pub any: Lifetime,
     /// How long the ports of a packet in fragments are kept for its later ones, 1s to 240h
     #[arg(
@@ -119,7 +138,6 @@ pub struct ConntrackTimeouts {
         value_name = "DURATION",
         default_value_t = Self::default().fragment
     )]
-    #[serde(rename = "conntrack-timeout-fragment-ns")]
     pub fragment: Lifetime,
 }
 

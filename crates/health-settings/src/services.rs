@@ -8,12 +8,11 @@ use health_model::address::parse_network;
 use health_model::duration::{duration_text, parse_duration};
 use health_model::settings::{HostRouting, InvalidSetting, ServiceForwarding, ServiceXdp};
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
 use super::{
-    Config, ExternalIpSetting, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode,
-    ServiceSources,
+    ExternalIpSetting, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode,
+    ServiceSources, Settings,
 };
 
 /// Longest zone name in bytes: the limit of a label value.
@@ -26,8 +25,8 @@ const MIN_SYNC_MAX: Duration = Duration::from_secs(1);
 const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
 
 /// Services.
-#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Services")]
 pub struct ServiceSettings {
     /// Serve the services and endpoint slices whose manifests are in this folder (*.yaml, *.yml, *.json); files are read
     /// again when they change
@@ -35,18 +34,13 @@ pub struct ServiceSettings {
     pub service_manifests: Option<PathBuf>,
     /// Sources outside this node.
     #[command(flatten)]
-    #[serde(flatten)]
     pub sources: ServiceSources,
     /// What serves services; after a change, established TCP connections go on by the former one until they end
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_proxy_mode: ServiceProxyMode,
-    /// What the mode `ipvs` goes by.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub ipvs: IpvsSettings,
     /// Serve NodePorts at addresses of this network only (repeatable) [default: at all addresses of this node, except
     /// link-local ones]
-    #[arg(long = "service-node-port-cidr", value_name = "CIDR", value_parser = parse_network)]
+    #[arg(long = "service-node-port-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub service_node_port_cidrs: Vec<IpNet>,
     /// External addresses (spec.externalIPs) at which services are served: no-nodes, those that no node has; all; none; or those
     /// in these networks, CIDR[,CIDR...]
@@ -58,18 +52,10 @@ pub struct ServiceSettings {
     pub service_node_zone: Option<String>,
     /// Shortest time between two changes of the datapath for services, at most 10s
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
-    #[serde(
-        rename = "service-sync-min-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
     pub service_sync_min: Duration,
     /// Time between two checks of the whole datapath for services, 1s to 1h; a change that waits twice as long makes
     /// this node unhealthy
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
-    #[serde(
-        rename = "service-sync-max-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
     pub service_sync_max: Duration,
     /// How packets of clients outside get to backends on other nodes, if the service does not say: `dsr` and `hybrid` need a
     /// mesh key of one's own, and the mode `ebpf`
@@ -92,29 +78,15 @@ pub struct ServiceSettings {
     pub service_metrics_listen: ListenAddress,
     /// Room in the maps.
     #[command(flatten)]
-    #[serde(flatten)]
     pub maps: ServiceMapSettings,
+    /// The mode `ipvs`.
+    #[command(flatten)]
+    pub ipvs: IpvsSettings,
 }
 
 impl Default for ServiceSettings {
     fn default() -> Self {
-        Self {
-            service_manifests: None,
-            sources: ServiceSources::default(),
-            service_proxy_mode: ServiceProxyMode::default(),
-            ipvs: IpvsSettings::default(),
-            service_node_port_cidrs: Vec::new(),
-            service_external_ips: ExternalIpSetting::default(),
-            service_node_zone: None,
-            service_sync_min: Duration::from_millis(20),
-            service_sync_max: Duration::from_secs(30),
-            service_forwarding: ServiceForwarding::Snat,
-            service_xdp: ServiceXdp::Off,
-            host_routing: HostRouting::default(),
-            service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
-            service_metrics_listen: ListenAddress::Address(([127, 0, 0, 1], 10249).into()),
-            maps: ServiceMapSettings::default(),
-        }
+        super::defaults()
     }
 }
 
@@ -151,7 +123,7 @@ impl ServiceSettings {
     }
 
     /// Checks that backends' nodes can answer outside clients, if the forwarding mode requires it.
-    fn check_forwarding(&self, config: &Config) -> Result<(), InvalidSetting> {
+    fn check_forwarding(&self, settings: &Settings) -> Result<(), InvalidSetting> {
         let forwarding = self.service_forwarding;
         if forwarding != ServiceForwarding::Snat
             && self.service_proxy_mode == ServiceProxyMode::Ipvs
@@ -159,7 +131,7 @@ impl ServiceSettings {
             let why = "not with --service-proxy-mode ipvs; use ebpf, or snat";
             return Err(InvalidSetting::new("--service-forwarding", forwarding, why));
         }
-        self.check_forwarding_key(config.mesh_key_file.is_none())
+        self.check_forwarding_key(settings.node.mesh_key_file.is_none())
     }
 
     /// Checks that nodes can trust each other's information about packets, given whether the mesh key is well known.
@@ -173,14 +145,14 @@ impl ServiceSettings {
     }
 
     /// Checks these settings, except the addresses to listen on.
-    pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
-        self.sources.check(config)?;
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
+        self.sources.check(settings)?;
         self.ipvs.check()?;
         for cidr in &self.service_node_port_cidrs {
             network("--service-node-port-cidr", cidr)?;
         }
         self.maps.check()?;
-        self.check_forwarding(config)?;
+        self.check_forwarding(settings)?;
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {

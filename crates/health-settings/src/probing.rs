@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use health_common::probe::{Path, Protocol};
 use health_model::duration::{duration_text, parse_duration};
-use serde::{Deserialize, Serialize};
 
 /// Time between two probes of a target, by path (what the address belongs to) and protocol. Targets without an interval
 /// are not probed.
@@ -79,8 +78,7 @@ const CLASSES: [(Path, Protocol); 4] = [
 ];
 
 /// An interval for some of the targets: `http=30s`, `endpoint=off`, `host-icmp=1s`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeChoice {
     /// What the addresses belong to; `None` means any.
     pub path: Option<Path>,
@@ -142,11 +140,8 @@ impl FromStr for ProbeChoice {
     }
 }
 
-text_form!(ProbeChoice, ProbeChoiceError);
-
 /// Time between two checks of something, or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval(pub Option<Duration>);
 
 impl fmt::Display for Interval {
@@ -176,8 +171,6 @@ impl FromStr for Interval {
         }
     }
 }
-
-text_form!(Interval, IntervalError);
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,10 @@ use health_model::duration::duration_text;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
 
-use super::{Config, GcInterval, ListenAddress, RegistrySpec, RemoteCluster};
+use super::{
+    ConntrackSettings, EndpointSettings, GcInterval, ListenAddress, MeshSettings, NodeSettings,
+    RegistrySpec, RemoteCluster, Settings,
+};
 
 /// Longest name of a node or cluster in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
@@ -31,23 +34,22 @@ const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
-impl Config {
-    /// Checks each setting by itself, and all of them together. What depends on the machine (does this interface
-    /// exist?) is checked when the agent starts.
-    pub fn validated(self) -> Result<Self, InvalidSetting> {
-        let location = self.location.clone().validated()?;
-        self.check_cluster()?;
-        self.check_endpoints()?;
-        self.check_probing()?;
-        self.container_probing.check()?;
-        self.services.check(&self)?;
-        self.check_conntrack()?;
-        self.check_monitoring()?;
-        Ok(Self { location, ..self })
-    }
+/// Checks each setting by itself, and all of them together.
+pub(super) fn check(settings: &Settings) -> Result<(), InvalidSetting> {
+    settings.location.clone().validated()?;
+    settings.node.check(settings)?;
+    settings.endpoints.check()?;
+    settings.mesh.check()?;
+    settings.containers.check()?;
+    settings.services.check(settings)?;
+    settings.conntrack.check(settings)?;
+    settings.masquerade.validate()?;
+    check_monitoring(settings)
+}
 
+impl NodeSettings {
     /// Checks the node, its cluster and the remote clusters, and the sources of these.
-    fn check_cluster(&self) -> Result<(), InvalidSetting> {
+    fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
         for (i, remote) in self.remote_clusters.iter().enumerate() {
@@ -61,19 +63,14 @@ impl Config {
                 ));
             }
         }
-        if matches!(self.identity_store, RegistrySpec::Kubernetes(_)) {
+        if matches!(settings.identity_store(), RegistrySpec::Kubernetes(_)) {
             return Err(InvalidSetting::new(
                 "--identity-store",
-                &self.identity_store,
+                settings.identity_store(),
                 "cannot store identities; write it like file:/var/lib/identities.json or \
                  etcd:http://192.0.2.1:2379",
             ));
         }
-        Ok(())
-    }
-
-    /// Checks the addresses of this node and of its endpoints, and the devices.
-    fn check_endpoints(&self) -> Result<(), InvalidSetting> {
         for address in &self.node_addresses {
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
                 return Err(InvalidSetting::new(
@@ -83,15 +80,6 @@ impl Config {
                 ));
             }
         }
-        for cidr in &self.pod_cidrs {
-            network("--pod-cidr", cidr)?;
-        }
-        within(
-            "--ipam-cooling-time",
-            self.ipam_cooling_time,
-            Duration::ZERO,
-            MAX_COOLING_TIME,
-        )?;
         for (i, device) in self.devices.iter().enumerate() {
             interface(device)?;
             if self.devices[..i].contains(device) {
@@ -104,9 +92,27 @@ impl Config {
         }
         Ok(())
     }
+}
 
+impl EndpointSettings {
+    /// Checks the addresses of endpoints.
+    fn check(&self) -> Result<(), InvalidSetting> {
+        for cidr in &self.pod_cidrs {
+            network("--pod-cidr", cidr)?;
+        }
+        within(
+            "--ipam-cooling-time",
+            self.ipam_cooling_time,
+            Duration::ZERO,
+            MAX_COOLING_TIME,
+        )?;
+        Ok(())
+    }
+}
+
+impl MeshSettings {
     /// Checks when and how targets are probed, and how results are rated.
-    fn check_probing(&self) -> Result<(), InvalidSetting> {
+    fn check(&self) -> Result<(), InvalidSetting> {
         if self.health_port == 0 {
             return Err(InvalidSetting::new(
                 "--health-port",
@@ -191,9 +197,10 @@ impl Config {
         }
         Ok(())
     }
+}
 
-    /// Checks conntrack and translation.
-    fn check_conntrack(&self) -> Result<(), InvalidSetting> {
+impl ConntrackSettings {
+    fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
         if let GcInterval::Fixed(interval) = self.conntrack_gc_interval {
             within(
                 "--conntrack-gc-interval",
@@ -208,9 +215,8 @@ impl Config {
             MIN_GC_MAX_INTERVAL,
             MAX_GC_INTERVAL,
         )?;
-        self.masquerade.validate()?;
         for (flag, entries) in [
-            ("--conntrack-max-entries", self.conntrack_max_entries),
+            ("--conntrack-max-entries", settings.conntrack_max_entries()),
             (
                 "--conntrack-any-max-entries",
                 self.conntrack_any_max_entries,
@@ -228,35 +234,35 @@ impl Config {
         }
         Ok(())
     }
+}
 
-    /// Checks where the monitoring pages are served.
-    fn check_monitoring(&self) -> Result<(), InvalidSetting> {
-        let mut listens = vec![
-            ("--metrics-address", self.metrics_address),
-            ("--healthz-address", self.healthz_address),
-        ];
-        listens.extend(self.services.listens());
-        for (i, (flag, address)) in listens.iter().enumerate() {
-            if address.port() == Some(0) {
-                return Err(InvalidSetting::new(
-                    flag,
-                    address,
-                    "must have a port from 1 to 65535: monitoring has to know it",
-                ));
-            }
-            let is_same = |(_, other): &&(_, ListenAddress)| other == address;
-            if *address != ListenAddress::Off
-                && let Some((other, _)) = listens[..i].iter().find(is_same)
-            {
-                return Err(InvalidSetting::new(
-                    flag,
-                    address,
-                    format!("must not be the same as {other}"),
-                ));
-            }
+/// Checks where the monitoring pages are served.
+fn check_monitoring(settings: &Settings) -> Result<(), InvalidSetting> {
+    let mut listens = vec![
+        ("--metrics-address", settings.api.metrics_address),
+        ("--healthz-address", settings.api.healthz_address),
+    ];
+    listens.extend(settings.services.listens());
+    for (i, (flag, address)) in listens.iter().enumerate() {
+        if address.port() == Some(0) {
+            return Err(InvalidSetting::new(
+                flag,
+                address,
+                "must have a port from 1 to 65535: monitoring has to know it",
+            ));
         }
-        Ok(())
+        let is_same = |(_, other): &&(_, ListenAddress)| other == address;
+        if *address != ListenAddress::Off
+            && let Some((other, _)) = listens[..i].iter().find(is_same)
+        {
+            return Err(InvalidSetting::new(
+                flag,
+                address,
+                format!("must not be the same as {other}"),
+            ));
+        }
     }
+    Ok(())
 }
 
 /// Checks a name. Names appear in `cluster/node` and in one-line reports.

@@ -5,16 +5,15 @@ use std::str::FromStr;
 
 use clap::Args;
 use health_model::settings::InvalidSetting;
-use serde::{Deserialize, Serialize};
 
-use super::{ApiAccess, Config, RegistrySpec};
+use super::{ApiAccess, RegistrySpec, Settings};
 
 /// Longest label value in bytes.
 const MAX_LABEL_LEN: usize = 63;
 
 /// Sources of services outside this node.
-#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Services")]
 pub struct ServiceSources {
     /// Serve the services of the Kubernetes cluster, of all namespaces [default KUBECONFIG: that of --registry
     /// kubernetes, else the pod's service account, else KUBECONFIG or ~/.kube/config]
@@ -31,8 +30,7 @@ pub struct ServiceSources {
 }
 
 /// Which etcd to use: `default`, the URLs of its members, or the path of a file with certificates and credentials.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdAccess {
     /// The registry's etcd.
     Default,
@@ -85,8 +83,6 @@ impl FromStr for EtcdAccess {
     }
 }
 
-text_form!(EtcdAccess, EtcdAccessError);
-
 impl ServiceSources {
     /// Whether any source is set.
     pub const fn has_any(&self) -> bool {
@@ -94,9 +90,9 @@ impl ServiceSources {
     }
 
     /// Checks these settings.
-    pub(super) fn check(&self, config: &Config) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
         if let Some(access) = &self.services_from_etcd
-            && access.cluster(&config.registry).is_none()
+            && access.cluster(&settings.node.registry).is_none()
         {
             let why = "--registry names no etcd; give URLs such as http://192.0.2.1:2379, or the absolute path of a \
                        configuration";
@@ -135,8 +131,6 @@ mod tests {
         ] {
             let access: EtcdAccess = text.parse().expect(text);
             assert_eq!(access.to_string(), text);
-            let json = serde_json::to_string(&access).expect("plain data");
-            assert_eq!(serde_json::from_str::<EtcdAccess>(&json).ok(), Some(access));
         }
         for bad in ["", "etcd.yaml", "192.0.2.1:2379", "etcd:http://a", "true"] {
             assert_eq!(bad.parse::<EtcdAccess>(), Err(EtcdAccessError), "{bad}");

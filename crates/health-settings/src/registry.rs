@@ -82,11 +82,22 @@ fn urls(list: &str) -> Option<Vec<String>> {
     list.split(',').map(url).collect()
 }
 
-text_form!(RegistrySpec, RegistrySpecError);
+impl From<RegistrySpec> for String {
+    fn from(registry: RegistrySpec) -> Self {
+        registry.to_string()
+    }
+}
+
+impl TryFrom<String> for RegistrySpec {
+    type Error = RegistrySpecError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
 
 /// Another cluster whose nodes are probed too: `NAME=REGISTRY`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteCluster {
     /// Its name.
     pub name: String,
@@ -122,8 +133,6 @@ impl FromStr for RemoteCluster {
         })
     }
 }
-
-text_form!(RemoteCluster, RemoteClusterError);
 
 #[cfg(test)]
 mod tests {

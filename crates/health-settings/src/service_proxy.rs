@@ -8,7 +8,6 @@ use health_model::address::parse_network;
 use health_model::duration::parse_duration;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use super::check::{network, within};
 use super::seconds::Seconds;
@@ -23,8 +22,7 @@ const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
 pub type IdleTimeout = Seconds<0, { 480 * 3600 }>;
 
 /// What in the kernel serves services.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ServiceProxyMode {
     /// The agent's eBPF programs
     #[default]
@@ -50,14 +48,14 @@ impl fmt::Display for ServiceProxyMode {
 }
 
 /// Settings of the mode `ipvs`.
-#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "IPVS")]
 pub struct IpvsSettings {
     /// Mode ipvs: scheduler of services that choose no algorithm, as ipvsadm names it
     #[arg(long, value_name = "NAME", default_value = "rr")]
     pub ipvs_scheduler: String,
     /// Mode ipvs: addresses of services that get no virtual server (repeatable)
-    #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR", value_parser = parse_network)]
+    #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub ipvs_exclude_cidrs: Vec<IpNet>,
     /// Mode ipvs: answer ARP for an address only on the device that has it
     #[arg(long)]
@@ -70,38 +68,21 @@ pub struct IpvsSettings {
     pub ipvs_masquerade_bit: u8,
     /// Mode ipvs: time between two checks whether draining backends have lost their last connection, 100ms to 10m
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
-    #[serde(
-        rename = "ipvs-drain-interval-ns",
-        with = "health_model::duration::nanoseconds"
-    )]
     pub ipvs_drain_interval: Duration,
     /// Mode ipvs: how long idle TCP connections are kept; 0s leaves the kernel's setting as it is
     #[arg(long, value_name = "DURATION", default_value_t)]
-    #[serde(rename = "ipvs-tcp-timeout-ns")]
     pub ipvs_tcp_timeout: IdleTimeout,
     /// Mode ipvs: how long idle TCP connections after a FIN are kept; 0s leaves the kernel's setting as it is
     #[arg(long, value_name = "DURATION", default_value_t)]
-    #[serde(rename = "ipvs-tcpfin-timeout-ns")]
     pub ipvs_tcpfin_timeout: IdleTimeout,
     /// Mode ipvs: how long idle UDP flows are kept; 0s leaves the kernel's setting as it is
     #[arg(long, value_name = "DURATION", default_value_t)]
-    #[serde(rename = "ipvs-udp-timeout-ns")]
     pub ipvs_udp_timeout: IdleTimeout,
 }
 
 impl Default for IpvsSettings {
     fn default() -> Self {
-        Self {
-            ipvs_scheduler: "rr".to_owned(),
-            ipvs_exclude_cidrs: Vec::new(),
-            ipvs_strict_arp: false,
-            ipvs_masquerade_all: false,
-            ipvs_masquerade_bit: 14,
-            ipvs_drain_interval: Duration::from_secs(10),
-            ipvs_tcp_timeout: IdleTimeout::default(),
-            ipvs_tcpfin_timeout: IdleTimeout::default(),
-            ipvs_udp_timeout: IdleTimeout::default(),
-        }
+        super::defaults()
     }
 }
 

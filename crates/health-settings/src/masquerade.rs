@@ -4,20 +4,20 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use clap::Args;
 use health_common::masquerade::{
     Address, GATEWAY_MAX, Masquerade, MasqueradeConfig, NATIVE_MAX, Prefix,
 };
 use health_common::nat::Ports;
+use health_model::address::parse_network;
 use health_model::settings::InvalidSetting;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::{Deserialize, Serialize};
 
 /// Lower ports belong to well-known services (RFC 6335 section 6).
 const MIN_PORT: u16 = 1024;
 
 /// The ports for translated flows, both ends inclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasqueradePorts(Ports);
 
 impl fmt::Display for MasqueradePorts {
@@ -49,20 +49,22 @@ impl FromStr for MasqueradePorts {
     }
 }
 
-text_form!(MasqueradePorts, MasqueradePortsError);
-
 /// Whose packets are masqueraded with this node's address.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Masquerading")]
 pub struct MasqueradeSettings {
-    /// Destinations that are reached without translation. A prefix of an IP version turns masquerading on for that
-    /// version.
+    /// Destinations that endpoints reach without masquerading; enables masquerading to all others for this
+    /// IP version (repeatable)
+    #[arg(long = "native-routing-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub native_routing_cidrs: Vec<IpNet>,
-    /// More such destinations, which do not turn masquerading on.
+    /// More destinations that are reached without masquerading (repeatable)
+    #[arg(long = "masquerade-exclude", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub masquerade_excludes: Vec<IpNet>,
-    /// The ports for translated flows.
+    /// Source ports for masqueraded flows, 1024 or higher
+    #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
     pub masquerade_ports: MasqueradePorts,
-    /// Sources behind this host that are masqueraded in addition to its endpoints.
+    /// Sources routed through this host that are masqueraded in addition to its endpoints (repeatable)
+    #[arg(long = "gateway-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub gateway_cidrs: Vec<IpNet>,
 }
 

@@ -1,0 +1,28 @@
+//! Addresses and devices of this node's endpoints.
+
+use std::time::Duration;
+
+use clap::Args;
+use health_model::address::parse_network;
+use health_model::duration::parse_duration;
+use health_model::ipam::AddressRange;
+use health_model::settings::AttachMode;
+use ipnet::IpNet;
+
+/// This node's endpoints.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Endpoints")]
+pub struct EndpointSettings {
+    /// Prefix of this node's endpoints, to register in etcd (repeatable)
+    #[arg(long = "pod-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
+    pub pod_cidrs: Vec<IpNet>,
+    /// Addresses of the pod CIDRs that are never allocated: a CIDR or FIRST-LAST (repeatable)
+    #[arg(long = "ipam-exclude", value_name = "RANGE", value_delimiter = ',')]
+    pub ipam_excludes: Vec<AddressRange>,
+    /// How long a released address is not reused while others are free, at most 24h
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
+    pub ipam_cooling_time: Duration,
+    /// How programs are attached to devices
+    #[arg(long, value_enum, value_name = "MODE", default_value_t)]
+    pub attach_mode: AttachMode,
+}

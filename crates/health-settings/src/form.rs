@@ -1,0 +1,155 @@
+//! What all settings have in common: their form on the command line, and their names elsewhere.
+
+use std::any::TypeId;
+use std::ffi::OsString;
+
+use clap::builder::ValueParser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Command};
+
+/// The groups, by their heading in the help. Settings files have them in lower case.
+pub(super) const GROUPS: [&str; 11] = [
+    "Node",
+    "Mesh",
+    "Endpoints",
+    "Policy",
+    "Conntrack",
+    "Masquerading",
+    "Containers",
+    "Services",
+    "IPVS",
+    "API",
+    "Log",
+];
+
+/// The settings that most users need. `-h` shows these; `--help` shows all.
+const COMMON: [&str; 20] = [
+    "node-name",
+    "registry",
+    "nodes-file",
+    "remote-cluster",
+    "node-address",
+    "device",
+    "mesh-key-file",
+    "probe-interval",
+    "probe",
+    "probe-rate",
+    "endpoint-health",
+    "pod-cidr",
+    "policy-mode",
+    "native-routing-cidr",
+    "pods-from-kubernetes",
+    "runtime-endpoint",
+    "services-from-kubernetes",
+    "service-manifests",
+    "metrics-address",
+    "log-level",
+];
+
+/// Start of the names of environment variables.
+const VARIABLE: &str = "HEALTH_AGENT_";
+
+/// Gives the settings of a command one form: each boolean is `--x`, `--x=true` or `--x=false`, and `-h` shows only the common
+/// ones.
+pub fn with_one_form(command: Command) -> Command {
+    command.mut_args(|arg| {
+        if group(&arg).is_none() {
+            return arg;
+        }
+        let is_common = COMMON.contains(&name(&arg));
+        let arg = arg.hide_short_help(!is_common);
+        if kind(&arg) != Kind::Boolean {
+            return arg;
+        }
+        let default = match arg.get_default_values() {
+            [default] => default.to_string_lossy().into_owned(),
+            _ => false.to_string(),
+        };
+        arg.action(ArgAction::Set)
+            .num_args(0..=1)
+            .default_value(default)
+            .default_missing_value("true")
+            .value_name("BOOL")
+            .value_parser(ValueParser::from(boolean))
+    })
+}
+
+/// Parses a boolean. Besides `true` and `false`, other common words are understood.
+fn boolean(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "true" | "on" | "yes" => Ok(true),
+        "false" | "off" | "no" => Ok(false),
+        _ => Err("expected true or false"),
+    }
+}
+
+/// The group of a setting in files; `None` for arguments that are no settings.
+pub(super) fn group(arg: &Arg) -> Option<String> {
+    let heading = arg.get_help_heading()?;
+    GROUPS.contains(&heading).then(|| heading.to_lowercase())
+}
+
+/// A setting's name: its flag without hyphens at the start.
+pub(super) fn name(arg: &Arg) -> &str {
+    arg.get_long().unwrap_or_default()
+}
+
+/// The environment variable of a setting.
+pub(super) fn variable(arg: &Arg) -> String {
+    variable_of(name(arg))
+}
+
+/// The environment variable of the setting with this name.
+pub(super) fn variable_of(name: &str) -> String {
+    VARIABLE.to_owned() + &name.replace('-', "_").to_uppercase()
+}
+
+/// Whether a setting has several values.
+pub(super) fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+/// The JSON type of a setting's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Boolean,
+    Integer,
+    Text,
+}
+
+pub(super) fn kind(arg: &Arg) -> Kind {
+    let is_any = |types: &[TypeId]| {
+        let parsed = arg.get_value_parser().type_id();
+        types.iter().any(|one| parsed == *one)
+    };
+    if is_any(&[TypeId::of::<bool>()]) {
+        Kind::Boolean
+    } else if is_any(&[TypeId::of::<u8>(), TypeId::of::<u16>(), TypeId::of::<u32>()]) {
+        Kind::Integer
+    } else {
+        Kind::Text
+    }
+}
+
+/// Checks a value as if it stood on the command line. The error says what is wrong with it.
+pub(super) fn check(arg: &Arg, text: &str) -> Result<(), String> {
+    let word = OsString::from(format!("--{}={text}", name(arg)));
+    let command = Command::new("setting")
+        .no_binary_name(true)
+        .disable_help_flag(true)
+        .arg(arg.clone());
+    let Err(error) = command.try_get_matches_from([word]) else {
+        return Ok(());
+    };
+    let words = |kind| match error.get(kind) {
+        Some(ContextValue::Strings(words)) => words.join(", "),
+        _ => String::new(),
+    };
+    Err(match (error.kind(), std::error::Error::source(&error)) {
+        (_, Some(reason)) => reason.to_string(),
+        (ErrorKind::InvalidValue, None) if !text.is_empty() => {
+            format!("expected {}", words(ContextKind::ValidValue))
+        }
+        _ => "expected a value".to_owned(),
+    })
+}

@@ -1,0 +1,153 @@
+//! The settings of `health-agent run`. Each is one field of the structure of its group: name, type, default and help stand
+//! there, and nowhere else. The flag, the environment variable, the key in settings files, `health-agent config`, the JSON
+//! Schema, the example file and the reference in `docs/settings.md` are made from it.
+//!
+//! A value on the command line takes precedence over one of the environment, that over one of a file, and that over the
+//! default.
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod check;
+mod conntrack;
+mod containers;
+mod endpoints;
+mod external_ips;
+mod file;
+mod form;
+mod layers;
+mod listen;
+mod log;
+mod masquerade;
+mod mesh;
+mod node;
+mod policy;
+mod probing;
+mod registry;
+mod seconds;
+mod service_maps;
+mod service_proxy;
+mod service_sources;
+mod services;
+mod view;
+
+use clap::{Args, Command, FromArgMatches};
+use health_common::ct::DEFAULT_ENTRIES;
+use health_model::settings::{InvalidSetting, Location};
+
+pub use self::api::ApiSettings;
+pub use self::conntrack::{
+    ConntrackSettings, ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime,
+};
+pub use self::containers::{ApiAccess, ApiAccessError, ContainerSettings};
+pub use self::endpoints::EndpointSettings;
+pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
+pub use self::file::FileError;
+pub use self::form::with_one_form;
+pub use self::layers::{Layers, SettingsError};
+pub use self::listen::{ListenAddress, ListenAddressError};
+pub use self::log::{LogFormat, LogLevel, LogSettings};
+pub use self::masquerade::{
+    MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,
+};
+pub use self::mesh::MeshSettings;
+pub use self::node::NodeSettings;
+pub use self::policy::PolicySettings;
+pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
+pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::seconds::{Seconds, SecondsError};
+pub use self::service_maps::ServiceMapSettings;
+pub use self::service_proxy::{IdleTimeout, IpvsSettings, ServiceProxyMode};
+pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
+pub use self::services::{FORWARDING_NEEDS_KEY, ServiceSettings};
+pub use self::view::{Origin, SettingList, SettingValue, example, reference, schema};
+
+/// All settings of an agent, by group.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the agent keeps its files; all commands have these flags.
+    #[arg(skip = Location::default())]
+    pub location: Location,
+    /// This node and its sources.
+    #[command(flatten)]
+    pub node: NodeSettings,
+    /// Probes of the mesh.
+    #[command(flatten)]
+    pub mesh: MeshSettings,
+    /// Endpoints.
+    #[command(flatten)]
+    pub endpoints: EndpointSettings,
+    /// Policy.
+    #[command(flatten)]
+    pub policy: PolicySettings,
+    /// Connection tracking.
+    #[command(flatten)]
+    pub conntrack: ConntrackSettings,
+    /// Masquerading.
+    #[command(flatten)]
+    pub masquerade: MasqueradeSettings,
+    /// Container probes.
+    #[command(flatten)]
+    pub containers: ContainerSettings,
+    /// Services.
+    #[command(flatten)]
+    pub services: ServiceSettings,
+    /// The API and the monitoring pages.
+    #[command(flatten)]
+    pub api: ApiSettings,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogSettings,
+    /// The value of each in force and where it comes from.
+    #[arg(skip)]
+    pub values: Vec<SettingValue>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        defaults()
+    }
+}
+
+impl Settings {
+    /// Where the identities of this cluster are stored: a file or etcd.
+    pub fn identity_store(&self) -> RegistrySpec {
+        match (&self.node.identity_store, &self.node.registry) {
+            (Some(store), _) => store.clone(),
+            (None, etcd) if etcd.is_written_by_nodes() => etcd.clone(),
+            (None, _) => RegistrySpec::File(self.location.state_dir.join(IDENTITIES_FILE)),
+        }
+    }
+
+    /// Maximum TCP conntrack entries per IP version: a flow through a service has entries in both the service maps and the
+    /// conntrack maps.
+    pub fn conntrack_max_entries(&self) -> u32 {
+        let default = match self.services.has_services() {
+            true => self.services.maps.service_flow_max_entries,
+            false => DEFAULT_ENTRIES,
+        };
+        self.conntrack.conntrack_max_entries.unwrap_or(default)
+    }
+
+    /// Checks each setting by itself, and all of them together. What depends on the machine (does this interface
+    /// exist?) is checked when the agent starts.
+    pub fn validated(self) -> Result<Self, InvalidSetting> {
+        check::check(&self)?;
+        Ok(self)
+    }
+}
+
+/// The file of identities in the agent's state folder.
+pub const IDENTITIES_FILE: &str = "identities.json";
+
+/// A group of settings with its defaults.
+fn defaults<T: Args + FromArgMatches>() -> T {
+    let command = T::augment_args(Command::new("defaults").no_binary_name(true));
+    let parsed = command.try_get_matches_from([""; 0]);
+    parsed
+        .and_then(|matches| T::from_arg_matches(&matches))
+        .expect("each setting has a default")
+}
+
+#[cfg(test)]
+mod tests;

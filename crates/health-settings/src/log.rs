@@ -1,0 +1,39 @@
+//! The agent's log.
+
+use clap::{Args, ValueEnum};
+
+/// The log.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Log")]
+pub struct LogSettings {
+    /// Form of the log lines on stderr
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Least severe events that are logged
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
+    pub log_level: LogLevel,
+}
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// How severe an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Something failed and needs attention
+    Error,
+    /// Something failed and was worked around
+    Warn,
+    /// Something changed
+    Info,
+    /// What the agent does and why
+    Debug,
+    /// Every probe and packet
+    Trace,
+}

@@ -1,0 +1,70 @@
+//! This node, its cluster, and where the nodes of the mesh come from.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use health_model::address::parse_ip;
+
+use super::registry::{RegistrySpec, RemoteCluster};
+
+/// The default registry.
+const REGISTRY: &str = "file:/etc/health-agent/nodes.yaml";
+
+/// This node and the sources of nodes and identities.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Node")]
+pub struct NodeSettings {
+    /// This node's name in the node registry [default: the host name]
+    #[arg(long, value_name = "NAME", default_value_t = host_name(), hide_default_value = true)]
+    pub node_name: String,
+    /// Name of this node's cluster
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub cluster_name: String,
+    /// Where the nodes of this cluster come from: file:PATH, etcd:URL[,URL...], etcd:PATH of a
+    /// configuration, kubernetes[:PATH of a kubeconfig]
+    #[arg(long, value_name = "REGISTRY", default_value = REGISTRY)]
+    pub registry: RegistrySpec,
+    /// File of the node registry, read again when it changes: short for --registry file:FILE
+    #[arg(long, value_name = "FILE", value_parser = absolute_path())]
+    pub nodes_file: Option<PathBuf>,
+    /// Another cluster to probe, and its registry (repeatable)
+    #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
+    pub remote_clusters: Vec<RemoteCluster>,
+    /// Where the identities of this cluster are kept, the same on all its nodes: file:PATH,
+    /// etcd:URL[,URL...], etcd:PATH of a configuration [default: --registry if that is etcd, else
+    /// file:identities.json in --state-dir]
+    #[arg(long, value_name = "STORE")]
+    pub identity_store: Option<RegistrySpec>,
+    /// Address that this node registers in etcd (repeatable) [default: those of the uplinks]
+    #[arg(long = "node-address", value_name = "IP", value_parser = parse_ip, value_delimiter = ',')]
+    pub node_addresses: Vec<IpAddr>,
+    /// Uplink, by interface name (repeatable) [default: those that carry the node's addresses]
+    #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
+    /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
+    /// FILE.next, is accepted too [default: a public key]
+    #[arg(long, value_name = "FILE")]
+    pub mesh_key_file: Option<PathBuf>,
+}
+
+impl NodeSettings {
+    /// This node's name with that of its cluster: `CLUSTER/NODE`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.cluster_name, self.node_name)
+    }
+}
+
+/// Empty if the kernel does not say; then the setting has to.
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// Resolves a path in the working folder at program start: entering the host's mounts changes the working folder.
+fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
+}

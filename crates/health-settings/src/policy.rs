@@ -1,0 +1,19 @@
+//! When policy is enforced, and what it always allows.
+
+use clap::Args;
+use health_model::policy::PolicyMode;
+
+/// Policy.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Policy")]
+pub struct PolicySettings {
+    /// When policy is enforced
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default)]
+    pub policy_mode: PolicyMode,
+    /// Let this host reach its own endpoints unless a rule denies it
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub policy_allow_localhost: bool,
+    /// Let endpoints ask for addresses by DHCPv6, whatever their policy
+    #[arg(long)]
+    pub policy_allow_dhcpv6: bool,
+}
