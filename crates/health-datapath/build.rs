@@ -155,7 +155,7 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
     let path = env::var_os("PATH").unwrap_or_default();
     let path: OsString =
         env::join_paths(std::iter::once(tools.to_owned()).chain(env::split_paths(&path)))
-            .context("PATH cannot be extended")?;
+            .context("cannot extend PATH")?;
     let script = env::current_exe().context("cannot find the build script's executable")?;
     let status = Command::new(&script)
         .env(INNER, "1")
@@ -321,6 +321,6 @@ fn workspace() -> anyhow::Result<PathBuf> {
     let workspace = manifest_dir
         .ancestors()
         .nth(2)
-        .context("the package has no workspace around it")?;
+        .context("the package is not in a workspace")?;
     Ok(workspace.to_owned())
 }

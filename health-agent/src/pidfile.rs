@@ -12,8 +12,7 @@ use health_model::private;
 pub enum PidFileError {
     /// A live agent holds it.
     #[error(
-        "another agent runs as pid {pid}: it holds {path}; stop it, or give this one an --instance \
-         and a --runtime-dir of its own"
+        "another agent is running as pid {pid} and holds {path}; stop it, or give this one its own --instance and --runtime-dir"
     )]
     Held {
         /// The holder's pid, as written in the file.
@@ -23,8 +22,7 @@ pub enum PidFileError {
     },
     /// A process that is not an agent holds it.
     #[error(
-        "the pid file {path} is locked by {holder}, which did not write it: end that process; agents of earlier \
-         versions let any user open this file"
+        "the pid file {path} is locked by {holder}, which did not write it; stop that process (agents of earlier versions let any user open this file)"
     )]
     Locked {
         /// The holder, in words.
@@ -135,7 +133,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("{}\n", std::process::id()));
         let error = PidFile::acquire(&path).expect_err("it is held").to_string();
-        let pid = format!("runs as pid {}:", std::process::id());
+        let pid = format!("is running as pid {} ", std::process::id());
         assert!(error.contains(&pid), "{error}");
         drop(held);
         assert!(!path.exists());

@@ -78,7 +78,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         ("[]", "the body: "),
         ("{}", "missing field `netns`"),
         (r#"{"netns":7}"#, "netns: invalid type: integer"),
-        (r#"{"netns":"a"}"#, "netns: \"a\" is no absolute path"),
+        (r#"{"netns":"a"}"#, "netns: \"a\" is not an absolute path"),
         (r#"{"netns":"/a","mtu":9000}"#, "unknown field `mtu`"),
         (
             r#"{"netns":"/a","labels":["a=1","=b"]}"#,
@@ -95,7 +95,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
         (
             r#"{"netns":"/a","ipv4":"fd00::1"}"#,
-            "ipv4: \"fd00::1\" is no address",
+            "ipv4: \"fd00::1\" is not an address",
         ),
         (
             r#"{"netns":"/a","ifname":"no such name"}"#,
@@ -105,7 +105,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         (r#"{"netns":"/a"} x"#, "the body: trailing characters"),
         (
             &format!(r#"{{"netns":"/a","labels":["{long}"]}}"#),
-            "labels[0]: a label of",
+            "labels[0]: the label that begins with",
         ),
     ] {
         let (code, answer) = request_with(&agent, "post", "/v1/endpoints", body);
@@ -519,7 +519,7 @@ fn idle_watchers_leave_room_for_changes() {
     let (_, refusal) = request(&agent, "get", "/v1/endpoints?watch=true");
     assert_eq!(
         refusal["error"],
-        "16 watches of endpoints are under way; try again later"
+        "16 watches of endpoints are already running; try again later"
     );
     // A client that disconnects frees its place for another.
     drop(watchers);

@@ -303,7 +303,7 @@ fn without_an_agent_one_line_says_where_it_was_looked_for() {
     }
     drop(UnixListener::bind(&socket).unwrap());
     let line = failure(program_in(dir.path(), "status"));
-    assert!(line.contains("was killed"), "{line}");
+    assert!(line.contains("left over from a killed agent"), "{line}");
 }
 
 #[test]

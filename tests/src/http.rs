@@ -64,7 +64,9 @@ fn exchange(mut stream: impl Read + Write, path: &str, accept: &str) -> io::Resu
 
 /// Status code, media type and body of a response.
 fn split(response: &str) -> anyhow::Result<(u16, String, String)> {
-    let (head, body) = response.split_once("\r\n\r\n").context("no HTTP")?;
+    let (head, body) = response
+        .split_once("\r\n\r\n")
+        .context("the answer is not HTTP")?;
     let code = head.split(' ').nth(1).context("no status line")?.parse()?;
     let header = head.lines().find_map(|line| {
         let (name, value) = line.split_once(": ")?;

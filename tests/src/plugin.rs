@@ -107,14 +107,16 @@ impl Plugin {
             .stderr(Stdio::inherit())
             .spawn()
             .with_context(|| format!("cannot run {}", self.program.display()))?;
-        let mut stdin = child.stdin.take().context("it has no stdin")?;
+        let mut stdin = child.stdin.take().context("the plugin has no stdin")?;
         // It may have exited without reading it.
         let _ = stdin.write_all(config);
         drop(stdin);
-        let output = child.wait_with_output().context("cannot wait for it")?;
+        let output = child
+            .wait_with_output()
+            .context("cannot wait for the plugin")?;
         let json = match output.stdout.as_slice() {
             [] => Value::Null,
-            text => serde_json::from_slice(text).context("its answer is no JSON")?,
+            text => serde_json::from_slice(text).context("the plugin's answer is not JSON")?,
         };
         Ok(Answer {
             is_success: output.status.success(),

@@ -28,11 +28,11 @@ impl Podman {
     /// A podman whose containers become endpoints of this node.
     pub fn of(node: &Node) -> anyhow::Result<Self> {
         let podman = Self {
-            dir: tempfile::tempdir().context("cannot make a folder for podman")?,
+            dir: tempfile::tempdir().context("cannot create a folder for podman")?,
         };
         podman
             .write(node)
-            .context("cannot write what podman needs")?;
+            .context("cannot write podman's configuration")?;
         Ok(podman)
     }
 

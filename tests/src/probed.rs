@@ -59,8 +59,8 @@ impl ProbedContainers {
     /// Creates the folder.
     pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("hprobes-").tempdir();
-        let dir = dir.context("cannot make a folder for manifests")?;
-        fs::create_dir(dir.path().join("pods")).context("cannot make a folder for manifests")?;
+        let dir = dir.context("cannot create a folder for manifests")?;
+        fs::create_dir(dir.path().join("pods")).context("cannot create a folder for manifests")?;
         Ok(Self { dir })
     }
 

@@ -67,7 +67,7 @@ pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<R
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {shown}"))?;
-    let ended = wait_for("its end", deadline, || {
+    let ended = wait_for("it to exit", deadline, || {
         child.try_wait().context("cannot wait for it")
     });
     if ended.is_err() {
@@ -155,7 +155,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            tell(format_args!("cannot end process {}: {error}", self.0.id()));
+            tell(format_args!("cannot kill process {}: {error}", self.0.id()));
         }
     }
 }

@@ -206,7 +206,7 @@ pub fn check_samples(readme: &str, samples: &Shown) -> anyhow::Result<()> {
         let (written, now) = (form(&readme[begin..end]), form(sample));
         ensure!(
             written == now,
-            "the README's sample {name} has another form than a run's; write it by: cargo xtask docs\n\
+            "the README's sample {name} differs from a run's; update it with: cargo xtask docs\n\
              README:\n{written}\nrun:\n{now}"
         );
     }
@@ -222,7 +222,7 @@ pub fn check_figures(readme: &str, figures: &Shown) -> anyhow::Result<()> {
         let tolerance = (now * TOLERANCE).max(1.0);
         ensure!(
             (written - now).abs() <= tolerance,
-            "the README's figure {name} is {written}, but a run's is {now}; write it by: cargo xtask docs"
+            "the README's figure {name} is {written}, but a run's is {now}; update it with: cargo xtask docs"
         );
     }
     Ok(())
@@ -233,7 +233,7 @@ pub fn written_figure(readme: &str, name: &str) -> anyhow::Result<f64> {
     let (begin, end) = figure_range(readme, name)?;
     let text = &readme[begin..end];
     text.parse()
-        .with_context(|| format!("the README's figure {name} is no number: {text:?}"))
+        .with_context(|| format!("the README's figure {name} is not a number: {text:?}"))
 }
 
 fn sample_range(readme: &str, name: &str) -> anyhow::Result<(usize, usize)> {

@@ -136,12 +136,12 @@ impl Relay {
                 if !handling.busy
                     && let Err(error) = run_before_others()
                 {
-                    tell(format_args!("packets may be held for longer: {error:#}"));
+                    tell(format_args!("packets may be delayed longer: {error:#}"));
                 }
                 let mut wire = Wire::new(ends, handling, &shared);
                 while !stop.load(Ordering::Relaxed) {
                     if let Err(error) = wire.turn() {
-                        tell(format_args!("the relay ends: {error:#}"));
+                        tell(format_args!("the relay stopped: {error:#}"));
                         return;
                     }
                 }
@@ -191,7 +191,7 @@ fn open(device: &str) -> anyhow::Result<Socket> {
         let address = getifaddrs()?
             .filter(|entry| entry.interface_name == device)
             .find_map(|entry| entry.address?.as_link_addr().copied());
-        let address = address.context("there is no such device")?;
+        let address = address.context("no such device")?;
         bind(socket.as_raw_fd(), &address)?;
         setsockopt(&socket, VnetHeader, &true)?;
         setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;

@@ -67,7 +67,7 @@ impl Snapshot {
             "/state/endpoints",
             "/state/policies.json",
         ];
-        wait_for("nothing to be left", PATIENCE, || {
+        wait_for("everything to be removed", PATIENCE, || {
             let difference = Self::node(node)?.since(self);
             let mut left = difference
                 .lines()

@@ -330,7 +330,7 @@ impl TestRun {
     fn return_to_pool(&mut self) -> anyhow::Result<()> {
         match std::mem::replace(&mut self.0, Owner::Nobody) {
             Owner::Pool(set, pool) => pool.give_back(*set).context(
-                "cannot give the programs to the next test, which `TestRun::load_alone` need not do",
+                "cannot pass the programs to the next test; use `TestRun::load_alone` to avoid this",
             ),
             Owner::Alone(_) | Owner::Nobody => Ok(()),
         }

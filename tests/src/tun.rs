@@ -42,7 +42,7 @@ impl TunLink {
         }
         let [a, b] = nodes.map(|node| {
             let opened = node.run_in(|| open(device, link_type))?;
-            opened.with_context(|| format!("cannot make {device} of {}", node.name()))
+            opened.with_context(|| format!("cannot create {device} of {}", node.name()))
         });
         let ends = [a?, b?];
         let stop = Arc::new(AtomicBool::new(false));
@@ -51,7 +51,7 @@ impl TunLink {
             move || {
                 while !stop.load(Ordering::Relaxed) {
                     if let Err(error) = carry(&ends) {
-                        tell(format_args!("no packets are carried any more: {error:#}"));
+                        tell(format_args!("the tun relay stopped: {error:#}"));
                         return;
                     }
                 }

@@ -569,7 +569,7 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     cluster.kill_apiserver();
     let stale = until_services(&mut watch, "stale", |set| {
         let mut told = set.problems.iter();
-        told.any(|one| one.problem.starts_with("services stay as they were at "))
+        told.any(|one| one.problem.starts_with("using the services as of "))
     })
     .await?;
     assert!(has(&stale, "web") && stale.slices.contains_key(&web_1) == has_slices);

@@ -164,7 +164,7 @@ impl Frame {
         let [kind, length @ ..] = header;
         let length = u32::from_le_bytes(length);
         if length > MAX_PAYLOAD {
-            return Err(invalid(format!("a frame of {length} bytes")));
+            return Err(invalid(format!("invalid frame of {length} bytes")));
         }
         let mut payload = vec![0; length as usize];
         if !read_whole(line, &mut payload)? {
@@ -175,7 +175,7 @@ impl Frame {
             b'e' => Self::Stderr(payload),
             b'r' => Self::Report(serde_json::from_slice(&payload)?),
             b'c' => Self::Order(serde_json::from_slice(&payload)?),
-            _ => return Err(invalid(format!("a frame of kind {kind}"))),
+            _ => return Err(invalid(format!("invalid frame kind {kind}"))),
         }))
     }
 }

@@ -59,14 +59,13 @@ fn first_process() -> anyhow::Result<()> {
     mounts::leave_rootfs()?;
     mounts::mount_all()?;
     let (soft, hard) = OPEN_FILES;
-    setrlimit(Resource::RLIMIT_NOFILE, soft, hard)
-        .context("cannot set how many files may be open")?;
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).context("cannot set the limit on open files")?;
     let runner = Command::new("/proc/self/exe")
         .arg(RUN)
         .spawn()
-        .context("cannot start the second self")?;
+        .context("cannot start the command runner")?;
     match wait_reaping(&runner).context("cannot wait for processes")? {
         ProgramExit::Code(0) => Ok(()),
-        ended => anyhow::bail!("the second self ended: {ended:?}"),
+        ended => anyhow::bail!("the command runner failed: {ended:?}"),
     }
 }

@@ -27,8 +27,8 @@ const FILESYSTEMS: &[(&str, &str, bool)] = &[
 /// (`pivot_root(2)`, EINVAL).
 pub(crate) fn leave_rootfs() -> anyhow::Result<()> {
     const ROOT: &str = "/root-mount";
-    fs::create_dir_all(ROOT).with_context(|| format!("cannot make {ROOT}"))?;
-    move_root(ROOT).context("cannot make the root a mount of its own")?;
+    fs::create_dir_all(ROOT).with_context(|| format!("cannot create {ROOT}"))?;
+    move_root(ROOT).context("cannot make the root a separate mount")?;
     fs::remove_dir(ROOT).with_context(|| format!("cannot remove {ROOT}"))
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn mount_all() -> anyhow::Result<()> {
             // If a filesystem is missing, so is its folder below /sys.
             Err(Errno::ENODEV | Errno::ENOENT) if !required => {}
             mounted => {
-                made.with_context(|| format!("cannot make {place}"))?;
+                made.with_context(|| format!("cannot create {place}"))?;
                 mounted.with_context(|| format!("cannot mount {kind} at {place}"))?;
             }
         }

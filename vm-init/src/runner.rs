@@ -93,7 +93,7 @@ fn locked(state: &SharedState) -> MutexGuard<'_, State> {
 pub(crate) fn run(line: &Line) -> anyhow::Result<()> {
     line.send(&Frame::Report(Report::Booted))?;
     let plan = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
-    let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("broken {PLAN}"))?;
+    let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("invalid {PLAN}"))?;
 
     let state = SharedState::default();
     let mut reader = line.reader()?;
@@ -137,7 +137,7 @@ fn run_one(
     line: &Line,
     state: &SharedState,
 ) -> anyhow::Result<ProgramExit> {
-    let (program, arguments) = command.words.split_first().context("an empty command")?;
+    let (program, arguments) = command.words.split_first().context("empty command")?;
     let child = Command::new(program)
         .args(arguments)
         .current_dir(&command.folder)
@@ -160,7 +160,7 @@ fn run_one(
     locked(state).running = Some(Pid::from_raw(child.id().cast_signed()));
     let status = relay(&mut child, line);
     locked(state).running = None;
-    let status = status.with_context(|| format!("cannot follow {program}"))?;
+    let status = status.with_context(|| format!("cannot relay the output of {program}"))?;
     Ok(status.into())
 }
 

@@ -11,31 +11,30 @@ use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Which one; without a name all are listed
+    /// Benchmark to run; list all if omitted
     name: Option<String>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
-    /// Number of peers that `mesh` simulates; may be repeated, in ascending order
+    /// Number of peers that `mesh` simulates (repeatable, in ascending order)
     #[arg(long, value_name = "N")]
     peers: Vec<u32>,
-    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
-    /// and then it watches for false verdicts while there is no fault
+    /// Kind of fault that `detection` causes, such as `link-down` (repeatable) [default: all, then a watch for false verdicts]
     #[arg(long, value_name = "KIND")]
     fault: Vec<String>,
-    /// Faults of each kind that `detection` makes
+    /// Number of faults of each kind that `detection` causes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
-    /// Seconds of each flood that `ct` makes
+    /// Seconds of each flood of `ct`
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
-    /// Probes that `rtt` accounts for
+    /// Number of probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
-    /// Number of services that `service` sends traffic through; may be repeated, in ascending order
+    /// Number of services that `service` sends traffic through (repeatable, in ascending order)
     #[arg(long, value_name = "N")]
     services: Vec<u32>,
     /// Rounds of each measurement of `service`
@@ -43,7 +42,7 @@ pub(crate) struct Args {
     rounds: Option<u32>,
     #[command(flatten)]
     choice: vm::Choice,
-    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run, all without; may be repeated
+    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run (repeatable) [default: all]
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }

@@ -47,9 +47,9 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
 
     let mut cargo = workspace.cargo()?;
     cargo.args(["metadata", "--no-deps", "--format-version=1"]);
-    let metadata = output(&mut cargo)?.context("cargo does not describe the workspace")?;
+    let metadata = output(&mut cargo)?.context("cargo metadata printed nothing")?;
     let metadata: Metadata =
-        serde_json::from_str(&metadata).context("cannot read what cargo says of the workspace")?;
+        serde_json::from_str(&metadata).context("cannot parse the output of cargo metadata")?;
     let offences = offences(&order, &metadata.packages);
     if offences.is_empty() {
         println!("{} crates, each uses only those above it", order.len());
@@ -76,7 +76,7 @@ fn offences(order: &[&str], packages: &[Package]) -> Vec<String> {
     let mut offences: Vec<_> = order
         .iter()
         .filter(|name| !packages.iter().any(|package| package.name == **name))
-        .map(|name| format!("{PAGE} lists {name}, which is no crate of this workspace"))
+        .map(|name| format!("{PAGE} lists {name}, which is not a crate of this workspace"))
         .collect();
     for package in packages {
         let used = package
@@ -94,7 +94,7 @@ fn offences(order: &[&str], packages: &[Package]) -> Vec<String> {
             used.filter(|dependency| place(&dependency.name).is_none_or(|place| place >= own))
                 .map(|dependency| {
                     format!(
-                        "{} uses {}, which does not stand above it in {PAGE}",
+                        "{} uses {}, which is not above it in {PAGE}",
                         package.name, dependency.name
                     )
                 }),
@@ -168,7 +168,7 @@ Lowest first.
         ];
         assert_eq!(
             offences(&order, &wrong),
-            ["health-low uses health-high, which does not stand above it in docs/architecture.md"]
+            ["health-low uses health-high, which is not above it in docs/architecture.md"]
         );
     }
 
@@ -181,7 +181,7 @@ Lowest first.
         assert_eq!(
             offences,
             [
-                "docs/architecture.md lists health-high, which is no crate of this workspace",
+                "docs/architecture.md lists health-high, which is not a crate of this workspace",
                 "docs/architecture.md does not list health-new",
             ]
         );

@@ -43,7 +43,8 @@ impl Archives {
         let folder = folder_in(&workspace.debian()?)?;
         for name in ["lists/partial", "cache/archives/partial", "state"] {
             let path = folder.path().join(name);
-            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+            fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
         }
         // Nothing is installed there.
         let status = folder.path().join("state/status");
@@ -77,7 +78,7 @@ impl Archives {
 
     /// Downloads a package and unpacks it into a new folder. Returns the file name of the package.
     pub(crate) fn unpack(&self, package: &str, place: &Path) -> anyhow::Result<String> {
-        let folder = place.parent().context("a folder in no other")?;
+        let folder = place.parent().context("the folder has no parent")?;
         let folder = folder_in(folder)?;
         quietly(
             self.apt("apt-get")
@@ -173,7 +174,7 @@ pub(crate) fn unpacked(
 pub(crate) fn move_to(made: &Path, place: &Path) -> anyhow::Result<()> {
     match fs::rename(made, place) {
         Err(_) if place.is_dir() => Ok(()),
-        renamed => renamed.with_context(|| format!("cannot make {}", place.display())),
+        renamed => renamed.with_context(|| format!("cannot create {}", place.display())),
     }
 }
 
@@ -182,17 +183,17 @@ pub(crate) fn folder_in(folder: &Path) -> anyhow::Result<TempDir> {
     tempfile::Builder::new()
         .prefix(".unpacking-")
         .tempdir_in(folder)
-        .with_context(|| format!("cannot make a folder in {}", folder.display()))
+        .with_context(|| format!("cannot create a folder in {}", folder.display()))
 }
 
 /// Fails unless this many bytes are free.
 pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow::Result<()> {
     let disk = statvfs(folder)
-        .with_context(|| format!("cannot look at the disk of {}", folder.display()))?;
+        .with_context(|| format!("cannot read the free disk space of {}", folder.display()))?;
     let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
     ensure!(
         free >= bytes,
-        "the disk of {} is full: {who_needs} {} MiB, {} MiB are free",
+        "not enough disk space in {}: {who_needs} {} MiB, {} MiB are free",
         folder.display(),
         bytes >> 20,
         free >> 20
@@ -205,7 +206,7 @@ pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut entries = entries(folder)?;
     ensure!(
         entries.len() == 1,
-        "{} has {} entries, not one; remove target/kernels to begin anew",
+        "{} has {} entries instead of one; remove target/kernels to start over",
         folder.display(),
         entries.len()
     );

@@ -79,7 +79,7 @@ pub(crate) fn without(chosen: &mut ChosenTests) -> anyhow::Result<Vec<(String, &
 }
 
 fn has(feature: &Feature) -> anyhow::Result<bool> {
-    let mut attempt = as_root("unshare", "trying out what the kernel has")?;
+    let mut attempt = as_root("unshare", "testing the kernel's features")?;
     attempt
         .args(["--net", "--"])
         .args(feature.attempt.split(' '));

@@ -12,7 +12,7 @@ pub(crate) struct Args {
     /// Number of packets
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     runs: u64,
-    /// Number from which all packets are made; the same for the same packets
+    /// Seed of the random packets
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Number of the first packet

@@ -29,7 +29,7 @@ use crate::workspace::Workspace;
 #[derive(Parser)]
 #[command(
     name = "cargo xtask",
-    about = "Everything around building health-agent"
+    about = "Build, run, test and measure health-agent"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -38,23 +38,23 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Install what building needs: rust-src, bpf-linker, and what static programs need
+    /// Install the build tools: rust-src, bpf-linker and the ones for static programs
     Setup,
-    /// Build all and run a cluster of real agents on this machine, or in a virtual one, until Ctrl-C
+    /// Build and run a cluster of real agents until Ctrl-C, on this machine or in a virtual one
     Run(run::Args),
     /// Run all tests, on this machine or in a virtual one
     Test(test::Args),
-    /// Run random and mutated packets through the datapath's programs, and stop at the first finding
+    /// Run random and mutated packets through the datapath's programs until the first finding
     Fuzz(fuzz::Args),
     /// Run a benchmark and print its figures
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Write the samples of output and the figures of README.md, from runs on this machine
+    /// Write the samples and figures of README.md from runs on this machine
     Docs,
-    /// Compile the crates with eBPF and system calls in them for aarch64, and run nothing
+    /// Compile the crates with eBPF or system calls for aarch64, without running them
     CheckAarch64,
-    /// Check that each crate uses only those that docs/architecture.md puts above it
+    /// Check that each crate uses only crates above it in docs/architecture.md
     CheckCrates,
 }
 

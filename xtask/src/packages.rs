@@ -187,7 +187,7 @@ pub(crate) fn require(tools: &[Tool]) -> anyhow::Result<()> {
     }
     if !installed("apt-get") {
         bail!(
-            "missing programs; install the packages that Debian calls: {}",
+            "missing programs; install these Debian packages: {}",
             missing.join(" ")
         );
     }

@@ -10,22 +10,22 @@ use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Exit as soon as the answer is known: 0 if all is reachable, else 1
+    /// Exit once the result is known: 0 if all is reachable, else 1
     #[arg(long)]
     once: bool,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=250))]
     nodes: u8,
     /// Give nodes and endpoints IPv6 addresses too
     #[arg(long)]
     ipv6: bool,
-    /// Print the first node's status as JSON, and what became of requests to services
+    /// Print the first node's status and the results of requests to services as JSON
     #[arg(long)]
     json: bool,
-    /// Run containers under containerd on the first node, and show how they are probed
+    /// Run containers under containerd on the first node, and show their probes
     #[arg(long)]
     probes: bool,
-    /// Run a web service with three backends, and show who answers while one is not ready
+    /// Run a web service with three backends, and show which ones answer while one is not ready
     #[arg(long, conflicts_with = "probes")]
     services: bool,
     #[command(flatten)]

@@ -124,13 +124,13 @@ fn link_llvm(tools: &Path, sysroot: &Path) -> anyhow::Result<PathBuf> {
     let llvm = tools.join("llvm");
     let link = llvm.join("lib/libLLVM.so");
     fs::create_dir_all(llvm.join("lib"))
-        .with_context(|| format!("cannot make {}", llvm.display()))?;
+        .with_context(|| format!("cannot create {}", llvm.display()))?;
     match fs::remove_file(&link) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot replace {}", link.display()));
         }
         _ => {}
     }
-    symlink(&library, &link).with_context(|| format!("cannot make {}", link.display()))?;
+    symlink(&library, &link).with_context(|| format!("cannot create {}", link.display()))?;
     Ok(llvm)
 }

@@ -23,14 +23,14 @@ impl Workspace {
             .context("CARGO_MANIFEST_DIR is not set; start this program as: cargo xtask")?;
         let root = Path::new(&manifest_dir)
             .parent()
-            .context("the package xtask has no workspace around it")?
+            .context("the package xtask is not in a workspace")?
             .to_owned();
         // Cargo put this program into `<target>/<profile>/`, wherever `<target>` is configured.
         let own = env::current_exe().context("cannot find this program's own file")?;
         let profiles = own
             .ancestors()
             .nth(2)
-            .with_context(|| format!("{} does not stand in a target folder", own.display()))?
+            .with_context(|| format!("{} is not in a target folder", own.display()))?
             .to_owned();
         Ok(Self { root, profiles })
     }
@@ -81,7 +81,8 @@ impl Workspace {
 
     fn folder(&self, path: &str) -> anyhow::Result<PathBuf> {
         let folder = self.root.join(path);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(folder)
     }
 

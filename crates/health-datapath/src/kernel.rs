@@ -17,7 +17,7 @@ pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";
 pub enum UnmetRequirement {
     /// Not root.
     #[error(
-        "health-agent needs root: it loads eBPF programs and makes network namespaces; run it as root or with sudo"
+        "health-agent needs root: it loads eBPF programs and creates network namespaces; run it as root or with sudo"
     )]
     NotRoot,
     /// A kernel without type information.

@@ -169,7 +169,7 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -
     }
     Err(io::Error::new(
         io::ErrorKind::TimedOut,
-        "the row is being written constantly",
+        "the row changes constantly",
     ))
 }
 

@@ -139,14 +139,14 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
         info!(
             from = version,
             to = LAYOUT_VERSION,
-            "pinned maps have another layout: all flows and counters are kept"
+            "pinned maps have a different layout; keeping all flows and counters"
         );
     } else {
         warn!(
             from = version,
             to = LAYOUT_VERSION,
             maps = anew.join(" "),
-            "pinned maps have another layout: these start empty, the others keep their entries"
+            "pinned maps have a different layout; these start empty, the others keep their entries"
         );
     }
     Ok(())

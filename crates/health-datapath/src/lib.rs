@@ -80,7 +80,7 @@ pub enum DatapathError {
     },
     /// A device's driver runs no XDP programs.
     #[error(
-        "--service-xdp native: driver {driver} of device {device} runs no XDP programs; use generic, or leave the flag out"
+        "--service-xdp native: driver {driver} of device {device} does not support XDP; use generic, or omit the flag"
     )]
     NoNativeXdp {
         /// The device.
@@ -90,8 +90,8 @@ pub enum DatapathError {
     },
     /// A device's packets may be longer than its driver allows with XDP.
     #[error(
-        "device {device} takes no XDP program with its MTU, or that of its other end: services are served there without \
-         XDP until the MTU is lower"
+        "device {device} cannot run an XDP program with its MTU or its veth peer's MTU; services \
+         are served there without XDP until the MTU is lowered"
     )]
     MtuTooLargeForXdp {
         /// The device.

@@ -68,10 +68,7 @@ impl fmt::Display for SocketFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Detached(program) => {
-                write!(
-                    f,
-                    "program {program} at the root of the control groups was detached"
-                )
+                write!(f, "program {program} at the root cgroup was detached")
             }
             Self::PinLost(program) => {
                 write!(f, "the pinned link of program {program} was removed")

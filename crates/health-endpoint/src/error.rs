@@ -20,7 +20,7 @@ pub enum EndpointError {
     #[error("endpoint {0} is this node's health endpoint; only the agent changes it")]
     Health(u16),
     /// The container already has an endpoint for the device.
-    #[error("{ifname} of container {container_id} is endpoint {id} already; delete it first")]
+    #[error("{ifname} of container {container_id} is already endpoint {id}; delete it first")]
     ContainerTaken {
         /// The container.
         container_id: String,
@@ -30,7 +30,7 @@ pub enum EndpointError {
         id: u16,
     },
     /// The device in the namespace belongs to another endpoint.
-    #[error("device {ifname} in {} is of endpoint {id} already", netns.display())]
+    #[error("device {ifname} in {} already belongs to endpoint {id}", netns.display())]
     DeviceTaken {
         /// The namespace.
         netns: PathBuf,

@@ -72,7 +72,7 @@ impl Accounts {
             tracing::warn!(
                 addresses = count,
                 %error,
-                "the programs do not know some peers' addresses"
+                "cannot update some peers' addresses in the maps"
             );
         }
         self.peers = peers;
@@ -85,7 +85,7 @@ impl Accounts {
             .remove(passive_key(key))
             .and_then(|()| self.store.remove(key.into()));
         if let Err(error) = removed {
-            tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
+            tracing::warn!(peer = %key.address, %error, "cannot remove a round-trip row");
         }
     }
 
@@ -134,7 +134,7 @@ impl Accounts {
             Ok(Measurement::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
             Ok(Measurement::AtSocket) => at_socket,
             Err(error) => {
-                tracing::debug!(peer = %target.address, %error, "round trip not counted");
+                tracing::debug!(peer = %target.address, %error, "cannot count a round trip");
                 at_socket
             }
         }
@@ -151,7 +151,7 @@ impl Accounts {
             Ok(Measurement::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
             Ok(Measurement::AtSocket) => (at_socket, RttSource::Socket),
             Err(error) => {
-                tracing::debug!(peer = %probe.key.address, %error, "round trip not counted");
+                tracing::debug!(peer = %probe.key.address, %error, "cannot count a round trip");
                 (at_socket, RttSource::Socket)
             }
         }
@@ -162,14 +162,14 @@ impl Accounts {
         let key = RttKey::from(target);
         let sampled = self.or_with_row(key, || self.store.sample(key, nanos(rtt)));
         if let Err(error) = sampled {
-            tracing::debug!(peer = %target.address, %error, "round trip not counted");
+            tracing::debug!(peer = %target.address, %error, "cannot count a round trip");
         }
     }
 
     /// Counts a lost HTTP probe.
     pub(super) fn lost_untracked(&self, target: TargetKey) {
         if let Err(error) = self.store.lost_untracked(target.into()) {
-            tracing::debug!(peer = %target.address, %error, "lost probe not counted");
+            tracing::debug!(peer = %target.address, %error, "cannot count a lost probe");
         }
     }
 
@@ -196,7 +196,7 @@ impl Accounts {
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+                tracing::debug!(peer = %probe.key.address, %error, "cannot count a lost probe");
             }
         }
         true

@@ -132,7 +132,7 @@ impl Reporter {
 impl Drop for Reporter {
     fn drop(&mut self) {
         let mut turns = self.0.turns();
-        let ended = "it has ended; restart the agent";
+        let ended = "it has stopped; restart the agent";
         let reason = match &turns.problem {
             Some(problem) => format!("{}; {ended}", problem.reason),
             None => ended.to_owned(),
@@ -188,6 +188,6 @@ mod tests {
         drop(reporter);
         let problem = activity.last().problem.unwrap();
         assert_eq!(problem.severity, Severity::Failure);
-        assert!(problem.reason.starts_with("no room; it has ended"));
+        assert!(problem.reason.starts_with("no room; it has stopped"));
     }
 }

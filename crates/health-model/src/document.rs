@@ -16,7 +16,7 @@ const VALUES_MAX: usize = 500_000;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// Too large.
-    #[error("{bytes} bytes of text are too many; at most {max} are allowed")]
+    #[error("the text has {bytes} bytes; at most {max} are allowed")]
     TooLarge {
         /// Its size.
         bytes: usize,
@@ -91,7 +91,7 @@ impl Seed<'_> {
     fn count<E: de::Error>(self) -> Result<(), E> {
         let left = self.0.get().checked_sub(1).ok_or_else(|| {
             E::custom(format_args!(
-                "a document of more than {VALUES_MAX} values is too large"
+                "the document has more than {VALUES_MAX} values"
             ))
         })?;
         self.0.set(left);

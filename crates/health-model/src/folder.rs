@@ -23,8 +23,8 @@ const RESTLESS: u32 = 8;
 /// Number of polls after which the folder counts as read, even if new files keep appearing.
 const LONGEST_START: u32 = 40;
 /// Problems of a file that keeps being replaced, and of one that keeps being written.
-const KEEPS_BEING_REPLACED: &str = "keeps changing: it is read now and then";
-const KEEPS_BEING_WRITTEN: &str = "keeps changing: its last objects stay until it settles";
+const KEEPS_BEING_REPLACED: &str = "keeps changing; reading it less often";
+const KEEPS_BEING_WRITTEN: &str = "keeps changing; using its last objects until it settles";
 /// Maximum size of a manifest, bytes.
 const LONGEST: u64 = 64 << 20;
 /// File extensions of manifests.
@@ -169,14 +169,14 @@ impl<C: Contents> Files<C> {
                 if self.problem.as_ref() == Some(&problem) {
                     return false;
                 }
-                warn!(folder = %self.path.display(), %error, "cannot read the folder of manifests; its last objects stay");
+                warn!(folder = %self.path.display(), %error, "cannot read the manifest folder; keeping its last objects");
                 self.problem = Some(problem);
                 return true;
             }
         };
         let mut is_news = self.problem.take().is_some();
         if is_news {
-            info!(folder = %self.path.display(), "the folder of manifests is readable again");
+            info!(folder = %self.path.display(), "the manifest folder is readable again");
         }
         let gone = self.files.keys().filter(|path| !names.contains(*path));
         for path in gone.cloned().collect::<Vec<_>>() {
@@ -263,7 +263,7 @@ impl<C: Contents> Seen<C> {
         match read(path) {
             Ok(text) => self.take_text(path, &text),
             Err(error) => {
-                warn!(file = %path.display(), %error, "cannot read a manifest; its last objects stay");
+                warn!(file = %path.display(), %error, "cannot read a manifest; keeping its last objects");
                 self.problems = vec![format!("cannot be read: {error}")];
             }
         }
@@ -288,7 +288,7 @@ impl<C: Contents> Seen<C> {
             info!(file = %path.display(), objects, "manifest read");
         } else {
             let problems = self.problems.join("; ");
-            warn!(file = %path.display(), objects, problems, "a manifest has errors; objects with an error stay as they were");
+            warn!(file = %path.display(), objects, problems, "a manifest has errors; objects with errors are unchanged");
         }
     }
 }

@@ -31,7 +31,7 @@ pub enum LabelError {
     ControlCharacter(String),
     /// Too long.
     #[error(
-        "a label of {length} bytes that begins with {start:?} is too long; at most {LABEL_MAX} bytes are allowed"
+        "the label that begins with {start:?} has {length} bytes; at most {LABEL_MAX} are allowed"
     )]
     TooLong {
         /// Length of the label.
@@ -50,7 +50,7 @@ pub enum LabelError {
         second: String,
     },
     /// Too many.
-    #[error("{0} labels are too many; at most {LABELS_MAX} are allowed")]
+    #[error("too many labels: {0}; at most {LABELS_MAX} are allowed")]
     TooMany(usize),
 }
 

@@ -114,7 +114,7 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
         .sum();
     if count > RULES_MAX {
         let problem = Problem::Conflict(format!(
-            "{count} rules in one import are too many; at most {RULES_MAX} are allowed"
+            "too many rules in one import: {count}; at most {RULES_MAX} are allowed"
         ));
         return Err(problem.into());
     }

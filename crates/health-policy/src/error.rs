@@ -93,7 +93,7 @@ pub enum Problem {
         found: &'static str,
     },
     /// The list is too long.
-    #[error("{count} are too many; at most {max} are allowed")]
+    #[error("too many entries: {count}; at most {max} are allowed")]
     TooMany {
         /// Its length.
         count: usize,

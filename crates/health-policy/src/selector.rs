@@ -424,7 +424,7 @@ mod tests {
             (json!({"matchLabels": {"cidr:10.0.0.0/8": ""}}), "fromCIDR"),
             (
                 json!({"matchLabels": many}),
-                "257 are too many; at most 256 are allowed",
+                "too many entries: 257; at most 256 are allowed",
             ),
             (
                 expression("in", &["a"]),

@@ -101,7 +101,7 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
     let honest = rules(RULES_MAX);
     assert_eq!(read(&honest, honest.len()), Ok(1));
     let exploded = read(&bomb(), usize::MAX).unwrap_err();
-    let is_told = exploded.contains("a document of more than 500000 values is too large");
+    let is_told = exploded.contains("the document has more than 500000 values");
     assert!(is_told && exploded.len() < 400, "{exploded}");
     let many_items = format!("[{}]", vec!["[]"; 3_000_000].join(","));
     let many_labels: serde_json::Map<_, _> =
@@ -113,37 +113,31 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
     for (document, message) in [
         ("[".repeat(10_000), "not JSON: recursion limit exceeded"),
         (format!("a:\n{}", "- ".repeat(10_000)), "line 2"),
-        (
-            many_items,
-            "a document of more than 500000 values is too large",
-        ),
+        (many_items, "the document has more than 500000 values"),
         (
             format!("[\"{}\"]", "x".repeat(TEXT_MAX)),
-            "are too many; at most 10485760 are allowed",
+            "bytes; at most 10485760 are allowed",
         ),
         (
             format!("kind: \"{}\"", "x".repeat(9 << 20)),
             "xxx...\" is not a policy kind",
         ),
-        (
-            rules(100_000),
-            "a document of more than 500000 values is too large",
-        ),
+        (rules(100_000), "the document has more than 500000 values"),
         (
             rules(20_000),
-            "20000 are too many; at most 10000 are allowed",
+            "too many entries: 20000; at most 10000 are allowed",
         ),
         (
             ingress(json!({"fromEndpoints": [{"matchLabels": many_labels}]})),
-            "fromEndpoints[0].matchLabels: 10000 are too many; at most 256",
+            "fromEndpoints[0].matchLabels: too many entries: 10000; at most 256",
         ),
         (
             ingress(json!({"toPorts": [{"ports": many_ports}]})),
-            "toPorts[0].ports: 41 are too many; at most 40 are allowed",
+            "toPorts[0].ports: too many entries: 41; at most 40 are allowed",
         ),
         (
             ingress(json!({"fromCIDR": many_cidrs})),
-            "fromCIDR: 20000 are too many",
+            "fromCIDR: too many entries: 20000",
         ),
     ] {
         let error = read(&document, document.len()).unwrap_err();

@@ -24,7 +24,9 @@ impl Forwarding {
     pub fn problem(&self, asked: Option<ServiceForwarding>) -> Option<String> {
         let asked = asked.filter(|asked| self.of(Some(*asked)) != *asked)?;
         let why = self.hindrance?;
-        Some(format!("no {asked}, as its annotation asks for: {why}"))
+        Some(format!(
+            "cannot use {asked}, which its annotation requests: {why}"
+        ))
     }
 }
 
@@ -51,7 +53,7 @@ mod tests {
         assert_eq!(forwarding.problem(Some(Snat)), None);
         assert_eq!(
             forwarding.problem(Some(Dsr)).as_deref(),
-            Some("no dsr, as its annotation asks for: no key")
+            Some("cannot use dsr, which its annotation requests: no key")
         );
     }
 }

@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Log")]
 pub struct LogSettings {
-    /// Form of the log lines on stderr
+    /// Format of the log on stderr
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Least severe events that are logged
+    /// Minimum severity of logged events
     #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
 }
@@ -17,9 +17,9 @@ pub struct LogSettings {
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people
+    /// Human-readable text
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 

@@ -103,7 +103,7 @@ pub(super) fn start(
         certificates: state_dir.join(CERTIFICATES),
         state_file: state_dir.join(STATE_FILE),
     })
-    .context("cannot start the thread of container probes")?;
+    .context("cannot start the container probe thread")?;
     Ok(ContainerProbes {
         supervisor,
         _sources: sources,

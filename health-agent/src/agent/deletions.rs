@@ -68,7 +68,7 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
             ?ids,
             container = deletion.container_id,
             ifname = deletion.ifname,
-            "deleted as asked for earlier"
+            "deleted an endpoint as requested earlier"
         );
         Ok(())
     };
@@ -85,14 +85,14 @@ async fn carry_out_by<F: Future<Output = Result<(), String>>>(
     let (waiting, problems) = match read.await {
         Ok((_, read)) => read,
         Err(error) => {
-            warn!(error, "cannot read which endpoints are to be deleted");
+            warn!(error, "cannot read the queued endpoint deletions");
             return false;
         }
     };
     for problem in problems {
         warn!(
             problem,
-            "an endpoint to be deleted is not known: its file cannot be read"
+            "cannot read the file of a queued endpoint deletion"
         );
     }
     let mut is_done = true;

@@ -38,11 +38,11 @@ pub(super) async fn survey(config: &Settings, netlink: &Handle) -> anyhow::Resul
     let devices = HostDevices::new(netlink.clone(), &location.instance);
     let states = states(&location.state_dir);
     if let Err(error) = deletions::announce(location, &states) {
-        warn!(%error, "cannot read which endpoints are to be deleted");
+        warn!(%error, "cannot read the queued endpoint deletions");
     }
     manager::survey(&states, &devices)
         .await
-        .context("cannot take over the endpoints of the agent before this one")
+        .context("cannot take over the endpoints of the previous agent")
 }
 
 /// Starts to manage endpoints, beginning with those of the survey.

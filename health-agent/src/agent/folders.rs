@@ -96,7 +96,7 @@ impl NewFolders {
             require_unwritable(folder)?;
         }
         if let Some(group) = group {
-            open_outer(location).context("cannot open the way to the socket")?;
+            open_outer(location).context("cannot let the group reach the socket")?;
             warn_if_unreachable(runtime_dir, group);
         }
         Ok(())
@@ -173,9 +173,9 @@ fn is_of_state(path: &Path) -> bool {
 
 fn tighten(path: &Path) -> anyhow::Result<()> {
     let tightened = private::tighten(path)
-        .with_context(|| format!("cannot close {} to other users", path.display()))?;
+        .with_context(|| format!("cannot remove other users' access to {}", path.display()))?;
     if tightened {
-        info!(path = %path.display(), "closed to other users");
+        info!(path = %path.display(), "removed other users' access");
     }
     Ok(())
 }
@@ -203,7 +203,7 @@ fn require_unwritable(folder: &Path) -> anyhow::Result<()> {
     let mode = metadata.map_or(FOLDER_MODE, |metadata| metadata.mode());
     anyhow::ensure!(
         mode & OTHERS_WRITE == 0 || mode & STICKY != 0,
-        "every user may replace what is in {} (mode {:o}): `chmod o-w` it, or use another folder",
+        "any user can replace files in {} (mode {:o}); run `chmod o-w` on it or use another folder",
         folder.display(),
         mode & 0o7777
     );
@@ -223,7 +223,7 @@ fn warn_if_unreachable(runtime_dir: &Path, group: Gid) {
         warn!(
             folder = %closed.display(),
             group = group.as_raw(),
-            "the group of --socket-group cannot reach the socket through this folder"
+            "members of --socket-group cannot reach the socket: this folder denies them access"
         );
     }
 }
@@ -287,7 +287,7 @@ mod tests {
         fs::write(place.state_dir.join("notes.txt"), "somebody else's").unwrap();
         let error = close().unwrap_err().to_string();
         let words = format!(
-            "every user may replace what is in {}",
+            "any user can replace files in {}",
             place.state_dir.display()
         );
         assert!(error.contains(&words), "{error}");

@@ -49,10 +49,7 @@ impl KubernetesPods {
 fn pod_set(table: &ObjectTable<ObjectPod>) -> PodSet {
     let outage = table.stale.as_ref().map(|stale| PodProblem {
         subject: "kubernetes".to_owned(),
-        problem: format!(
-            "pods stay as they were at {:.0}: {}",
-            stale.since, stale.reason
-        ),
+        problem: format!("using the pods as of {:.0}: {}", stale.since, stale.reason),
     });
     let read = || table.objects.values();
     PodSet {

@@ -298,7 +298,7 @@ impl Agent {
             }
             None => {
                 services::kept_checks::remove(&config.location.state_dir)
-                    .context("cannot remove what load balancers were told of services")?;
+                    .context("cannot remove the saved health-check answers of services")?;
                 None
             }
         };
@@ -425,7 +425,7 @@ impl Agent {
     /// Starts to relay the programs' events to monitor clients.
     fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>, Activity)> {
         let hub = Hub::new(node.datapath().event_switch()?)
-            .context("cannot tell the programs to write no events")?;
+            .context("cannot turn off the programs' events")?;
         let hub = Arc::new(hub);
         let (reporter, activity) = activity::channel();
         let ring = node.datapath().ring()?;
@@ -511,7 +511,7 @@ fn raise_open_files_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        warn!(%error, "cannot raise the limit on open files; fewer probes go out at a time");
+        warn!(%error, "cannot raise the limit on open files; fewer probes run at once");
     }
 }
 

@@ -81,8 +81,7 @@ async fn uplink_addresses(config: &Settings) -> anyhow::Result<Vec<IpAddr>> {
     }
     anyhow::ensure!(
         !addresses.is_empty(),
-        "this node's address cannot be found: no device with a default route has one; give \
-         --node-address or --device"
+        "cannot find this node's address: no device with a default route has one; set --node-address or --device"
     );
     Ok(addresses)
 }
@@ -142,18 +141,18 @@ pub(super) async fn wait(
             };
             if is_taken {
                 if let Some(as_of) = kept_as_of {
-                    warn!(%as_of, "the registry does not answer: this node's entry is the one that was kept");
+                    warn!(%as_of, "the registry does not answer; using this node's saved entry");
                 }
                 source.set_waiting(None);
                 return Ok(own);
             }
             if let Some(misfit) = misfit {
                 let whose = if kept_as_of.is_some() {
-                    "kept entry"
+                    "saved entry"
                 } else {
                     "entry"
                 };
-                waiting = format!("{waiting}; the {whose} does not fit: {misfit}");
+                waiting = format!("{waiting}; the {whose} does not match this host: {misfit}");
             }
         }
         if told.as_ref() != Some(&waiting) {
@@ -163,7 +162,7 @@ pub(super) async fn wait(
         }
         tokio::select! {
             changed = nodes.changed() => {
-                changed.context("the node registry ended before it had this node")?;
+                changed.context("the node registry closed before it had this node")?;
             }
             () = sleep(LOOK_PERIOD) => {}
         }
@@ -385,7 +384,7 @@ impl RegistrationNote {
     fn write(&self, state_dir: &Path) -> anyhow::Result<()> {
         let path = Self::path(state_dir);
         let json =
-            serde_json::to_vec(self).context("cannot write where this node is registered")?;
+            serde_json::to_vec(self).context("cannot encode where this node is registered")?;
         durable::write(&path, &json).with_context(|| format!("cannot write {}", path.display()))
     }
 }
@@ -430,7 +429,7 @@ pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
         // No record was ever written.
         Err(_) if !registered.is_reached => {}
         Err(reason) => anyhow::bail!(
-            "the record of {name} stays in {}; repeat when it is back, or remove {} to leave the record there: {reason}",
+            "cannot delete the record of {name} from {}; retry when it is back, or remove {} to keep the record: {reason}",
             registered.registry,
             path.display()
         ),

@@ -30,15 +30,15 @@ pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Re
     let mut changes = Changes::listen()?;
     note(&netlink, &mut map)
         .await
-        .context("cannot tell the programs the host's addresses")?;
+        .context("cannot pass the host's addresses to the programs")?;
     Ok(AbortOnDrop::spawn(async move {
         loop {
             if let Err(error) = changes.next().await {
-                warn!(%error, "changes of the host's addresses are no longer followed");
+                warn!(%error, "no longer following changes of the host's addresses");
                 return;
             }
             while let Err(error) = note(&netlink, &mut map).await {
-                warn!(%error, "the programs do not know the host's present addresses; it will be retried");
+                warn!(%error, "cannot pass the host's current addresses to the programs; it will be retried");
                 sleep(RETRY).await;
             }
             sleep(CHANGES_PERIOD).await;

@@ -103,7 +103,7 @@ impl Keeper {
         let own_problem = match to_nobody {
             Ok(changes) => {
                 for change in changes {
-                    info!(%change, "free addresses of this node's pod CIDRs are unreachable");
+                    info!(%change, "changed an unreachable route for free addresses of a pod CIDR");
                 }
                 None
             }
@@ -115,7 +115,7 @@ impl Keeper {
         let problem = match synced {
             Ok(outcome) => {
                 for change in outcome.changes {
-                    info!(%change, "routes follow the node registry");
+                    info!(%change, "changed a route to match the node registry");
                 }
                 for error in &outcome.failed {
                     note(error.to_string());
@@ -129,7 +129,7 @@ impl Keeper {
         };
         if fresh > LOGGED {
             let more = fresh - LOGGED;
-            warn!(more, "cannot add the routes to more pod CIDRs");
+            warn!(more, "cannot add routes to more pod CIDRs");
         }
         problem.or(own_problem)
     }
@@ -145,7 +145,7 @@ fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let shown = refused.or(told.first().copied())?;
     let reason = match told.len() {
         1 => shown.to_string(),
-        count => format!("{shown}; {count} pod CIDRs in all cannot be reached"),
+        count => format!("{shown}; {count} pod CIDRs in total cannot be reached"),
     };
     Some(Problem::warning(reason))
 }
@@ -176,7 +176,7 @@ mod tests {
         assert!(told.reason.contains("no/such/setting"), "{told:?}");
         assert!(
             told.reason
-                .ends_with("2 pod CIDRs in all cannot be reached")
+                .ends_with("2 pod CIDRs in total cannot be reached")
         );
     }
 }

@@ -53,11 +53,11 @@ impl Agent {
         let ended = match self.watch_until_signal().await {
             Ok(End::Signal) => Ok(()),
             Ok(End::PodCidr) => Err(anyhow::anyhow!(
-                "{} has a pod CIDR by now: start the agent again, so that it has endpoints",
+                "{} has a pod CIDR now; restart the agent to give it endpoints",
                 self.own.full_name()
             )),
             Ok(End::OtherAddresses(now)) => Err(anyhow::anyhow!(
-                "{} has the addresses {} instead of {}: start the agent again, so that it uses them",
+                "{} has the addresses {} instead of {}; restart the agent to use them",
                 self.own.full_name(),
                 list(&now),
                 list(&self.own.addresses)
@@ -141,7 +141,7 @@ impl Agent {
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 flags = service_flags(self.services.as_mut()) => {
                     if let Err(error) = self.node.set_service_flags(flags) {
-                        warn!(%error, "cannot tell the programs about services");
+                        warn!(%error, "cannot set the programs' service flags");
                     }
                 }
                 _ = ticks.tick() => {
@@ -177,7 +177,7 @@ impl Agent {
     fn note_reached(&self, set: &NodeSet) -> bool {
         let noted = own::note_reached(self.source.settings(), set);
         noted.unwrap_or_else(|error| {
-            warn!("{error:#}; a cleanup may leave the record of this node");
+            warn!("{error:#}; a cleanup may leave this node's record behind");
             true
         })
     }
@@ -214,7 +214,7 @@ impl Agent {
             let bound = hello::bind(&[address], port).map_err(anyhow::Error::from);
             match bound.and_then(|listeners| Ok(responder.add(listeners)?)) {
                 Ok(()) => {
-                    info!(%address, "GET /hello is answered on a new address");
+                    info!(%address, "answering GET /hello on a new address");
                     false
                 }
                 Err(error) => {

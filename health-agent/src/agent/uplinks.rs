@@ -69,7 +69,7 @@ impl Uplinks {
                     .map(|link| link.name)
                     .collect();
                 anyhow::bail!(
-                    "--device {device}: there is no such interface; there are: {}",
+                    "--device {device}: no such interface; existing ones: {}",
                     known.join(", ")
                 );
             }
@@ -112,7 +112,7 @@ impl Uplinks {
         for name in &self.asked {
             match link::by_name(&self.netlink, name).await? {
                 Some(link) => uplinks.push(link),
-                None => found.missing.push(format!("there is no uplink {name}")),
+                None => found.missing.push(format!("uplink {name} does not exist")),
             }
         }
         for NodeAddress { address, devices } in &mut self.addresses {
@@ -153,8 +153,7 @@ impl Uplinks {
             if *header == LinkHeader::Other && self.headers.get(name) != Some(header) {
                 warn!(
                     device = name,
-                    "this uplink is left alone: its packets begin neither with an Ethernet header nor with that of \
-                     IP; round trips by it are measured at the socket, and nothing is masqueraded"
+                    "ignoring this uplink: its packets start with neither an Ethernet nor an IP header; round trips through it are measured at the socket, and nothing is masqueraded"
                 );
             }
         }

@@ -102,7 +102,7 @@ impl News {
         Self {
             changes: changes
                 .inspect_err(|error| {
-                    warn!(%error, "changes of devices are found by polling alone");
+                    warn!(%error, "device changes are detected only by polling");
                 })
                 .ok(),
             pause: CHANGES_PERIOD,
@@ -118,7 +118,7 @@ impl News {
             return std::future::pending().await;
         };
         if let Err(error) = changes.next().await {
-            warn!(%error, "the kernel reports no more changes of devices; they are found by polling alone");
+            warn!(%error, "the kernel no longer reports device changes; they are detected only by polling");
             self.changes = None;
         }
         self.not_before = tokio::time::Instant::now() + self.pause;
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_told_and_looked_for_without_pauses() {
         let missing = Outcome {
-            missing: vec!["there is no uplink eth1".to_owned()],
+            missing: vec!["uplink eth1 does not exist".to_owned()],
             ..Outcome::default()
         };
         let mut backoff = Backoff::default();
@@ -272,7 +272,7 @@ mod tests {
         };
         assert_eq!(
             both.problem().as_deref(),
-            Some("there is no uplink eth1; no")
+            Some("uplink eth1 does not exist; no")
         );
         backoff.note(&both);
         assert!(!backoff.is_due());

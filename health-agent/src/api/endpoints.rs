@@ -272,7 +272,7 @@ fn number(id: &str) -> Result<u16, Refusal> {
     let number = id.parse().ok().filter(|id| ENDPOINT_IDS.contains(id));
     number.ok_or_else(|| {
         bad(format!(
-            "'{id}' is no endpoint id: they are numbers from 1 to 4095"
+            "invalid endpoint id '{id}'; expected a number from 1 to 4095"
         ))
     })
 }
@@ -356,7 +356,7 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
         let at = format!("{field}[{place}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
         if label.source() == RESERVED {
-            let why = "labels of this source stand for what endpoints cannot be";
+            let why = "endpoints cannot have labels of this source";
             return Err(bad(format!("{at}: {label}: {why}")));
         }
         Ok(label)
@@ -368,7 +368,7 @@ fn netns(text: &str) -> Result<PathBuf, Refusal> {
     let path = Path::new(text);
     if !path.is_absolute() || text.len() > MAX_PATH || text.contains('\0') {
         return Err(bad(format!(
-            "netns: {:?} is no absolute path, such as /run/netns/NAME",
+            "netns: {:?} is not an absolute path such as /run/netns/NAME",
             text.chars().take(64).collect::<String>()
         )));
     }
@@ -407,7 +407,7 @@ fn address<T>(
         let parsed = parse_ip(&text).ok().and_then(of);
         parsed.ok_or_else(|| {
             bad(format!(
-                "{field}: {text:?} is no address of this IP version"
+                "{field}: {text:?} is not an address of this IP version"
             ))
         })
     };

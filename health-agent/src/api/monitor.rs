@@ -170,7 +170,7 @@ fn router(pages: impl IntoIterator<Item = Page>) -> Router {
             (StatusCode::NOT_FOUND, body)
         })
         .method_not_allowed_fallback(async |request: Request| {
-            let body = format!("{} is there to be read\n", request.uri().path());
+            let body = format!("{} takes only GET and HEAD\n", request.uri().path());
             (StatusCode::METHOD_NOT_ALLOWED, body)
         })
         .layer(middleware::from_fn(refuse_bodies))

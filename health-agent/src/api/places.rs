@@ -31,7 +31,7 @@ impl Places {
         self.free.clone().try_acquire_owned().map_err(|_| {
             Refusal(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("{most} {requests} are under way; try again later"),
+                format!("{most} {requests} are already running; try again later"),
             )
         })
     }

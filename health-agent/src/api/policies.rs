@@ -109,7 +109,7 @@ pub(super) async fn import<S: Source>(
     let importing = enforcer.clone();
     let imported = tokio::task::spawn_blocking(move || {
         let text = std::str::from_utf8(&bytes)
-            .map_err(|error| bad(format!("the policies are no UTF-8: {error}")))?;
+            .map_err(|error| bad(format!("the policies are not UTF-8: {error}")))?;
         Ok::<_, Refusal>(importing.import(text)?)
     });
     let (imported, revision) = imported.await.map_err(|error| failed(&error))??;
@@ -253,7 +253,7 @@ fn end<S: Source>(
 
 fn ip_of(field: &str, text: &str) -> Result<IpAddr, Refusal> {
     text.parse()
-        .map_err(|_| bad(format!("{field}: {text:?} is no address")))
+        .map_err(|_| bad(format!("{field}: {text:?} is not an IP address")))
 }
 
 /// Finds a policy by its whole name, or by the part after the kind.
@@ -277,7 +277,7 @@ fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
             format!("no policy {text:?}; `health-agent policy get` lists the existing ones"),
         )),
         several => Err(bad(format!(
-            "{text:?} may be any of {}; give the kind too",
+            "several policies match {text:?}: {}; give the kind too",
             several
                 .iter()
                 .map(ToString::to_string)
@@ -291,7 +291,7 @@ fn labels(text: &str) -> Result<Vec<Label>, Refusal> {
     let labels = text.split(',').filter(|label| !label.is_empty());
     let labels: Result<Vec<Label>, _> = labels.map(str::parse).collect();
     match labels.map_err(|error| bad(format!("labels: {error}")))? {
-        none if none.is_empty() => Err(bad("labels: there are none".to_owned())),
+        none if none.is_empty() => Err(bad("labels: expected at least one".to_owned())),
         labels => Ok(labels),
     }
 }

@@ -458,7 +458,7 @@ async fn no_such_method(request: Request) -> Refusal {
     Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         format!(
-            "{} does not take {}; /v1/openapi.json lists what it takes",
+            "{} does not support {}; /v1/openapi.json lists the supported methods",
             request.uri().path(),
             request.method()
         ),

@@ -31,7 +31,7 @@ pub enum BindError {
         pid: i32,
     },
     /// Something other than a socket exists at the path.
-    #[error("cannot make the socket {0}: the path exists and is not a socket")]
+    #[error("cannot create the socket {0}: the path exists and is not a socket")]
     NoSocket(PathBuf),
     /// The system reported an error.
     #[error("cannot {what} the socket {path}: {source}")]
@@ -49,7 +49,7 @@ pub enum BindError {
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// No group has that name.
-    #[error("--socket-group '{0}': there is no such group; `getent group` lists the existing ones")]
+    #[error("--socket-group '{0}': no such group; `getent group` lists the existing ones")]
     Unknown(String),
     /// The system's database of groups cannot be read.
     #[error("--socket-group '{name}': cannot look it up: {source}")]
@@ -125,7 +125,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     match socket.connect(&address) {
         Ok(()) => {
             let peer = getsockopt(&socket, PeerCredentials)
-                .map_err(|e| failed("ask for the owner of")(e.into()))?;
+                .map_err(|e| failed("look up the owner of")(e.into()))?;
             Err(BindError::InUse {
                 path: path.to_owned(),
                 pid: peer.pid(),

@@ -17,8 +17,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CleanupArgs {
-    /// Remove only the services of this proxy mode, again while no agent runs. Existing connections of the mode ebpf
-    /// continue, those of ipvs end
+    /// Remove only the services of this proxy mode; connections of ebpf continue, those of ipvs end
     #[arg(long, value_enum, value_name = "MODE")]
     services: Option<ServiceRules>,
     #[command(flatten)]
@@ -30,9 +29,9 @@ pub struct CleanupArgs {
 enum ServiceRules {
     /// Frontends, backends and source ranges in the maps
     Ebpf,
-    /// Virtual servers, sets, rules and the device with the addresses of services
+    /// Virtual servers, sets, rules and the device with the service addresses
     Ipvs,
-    /// Both of these
+    /// Both
     All,
 }
 

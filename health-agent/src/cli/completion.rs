@@ -15,7 +15,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CompletionArgs {
-    /// The shell that the script is for
+    /// Shell to print the script for
     shell: Shell,
 }
 

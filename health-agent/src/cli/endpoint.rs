@@ -79,10 +79,10 @@ pub enum EndpointCommand {
     /// Create an endpoint in a network namespace
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateArgs),
-    /// Delete endpoints; succeeds if there is none
+    /// Delete endpoints; succeed if there are none
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(DeleteArgs),
-    /// Change the labels of an endpoint, and so its identity
+    /// Change the labels of an endpoint, and thereby its identity
     #[command(after_help = LABELS_EXAMPLES)]
     Labels(LabelsArgs),
 }
@@ -93,7 +93,7 @@ pub struct ListArgs {
     /// Omit the column names
     #[arg(long)]
     no_headers: bool,
-    /// Keep showing endpoints as they change, one JSON object per line
+    /// Keep showing changes of endpoints, one JSON object per line
     #[arg(long, conflicts_with_all = ["no_headers", "output"])]
     watch: bool,
     /// Output format
@@ -127,28 +127,28 @@ pub struct ShowArgs {
 #[derive(Args, Debug)]
 pub struct CreateArgs {
     // In place of the global option of this name, which commands that speak to an agent have no use for.
-    /// File of the network namespace
+    /// Path of the network namespace
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     netns: PathBuf,
-    /// Label, [SOURCE:]KEY[=VALUE]; give it once for each
+    /// Label as [SOURCE:]KEY[=VALUE] (repeatable)
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<Label>,
-    /// What it is called
+    /// Name of the endpoint
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// The container that it is of
+    /// Container of the endpoint
     #[arg(long, value_name = "ID")]
     container_id: Option<String>,
     /// Name of the device in the namespace [default: eth0]
     #[arg(long, value_name = "NAME")]
     ifname: Option<String>,
-    /// Whether the namespace's routes that lead out lead to it [default: if they lead to no other endpoint]
+    /// Route the namespace's outbound traffic through it [default: unless another endpoint does]
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     default_route: Option<bool>,
-    /// The IPv4 address that it must have
+    /// IPv4 address of the endpoint
     #[arg(long, value_name = "ADDRESS")]
     ipv4: Option<Ipv4Addr>,
-    /// The IPv6 address that it must have
+    /// IPv6 address of the endpoint
     #[arg(long, value_name = "ADDRESS")]
     ipv6: Option<Ipv6Addr>,
     /// Output format
@@ -163,10 +163,10 @@ pub struct DeleteArgs {
     /// Endpoint id
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
     id: Option<u16>,
-    /// The endpoint of this container
+    /// Delete the endpoint of this container
     #[arg(long, value_name = "ID")]
     container_id: Option<String>,
-    /// All endpoints in the namespace that was given by this file
+    /// Delete all endpoints created with this network namespace path
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     netns: Option<PathBuf>,
 }
@@ -177,10 +177,10 @@ pub struct LabelsArgs {
     /// Endpoint id
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
     id: u16,
-    /// Label that it gets, in place of one with the same source and key
+    /// Label to add; replaces one with the same source and key (repeatable)
     #[arg(long = "add", value_name = "LABEL")]
     add: Vec<Label>,
-    /// Label that it loses, by source and key
+    /// Label to remove, by source and key (repeatable)
     #[arg(long = "remove", value_name = "LABEL")]
     remove: Vec<Label>,
     /// Output format

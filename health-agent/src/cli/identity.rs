@@ -27,7 +27,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum IdentityCommand {
-    /// List all identities: reserved ones, those of the cluster, and this node's own for CIDRs
+    /// List all identities: reserved ones, the cluster's, and this node's own for CIDRs
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
     /// Show one identity
@@ -38,7 +38,7 @@ pub enum IdentityCommand {
 /// Flags of `identity get`.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// Its number, or a reserved one's name
+    /// Number of the identity, or the name of a reserved one
     #[arg(value_name = "ID")]
     id: Identity,
     /// Output format

@@ -43,7 +43,7 @@ Examples:
   health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
   health-agent help status            Explain a command";
 
-/// Reports the connectivity and health of Linux hosts.
+/// Report the connectivity and health of Linux hosts
 #[derive(Debug, Parser)]
 #[command(name = "health-agent", version, after_help = EXAMPLES)]
 pub struct Cli {
@@ -86,7 +86,7 @@ pub struct GlobalArgs {
         default_value = Location::STATE_DIR
     )]
     pub state_dir: PathBuf,
-    /// Mounted bpffs, in which maps and programs are pinned under health/<INSTANCE>
+    /// Mounted bpffs; maps and programs are pinned in health/<INSTANCE>
     #[arg(
         long,
         global = true,
@@ -121,13 +121,13 @@ fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the daemon, until SIGINT or SIGTERM
+    /// Run the daemon until SIGINT or SIGTERM
     Run(Box<run::RunArgs>),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
     /// Probe the path MTU to other nodes
     PathMtu(path_mtu::PathMtuArgs),
-    /// Show the nodes and the registries that they come from
+    /// Show the nodes and their registries
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Show, create and delete endpoints of this node
@@ -139,7 +139,7 @@ pub enum Command {
     /// Manage and trace network policy
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Show the probes of containers, and try those of a manifest
+    /// Show container probes, and try those of a manifest
     #[command(subcommand)]
     Probe(probe::ProbeCommand),
     /// Show the services that this node serves
@@ -148,15 +148,15 @@ pub enum Command {
     /// Show the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
-    /// Connect containers, as a CNI plugin of their runtime
+    /// Connect containers as a CNI plugin
     Cni(cni::CniArgs),
     /// Show drops and flows as they happen
     Monitor(monitor::MonitorArgs),
     /// Show the settings of the agent, or what the kernel supports
     Config(config::ConfigArgs),
-    /// Remove everything that an agent left on this machine, or its services alone
+    /// Remove everything that an agent left on this machine, or only its services
     Cleanup(cleanup::CleanupArgs),
-    /// Print the completion script of a shell
+    /// Print a shell completion script
     Completion(completion::CompletionArgs),
 }
 

@@ -22,8 +22,8 @@ use crate::api::client::Client;
 const EXAMPLES: &str = "\
 Output:
   Events are shown as they happen, until Ctrl-C. The programs in the kernel write only monitored
-  events: without filters these are all drops, and every flow of an endpoint that begins or ends.
-  If events are lost because there are too many or this command is too slow, a line says how many
+  events: without filters these are all drops, and every flow of an endpoint that starts or ends.
+  If events are lost because there are too many or this command is too slow, a line shows how many
 
 Examples:
   health-agent monitor --type drop
@@ -44,10 +44,10 @@ pub struct MonitorArgs {
     /// Only events of the endpoint with this id (repeatable)
     #[arg(long = "endpoint", value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4095))]
     endpoints: Vec<u16>,
-    /// End after this number of events
+    /// Stop after this number of events
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after this time
+    /// Stop after this time
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     limit: Option<Duration>,
     #[command(flatten)]
@@ -74,7 +74,7 @@ impl MonitorArgs {
         let mut terminated = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
         let limit = self.limit.unwrap_or(Duration::MAX);
         let mut printer = Printer::new(self.output.output, self.count);
-        let begin = || eprintln!("Monitoring; Ctrl-C ends it");
+        let begin = || eprintln!("Monitoring; press Ctrl-C to stop");
         let ended = tokio::select! {
             ended = client.monitor(&filter, begin, |line| printer.take(&line)) => ended,
             _ = interrupted.recv() => Ok(()),
@@ -154,7 +154,7 @@ impl Printer {
             _ => Ok(()),
         })?;
         match self.outcome {
-            Outcome::Stopped => bail!("the agent stopped; monitor again when it is back"),
+            Outcome::Stopped => bail!("the agent stopped; run this command again when it is back"),
             _ => Ok(()),
         }
     }

@@ -36,11 +36,11 @@ where
 /// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Human-readable table
     Table,
     /// One JSON document
     Json,
-    /// One JSON object a line
+    /// One JSON object per line
     Jsonl,
     /// One YAML document
     Yaml,
@@ -49,13 +49,13 @@ pub enum Format {
 /// The form of a listing whose table has more columns on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ListFormat {
-    /// For people
+    /// Human-readable table
     Table,
-    /// The same with more columns
+    /// Table with more columns
     Wide,
     /// One JSON array
     Json,
-    /// One JSON object a line
+    /// One JSON object per line
     Jsonl,
     /// One YAML document
     Yaml,

@@ -20,8 +20,8 @@ Packets are echo requests that must not be fragmented: a small one, one as large
 the route of this host allows, and if that is not answered, sizes in between. A path that rejects
 or loses large packets is probed twice, which takes up to half a minute.
 
-The agent does the same by itself, once per --path-mtu-interval; `health-agent status` reports
-problems, and with --verbose the last results.
+The agent also does this once per --path-mtu-interval; `health-agent status` reports problems, and
+with --verbose the last results.
 
 Examples:
   health-agent path-mtu
@@ -32,7 +32,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct PathMtuArgs {
-    /// Only the paths to this node, `cluster/name` or a name that only one cluster has
+    /// Only paths to this node, `cluster/name` or a name that only one cluster has
     #[arg(value_name = "NODE")]
     node: Option<String>,
     #[command(flatten)]

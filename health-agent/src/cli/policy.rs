@@ -23,9 +23,9 @@ Examples:
   health-agent policy trace --src-endpoint 17 --dst k8s:app=web --dport 80/TCP";
 
 const IMPORT_EXAMPLES: &str = "\
-All policies of the file are imported, or none. Kinds: CiliumNetworkPolicy,
+Imports all policies of the file, or none. Kinds: CiliumNetworkPolicy,
 CiliumClusterwideNetworkPolicy, NetworkPolicy, lists of them, and a bare list of rules.
-Objects of other kinds are skipped, and named.
+Skips objects of other kinds, and names them.
 
 Examples:
   health-agent policy import policies.yaml
@@ -71,7 +71,7 @@ pub enum PolicyCommand {
 /// Flags of `policy import`.
 #[derive(Args, Debug)]
 pub struct ImportArgs {
-    /// YAML or JSON; - is stdin
+    /// File in YAML or JSON; - for stdin
     file: PathBuf,
     #[command(flatten)]
     output: OutputArgs,
@@ -80,9 +80,9 @@ pub struct ImportArgs {
 /// Flags of `policy get`.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// Name of one: namespace/name, or with its kind before
+    /// Policy as namespace/name, or with its kind in front
     name: Option<String>,
-    /// Only those with a rule that has all of these labels
+    /// Only policies with a rule that has all of these labels
     #[arg(long, value_name = "LABEL,...", conflicts_with = "name")]
     labels: Option<String>,
     #[command(flatten)]
@@ -94,9 +94,9 @@ pub struct GetArgs {
 enum PolicyFormat {
     /// Names
     Table,
-    /// The documents, in YAML
+    /// Documents in YAML
     Yaml,
-    /// All in one JSON document
+    /// One JSON document
     Json,
 }
 
@@ -112,12 +112,12 @@ pub struct DeleteArgs {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Which {
-    /// Name of one: namespace/name, or with its kind before
+    /// Policy as namespace/name, or with its kind in front
     name: Option<String>,
-    /// Those with a rule that has all of these labels
+    /// Delete policies with a rule that has all of these labels
     #[arg(long, value_name = "LABEL,...")]
     labels: Option<String>,
-    /// All of them
+    /// Delete all policies
     #[arg(long)]
     all: bool,
 }
@@ -129,10 +129,10 @@ pub struct TraceArgs {
     source: SourceArgs,
     #[command(flatten)]
     destination: DestinationArgs,
-    /// Destination port and protocol; of ICMP the type
+    /// Destination port and protocol; for ICMP the type
     #[arg(long, value_name = "PORT/PROTOCOL")]
     dport: L4,
-    /// Look at one side only: egress of the source, or ingress of the destination
+    /// Check only one side: egress of the source, or ingress of the destination
     #[arg(long, value_enum)]
     direction: Option<Direction>,
     #[command(flatten)]
@@ -145,13 +145,13 @@ struct SourceArgs {
     /// Labels of the source
     #[arg(long, value_name = "LABEL,...", value_delimiter = ',')]
     src: Vec<String>,
-    /// Endpoint of this node that it is
+    /// Endpoint of this node as the source
     #[arg(long, value_name = "ID")]
     src_endpoint: Option<u16>,
-    /// Its identity, by number or reserved name
+    /// Identity of the source, by number or reserved name
     #[arg(long, value_name = "IDENTITY")]
     src_identity: Option<String>,
-    /// Its address
+    /// Address of the source
     #[arg(long, value_name = "ADDRESS")]
     src_ip: Option<String>,
 }
@@ -162,13 +162,13 @@ struct DestinationArgs {
     /// Labels of the destination
     #[arg(long, value_name = "LABEL,...", value_delimiter = ',')]
     dst: Vec<String>,
-    /// Endpoint of this node that it is
+    /// Endpoint of this node as the destination
     #[arg(long, value_name = "ID")]
     dst_endpoint: Option<u16>,
-    /// Its identity, by number or reserved name
+    /// Identity of the destination, by number or reserved name
     #[arg(long, value_name = "IDENTITY")]
     dst_identity: Option<String>,
-    /// Its address
+    /// Address of the destination
     #[arg(long, value_name = "ADDRESS")]
     dst_ip: Option<String>,
 }
@@ -316,13 +316,13 @@ fn change_text(change: &PolicyChange) -> String {
         text.push_str("nothing to change\n");
     }
     for name in &change.skipped {
-        text.push_str(&format!("skipped {name}: no policy\n"));
+        text.push_str(&format!("skipped {name}: not a policy\n"));
     }
     let ms = change.took_ns as f64 / 1e6;
     text.push_str(&match change.is_in_force {
         true => format!("revision {} is in force after {ms:.0} ms\n", change.revision),
         false => format!(
-            "revision {} is not in force everywhere after {ms:.0} ms; `health-agent status` says why\n",
+            "revision {} is not in force everywhere after {ms:.0} ms; `health-agent status` shows why\n",
             change.revision
         ),
     });
@@ -352,7 +352,7 @@ mod tests {
         };
         assert_eq!(
             change_text(&skipping).lines().nth(1),
-            Some("skipped Service a/b: no policy")
+            Some("skipped Service a/b: not a policy")
         );
         let nothing = change_text(&PolicyChange::default());
         assert!(nothing.starts_with("nothing to change\n"), "{nothing}");

@@ -48,7 +48,7 @@ pub(super) async fn check(
         })?;
     if told.mac != endpoint.mac {
         return Err(differs(format!(
-            "{ifname} had address {} and endpoint {} has {}",
+            "{ifname} had address {}, but endpoint {} has {}",
             told.mac, endpoint.id, endpoint.mac
         )));
     }
@@ -60,7 +60,7 @@ pub(super) async fn check(
     let told: BTreeSet<IpAddr> = previous.ips.iter().map(|ip| ip.address.addr()).collect();
     if let Some(address) = addresses.difference(&told).next() {
         return Err(differs(format!(
-            "prevResult has addresses {told:?}, and not {address} of endpoint {}",
+            "prevResult has addresses {told:?}, but not {address} of endpoint {}",
             endpoint.id
         )));
     }

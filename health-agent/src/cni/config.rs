@@ -139,7 +139,7 @@ impl NetworkConfig {
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
         if !is_name {
-            let problem = format!("name {:?} cannot name a network", self.name);
+            let problem = format!("invalid network name {:?}", self.name);
             return Err(CniError::new(Code::InvalidConfig, problem));
         }
         // Keys with a slash belong to the runtimes.
@@ -229,7 +229,7 @@ impl NetworkConfig {
         let configured = configured.map(|text| {
             let address = parse_network_or_ip(text).map(|net| net.addr());
             address.map_err(|_| {
-                let problem = format!("{text:?} among the asked-for ips is no address");
+                let problem = format!("{text:?} in the requested ips is not an address");
                 CniError::new(Code::InvalidConfig, problem)
             })
         });

@@ -20,11 +20,11 @@ pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Resu
     if matches!(error, ClientError::Permission(_)) {
         return Err(error.into());
     }
-    debug!(%error, "the agent does not delete it now");
+    debug!(%error, "the agent cannot delete the endpoint now; queueing the deletion");
     let deletion = deletion_of(attachment);
     let written = with_deletions(location, move |deletions| deletions.add(&deletion));
     written.await.map_err(|not_written| {
-        let problem = format!("{error}; and that it is to be deleted later: {not_written}");
+        let problem = format!("{error}; cannot queue the deletion: {not_written}");
         CniError::new(Code::TryAgainLater, problem)
     })
 }

@@ -111,7 +111,7 @@ impl Environment {
     pub(super) fn netns(&self) -> Result<String, CniError> {
         let netns = self.netns.clone().ok_or_else(|| missing("CNI_NETNS"))?;
         if !Path::new(&netns).is_absolute() {
-            return Err(bad(format!("CNI_NETNS {netns:?} is no absolute path")));
+            return Err(bad(format!("CNI_NETNS {netns:?} is not an absolute path")));
         }
         if !Path::new(&netns).exists() {
             return Err(bad(format!(
@@ -147,16 +147,18 @@ impl Arguments {
     fn read(text: &str) -> Result<Self, CniError> {
         let mut pairs = BTreeMap::new();
         for pair in text.split(';').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| bad(format!("CNI_ARGS holds {pair:?}, which is no KEY=VALUE")))?;
+            let (key, value) = pair.split_once('=').ok_or_else(|| {
+                bad(format!(
+                    "CNI_ARGS has the invalid entry {pair:?}; expected KEY=VALUE"
+                ))
+            })?;
             pairs.insert(key, value);
         }
         let ignores_unknown = pairs
             .remove("IgnoreUnknown")
             .is_some_and(|value| matches!(value, "1" | "true" | "True" | "TRUE"));
         let ip = pairs.remove("IP").map(|value| {
-            parse_ip(value).map_err(|_| bad(format!("CNI_ARGS: IP {value:?} is no address")))
+            parse_ip(value).map_err(|_| bad(format!("CNI_ARGS: IP {value:?} is not an address")))
         });
         let mut name = |key: &str| {
             let value = pairs.remove(key).filter(|value| !value.is_empty());
@@ -171,7 +173,7 @@ impl Arguments {
         pairs.retain(|key, _| !matches!(*key, "K8S_POD_INFRA_CONTAINER_ID" | "K8S_POD_UID"));
         match pairs.keys().next() {
             Some(key) if !ignores_unknown => Err(bad(format!(
-                "CNI_ARGS: {key} is not known here; IgnoreUnknown=1 would ignore it"
+                "CNI_ARGS: unknown key {key}; set IgnoreUnknown=1 to ignore it"
             ))),
             _ => Ok(arguments),
         }

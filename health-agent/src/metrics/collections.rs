@@ -27,7 +27,7 @@ pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fm
 }
 
 fn encode_pressure(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "The part of a map's room that is taken, about";
+    let help = "Approximate share of a map's entries in use";
     let mut pressures = family(encoder, "bpf_map_pressure", help, MetricType::Gauge)?;
     for fill in &counts.fills {
         pressures
@@ -66,7 +66,7 @@ fn encode_durations(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt
     let mut durations = family(
         encoder,
         "datapath_conntrack_gc_duration_seconds",
-        "How long collections of conntrack entries took",
+        "Duration of collections of conntrack entries",
         MetricType::Histogram,
     )?;
     for of in Family::ALL {
@@ -94,12 +94,12 @@ fn encode_entries(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::
     let maps: [(&'static str, &str, Map); 2] = [
         (
             "datapath_conntrack_gc_entries",
-            "Conntrack entries that the last collection removed, and left",
+            "Conntrack entries that the last collection removed and kept",
             |collected| collected.flows,
         ),
         (
             "datapath_nat_gc_entries",
-            "NAT entries that the last collection removed, and left",
+            "NAT entries that the last collection removed and kept",
             |collected| collected.translations,
         ),
     ];
@@ -127,7 +127,7 @@ fn encode_totals(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
         ),
         (
             "datapath_conntrack_gc_refreshed_entries",
-            "Conntrack entries that were in use again when they were to be removed",
+            "Expired conntrack entries that were in use again before their removal",
             |counts| counts.flows_refreshed,
         ),
         (

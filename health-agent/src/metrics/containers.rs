@@ -36,7 +36,7 @@ impl From<&Supervisor> for Sample {
 pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     encode_runs(&sample.statistics, encoder)?;
     encode_durations(&sample.statistics, encoder)?;
-    let help = "How late runs of container probes began";
+    let help = "Start delay of container probe runs";
     let mut delays = family(
         encoder,
         "prober_start_delay_seconds",
@@ -44,7 +44,7 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
         MetricType::Histogram,
     )?;
     encode_histogram(&sample.statistics.delays, &mut delays)?;
-    let help = "How often this agent started a container again";
+    let help = "Restarts of a container by this agent";
     let mut restarts = family(encoder, "container_restarts", help, MetricType::Counter)?;
     for (pod, container, count) in &sample.restarts {
         counter(&mut restarts, &of_container(pod, container), *count)?;
@@ -63,23 +63,23 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
         ("probed_pods", "Pods whose containers are probed", *pods),
         (
             "ready_pods",
-            "Probed pods whose containers all can serve",
+            "Probed pods whose containers are all ready",
             *ready_pods,
         ),
-        ("container_probes", "Probes of containers", *probes),
+        ("container_probes", "Container probes", *probes),
         (
             "failing_container_probes",
-            "Probes of containers whose result is a failure",
+            "Container probes whose result is a failure",
             *failing,
         ),
         (
             "errored_container_probes",
-            "Probes of containers whose last run found nothing out, or was not sent in time",
+            "Container probes whose last run was inconclusive or not sent in time",
             *errored,
         ),
         (
             "overdue_container_probes",
-            "Probes of containers whose result should be there by now and is not",
+            "Container probes whose result is overdue",
             *overdue,
         ),
         (
@@ -94,7 +94,7 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
 }
 
 fn encode_runs(statistics: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "Runs of container probes by what they came to";
+    let help = "Container probe runs by result";
     let mut runs = family(encoder, "prober_probe", help, MetricType::Counter)?;
     for ((_, container, kind), stats) in statistics.by_name() {
         for (counted, count) in Counted::ALL.iter().zip(stats.runs) {
@@ -114,7 +114,7 @@ fn encode_runs(statistics: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::
 }
 
 fn encode_durations(statistics: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "How long runs of container probes took that were sent";
+    let help = "Duration of the container probe runs that were sent";
     let mut durations = family(
         encoder,
         "prober_probe_duration_seconds",

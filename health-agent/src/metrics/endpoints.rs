@@ -17,21 +17,21 @@ pub(super) fn encode_lag(
     gauge(
         encoder,
         "policy_endpoints_behind",
-        "Endpoints of workloads that keep what was in force before a change of policy",
+        "Workload endpoints where the previous policy is still in force",
         &lag.map_or(0, |lag| lag.endpoints),
     )
 }
 
 /// Writes these metrics.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "Endpoints of workloads in a state";
+    let help = "Workload endpoints by state";
     let mut states = family(encoder, "endpoint_state", help, MetricType::Gauge)?;
     for (state, count) in &counts.states {
         states
             .encode_family(&[("endpoint_state", state.text())])?
             .encode_gauge(count)?;
     }
-    let help = "Regenerations of endpoints that are over";
+    let help = "Finished endpoint regenerations";
     let mut regenerations = family(encoder, "endpoint_regenerations", help, MetricType::Counter)?;
     for (outcome, count) in [("success", counts.succeeded), ("fail", counts.failed)] {
         counter(&mut regenerations, &[("outcome", outcome)], count)?;
@@ -41,7 +41,7 @@ pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fm
     encoder
         .encode_descriptor(
             "endpoint_regeneration_time_stats_seconds",
-            "How long regenerations of endpoints took",
+            "Duration of endpoint regenerations",
             None,
             MetricType::Histogram,
         )?

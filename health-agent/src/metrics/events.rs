@@ -13,20 +13,20 @@ pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fm
     gauge(
         encoder,
         "monitor_readers",
-        "Those who monitor events of the datapath",
+        "Clients that monitor datapath events",
         &(counts.readers as u64),
     )?;
     family(
         encoder,
         "monitor_events",
-        "Events that the programs wrote for those who monitor",
+        "Events that the programs wrote for monitor clients",
         MetricType::Counter,
     )?
     .encode_counter::<NoLabelSet, _, u64>(&counts.read, None)?;
     let mut lost = family(
         encoder,
         "monitor_lost_events",
-        "Events that those who monitor have lost",
+        "Events that monitor clients have lost",
         MetricType::Counter,
     )?;
     for (cause, count) in [

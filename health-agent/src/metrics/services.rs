@@ -216,17 +216,17 @@ impl Collector for Scrape {
         let all: [(&str, _, &dyn EncodeMetric); 15] = [
             (
                 "sync_proxy_rules_duration_seconds",
-                "How long syncs took",
+                "Duration of syncs",
                 syncs,
             ),
             (
                 "sync_full_proxy_rules_duration_seconds",
-                "How long full syncs took, which check the whole datapath",
+                "Duration of full syncs, which check the whole datapath",
                 full_syncs,
             ),
             (
                 "sync_partial_proxy_rules_duration_seconds",
-                "How long partial syncs took, which only make changes",
+                "Duration of partial syncs, which only apply changes",
                 partial_syncs,
             ),
             (
@@ -236,18 +236,18 @@ impl Collector for Scrape {
             ),
             (
                 "sync_proxy_rules_last_timestamp_seconds",
-                "When the last successful sync ended, seconds since 1970",
+                "Time of the last successful sync, in seconds since 1970",
                 last_sync,
             ),
             (
                 "sync_proxy_rules_last_queued_timestamp_seconds",
-                "When a change was last noticed, seconds since 1970",
+                "Time when a change was last noticed, in seconds since 1970",
                 &ConstGauge::new(last_queued),
             ),
-            (&sync_failures, "Syncs that failed", failures),
+            (&sync_failures, "Failed syncs", failures),
             (
                 "sync_proxy_rules_refused_ports",
-                "Ports that are not in force as they should be, for lack of room",
+                "Ports that are not in force because a map is full",
                 refused,
             ),
             (
@@ -277,10 +277,10 @@ impl Collector for Scrape {
             ),
             (
                 "proxy_healthz",
-                "Answers of GET /healthz by HTTP status",
+                "Answers to GET /healthz by HTTP status",
                 healthz,
             ),
-            ("proxy_livez", "Answers of GET /livez by HTTP status", livez),
+            ("proxy_livez", "Answers to GET /livez by HTTP status", livez),
         ];
         for (name, help, metric) in all {
             let described = encoder.encode_descriptor(name, help, None, metric.metric_type())?;

@@ -298,7 +298,11 @@ async fn read(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Re
 
 async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let Ok(object) = serde_json::from_slice::<Value>(&body) else {
-        return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
+        return failure(
+            StatusCode::BAD_REQUEST,
+            "BadRequest",
+            "the body is not JSON",
+        );
     };
     let revision = shared.store(Kind::Node).put(object.clone());
     shared.revision.send_replace(revision);
@@ -342,7 +346,11 @@ async fn patch(
         );
     }
     let Ok(patch) = serde_json::from_slice(&body) else {
-        return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
+        return failure(
+            StatusCode::BAD_REQUEST,
+            "BadRequest",
+            "the body is not JSON",
+        );
     };
     let Some(object) = shared.store(Kind::Node).patch(&name, &patch) else {
         return not_found(&name);

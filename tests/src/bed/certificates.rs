@@ -21,7 +21,7 @@ pub struct SignedCertificate {
 impl Authority {
     /// Creates an authority.
     pub fn new(name: &str) -> anyhow::Result<Self> {
-        let key = KeyPair::generate().context("cannot make a key")?;
+        let key = KeyPair::generate().context("cannot generate a key")?;
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -39,9 +39,9 @@ impl Authority {
 
     /// Signs a certificate for these host names and addresses.
     pub fn sign(&self, names: &[&str]) -> anyhow::Result<SignedCertificate> {
-        let key = KeyPair::generate().context("cannot make a key")?;
+        let key = KeyPair::generate().context("cannot generate a key")?;
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let params = CertificateParams::new(names).context("a name cannot be certified")?;
+        let params = CertificateParams::new(names).context("invalid certificate name")?;
         let certificate = params
             .signed_by(&key, &self.issuer)
             .context("cannot sign")?;

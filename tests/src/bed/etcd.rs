@@ -122,7 +122,7 @@ impl Etcd {
     }
 
     fn spawn(&mut self) -> anyhow::Result<()> {
-        ensure!(self.server.is_none(), "etcd runs already");
+        ensure!(self.server.is_none(), "etcd is already running");
         let server = in_fabric("setpriv")
             // It must not outlive the test that it serves.
             .args(["--pdeathsig", "KILL", "etcd", "--name", &self.name])
@@ -176,7 +176,7 @@ impl Etcd {
 
     /// Its process ID. Fails if it is not running.
     pub fn pid(&self) -> anyhow::Result<Pid> {
-        let server = self.server.as_ref().context("etcd does not run")?;
+        let server = self.server.as_ref().context("etcd is not running")?;
         // A process ID is a positive i32 that the standard library returns as u32.
         Ok(Pid::from_raw(server.id().cast_signed()))
     }
@@ -192,7 +192,7 @@ impl Etcd {
 
     /// Deletes its data, as if the disk were lost. It must not be running.
     pub fn forget(&self) -> anyhow::Result<()> {
-        ensure!(self.server.is_none(), "etcd runs");
+        ensure!(self.server.is_none(), "etcd is still running");
         std::fs::remove_dir_all(self.data.path().join("member")).context("cannot delete its data")
     }
 
@@ -225,7 +225,7 @@ impl Etcd {
         let revision = &status[0]["Status"]["header"]["revision"];
         revision
             .as_i64()
-            .with_context(|| format!("etcdctl tells no revision: {status}"))
+            .with_context(|| format!("etcdctl printed no revision: {status}"))
     }
 
     /// Revokes every lease, which deletes all keys bound to them. Returns the number of leases.

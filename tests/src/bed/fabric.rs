@@ -72,7 +72,7 @@ pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()
         let limit: u64 = text
             .trim()
             .parse()
-            .with_context(|| format!("{path} holds no number: {text:?}"))?;
+            .with_context(|| format!("{path} does not hold a number: {text:?}"))?;
         ensure!(
             needed <= limit,
             "{nodes} nodes need {needed} entries in the {family} neighbour table, and the limit is \

@@ -145,7 +145,7 @@ impl Builder {
 
     /// Builds this bed for a caller that already holds the lock.
     pub fn start_with(self, lock: BedLock) -> anyhow::Result<Bed> {
-        removal::remove().context("cannot remove what an earlier bed left")?;
+        removal::remove().context("cannot clean up after an earlier bed")?;
         fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
         let binary = agent_binary()?;
         let extra = self.all_agent_args();
@@ -400,5 +400,5 @@ fn registry_entry(node: &Node) -> String {
 }
 
 fn make_folder(path: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }

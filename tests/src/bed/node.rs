@@ -159,7 +159,7 @@ impl Node {
             ran.code = Some(0);
         }
         serde_json::from_str(&ran.success()?)
-            .with_context(|| format!("status of {} is not what the API promises", self.name()))
+            .with_context(|| format!("the status of {} does not match the API", self.name()))
     }
 
     /// JSON output of a listing command for its agent. Arguments are separated by spaces.
@@ -172,7 +172,7 @@ impl Node {
     /// Full names of the nodes that its agent lists.
     pub fn listed_nodes(&self) -> anyhow::Result<Vec<String>> {
         let list = self.listing("node list")?;
-        let rows = list.as_array().context("the nodes are no list")?;
+        let rows = list.as_array().context("the nodes are not a list")?;
         Ok(rows
             .iter()
             .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
@@ -183,7 +183,7 @@ impl Node {
     pub fn stale_registry(&self) -> anyhow::Result<Option<String>> {
         let registries = self.cli("node registries -o json")?.stdout;
         let registries: Vec<RegistryState> = serde_json::from_str(&registries)
-            .with_context(|| format!("no list of registries: {registries}"))?;
+            .with_context(|| format!("not a list of registries: {registries}"))?;
         Ok(registries.into_iter().find_map(|registry| registry.stale))
     }
 
@@ -231,7 +231,7 @@ impl Node {
         let pid = text
             .trim()
             .parse()
-            .with_context(|| format!("{} holds no process id: {text:?}", path.display()))?;
+            .with_context(|| format!("{} does not hold a process ID: {text:?}", path.display()))?;
         Ok(Pid::from_raw(pid))
     }
 
@@ -326,7 +326,7 @@ impl Node {
         if let Some(running) = agent.as_mut() {
             ensure!(
                 running.check_alive(&self.spec).is_err(),
-                "the agent of {} runs already",
+                "the agent of {} is already running",
                 self.name()
             );
         }
@@ -399,5 +399,5 @@ fn hello(responder: SocketAddr) -> anyhow::Result<u16> {
         .split(' ')
         .nth(1)
         .and_then(|code| code.parse().ok())
-        .with_context(|| format!("{responder} answered no HTTP: {response:?}"))
+        .with_context(|| format!("{responder} did not answer with HTTP: {response:?}"))
 }

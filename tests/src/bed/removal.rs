@@ -44,7 +44,7 @@ pub(super) fn kill_agents() -> anyhow::Result<()> {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(errno) => return Err(errno).with_context(|| format!("cannot kill agent {pid}")),
         }
-        wait_for("a killed agent to be gone", Duration::from_secs(5), || {
+        wait_for("a killed agent to exit", Duration::from_secs(5), || {
             Ok((!is_agent(pid)).then_some(()))
         })?;
     }

@@ -28,7 +28,7 @@ pub(super) struct Bare {
 
 impl Bare {
     pub(super) fn start() -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir().context("no folder for a socket")?;
+        let folder = tempfile::tempdir().context("cannot create a folder for a socket")?;
         let listener = UnixListener::bind(socket(folder.path())).context("cannot listen")?;
         let (body, stop) = <(Arc<Mutex<String>>, Arc<AtomicBool>)>::default();
         let thread = thread::Builder::new().name("bare".to_owned()).spawn({
@@ -57,7 +57,7 @@ impl Bare {
         let asked = Instant::now();
         let got = get(&socket(self.folder.path()), "/")?;
         lock(&self.latencies).push(asked.elapsed());
-        ensure!(got.len() == body.len(), "the answer is another one");
+        ensure!(got.len() == body.len(), "the answer differs");
         Ok(())
     }
 

@@ -98,7 +98,8 @@ fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
             .ok()?;
         Some((ECHOES.saturating_sub(received), millis))
     };
-    let (lost, millis) = figures().with_context(|| format!("ping is not understood: {summary}"))?;
+    let (lost, millis) =
+        figures().with_context(|| format!("cannot parse the output of ping: {summary}"))?;
     ensure!(lost <= tolerated, "ping lost packets: {summary}");
     // So that losses do not count against the side that has them.
     let waited = f64::from(lost) * FLOOD_PATIENCE_MS;
@@ -117,7 +118,7 @@ fn ping(address: Ipv4Addr, flags: &[&str]) -> anyhow::Result<String> {
     let summary = text
         .lines()
         .find(|line| line.contains("packets transmitted"));
-    Ok(summary.context("ping said nothing")?.to_owned())
+    Ok(summary.context("ping printed no summary")?.to_owned())
 }
 
 /// Cost of the program itself, IPv4 and IPv6, net of the same run with an empty program.

@@ -27,7 +27,7 @@ pub(super) fn with_endpoint<T: Send + 'static>(
 ) -> anyhow::Result<T> {
     // A dedicated thread takes the network namespace with it when it exits.
     std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+        unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;

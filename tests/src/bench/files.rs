@@ -21,7 +21,7 @@ fn raise_to(needed: u64) -> anyhow::Result<Option<String>> {
     }
     setrlimit(files, hard, hard).context("cannot raise the limit on open files")?;
     Ok(Some(format!(
-        "at most {hard} open files: a benchmark may need {needed}; raise the hard limit, as by `ulimit -Hn {needed}`"
+        "at most {hard} open files: a benchmark may need {needed}; raise the hard limit, for example with `ulimit -Hn {needed}`"
     )))
 }
 

@@ -81,52 +81,52 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "ct",
-        about: "Conntrack at a million entries, beside bpftool and the kernel's own",
+        about: "Conntrack at a million entries, compared with bpftool and the kernel's conntrack",
         run: ct::run,
     },
     Benchmark {
         name: "detection",
-        about: "How soon faults of peers and their ends are reported, and what is reported wrongly",
+        about: "Time until faults and recoveries of peers are reported, and false reports",
         run: detection::run,
     },
     Benchmark {
         name: "echo",
-        about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
+        about: "Echo answers in eBPF and by the stack, and the cost of the program alone",
         run: |_| echo::run(),
     },
     Benchmark {
         name: "endpoints",
-        about: "Endpoints made and deleted, beside Debian's CNI plugins, and a node with 1000 of them",
+        about: "Creating and deleting endpoints, compared with Debian's CNI plugins, and a node with 1000 endpoints",
         run: endpoints::run,
     },
     Benchmark {
         name: "mesh",
-        about: "One agent against up to 50 000 simulated peers, side by side with other probers",
+        about: "One agent with up to 50 000 simulated peers, compared with other probers",
         run: mesh::run,
     },
     Benchmark {
         name: "probe",
-        about: "Container probes of one agent: 10,000 at 1 s, 1,000 at 50 ms, and beside the blackbox exporter",
+        about: "Container probes of one agent: 10,000 at 1 s, 1,000 at 50 ms, and compared with the blackbox exporter",
         run: probe::run,
     },
     Benchmark {
         name: "rtt",
-        about: "Round trips stamped in the kernel: how right, how complete, at what cost",
+        about: "Round trips timestamped in the kernel: accuracy, completeness and cost",
         run: rtt::run,
     },
     Benchmark {
         name: "service",
-        about: "Services beside kube-proxy's rules for nftables, and what they cost a packet",
+        about: "Services compared with kube-proxy's nftables rules, and their cost per packet",
         run: service::run,
     },
     Benchmark {
         name: "told",
-        about: "How soon what others do to the health endpoint is told in each place",
+        about: "Time until damage to the health endpoint is reported in each place",
         run: |_| told::run(),
     },
     Benchmark {
         name: "verifier",
-        about: "What this kernel's verifier has to do for each program, against its limits",
+        about: "Work of this kernel's verifier for each program, compared with its limits",
         run: |_| verifier::run(),
     },
 ];

@@ -35,7 +35,7 @@ fn chosen<'a>(parts: &'a [Part], names: &[String]) -> anyhow::Result<Vec<&'a Par
             .find(|part| part.name == name)
             .with_context(|| {
                 let known: Vec<&str> = parts.iter().map(|part| part.name).collect();
-                format!("no part {name}; there are: {}", known.join(", "))
+                format!("no part {name}; the parts are: {}", known.join(", "))
             })
     };
     names.iter().map(find).collect()

@@ -36,10 +36,10 @@ pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyho
     let mut response =
         fetch().with_context(|| format!("{method} {path} at {}", socket.display()))?;
     let head = response.find("\r\n\r\n");
-    let head = head.with_context(|| format!("{method} {path} was answered by half a response"))?;
+    let head = head.with_context(|| format!("{method} {path} got an incomplete response"))?;
     ensure!(
         response.starts_with("HTTP/1.0 200 "),
-        "{method} {path} was answered by: {response}",
+        "{method} {path} got the response: {response}",
     );
     response.drain(..head + "\r\n\r\n".len());
     Ok(response)
@@ -83,7 +83,7 @@ impl Asker {
         let mut latencies = self
             .thread
             .join()
-            .map_err(|_| anyhow::anyhow!("the thread that asks the API panicked"))??;
+            .map_err(|_| anyhow::anyhow!("the API's client thread panicked"))??;
         latencies.sort_unstable();
         Ok(latencies)
     }

@@ -101,7 +101,7 @@ fn serve(listener: &TcpListener, cpu_ns: &AtomicU64, stop: &AtomicBool) {
             Ok((stream, _)) => drop(answer(stream, &keys)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => {
-                tell(format_args!("bench: the responder ends: {error}"));
+                tell(format_args!("bench: the responder stopped: {error}"));
                 return;
             }
         }

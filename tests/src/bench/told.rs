@@ -60,8 +60,8 @@ pub(super) fn run() -> anyhow::Result<Report> {
             told.push(after(first));
             again.push(after(last));
         }
-        figures.extend(of(&format!("`{harm}`: told in its log"), told)?);
-        figures.extend(of(&format!("`{harm}`: told to be right again"), again)?);
+        figures.extend(of(&format!("`{harm}`: reported in its log"), told)?);
+        figures.extend(of(&format!("`{harm}`: recovery reported"), again)?);
     }
     // A foreign device in the way until it is removed.
     let mut delays: [Vec<Duration>; PLACES.len()] = Default::default();
@@ -73,7 +73,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     }
     for (place, delays) in PLACES.iter().zip(delays) {
         figures.extend(of(
-            &format!("another device lxc_health: told by {place}"),
+            &format!("another device lxc_health: reported by {place}"),
             delays,
         )?);
     }
@@ -97,7 +97,7 @@ fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
     kill(agent, Signal::SIGCONT)?;
     harmed?;
     let mut delays = [None; PLACES.len()];
-    let delays = wait_for("each place to tell of it", PATIENCE, || {
+    let delays = wait_for("each place to report it", PATIENCE, || {
         for (delay, is_told) in delays.iter_mut().zip(places(node)?) {
             if is_told {
                 delay.get_or_insert_with(|| begun.elapsed());
@@ -107,7 +107,7 @@ fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
         Ok(all)
     })?;
     node.exec("ip link delete lxc_health")?;
-    wait_for("all to be well again", PATIENCE, || {
+    wait_for("all problems to be gone", PATIENCE, || {
         Ok((places(node)? == [false; PLACES.len()]).then_some(()))
     })?;
     Ok(std::array::from_fn(|place| delays[place]))

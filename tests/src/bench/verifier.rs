@@ -25,7 +25,7 @@ fn figures(program: &VerifiedProgram) -> [Figure; 5] {
     };
     [
         figure(
-            "instructions looked at (other: the kernel's limit)",
+            "instructions processed (other: the kernel's limit)",
             "insns",
             program.processed as f64,
             Some((program.limit as f64, 1.0 / BUDGET as f64)),
@@ -39,7 +39,7 @@ fn figures(program: &VerifiedProgram) -> [Figure; 5] {
         ),
         figure("machine code", "bytes", program.jited.into(), None),
         figure(
-            "deepest frame (other: all that a program has)",
+            "deepest frame (other: the kernel's limit)",
             "bytes",
             program.deepest_frame.into(),
             Some((STACK, 1.0)),

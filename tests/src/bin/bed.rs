@@ -18,27 +18,27 @@ use tests::served::show::{Folders, Report, Show};
 use tests::{PATIENCE, wait_for};
 
 #[derive(Parser)]
-#[command(name = "bed", about = "A cluster of real agents on this machine")]
+#[command(name = "bed", about = "Run a cluster of real agents on this machine")]
 struct Cli {
-    /// Exit as soon as the answer is known: 0 if all is reachable, else 1
+    /// Exit once the result is known: 0 if all is reachable, else 1
     #[arg(long)]
     once: bool,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=250))]
     nodes: u8,
     /// Give nodes and endpoints IPv6 addresses too
     #[arg(long)]
     ipv6: bool,
-    /// Print the first node's status as JSON, and what became of requests to services
+    /// Print the first node's status and the results of requests to services as JSON
     #[arg(long)]
     json: bool,
-    /// Run containers on the first node, and show how they are probed
+    /// Run containers on the first node, and show their probes
     #[arg(long)]
     probes: bool,
-    /// Run a web service with three backends, and show who answers while one is not ready
+    /// Run a web service with three backends, and show which ones answer while one is not ready
     #[arg(long, conflicts_with = "probes")]
     services: bool,
-    /// How long the first answers of all probes may take
+    /// Time limit for the first answers to all probes
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
 }
@@ -87,7 +87,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
                 tell(pair);
             }
             Err(anyhow::anyhow!(
-                "{} probes have no good answer after {} s; the log of each node is {}",
+                "{} probes did not succeed within {} s; the log of each node is {}",
                 unanswered.len(),
                 patience.as_secs(),
                 "/run/health-agent/<node>/agent.log"
@@ -113,7 +113,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             let report = show.run(|| signals.pending().next().is_some())?;
             print_report(&report, cli.json)?;
             if !report.is_good() {
-                result = result.and(Err(anyhow::anyhow!("requests went where they should not")));
+                result = result.and(Err(anyhow::anyhow!("requests reached the wrong backends")));
             }
             Some(show)
         }
@@ -160,7 +160,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
     };
     io::stdout()
         .write_all(text.as_bytes())
-        .context("cannot print who answered")
+        .context("cannot print the report of requests")
 }
 
 /// Waits until every probe of the node has a result, and prints the results.

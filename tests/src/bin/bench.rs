@@ -8,39 +8,38 @@ use clap::Parser;
 use tests::bench::{ALL, Options, raise_open_files_limit};
 
 #[derive(Parser)]
-#[command(name = "bench", about = "Benchmarks of health-agent")]
+#[command(name = "bench", about = "Run benchmarks of health-agent")]
 struct Cli {
-    /// Which one; without a name all are listed
+    /// Benchmark to run; list all if omitted
     name: Option<String>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
-    /// Number of peers that `mesh` simulates; may be repeated, in ascending order
+    /// Number of peers that `mesh` simulates (repeatable, in ascending order)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     peers: Vec<u32>,
-    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
-    /// and then it watches for false verdicts while there is no fault
+    /// Kind of fault that `detection` causes, such as `link-down` (repeatable) [default: all, then a watch for false verdicts]
     #[arg(long, value_name = "KIND")]
     fault: Vec<String>,
-    /// Faults of each kind that `detection` makes
+    /// Number of faults of each kind that `detection` causes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
-    /// Seconds of each flood that `ct` makes
+    /// Seconds of each flood of `ct`
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
-    /// Probes that `rtt` accounts for
+    /// Number of probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
-    /// Number of services that `service` sends traffic through; may be repeated, in ascending order
+    /// Number of services that `service` sends traffic through (repeatable, in ascending order)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: Vec<u32>,
     /// Rounds of each measurement of `service`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: Option<u32>,
-    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run, all without; may be repeated
+    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run (repeatable) [default: all]
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }
@@ -67,7 +66,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         .find(|benchmark| benchmark.name == name)
         .with_context(|| {
             let names: Vec<&str> = ALL.iter().map(|benchmark| benchmark.name).collect();
-            format!("no benchmark {name}; there are: {}", names.join(", "))
+            format!(
+                "no benchmark {name}; the benchmarks are: {}",
+                names.join(", ")
+            )
         })?;
     if let Some(advice) = raise_open_files_limit()? {
         eprintln!("{advice}");

@@ -20,7 +20,7 @@ const BACKLOG: i32 = 4096;
 const WORD: [u8; 4] = *b"ping";
 
 #[derive(Parser)]
-#[command(name = "connections", about = "Very many TCP connections at once")]
+#[command(name = "connections", about = "Keep many TCP connections open at once")]
 struct Cli {
     #[command(subcommand)]
     role: Role,
@@ -28,9 +28,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Say "listening", and echo what comes; when standard input ends, print where connections came from
+    /// Print "listening" and echo all data; when stdin ends, print the sources of the connections
     Serve { address: SocketAddr },
-    /// Open connections and say "open"; when standard input ends, see that all are alive
+    /// Open connections and print "open"; when stdin ends, check that all still work
     Hold { address: SocketAddr, count: usize },
 }
 

@@ -12,13 +12,13 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
 #[derive(Parser)]
 #[command(
     name = "fuzz",
-    about = "Random and mutated packets through the datapath's programs"
+    about = "Run random and mutated packets through the datapath's programs"
 )]
 struct Cli {
     /// Number of packets
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     runs: u64,
-    /// Number from which all packets are made; the same for the same packets
+    /// Seed of the random packets
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Number of the first packet

@@ -9,11 +9,11 @@ use tests::process::tell;
 use tests::readme::{map_figures, program_figure, samples, with_figures, with_samples};
 
 #[derive(Parser)]
-#[command(name = "readme", about = "The samples and figures of README.md")]
+#[command(name = "readme", about = "Write the samples and figures of README.md")]
 struct Cli {
-    /// The file to write
+    /// README.md to update
     readme: PathBuf,
-    /// The program as it is released; without it, its figure stays
+    /// Released program; its figure stays unchanged if omitted
     program: Option<PathBuf>,
 }
 

@@ -63,7 +63,7 @@ impl<'a> Kernel<'a> {
             words.any(|word| word.split_once('=').is_some_and(|(_, value)| value == name))
         };
         let entries = list.lines().filter(names_host).map(|line| {
-            entry(line).with_context(|| format!("conntrack printed no entry: {line:?}"))
+            entry(line).with_context(|| format!("conntrack printed an invalid entry: {line:?}"))
         });
         let entries: Vec<Entry> = entries.collect::<anyhow::Result<_>>()?;
         let is_of_host =
@@ -170,7 +170,7 @@ fn entry(line: &str) -> anyhow::Result<Entry> {
     ensure!(
         (back.address("dst")?, back.address("src")?) == (source, destination)
             && (is_echo || back.ports()? == (destination_port, source_port)),
-        "the reply's tuple is another flow's"
+        "the reply's tuple belongs to another flow"
     );
     Ok(Entry {
         tuple: Tuple {

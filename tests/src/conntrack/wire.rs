@@ -70,7 +70,7 @@ impl End {
                 Ok(len) if buffer[..len].ends_with(mark) => return Ok(()),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => bail!("waited {PATIENCE:?} in vain for a packet: {error}"),
+                Err(error) => bail!("no packet within {PATIENCE:?}: {error}"),
             }
         }
     }

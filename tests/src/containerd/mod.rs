@@ -76,7 +76,7 @@ impl Containerd {
         let dir = tempfile::Builder::new()
             .prefix("hctrd-")
             .tempdir()
-            .context("cannot make a folder for containerd")?;
+            .context("cannot create a folder for containerd")?;
         let config = dir.path().join("config.toml");
         let socket = socket.unwrap_or_else(|| dir.path().join("socket"));
         fs::write(&config, configuration(dir.path(), &socket))?;
@@ -88,7 +88,8 @@ impl Containerd {
         // Ctrl-C in a terminal goes to this process, which removes the containers first.
         server.process_group(0);
         let log = dir.path().join("log");
-        let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+        let file =
+            File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let server = Running::start_logging(&mut server, file)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -118,7 +119,7 @@ impl Containerd {
             Ok(Some(()))
         })
         .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
-        containerd.import().context("cannot make an image")?;
+        containerd.import().context("cannot create an image")?;
         Ok(containerd)
     }
 
@@ -202,7 +203,7 @@ impl Containerd {
         )?;
         let info = status.info.get("info").context("no details of it")?;
         let info: Value = serde_json::from_str(info)?;
-        let pid = info["pid"].as_u64().context("its process is not told")?;
+        let pid = info["pid"].as_u64().context("no pid in its details")?;
         container.pid = pid.try_into()?;
         Ok(container)
     }
@@ -240,7 +241,7 @@ impl Containerd {
 
     /// Resumes the suspended server.
     pub fn go_on(&self) -> anyhow::Result<()> {
-        kill(self.server.pid(), Signal::SIGCONT).context("cannot let containerd go on")
+        kill(self.server.pid(), Signal::SIGCONT).context("cannot resume containerd")
     }
 
     /// Kills a container.
@@ -260,7 +261,7 @@ impl Containerd {
         let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"))?;
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         let answer = self.runtime.block_on(async {
-            client.ready().await.context("containerd is away")?;
+            client.ready().await.context("containerd is unreachable")?;
             let codec = tonic_prost::ProstCodec::<Q, A>::default();
             let answer = client.unary(tonic::Request::new(request), path, codec);
             answer
@@ -322,7 +323,7 @@ impl Containerd {
 impl Drop for Containerd {
     fn drop(&mut self) {
         if let Err(error) = kill(self.server.pid(), Signal::SIGCONT) {
-            tell(format_args!("cannot have containerd go on: {error}"));
+            tell(format_args!("cannot resume containerd: {error}"));
         }
         for container in std::mem::take(&mut self.pods) {
             for method in ["StopPodSandbox", "RemovePodSandbox"] {

@@ -23,7 +23,7 @@ const LONGEST: usize = 1 << 17;
 const MARK_ANSWERED: u32 = 0x6865_616c;
 /// Longest time to drain the kernel's queues, on a machine that is not slow.
 const QUEUED: Duration = Duration::from_secs(20);
-const LOST: &str = "the last frame of a batch does not come";
+const LOST: &str = "the last frame of a batch did not arrive";
 /// All Ethernet types.
 const ALL: u16 = libc::ETH_P_ALL as u16;
 

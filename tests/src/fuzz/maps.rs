@@ -144,7 +144,7 @@ fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     ] {
         hold!(
             counted == expected,
-            "HEALTH_METRICS has {counted:?} for {what}, and there were {expected:?}"
+            "HEALTH_METRICS has {counted:?} for {what}, expected {expected:?}"
         );
     }
     Ok(Ok(()))
@@ -175,7 +175,7 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let given_up = bed.datapath.rtt()?.give_up_leftovers()?;
     hold!(
         given_up == expected,
-        "{given_up} probes were given up, and {expected} were in flight"
+        "{given_up} probes were given up, but {expected} were in flight"
     );
     ledger.given_up += given_up;
     ledger.returned += returned;
@@ -206,7 +206,7 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     );
     hold!(
         lost == ledger.given_up,
-        "{lost} probes lost in HEALTH_RTT, and {} were given up",
+        "{lost} probes lost in HEALTH_RTT, but {} were given up",
         ledger.given_up
     );
     let stamped = counted(Reason::ProbeStamped);
@@ -238,7 +238,7 @@ fn inconsistency(row: &RttRow) -> Option<&'static str> {
     } else if !(of_all(row.min_ns)..=of_all(row.max_ns)).contains(&row.sum_ns) {
         Some("a sum out of range")
     } else if row.remote.samples > samples || row.remote.sum_ns > row.remote.rtt_sum_ns {
-        Some("more time in the peer's host than in all")
+        Some("more time in the peer's host than in total")
     } else if row.one_way.samples > row.remote.samples {
         Some("more delays than times in the peer's host")
     } else {
@@ -315,7 +315,7 @@ fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
                 Err(what) => return wrong(&what),
             };
             if (tuple.protocol == TCP) != are_tcp {
-                return wrong("a flow that belongs into another map");
+                return wrong("a flow that belongs in another map");
             }
             if let Some(what) = impossible(&tuple, value, now) {
                 return wrong(what);
@@ -361,16 +361,16 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     } else if rx_bytes < rx_packets * header || tx_bytes < tx_packets * header {
         Some("packets shorter than their headers")
     } else if (rx_packets == 0) != (last_rx == 0) || (tx_packets == 0) != (last_tx == 0) {
-        Some("packets without a time, or the other way round")
+        Some("packets without a time, or a time without packets")
     } else if last > now {
-        Some("a packet of the future")
+        Some("a packet from the future")
     } else if !(last + lifetime - 1..=last + lifetime).contains(&expires(entry)) {
         // One second less: some packets use a clock that runs a tick behind.
-        Some("another lifetime than its protocol's")
+        Some("a lifetime that is not its protocol's")
     } else if flags & !KNOWN_FLAGS != 0 {
-        Some("flags that there are not")
+        Some("unknown flags")
     } else if tuple.protocol != TCP && (flags & !MASQUERADED != 0 || rx_seen | tx_seen != 0) {
-        Some("flags of TCP in another protocol")
+        Some("TCP flags in another protocol")
     } else {
         None
     }
@@ -395,14 +395,14 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
             };
             hold!(
                 (tuple.protocol == TCP) == are_tcp,
-                "{name}: a translation that belongs into another map: {tuple:02x?}"
+                "{name}: a translation that belongs in another map: {tuple:02x?}"
             );
             let address = tuple.source.len();
             let flags = u32::from_ne_bytes(field(value, 8));
             hold!(
                 flags & !KNOWN_NAT_FLAGS == 0
                     && value[12 + address + 2..].iter().all(|&byte| byte == 0),
-                "{name}: flags or padding that there are not: {tuple:02x?} {value:02x?}"
+                "{name}: unknown flags or non-zero padding: {tuple:02x?} {value:02x?}"
             );
             let to = value[12..12 + address].to_vec();
             let port: [u8; 2] = field(value, 12 + address);

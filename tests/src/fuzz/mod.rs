@@ -127,7 +127,7 @@ impl fmt::Display for FuzzTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} runs: {} dropped, {} answered, {} rewritten; {} more packets that no test run takes",
+            "{} runs: {} dropped, {} answered, {} rewritten; {} more packets unsuitable for test runs",
             self.runs, self.dropped, self.answered, self.rewritten, self.refused
         )
     }
@@ -151,18 +151,18 @@ impl fmt::Display for Finding {
         let Some((case, shortest)) = &self.packets else {
             return write!(
                 f,
-                "after run {run}: {what}\nto see it again: cargo xtask fuzz --seed {seed} --runs {}",
+                "after run {run}: {what}\nto reproduce: cargo xtask fuzz --seed {seed} --runs {}",
                 run + 1
             );
         };
         writeln!(f, "run {run}, {}: {what}", case.program.name())?;
         writeln!(f, "buffer: {:?}", case.context)?;
         writeln!(f, "packet: {}", hex(&case.frame))?;
-        writeln!(f, "simplest that shows it: {}", hex(&shortest.frame))?;
+        writeln!(f, "simplest failing packet: {}", hex(&shortest.frame))?;
         write!(
             f,
-            "to see it again: cargo xtask fuzz --seed {seed} --first {run} --runs 1\n\
-             and if it needs what came before: cargo xtask fuzz --seed {seed} --runs {}",
+            "to reproduce: cargo xtask fuzz --seed {seed} --first {run} --runs 1\n\
+             or, if it needs the earlier packets: cargo xtask fuzz --seed {seed} --runs {}",
             run + 1
         )
     }

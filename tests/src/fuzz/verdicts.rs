@@ -39,7 +39,7 @@ pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
                 same_but_for(&may_change, before, after)?;
             }
         }
-        (_, code) => return Err(format!("{code} is none of its verdicts")),
+        (_, code) => return Err(format!("{code} is not one of its verdicts")),
     }
     check_checksums(before, after)
 }
@@ -57,7 +57,7 @@ fn same_but_for(ranges: &[Range<usize>], before: &[u8], after: &[u8]) -> Result<
     let mut forbidden = changed.filter(|at| !ranges.iter().any(|range| range.contains(at)));
     match forbidden.next() {
         Some(at) => Err(format!(
-            "byte {at} is none of its business: {:#04x} became {:#04x}",
+            "it must not change byte {at}: {:#04x} became {:#04x}",
             before[at], after[at]
         )),
         None => Ok(()),
@@ -69,12 +69,12 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
     // The answer goes to the sender's hardware address.
     same("hardware address", &before[6..12], &after[..6])?;
     let ethernet = 0..12;
-    let (ethertype, at) = network(before).ok_or("a cut frame was answered")?;
+    let (ethertype, at) = network(before).ok_or("a truncated frame was answered")?;
     if ethertype == ARP {
         return same_but_for(&[ethernet, at + 6..at + 28], before, after);
     }
-    let ip = Ip::of(before).ok_or("something else than IP or ARP was answered")?;
-    let answer = Ip::of(after).ok_or("the answer is no IP")?;
+    let ip = Ip::of(before).ok_or("a packet that is neither IP nor ARP was answered")?;
+    let answer = Ip::of(after).ok_or("the answer is not IP")?;
     let transport_at = ip.transport_at.ok_or("a later fragment was answered")?;
     let addresses = ip.source().start..ip.destination().end;
     same(
@@ -89,10 +89,10 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
         return same_but_for(&[ethernet, addresses, message], before, after);
     }
     if program == Program::FromEndpoint {
-        return Err("something else than a question for the gateway was answered".to_owned());
+        return Err("a packet that is not a request for the gateway was answered".to_owned());
     }
     if !ip.is_echo(before) || !answer.is_echo(after) {
-        return Err("something else than an echo was answered".to_owned());
+        return Err("a packet that is not an echo request was answered".to_owned());
     }
     same("sender", &before[..6], &after[6..12])?;
     same("source", &before[ip.destination()], &after[answer.source()])?;
@@ -103,7 +103,7 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
         let cut = options.len();
         whole.drain(options);
         if answer.header_len != 20 || answer.end + cut != ip.end {
-            return Err("the answer is not as long as the question without options".to_owned());
+            return Err("the answer is not as long as the request without options".to_owned());
         }
     }
     let transport_at = transport_at - (before.len() - whole.len());

@@ -36,7 +36,7 @@ impl Backend {
     pub fn start(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
         let member = Member::on(node, name, flags)?;
         let dir = tempfile::Builder::new().prefix("hweb-").tempdir();
-        let dir = dir.context("cannot make a folder for a web server")?;
+        let dir = dir.context("cannot create a folder for a web server")?;
         let file = dir.path().join("nginx.conf");
         let write = || {
             fs::write(&file, configuration(name, dir.path()))?;

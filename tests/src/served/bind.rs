@@ -16,7 +16,7 @@ pub(super) fn bind(socket: &Socket, port: u16, target: SocketAddr) -> io::Result
         return Ok(());
     }
     if EPHEMERAL.contains(&port) {
-        let error = format!("port {port} may be taken at any time");
+        let error = format!("another process may take port {port} at any time");
         return Err(io::Error::other(error));
     }
     let unspecified: IpAddr = match target {

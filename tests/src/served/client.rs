@@ -183,7 +183,7 @@ impl Connection {
             "POST / HTTP/1.1\r\nHost: web\r\n{header}Content-Length: {bytes}\r\n\r\n"
         )
         .and_then(|()| stream.write_all(&vec![b'x'; bytes]))
-        .context("cannot ask on an open connection")?;
+        .context("cannot send on an open connection")?;
         let mut length = 0;
         loop {
             let mut line = String::new();

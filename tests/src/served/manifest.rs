@@ -240,7 +240,8 @@ impl Manifests {
     /// Creates the folder.
     pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("hservices-").tempdir();
-        dir.map(Self).context("cannot make a folder for manifests")
+        dir.map(Self)
+            .context("cannot create a folder for manifests")
     }
 
     /// The folder.

@@ -37,7 +37,7 @@ impl Folders {
         let pods = tempfile::Builder::new().prefix("hpods-").tempdir();
         Ok(Self {
             manifests: Manifests::new()?,
-            pods: pods.context("cannot make a folder for manifests")?,
+            pods: pods.context("cannot create a folder for manifests")?,
         })
     }
 
@@ -125,7 +125,7 @@ impl Show {
         is_stopped: &mut impl FnMut() -> bool,
     ) -> anyhow::Result<()> {
         let first = &self.backends[0].name;
-        let is_so = wait_for("requests to go where they should", PATIENCE, || {
+        let is_so = wait_for("requests to reach the right backends", PATIENCE, || {
             if is_stopped() {
                 return Ok(Some(false));
             }

@@ -96,7 +96,10 @@ impl Maps {
     pub fn restore(&self, contents: &BTreeMap<String, Content>) -> anyhow::Result<()> {
         let known: Vec<&str> = contents.keys().map(String::as_str).collect();
         let names: Vec<&str> = self.names().collect();
-        ensure!(names == known, "the maps were {known:?}, and are {names:?}");
+        ensure!(
+            names == known,
+            "the maps were {known:?}, and now are {names:?}"
+        );
         for (name, content) in contents {
             let restored = self.restore_map(&self.open(name)?, content);
             restored.with_context(|| format!("cannot restore map {name}"))?;
@@ -124,7 +127,7 @@ impl Maps {
                 Content::Programs(programs.collect::<anyhow::Result<_>>()?)
             }
             "ringbuf" => Content::Stream(drained(map)?),
-            kind => bail!("nobody knows how to restore maps of kind {kind}"),
+            kind => bail!("cannot restore maps of kind {kind}"),
         })
     }
 
@@ -199,7 +202,10 @@ fn restore_array(map: &OpenMap, wanted: &[u8]) -> anyhow::Result<()> {
         }
         None => is_long_enough = false,
     })?;
-    ensure!(is_long_enough && rest.is_empty(), "it has another length");
+    ensure!(
+        is_long_enough && rest.is_empty(),
+        "it has a different length"
+    );
     for (key, value) in wrong {
         map.set_raw(&key, value)?;
     }

@@ -63,13 +63,13 @@ impl Set {
     fn restore(&self) -> anyhow::Result<()> {
         ensure!(
             self.loaded.datapath.is_as_loaded(),
-            "programs were attached, or are to be"
+            "programs were or will be attached"
         );
         let pins = pins(&self.loaded.location.bpf_root)?;
         for (path, pin) in &self.pins {
             let now = pins.get(path);
             ensure!(now.is_some(), "the pin {} is gone", path.display());
-            ensure!(now == Some(pin), "the pin {} is another", path.display());
+            ensure!(now == Some(pin), "the pin {} was replaced", path.display());
         }
         let added = pins.keys().find(|path| !self.pins.contains_key(*path));
         ensure!(added.is_none(), "there is a new pin {added:?}");

@@ -92,7 +92,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
     wait_for("the refusals", PATIENCE, || {
         let told = node.cli("node list")?.stderr;
         let by_address = told.contains("address 172.30.0.1 is listed twice");
-        let by_cluster = told.contains("it is of cluster \"north\"");
+        let by_cluster = told.contains("it belongs to cluster \"north\"");
         Ok((by_address && by_cluster).then_some(()))
     })?;
     for name in ALL {

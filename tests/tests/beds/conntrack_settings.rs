@@ -111,7 +111,7 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
         after["expires-in-s"].as_i64() > Some(100),
         "its end stays until its next packet: {after}"
     );
-    let logged = node.logged(&["gets another size", "HEALTH_CT_ANY4"])?;
+    let logged = node.logged(&["changing the map's size", "HEALTH_CT_ANY4"])?;
     assert_eq!(logged.len(), 1, "{logged:?}");
     // New packets get the new lifetime.
     peer.exec(&format!("ping -q -n -c 1 -s 200 {endpoint}"))?;
@@ -136,7 +136,8 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
     assert_eq!(max_entries(node)?, sizes);
     ping_entry(node, peer.ipv4().into())?;
     assert_eq!(
-        node.logged(&["gets another size", "HEALTH_CT_ANY4"])?.len(),
+        node.logged(&["changing the map's size", "HEALTH_CT_ANY4"])?
+            .len(),
         1
     );
     Ok(())

@@ -99,7 +99,7 @@ fn silence_is_told_with_what_arrives() -> anyhow::Result<()> {
     for (index, part) in [
         (2, "replies do not come back"),
         (3, "echo requests do not arrive there (0 of "),
-        (4, "replies left by its uplinks"),
+        (4, "replies left through its uplinks"),
     ] {
         diagnosed(&bed, index, "icmp-filtered", part)?;
     }

@@ -92,7 +92,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
     node.take_over(None)?;
 
-    assert_eq!(node.logged(&["another layout"])?.len(), 1);
+    assert_eq!(node.logged(&["a different layout"])?.len(), 1);
     let layout = MapInfo::from_pin(&pin)?;
     assert_eq!(layout.value_size(), CT_ENTRY_LEN);
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));

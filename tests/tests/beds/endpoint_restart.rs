@@ -379,7 +379,7 @@ fn policy_holds_while_the_layout_of_its_maps_changes() -> anyhow::Result<()> {
                 node.kill_agent(Signal::SIGKILL)?;
             }
         }
-        let told = node.logged(&["pinned maps have another layout", "HEALTH_POLICY"])?;
+        let told = node.logged(&["pinned maps have a different layout", "HEALTH_POLICY"])?;
         ensure!(told.len() == 1, "{told:?}");
 
         drop(lock);

@@ -432,10 +432,10 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
         (
             &b,
             "--ifname net0 --container-id c-a",
-            "eth0 of container c-a is endpoint",
+            "eth0 of container c-a is already endpoint",
         ),
-        (&a, "", "is of endpoint"),
-        (&b, of_another.as_str(), "is of endpoint"),
+        (&a, "", "already belongs to endpoint"),
+        (&b, of_another.as_str(), "belongs to endpoint"),
         (
             &b,
             "--ifname net0 --ipv4 10.9.9.9",

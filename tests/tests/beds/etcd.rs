@@ -263,7 +263,7 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
             (
                 "other",
                 record("another", r#""addresses":["172.30.0.211"]"#),
-                "it is of node \"another\"",
+                "it names node \"another\"",
             ),
             (
                 "thief",
@@ -359,7 +359,7 @@ fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
     etcd.kill()?;
     let refused = end()?;
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
-    let note = "registered.json to leave the record there";
+    let note = "registered.json to keep the record";
     assert!(refused.stderr.contains(note), "{}", refused.stderr);
     // Even a start that never reaches etcd does not forget that an earlier one did.
     node.take_over(None)?;

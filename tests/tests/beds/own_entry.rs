@@ -115,7 +115,9 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
 
     stand.move_host()?;
     stand.node().start_agent()?;
-    let misfit = format!("the kept entry does not fit: no interface has this node's address {V4}");
+    let misfit = format!(
+        "the saved entry does not match this host: no interface has this node's address {V4}"
+    );
     stand.wait_logged(&["waiting for node", &misfit])?;
     stand.node().check_agent()?;
     stand.server.resume()?;
@@ -149,7 +151,10 @@ fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -
     stand.server.stop();
     stand.move_host()?;
     stand.node().start_agent_with(&flags)?;
-    stand.wait_logged(&["waiting for node", "the kept entry does not fit"])?;
+    stand.wait_logged(&[
+        "waiting for node",
+        "the saved entry does not match this host",
+    ])?;
     let now = spared()?;
     ensure!(now != former, "the programs still spare {former}");
     Ok(())
@@ -178,14 +183,14 @@ fn a_running_agent_listens_on_a_new_own_address_and_ends_once_when_it_moves() ->
     assert_eq!(stand.node().agent_pid()?, pid);
     assert!(stand.answers(V4)?);
     stand.move_host()?;
-    let ended = format!("the addresses {OTHER_V4} instead of {V4}, {V6}: start the agent again");
+    let ended = format!("the addresses {OTHER_V4} instead of {V4}, {V6}; restart the agent");
     stand.wait_logged(&[&ended])?;
     wait_for("the agent to end", PATIENCE, || {
         Ok(stand.node().check_agent().is_err().then_some(()))
     })?;
     stand.node().take_over(None)?;
     assert!(stand.answers(OTHER_V4)?);
-    let ends = stand.node().logged(&["start the agent again"])?;
+    let ends = stand.node().logged(&["restart the agent"])?;
     assert_eq!(ends.len(), 1, "{ends:?}");
     Ok(())
 }

@@ -289,8 +289,8 @@ items:
     for line in [
         "added NetworkPolicy shop/web",
         "added rules [health-agent:rule=",
-        "skipped Service shop/web: no policy",
-        "skipped Deployment shop/web: no policy",
+        "skipped Service shop/web: not a policy",
+        "skipped Deployment shop/web: not a policy",
     ] {
         assert!(imported.contains(line), "{imported}");
     }

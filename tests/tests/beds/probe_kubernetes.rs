@@ -231,7 +231,7 @@ fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
     stand.server.stop();
     let problem = stand.wait_problem("kubernetes", "Connection refused")?;
     assert!(
-        problem.starts_with("kubernetes: pods stay as they were at 20"),
+        problem.starts_with("kubernetes: using the pods as of 20"),
         "{problem:?}"
     );
     // They are still probed: changes are seen.
@@ -252,9 +252,9 @@ fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
     stand.wait_ready("stays")?;
     stand.wait_no_problem()?;
     let told = |words: &[&str]| -> anyhow::Result<usize> { Ok(stand.node().logged(words)?.len()) };
-    assert_eq!(told(&["pods of Kubernetes are not up to date"])?, 1);
+    assert_eq!(told(&["Kubernetes pods are not up to date"])?, 1);
     assert_eq!(
-        told(&["pods of Kubernetes are up to date"])?,
+        told(&["Kubernetes pods are up to date"])?,
         2,
         "at first, and again"
     );

@@ -159,7 +159,7 @@ fn slow_probes_of_one_tenant_leave_places_to_others_and_are_shown_as_overdue() -
     })?;
     assert!(overdue.len() >= 1080 - 506, "{}", overdue.len());
     assert!(overdue.iter().all(|probe| probe["in-flight"] == false));
-    let share = "due, and its pod and namespace hold their share of places";
+    let share = "due, but its pod and namespace use their full share of slots";
     assert!(overdue.iter().any(|probe| probe["waiting"] == share));
     // Liveness counts as a success until a result is known.
     let liveness = overdue.iter().find(|probe| probe["type"] == "liveness");

@@ -77,7 +77,7 @@ fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Resul
                 1,
                 "failure",
                 30,
-                "killed, with 7s to end, and restarted"
+                "killed with a grace period of 7s, and restarted"
             ],
             [
                 "readiness",
@@ -88,15 +88,7 @@ fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Resul
                 1,
                 "ready"
             ],
-            [
-                "liveness",
-                "http",
-                "error",
-                3,
-                null,
-                null,
-                "nothing is concluded"
-            ],
+            ["liveness", "http", "error", 3, null, null, "no conclusion"],
         ])
     );
     assert_eq!(tried[0]["event"]["reason"], "Unhealthy");

@@ -407,7 +407,7 @@ fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
     assert_eq!(programs(node, "up1")?, 2);
     ip(node, &["link delete up1"])?;
     wait_for("the missing uplink to be told", REPAIR, || {
-        Ok((!node.logged(&["there is no uplink up1"])?.is_empty()).then_some(()))
+        Ok((!node.logged(&["uplink up1 does not exist"])?.is_empty()).then_some(()))
     })?;
 
     let broken = RepairBed::of(bed)?;

@@ -211,8 +211,8 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
     ] {
         api.server.behave(behaviour.clone());
         let told = until(&mut api.sets, &format!("{behaviour:?} to be told"), |set| {
-            has_problem(set, "kubernetes: services stay as they were at ")
-                && has_problem(set, "kubernetes: endpoint slices stay as they were at ")
+            has_problem(set, "kubernetes: using the services as of ")
+                && has_problem(set, "kubernetes: using the endpoint slices as of ")
                 && has_problem(set, reason)
         })
         .await?;
@@ -263,7 +263,7 @@ async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow
     let services = KubernetesServices::open(Some(&kubeconfig), Selection::default())?;
     let mut sets = services.services();
     let first = until(&mut sets, "a first word", |set| {
-        has_problem(set, "no answer of the API server yet")
+        has_problem(set, "no answer from the API server yet")
     })
     .await?;
     assert!(!first.synced.services && !first.synced.slices);
@@ -361,7 +361,7 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
         let web = ["web 10.96.0.1", "web-1 10.1.0.1"];
         etcd.kill()?;
         let told = until(&mut sets, "the outage", |set| {
-            has_problem(set, "etcd: services stay as they were at ")
+            has_problem(set, "etcd: using the services as of ")
         })
         .await?;
         assert_eq!(shown(&told), web);

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 /// Enters new namespaces, and re-executes this program there.
 fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
-    ensure!(!words.is_empty(), "no command is given");
+    ensure!(!words.is_empty(), "no command given");
     unshare(
         CloneFlags::CLONE_NEWNS
             | CloneFlags::CLONE_NEWPID
@@ -61,7 +61,7 @@ fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
             | CloneFlags::CLONE_NEWIPC
             | CloneFlags::CLONE_NEWUTS,
     )
-    .context("cannot make namespaces (are you root?)")?;
+    .context("cannot create namespaces (are you root?)")?;
     let status = Command::new("/proc/self/exe")
         .arg(INIT)
         .args(words)
@@ -72,7 +72,7 @@ fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
 
 /// Mounts the machine's own filesystems, runs the command, and reaps orphans meanwhile.
 fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
-    set_pdeathsig(Signal::SIGKILL).context("cannot ask to end with the parent")?;
+    set_pdeathsig(Signal::SIGKILL).context("cannot set the parent-death signal")?;
     if words.first().is_some_and(|word| word == UNTIL_EOF) {
         words.remove(0);
         thread::spawn(|| {
@@ -82,13 +82,13 @@ fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
         });
     }
     mount_own()?;
-    let (program, arguments) = words.split_first().context("no command is given")?;
+    let (program, arguments) = words.split_first().context("no command given")?;
     let loopback = Command::new("ip")
         .args(["link", "set", "lo", "up"])
         .status();
     ensure!(
         loopback.context("cannot run ip")?.success(),
-        "the loopback device does not come up"
+        "cannot bring up the loopback device"
     );
     let child = Command::new(program)
         .args(arguments)
@@ -103,7 +103,7 @@ fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
 fn mount_own() -> anyhow::Result<()> {
     let nothing = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(nothing, "/", nothing, private, nothing).context("cannot keep mounts to oneself")?;
+    mount(nothing, "/", nothing, private, nothing).context("cannot make mounts private")?;
     // Otherwise they would still be listed, below the mounts that cover them.
     detach("/run")?;
     detach("/sys/fs/bpf")?;

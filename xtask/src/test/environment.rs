@@ -25,7 +25,7 @@ pub(super) fn of_tests(long: bool) -> Vec<String> {
     }));
     if long {
         let seed = new_seed();
-        println!("random numbers begin with {SEED}={seed}");
+        println!("random seed: {SEED}={seed}");
         // The last value of a name counts.
         variables.extend([format!("{LONG}=1"), format!("{SEED}={seed}")]);
     }

@@ -92,13 +92,13 @@ impl Job<'_> {
         drop(lifeline);
         if timed_out && self.program.is_on_host() {
             // It does not run on a machine that would stop with the pipe.
-            child.kill().context("cannot end a test program")?;
+            child.kill().context("cannot kill a test program")?;
         }
         // Results count even if their cost is unknown.
         let busy = processor_time(&child).unwrap_or_default();
         let status = child.wait().context("cannot wait for a test program")?;
         let why = if timed_out {
-            format!("it had not ended after {} s", LIMIT.as_secs())
+            format!("it did not end within {} s", LIMIT.as_secs())
         } else {
             format!("its process ended with {status}")
         };

@@ -21,25 +21,25 @@ use crate::{features, packages, setup, vm};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask test                      all tests on this machine's kernel
-  cargo xtask test masquerade kill      those of tests/tests/beds/masquerade.rs, and all with
+  cargo xtask test masquerade kill      tests of tests/tests/beds/masquerade.rs, and all with
                                         `kill` in their names
-  cargo xtask test health_mesh::engine  those of a module
+  cargo xtask test health_mesh::engine  tests of a module
   cargo xtask test --long               long runs too: churn, kills, random packets, a cluster
                                         on aarch64
   cargo xtask test --vm all --ci        CI's share in virtual machines of all tested kernels")]
 pub(crate) struct Args {
-    /// Run only tests whose name contains one of these, or those of a file or crate of that name
+    /// Run only tests with one of these words in their names, or of a file or crate of this name
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
     #[command(flatten)]
     vm: vm::Choice,
-    /// In virtual machines: only the tests that CI runs there
+    /// Run only the tests that CI runs in virtual machines
     #[arg(long)]
     ci: bool,
-    /// Run tests of many rounds for as long as it takes to find what is rare, with new random numbers
+    /// Run tests of many rounds long enough to find rare failures, with new random numbers
     #[arg(long, conflicts_with = "ci")]
     long: bool,
-    /// How many processes with tests run at once; by default three per processor
+    /// Number of test processes at once [default: three per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
 }
@@ -77,7 +77,7 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     report.print_failed();
     println!(
-        "build {:.1} s, tests {:.1} s: {:.1} s of them and {:.1} s of processors, {width} processes side by side",
+        "build {:.1} s, tests {:.1} s: {:.1} s in total and {:.1} s of CPU time, {width} processes in parallel",
         built.as_secs_f64(),
         ran.as_secs_f64(),
         report.total().as_secs_f64(),

@@ -93,7 +93,7 @@ pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for line in String::from_utf8_lossy(&built.stdout).lines() {
         let message: Message =
-            serde_json::from_str(line).context("cannot read what cargo says of its build")?;
+            serde_json::from_str(line).context("cannot parse cargo's build messages")?;
         let (Some(path), Some(target), Some(manifest)) =
             (message.executable, message.target, message.manifest_path)
         else {
@@ -102,7 +102,9 @@ pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
         if message.profile.is_none_or(|profile| !profile.test) {
             continue;
         }
-        let package = manifest.parent().context("a manifest in no folder")?;
+        let package = manifest
+            .parent()
+            .context("the manifest has no parent folder")?;
         programs.push(TestProgram {
             name: target.name.replace('-', "_"),
             tests: list(&path)?,

@@ -76,9 +76,9 @@ impl Report {
             return;
         }
         print_largest("slowest tests", self.took.clone());
-        print_largest("slowest files, their tests added up", by_file(&self.took));
-        print_largest("processors' time, by process", self.busy.clone());
-        print_largest("processors' time, by file", by_file(&self.busy));
+        print_largest("slowest files, total of their tests", by_file(&self.took));
+        print_largest("CPU time by process", self.busy.clone());
+        print_largest("CPU time by file", by_file(&self.busy));
     }
 
     /// Prints the failed tests, each with the end of its output: a log's tail shows the cause.

@@ -122,13 +122,13 @@ fn pad(bytes: &mut Vec<u8>) {
 fn relative(path: &Path) -> anyhow::Result<PathBuf> {
     let relative: PathBuf = match path.strip_prefix("/") {
         Ok(relative) => relative.to_owned(),
-        Err(_) => bail!("{} is no absolute path", path.display()),
+        Err(_) => bail!("{} is not an absolute path", path.display()),
     };
     if relative
         .components()
         .any(|part| !matches!(part, Component::Normal(_)))
     {
-        bail!("{} is no plain path", path.display());
+        bail!("{} is not a plain path", path.display());
     }
     Ok(relative)
 }

@@ -20,7 +20,7 @@ pub(crate) fn environment(
     let musl = debian::unpacked(workspace, arch, "musl", &["musl-dev"], PackageScope::Alone)?;
     let headers = musl.join(format!("usr/include/{}-linux-musl", arch.name()));
     let own_headers = output(Command::new(&compiler).arg("-print-file-name=include"))?
-        .with_context(|| format!("{compiler} does not tell where its headers are"))?;
+        .with_context(|| format!("{compiler} does not print its header folder"))?;
     let target = arch.static_target().replace('-', "_");
     let flags = format!(
         "-nostdinc -isystem {} -isystem {}",

@@ -174,7 +174,7 @@ impl<'a> Guest<'a> {
 /// Prints a line for each feature that the guest's kernel lacks.
 fn say_what_is_missing(probed: &[u8]) {
     let Ok(probe) = serde_json::from_slice::<Probe>(probed) else {
-        eprintln!("health-agent does not say what this kernel lacks");
+        eprintln!("health-agent did not report what this kernel lacks");
         return;
     };
     for feature in probe.features.iter().filter(|feature| !feature.available) {
@@ -195,7 +195,7 @@ fn begin(
         io::Result::Ok((initramfs.try_clone()?, initramfs))
     };
     let (writer, initramfs) =
-        open().with_context(|| format!("cannot make a file in {}", folder.display()))?;
+        open().with_context(|| format!("cannot create a file in {}", folder.display()))?;
     let archive = Archive::new(BufWriter::new(writer));
     let root = Root::new(archive, init, origin)?;
     Ok((root, initramfs))

@@ -39,7 +39,7 @@ impl Kernel {
     ) -> anyhow::Result<Self> {
         ensure!(
             is_version(version),
-            "{version} is no version of a kernel; give one such as {}, or a file by --kernel-image",
+            "invalid kernel version {version}; expected one such as {}, or a file with --kernel-image",
             TESTED.join(" or ")
         );
         let name = if arch.is_own() {
@@ -81,7 +81,9 @@ impl Kernel {
             None => modules_near(image, &release),
         };
         if modules.is_none() {
-            eprintln!("no modules of {release} beside its image: it has only what is built in");
+            eprintln!(
+                "no modules of {release} next to its image; only built-in features are available"
+            );
         }
         Ok(Self {
             name: release.clone(),
@@ -178,7 +180,7 @@ fn release_of(image: &Path) -> anyhow::Result<String> {
     };
     release().with_context(|| {
         format!(
-            "{} is no kernel image for x86-64 (bzImage)",
+            "{} is not a kernel image for x86-64 (bzImage)",
             image.display()
         )
     })

@@ -242,7 +242,7 @@ impl Watch<'_> {
                     }
                 }
                 Ok(Event::Garbled(error)) => {
-                    bail!("the guest sends something else than frames: {error}")
+                    bail!("the guest sent something other than frames: {error}")
                 }
                 Ok(Event::Interrupted) if self.interrupted.is_none() && self.booted => {
                     self.interrupted = Some(Instant::now());
@@ -256,7 +256,9 @@ impl Watch<'_> {
                     return Ok(End::Interrupted);
                 }
                 Err(RecvTimeoutError::Timeout) => return Err(self.too_late()),
-                Err(RecvTimeoutError::Disconnected) => bail!("nobody reads from qemu"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("the reader of qemu's output has stopped")
+                }
             }
         }
     }
@@ -289,18 +291,16 @@ impl Watch<'_> {
         let console = self.machine.console.display();
         let seconds = self.start.elapsed().as_secs();
         if !self.booted {
-            anyhow!(
-                "Linux {release} has not started its first process after {seconds} s: {console}"
-            )
+            anyhow!("Linux {release} did not start its first process within {seconds} s: {console}")
         } else if self
             .machine
             .limit
             .is_some_and(|limit| self.start.elapsed() >= limit)
         {
-            anyhow!("the guest is not done after {seconds} s, its limit")
+            anyhow!("the guest exceeded its limit of {seconds} s")
         } else {
             anyhow!(
-                "the guest hangs: nothing was heard from it for {} s: {console}",
+                "the guest hangs: no heartbeat for {} s: {console}",
                 SILENCE.as_secs()
             )
         }
@@ -358,9 +358,9 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
 
 /// Two connected sockets, the second one for a process to be started.
 fn socket_pair() -> anyhow::Result<(UnixStream, OwnedFd)> {
-    let (own, other) = UnixStream::pair().context("cannot make sockets")?;
+    let (own, other) = UnixStream::pair().context("cannot create sockets")?;
     let other = OwnedFd::from(other);
-    fcntl(&other, FcntlArg::F_SETFD(FdFlag::empty())).context("cannot hand on a socket")?;
+    fcntl(&other, FcntlArg::F_SETFD(FdFlag::empty())).context("cannot pass on a socket")?;
     Ok((own, other))
 }
 
@@ -409,7 +409,7 @@ impl Qemu {
             mut command,
             sockets,
         } = start;
-        let stderr = tempfile::tempfile().context("cannot make a temporary file")?;
+        let stderr = tempfile::tempfile().context("cannot create a temporary file")?;
         let shared = stderr.try_clone().context("cannot share a file")?;
         let child = command
             .stdin(Stdio::null())

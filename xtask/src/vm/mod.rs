@@ -36,10 +36,10 @@ const PROGRAMS: &str = "/usr/bin";
 /// Which virtual machine, if any.
 #[derive(clap::Args)]
 pub(crate) struct Choice {
-    /// Use a virtual machine with this kernel of Debian, such as 6.1
+    /// Use a virtual machine with this Debian kernel, such as 6.1
     #[arg(long, value_name = "KERNEL")]
     vm: Option<String>,
-    /// Processor of the virtual machine
+    /// Processor architecture of the virtual machine
     #[arg(long, requires = "vm")]
     arch: Option<Arch>,
     #[command(flatten)]
@@ -52,10 +52,10 @@ pub(crate) struct Image {
     /// Use a virtual machine with the kernel in this file (bzImage)
     #[arg(long, value_name = "PATH", conflicts_with = "vm")]
     kernel_image: Option<PathBuf>,
-    /// Folder with the modules of that kernel; by default those next to it
+    /// Folder with the modules of that kernel [default: next to it]
     #[arg(long, value_name = "DIR", requires = "kernel_image")]
     kernel_modules: Option<PathBuf>,
-    /// End a virtual machine that takes longer
+    /// Stop a virtual machine that takes longer than this
     #[arg(long, value_name = "SECONDS")]
     vm_limit: Option<u64>,
 }
@@ -103,10 +103,10 @@ impl Choice {
 pub(crate) struct CommandArgs {
     #[command(flatten)]
     choice: Choice,
-    /// Leave out health-agent and bed, which then need not be built
+    /// Leave out health-agent and bed, and do not build them
     #[arg(long)]
     tools_only: bool,
-    /// The command, which finds the tools of the tests, health-agent and bed
+    /// Command to run, with the tools of the tests, health-agent and bed in its PATH
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<String>,
 }

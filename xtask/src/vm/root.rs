@@ -328,7 +328,7 @@ impl<W: Write> Root<W> {
             fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))?;
         // The path with its folder resolved: any further difference is a link in its last component.
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-            bail!("{} is no file", path.display());
+            bail!("{} is not a file", path.display());
         };
         let folder = fs::canonicalize(folder)
             .with_context(|| format!("cannot find {}", folder.display()))?;

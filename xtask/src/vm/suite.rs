@@ -170,7 +170,7 @@ fn require_all_of_ci(programs: &[TestProgram]) -> anyhow::Result<()> {
         .iter()
         .find(|above| !names.iter().any(|name| is_below(name, above)))
     {
-        Some(absent) => bail!("CI's share names {absent}, which is no test"),
+        Some(absent) => bail!("CI's share names {absent}, which is not a test"),
         None => Ok(()),
     }
 }
@@ -336,8 +336,8 @@ fn tell(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
 /// A copy without debug symbols, which are most of a program: with them, the programs would not fit into a guest.
 fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     let folder = workspace.vm()?.join("stripped");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let name = program.file_name().context("a program without a name")?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let name = program.file_name().context("the program has no name")?;
     let copy = folder.join(name);
     let changed = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
     let source = changed(program).with_context(|| format!("cannot read {}", program.display()))?;
@@ -348,10 +348,10 @@ fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     let made = tempfile::Builder::new()
         .prefix(".stripping-")
         .tempfile_in(&folder)
-        .with_context(|| format!("cannot make a file in {}", folder.display()))?
+        .with_context(|| format!("cannot create a file in {}", folder.display()))?
         .into_temp_path();
     run(Command::new("strip").arg("-o").args([&*made, program]))?;
     made.persist(&copy)
-        .with_context(|| format!("cannot make {}", copy.display()))?;
+        .with_context(|| format!("cannot create {}", copy.display()))?;
     Ok(copy)
 }

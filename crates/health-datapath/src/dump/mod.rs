@@ -73,7 +73,8 @@ pub enum DumpError {
     },
     /// Another version of the agent created the map.
     #[error(
-        "{0} has another layout than this version's; use the command line of the agent that made it"
+        "{0} has a different layout than this version expects; use the health-agent binary that \
+         created it"
     )]
     OtherLayout(PathBuf),
     /// Something else is pinned there, or nothing.

@@ -209,7 +209,7 @@ impl Hub {
     /// While this fails, the programs write more than any reader wants.
     fn switch_to(&self, filter: &MonitorFilter) {
         if let Err(error) = self.switch.set(filter) {
-            warn!(%error, "cannot tell the programs which events to write");
+            warn!(%error, "cannot set which events the programs write");
         }
     }
 

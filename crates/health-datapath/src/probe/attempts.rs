@@ -84,7 +84,11 @@ pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
         without,
     };
     let mut features = vec![
-        required("bpffs", is_bpffs(bpf_root), "nothing outlives the agent"),
+        required(
+            "bpffs",
+            is_bpffs(bpf_root),
+            "no state survives an agent restart",
+        ),
         required(
             "vmlinux-btf",
             Path::new(kernel::BTF).exists(),

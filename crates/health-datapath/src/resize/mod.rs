@@ -142,7 +142,7 @@ impl PendingResize {
             map = map.name,
             from = info.max_entries,
             to = size,
-            "the map gets another {what}; {becomes}"
+            "changing the map's {what}; {becomes}"
         );
         self.maps.push(sized);
         self.set_aside.push(map);

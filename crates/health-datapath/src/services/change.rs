@@ -182,7 +182,7 @@ impl<'a> Change<'a> {
         } = tables;
         let is_taken = |number| ports.contains_key(&number) || claimed.contains(&number);
         let number = numbers.allocate(is_taken, || maps.named_numbers());
-        number.map_err(|source| ServicesError::kernel("read", "the maps of services", source))
+        number.map_err(|source| ServicesError::kernel("read", "the service maps", source))
     }
 
     /// Adds a plan to the change.

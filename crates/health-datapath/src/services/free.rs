@@ -185,7 +185,7 @@ impl Arrays {
 fn waiting(source: io::Error) -> ServicesError {
     ServicesError::kernel(
         "wait for the programs that read",
-        "the maps of services",
+        "the service maps",
         source,
     )
 }

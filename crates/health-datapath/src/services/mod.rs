@@ -139,7 +139,7 @@ pub enum ServicesError {
     },
     /// The port's owner has used up its share of a map, and the rest is kept for others. The port keeps its former entries.
     #[error(
-        "{map} has no room for {wanted} more entries of {owner}, which has {used} of {size}: the last {free} are kept for others"
+        "{map} has no room for {wanted} more entries of {owner}, which uses {used} of {size}; the last {free} are reserved for others"
     )]
     Share {
         /// The map.
@@ -264,8 +264,8 @@ impl ServiceTables {
         tables.read()?;
         // Numbers of entries that no longer have a port.
         let named = tables.maps.numbers_of_flows();
-        let named = named
-            .map_err(|source| ServicesError::kernel("read", "the maps of services", source))?;
+        let named =
+            named.map_err(|source| ServicesError::kernel("read", "the service maps", source))?;
         let last = named.iter().chain(tables.ports.keys()).max();
         tables.numbers = Numbers::after(last.copied().unwrap_or_default());
         Ok(tables)

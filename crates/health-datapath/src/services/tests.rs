@@ -550,8 +550,8 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     assert_eq!(greedy.len(), 90);
     assert_eq!(
         error,
-        "HEALTH_BACKENDS has no room for 10 more entries of greedy, which has 900 of 1023: the last 122 are kept for \
-         others"
+        "HEALTH_BACKENDS has no room for 10 more entries of greedy, which uses 900 of 1023; the \
+         last 122 are reserved for others"
     );
     // The neighbour replaces its only backend again and again, within the ten seconds of the grace period.
     for last in 1..=200 {

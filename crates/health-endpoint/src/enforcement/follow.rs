@@ -36,8 +36,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Log message of an endpoint whose old and new policy do not fit at the same time.
-const CLOSED: &str = "its policy allows nothing until it is regenerated: there is no room for the former policy \
-                      beside the new one";
+const CLOSED: &str = "its policy denies everything until it is regenerated: no room for the former \
+                      policy beside the new one";
 
 /// Reports which prefixes lead to this host.
 pub trait HostRoutes: Send + Sync {

@@ -167,7 +167,7 @@ impl Manager {
         let ifindex = self.0.devices.create(&blueprint).await?;
         self.with(id, |entry, now| {
             entry.saved.ifindex = Some(ifindex);
-            const REASON: &str = "devices made";
+            const REASON: &str = "devices created";
             if entry.saved.lacks_identity() {
                 entry.note(now, Status::Ok, REASON);
                 return Ok(());

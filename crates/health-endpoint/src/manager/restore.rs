@@ -77,7 +77,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
                 });
             }
             Some(why) if doubtful > MOST_DROPPED && is_doubtful(&saved) => {
-                warn!(id = saved.id, netns = %saved.netns.display(), why, "endpoint kept, though nothing serves it");
+                warn!(id = saved.id, netns = %saved.netns.display(), why, "keeping an endpoint that nothing serves");
                 kept.insert(saved.id);
                 survey.lost.push((saved, why));
             }

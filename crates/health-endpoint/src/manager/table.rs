@@ -126,7 +126,7 @@ impl Entry {
     /// Notes that its device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
-            "{why}, as with other endpoints: it is kept until it is deleted, or until an agent finds the device"
+            "{why}, as for other endpoints; it is kept until it is deleted or an agent finds its device"
         );
         self.note(now, Status::Failure, reason.clone());
         self.problem = Some(reason);
@@ -468,7 +468,7 @@ impl Table {
         });
         let lost = self.waiting(|entry| entry.is_lost && !entry.state().is_ending());
         let all = lost.into_iter().chain(closed);
-        let all = all.map(|(ids, reason)| format!("of endpoint {ids}: {reason}"));
+        let all = all.map(|(ids, reason)| format!("endpoint {ids}: {reason}"));
         all.reduce(|first, second| format!("{first}; {second}"))
     }
 

@@ -786,7 +786,7 @@ async fn contradictions_are_refused_by_name() {
     };
     assert_eq!(
         told(container).await,
-        format!("eth0 of container c1 is endpoint {id} already; delete it first")
+        format!("eth0 of container c1 is already endpoint {id}; delete it first")
     );
     let device = NewEndpoint {
         container_id: None,
@@ -794,7 +794,7 @@ async fn contradictions_are_refused_by_name() {
     };
     assert_eq!(
         told(device).await,
-        format!("device eth0 in /n1 is of endpoint {id} already")
+        format!("device eth0 in /n1 already belongs to endpoint {id}")
     );
     let health = NewEndpoint {
         ipv4: Some([10, 0, 0, 7].into()),
@@ -802,7 +802,7 @@ async fn contradictions_are_refused_by_name() {
     };
     assert_eq!(
         told(health).await,
-        "address 10.0.0.7 is of endpoint 7 (health): ask for another, or delete that endpoint"
+        "address 10.0.0.7 belongs to endpoint 7 (health); request another, or delete that endpoint"
     );
     bed.world
         .in_use
@@ -915,7 +915,7 @@ async fn without_the_store_an_endpoint_fails_closed_until_it_is_back() {
     is_closed(&made);
     let told = bed.manager.problem().unwrap();
     assert!(
-        told.starts_with(&format!("of endpoint {}: ", made.id)),
+        told.starts_with(&format!("endpoint {}: ", made.id)),
         "{told}"
     );
     // An endpoint without labels is not affected.

@@ -35,7 +35,7 @@ pub enum WorkloadError {
     #[error("device {0} is gone")]
     DeviceGone(String),
     /// The kernel does not let packets pass.
-    #[error("device {0} lets no packets pass though both ends are up")]
+    #[error("device {0} passes no packets although both ends are up")]
     NotRunning(String),
     /// An error of a device, an address, a route or a setting.
     #[error(transparent)]

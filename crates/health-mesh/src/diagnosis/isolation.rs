@@ -253,9 +253,9 @@ impl Survey {
         let Tally { peers, failing, .. } = *tally;
         let port = context.port;
         let what = match scope {
-            Scope::Everything => format!("nothing is heard of {failing} of {peers} peers"),
-            Scope::Ipv4 => format!("nothing is heard of {failing} of {peers} peers over IPv4"),
-            Scope::Ipv6 => format!("nothing is heard of {failing} of {peers} peers over IPv6"),
+            Scope::Everything => format!("no answer from {failing} of {peers} peers"),
+            Scope::Ipv4 => format!("no answer from {failing} of {peers} peers over IPv4"),
+            Scope::Ipv6 => format!("no answer from {failing} of {peers} peers over IPv6"),
             Scope::Endpoints => {
                 format!("{failing} of {peers} peers are up, but their health endpoints are silent")
             }
@@ -269,7 +269,7 @@ impl Survey {
         let check = match scope {
             Scope::Everything | Scope::Ipv4 | Scope::Ipv6 => "check its uplink and firewall",
             Scope::Endpoints => "check its routes to their pod CIDRs, and its firewall",
-            Scope::Icmp | Scope::Http => "check its firewall, then those of the network",
+            Scope::Icmp | Scope::Http => "check its firewall, then the firewalls in the network",
         };
         let check = match main {
             _ if carrier => format!("no carrier on {links}; check the cable and the switch port"),
@@ -314,7 +314,7 @@ impl Survey {
             })?;
         let message = match own_fault {
             OwnFault::Clock => format!(
-                "clock differs: {name}: its clock differs from those of {count} of {peers} peers; set it"
+                "clock differs: {name}: its clock differs from the clocks of {count} of {peers} peers; set it"
             ),
             OwnFault::Key => format!(
                 "wrong key: {name}: {count} of {peers} peers refuse its mesh key; compare its \

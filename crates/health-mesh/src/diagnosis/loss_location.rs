@@ -119,8 +119,8 @@ impl LossLocation {
         match self.lossy.first() {
             // They may have left by another device.
             Some(Segment::PeerHost) => format!(
-                "echo requests arrive there ({of}), but {replied} replies left by its uplinks: check its \
-                 own firewall and limits of ICMP"
+                "echo requests arrive there ({of}), but {replied} replies left through its \
+                 uplinks: check its firewall and its limits on ICMP"
             ),
             Some(Segment::Return) => {
                 format!("echo requests arrive there ({of}), replies do not come back")

@@ -324,7 +324,7 @@ impl Context<'_> {
         {
             return Some(picture.diagnosis(
                 Cause::ThisNodeIsolated,
-                format!("{} is not judged: this node is isolated", peer.name),
+                format!("{} is not diagnosed: this node is isolated", peer.name),
             ));
         }
         Some(picture.diagnose())
@@ -395,14 +395,14 @@ impl Context<'_> {
             KeyAge::Current => return None,
             KeyAge::Next => (
                 format!(
-                    "old key: {name} still signs with the mesh key before this node's; give it the new \
-                     --mesh-key-file and restart its agent"
+                    "old key: {name} still signs with an older mesh key than this node; give it \
+                     the new --mesh-key-file and restart its agent"
                 ),
                 "next",
             ),
             KeyAge::Previous => (
                 format!(
-                    "old key: this node still signs with the mesh key before that of {name}; give this \
+                    "old key: this node still signs with an older mesh key than {name}; give this \
                      node the new --mesh-key-file and restart its agent"
                 ),
                 "previous",
@@ -429,14 +429,14 @@ impl Context<'_> {
         Some(Diagnosis {
             cause: Cause::EndpointAddressUnknown,
             message: format!(
-                "endpoint address unknown: {} answers on {}, but tells no health endpoint; it is \
-                 starting, or cannot make one: see its log",
+                "endpoint address unknown: {} answers on {}, but reports no health endpoint; it is \
+                 starting, or cannot create one: see its log",
                 peer.display(),
                 agent.key.address
             ),
             evidence: vec![
                 format!("{}: answered", self.label(agent.key)),
-                "neither the registry nor the agent tells a health endpoint".to_owned(),
+                "neither the registry nor the agent reports a health endpoint".to_owned(),
             ],
         })
     }

@@ -31,15 +31,15 @@ pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagn
     let mtu = worst.mtu;
     let message = match worst.told {
         None => format!(
-            "path MTU: packets of more than {mtu} bytes to {name} on {address} vanish, though {} and \
-             nobody says that they are too big, so connections hang when they carry much; correct the \
-             MTU on the way, or let ICMP \"packet too big\" pass",
+            "path MTU: packets larger than {mtu} bytes to {name} on {address} vanish without an \
+             ICMP error, though {}; connections that carry much data hang; correct the MTU on the \
+             way, or let ICMP \"packet too big\" pass",
             allowed(worst)
         ),
         Some(told) => format!(
-            "path MTU: {} takes packets of {mtu} bytes at most to {name} on {address}, though {}; \
-             connections have to find that out one by one; correct the MTU on the way, or set that \
-             of the route to {mtu}",
+            "path MTU: {} accepts packets of at most {mtu} bytes to {name} on {address}, though \
+             {}; each connection must find this limit by itself; correct the MTU on the way, or \
+             set the route's MTU to {mtu}",
             told.from,
             allowed(worst)
         ),
@@ -54,26 +54,27 @@ pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagn
     })
 }
 
-/// `eth0 takes 1500`.
+/// `eth0 allows 1500`.
 fn allowed(path: &PathMtu) -> String {
     let way = &path.way;
     match way.mtu == way.device_mtu {
-        true => format!("{} takes {}", way.device, way.mtu),
-        false => format!("the route by {} allows {}", way.device, way.mtu),
+        true => format!("{} allows {}", way.device, way.mtu),
+        false => format!("the route through {} allows {}", way.device, way.mtu),
     }
 }
 
 fn evidence(address: IpAddr, path: &PathMtu) -> String {
     let (mtu, more) = (path.mtu, path.mtu + 1);
     let fate = match path.told {
-        None => "lost without an ICMP error".to_owned(),
+        None => "are lost without an ICMP error".to_owned(),
         Some(told) => format!(
-            "rejected by {}: packet too big, next-hop MTU {}",
+            "are rejected by {}: packet too big, next-hop MTU {}",
             told.from, told.next_hop_mtu
         ),
     };
     format!(
-        "path to {address}: packets of {mtu} bytes are answered, those of {more} {fate}; {}",
+        "path to {address}: packets of {mtu} bytes are answered, packets of {more} bytes {fate}; \
+         {}",
         allowed(path)
     )
 }

@@ -167,11 +167,11 @@ impl<'a> Picture<'a> {
             ),
             (true, false) => (
                 "does not answer ICMP",
-                "HTTP is not probed, so a filter of ICMP would look the same".to_owned(),
+                "HTTP is not probed, so an ICMP filter would look the same".to_owned(),
             ),
             (false, _) => (
                 "does not answer HTTP",
-                format!("ICMP is not probed, so a filter of port {port} would look the same"),
+                format!("ICMP is not probed, so a filter on port {port} would look the same"),
             ),
         };
         let message = if resolution {
@@ -279,8 +279,8 @@ impl<'a> Picture<'a> {
         } = &told;
         let message = match told.reason.sender() {
             Some(sender) if is_loop(failure) => format!(
-                "no route: {what} goes in a circle: {failure}; check the routes of {} and its \
-                 neighbors",
+                "no route: {what} is caught in a routing loop: {failure}; check the routes of {} \
+                 and its neighbors",
                 self.who(sender)
             ),
             Some(sender) => format!(
@@ -289,8 +289,8 @@ impl<'a> Picture<'a> {
                 self.who(sender)
             ),
             None if told.reason == Reason::Unreachable => format!(
-                "no route: {what} is unreachable: {failure}, for want of a route or of an answer to \
-                 ARP, or by a firewall; check `ip route get {first}` and `ip neigh`"
+                "no route: {what} is unreachable: {failure}, because of a missing route, an \
+                 unanswered ARP request or a firewall; check `ip route get {first}` and `ip neigh`"
             ),
             None if self.peer.local => format!(
                 "no route: this host has no route for {what}: {failure}; check whether a device of \
@@ -427,9 +427,9 @@ impl<'a> Picture<'a> {
             Failure::NoProof => (
                 Cause::NoKey,
                 format!(
-                    "no key: HTTP on port {port} of {name} is answered without proof of the mesh key on \
-                     {on}{though}; something else listens there, or an agent from before answers were \
-                     proven"
+                    "no key: HTTP on port {port} of {name} is answered without proof of the mesh \
+                     key on {on}{though}; something else listens there, or an agent that is too \
+                     old to prove its answers"
                 ),
             ),
             Failure::KeyRefused => (
@@ -449,8 +449,9 @@ impl<'a> Picture<'a> {
             Failure::Replayed => (
                 Cause::ReplayedAnswer,
                 format!(
-                    "replayed answer: HTTP on port {port} of {name} is answered on {on} by what an agent \
-                     said to another request{though}; check what listens there and on the way"
+                    "replayed answer: HTTP on port {port} of {name} is answered on {on} with an \
+                     agent's answer to another request{though}; check what listens there and on \
+                     the way"
                 ),
             ),
             Failure::WrongNode(node) => (

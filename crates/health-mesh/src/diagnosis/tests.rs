@@ -208,12 +208,12 @@ fn with_one_protocol_a_silent_node_may_be_a_filter() {
     is(
         &[(HOST4, silent(), Off), (ENDPOINT4, silent(), Off)],
         Cause::NodeDown,
-        "HTTP is not probed, so a filter of ICMP would look the same",
+        "HTTP is not probed, so an ICMP filter would look the same",
     );
     is(
         &[(HOST4, Off, silent()), (ENDPOINT4, Off, silent())],
         Cause::NodeDown,
-        "ICMP is not probed, so a filter of port 4240 would look the same",
+        "ICMP is not probed, so a filter on port 4240 would look the same",
     );
     is(
         &[(HOST4, Off, icmp(3, 1, SELF4))],
@@ -405,8 +405,8 @@ fn who_does_not_prove_to_be_the_node_is_told() {
             Failure::NoProof,
             Cause::NoKey,
             "no key: HTTP on port 4240 of default/n3 is answered without proof of the mesh key on \
-             172.30.0.3 and 10.244.3.7; something else listens there, or an agent from before answers \
-             were proven",
+             172.30.0.3 and 10.244.3.7; something else listens there, or an agent that is too old \
+             to prove its answers",
         ),
         (
             Failure::KeyRefused,
@@ -423,8 +423,9 @@ fn who_does_not_prove_to_be_the_node_is_told() {
         (
             Failure::Replayed,
             Cause::ReplayedAnswer,
-            "replayed answer: HTTP on port 4240 of default/n3 is answered on 172.30.0.3 and 10.244.3.7 \
-             by what an agent said to another request; check what listens there and on the way",
+            "replayed answer: HTTP on port 4240 of default/n3 is answered on 172.30.0.3 and \
+             10.244.3.7 with an agent's answer to another request; check what listens there and on \
+             the way",
         ),
         (
             Failure::WrongNode("default/n4".into()),
@@ -476,12 +477,12 @@ fn an_old_key_is_told_of_the_node_that_has_it() {
     for (key, message) in [
         (
             KeyAge::Next,
-            "old key: default/n3 still signs with the mesh key before this node's; give it the new \
-             --mesh-key-file and restart its agent",
+            "old key: default/n3 still signs with an older mesh key than this node; give it the \
+             new --mesh-key-file and restart its agent",
         ),
         (
             KeyAge::Previous,
-            "old key: this node still signs with the mesh key before that of default/n3; give this node \
+            "old key: this node still signs with an older mesh key than default/n3; give this node \
              the new --mesh-key-file and restart its agent",
         ),
     ] {
@@ -515,18 +516,18 @@ fn a_missing_route_is_told_with_its_sender() {
     is(
         &[(HOST4, icmp(11, 0, ROUTER), silent())],
         Cause::NoRoute,
-        "goes in a circle",
+        "is caught in a routing loop",
     );
     is(
         &[(HOST6, icmp(3, 0, "2001:db8::1"), silent())],
         Cause::NoRoute,
-        "goes in a circle",
+        "is caught in a routing loop",
     );
     // Without ICMP, a connection's error is taken at face value.
     is(
         &[(HOST4, Off, os(Errno::EHOSTUNREACH))],
         Cause::NoRoute,
-        "for want of a route or of an answer to ARP, or by a firewall",
+        "because of a missing route, an unanswered ARP request or a firewall",
     );
     is(
         &[(HOST4, os(Errno::EINVAL), os(Errno::EINVAL))],
@@ -843,7 +844,8 @@ fn silence_is_told_with_what_arrives() {
         ),
         (
             passage(60, 0, 0, 0),
-            "; echo requests arrive there (60 of 60), but 0 replies left by its uplinks: check",
+            "; echo requests arrive there (60 of 60), but 0 replies left through its uplinks: \
+             check",
         ),
         (passage(60, 60, 60, 60), "replies come back to this host"),
     ] {
@@ -1039,15 +1041,15 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     assert_eq!(diagnosis.cause, Cause::PathMtu);
     assert_eq!(
         diagnosis.message,
-        "path MTU: 192.0.2.1 takes packets of 1400 bytes at most to default/n3 on 172.30.0.3, though \
-         eth0 takes 1500; connections have to find that out one by one; correct the MTU on the way, \
-         or set that of the route to 1400"
+        "path MTU: 192.0.2.1 accepts packets of at most 1400 bytes to default/n3 on 172.30.0.3, \
+         though eth0 allows 1500; each connection must find this limit by itself; correct the MTU \
+         on the way, or set the route's MTU to 1400"
     );
     assert_eq!(
         diagnosis.evidence,
         [
-            "path to 172.30.0.3: packets of 1400 bytes are answered, those of 1401 rejected by \
-             192.0.2.1: packet too big, next-hop MTU 1400; eth0 takes 1500"
+            "path to 172.30.0.3: packets of 1400 bytes are answered, packets of 1401 bytes are \
+             rejected by 192.0.2.1: packet too big, next-hop MTU 1400; eth0 allows 1500"
         ]
     );
 
@@ -1055,22 +1057,22 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     let diagnosis = diagnose_paths([Some(&told), Some(&silent)], Trend::default()).unwrap();
     assert_eq!(
         diagnosis.message,
-        "path MTU: packets of more than 1404 bytes to default/n3 on fd00:30::3 vanish, though eth0 \
-         takes 1500 and nobody says that they are too big, so connections hang when they carry \
-         much; correct the MTU on the way, or let ICMP \"packet too big\" pass"
+        "path MTU: packets larger than 1404 bytes to default/n3 on fd00:30::3 vanish without an \
+         ICMP error, though eth0 allows 1500; connections that carry much data hang; correct the \
+         MTU on the way, or let ICMP \"packet too big\" pass"
     );
     assert_eq!(diagnosis.evidence.len(), 2);
     assert_eq!(
         diagnosis.evidence[1],
-        "path to fd00:30::3: packets of 1404 bytes are answered, those of 1405 lost without an \
-         ICMP error; eth0 takes 1500"
+        "path to fd00:30::3: packets of 1404 bytes are answered, packets of 1405 bytes are lost \
+         without an ICMP error; eth0 allows 1500"
     );
 
     // If two faults are of the same kind, the smaller MTU is reported.
     let smaller = reduced(1280, None);
     for paths in [[&smaller, &silent], [&silent, &smaller]] {
         let diagnosis = diagnose_paths(paths.map(Some), Trend::default()).unwrap();
-        let said = "path MTU: packets of more than 1280 bytes";
+        let said = "path MTU: packets larger than 1280 bytes";
         assert!(diagnosis.message.starts_with(said), "{diagnosis:?}");
     }
 }
@@ -1138,7 +1140,7 @@ fn when_most_peers_refuse_its_clock_or_key_it_is_this_node() {
         (
             Failure::ClockDiffers { ahead: 86_400 },
             Cause::ClockDiffers,
-            "clock differs: default/n1: its clock differs from those of 9 of 10 peers; set it",
+            "clock differs: default/n1: its clock differs from the clocks of 9 of 10 peers; set it",
         ),
         (
             Failure::KeyRefused,
@@ -1169,7 +1171,7 @@ fn when_most_peers_fail_it_is_this_node() {
     assert_eq!(isolation.diagnosis.cause, Cause::ThisNodeIsolated);
     assert_eq!(
         isolation.diagnosis.message,
-        "this node isolated: default/n1: nothing is heard of 9 of 10 peers: check its uplink and \
+        "this node isolated: default/n1: no answer from 9 of 10 peers: check its uplink and \
          firewall"
     );
     assert!(survey(7, 10, &down).is_none());
@@ -1180,7 +1182,7 @@ fn when_most_peers_fail_it_is_this_node() {
     let isolation = survey(4, 4, &[(HOST4, no_route(), no_route())]).unwrap();
     assert_eq!(
         isolation.diagnosis.message,
-        "this node isolated: default/n1: nothing is heard of 4 of 4 peers: Network is unreachable; \
+        "this node isolated: default/n1: no answer from 4 of 4 peers: Network is unreachable; \
          check its routes"
     );
     let no_arp = [(HOST4, icmp(3, 1, SELF4), os(Errno::EHOSTUNREACH))];
@@ -1232,7 +1234,7 @@ fn this_node_may_be_cut_off_in_part() {
             assert!(
                 blamed
                     .message
-                    .starts_with("default/n3 is not judged: this node is isolated")
+                    .starts_with("default/n3 is not diagnosed: this node is isolated")
             );
             // A peer with a problem of its own keeps its own diagnosis.
             let mut own = row.clone();

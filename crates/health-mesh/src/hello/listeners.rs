@@ -48,7 +48,7 @@ impl Acceptor {
         };
         match getsockopt(&*listener, AcceptConn) {
             Ok(true) => told,
-            Ok(false) => Some("its socket does not listen any more; restart the agent".to_owned()),
+            Ok(false) => Some("its socket no longer listens; restart the agent".to_owned()),
             Err(error) => Some(format!("cannot inspect its socket: {error}")),
         }
     }

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(ipam.claim(address, owner(1)), Ok(()));
         assert_eq!(
             ipam.claim(address, owner(2)).unwrap_err().to_string(),
-            "address 10.0.0.9 is of endpoint 1 (e1): ask for another, or delete that endpoint"
+            "address 10.0.0.9 belongs to endpoint 1 (e1); request another, or delete that endpoint"
         );
         ipam.release(1, Instant::now());
         assert_eq!(ipam.claim(address, owner(2)), Ok(()));

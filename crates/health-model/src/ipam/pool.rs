@@ -65,7 +65,9 @@ pub enum IpamError {
     #[error("address {0} is already in use on this host")]
     Taken(IpAddr),
     /// The requested address belongs to another endpoint.
-    #[error("address {address} is of endpoint {owner}: ask for another, or delete that endpoint")]
+    #[error(
+        "address {address} belongs to endpoint {owner}; request another, or delete that endpoint"
+    )]
     Owned {
         /// The requested address.
         address: IpAddr,

@@ -25,7 +25,7 @@ pub enum Problem {
     #[error(transparent)]
     Text(#[from] DocumentError),
     /// No object of the wanted kinds.
-    #[error("there is no {0} in it")]
+    #[error("no {0} found")]
     Empty(&'static str),
     /// A value of the wrong type, with the parser's message.
     #[error("Invalid value: {0}")]

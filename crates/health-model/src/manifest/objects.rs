@@ -284,9 +284,6 @@ items: 7
                 "wrong items: Invalid value: must be a list",
             ]
         );
-        assert_eq!(
-            found("# none"),
-            ["wrong : there is no low or high thing in it"]
-        );
+        assert_eq!(found("# none"), ["wrong : no low or high thing found"]);
     }
 }

@@ -76,7 +76,7 @@ impl Location {
             return Err(InvalidSetting::new(
                 "--runtime-dir",
                 self.runtime_dir.display(),
-                format!("is {too_long} bytes too long for the path of a unix socket in it"),
+                format!("is {too_long} bytes too long for a unix socket path"),
             ));
         }
         Ok(self)

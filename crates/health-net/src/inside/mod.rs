@@ -127,7 +127,11 @@ pub fn serve() -> Option<ExitCode> {
     }
     let outcome = match Order::parse(words) {
         Some(order) => outside(order),
-        None => Err(KernelError::new("read", "the order", Errno::EINVAL.into())),
+        None => Err(KernelError::new(
+            "parse",
+            "the helper's arguments",
+            Errno::EINVAL.into(),
+        )),
     };
     Some(match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -192,7 +192,7 @@ fn set_capabilities(wanted: Capabilities) -> Result<(), Errno> {
 pub(super) fn unreadable() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "the kernel shows it in another form",
+        "the kernel reports it in an unexpected form",
     )
 }
 

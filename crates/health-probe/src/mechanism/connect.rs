@@ -37,7 +37,7 @@ pub(super) enum ConnectError {
     #[error("cannot resolve {0}: {1}")]
     Lookup(String, #[source] io::Error),
     /// All slots for look-ups are waiting for an answer.
-    #[error("too many names are being looked up")]
+    #[error("too many name lookups are in progress")]
     LookupsBusy,
     /// The target, or the network, refused.
     #[error("{0}")]
@@ -249,7 +249,7 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.read >= self.read_max {
-            let error = format!("more than {} KiB came", self.read_max / 1024);
+            let error = format!("more than {} KiB received", self.read_max / 1024);
             return Poll::Ready(Err(io::Error::other(error)));
         }
         if self.read_at_once >= READ_AT_ONCE {

@@ -215,7 +215,7 @@ fn question(service: &str) -> Vec<u8> {
 fn read(answer: &Answer) -> Result<Health, NoStatus> {
     if !answer.is_grpc() {
         return Err(NoStatus::Malformed(match answer.status.as_slice() {
-            b"200" => "is not gRPC: it has another content type",
+            b"200" => "is not gRPC: it has a different content type",
             _ => "is not gRPC: its HTTP status is not 200",
         }));
     }
@@ -233,10 +233,12 @@ fn health(reply: &[u8]) -> Result<Health, NoStatus> {
         return Err(NoStatus::Malformed("has no message"));
     };
     if compressed != 0 || u32::from_be_bytes([a, b, c, d]) as usize != message.len() {
-        return Err(NoStatus::Malformed("has no message as it was asked for"));
+        return Err(NoStatus::Malformed(
+            "has a compressed or incomplete message",
+        ));
     }
     let reply = Reply::decode(message)
-        .map_err(|_| NoStatus::Malformed("has a message that cannot be read"))?;
+        .map_err(|_| NoStatus::Malformed("has a message that cannot be decoded"))?;
     Ok(Health::try_from(reply.status).unwrap_or(Health::Unknown))
 }
 

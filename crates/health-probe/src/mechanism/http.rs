@@ -46,7 +46,7 @@ enum HttpError {
     Connect { error: ConnectError, url: Url },
     #[error("cannot send the header {0:?}")]
     Header(String),
-    #[error("cannot send the host's name as it is")]
+    #[error("the host name has characters that cannot be sent")]
     Host,
     #[error("timeout: no TLS with {0} within {1:?}")]
     TlsTimedOut(Url, std::time::Duration),
@@ -58,7 +58,7 @@ enum HttpError {
     Head(Url, #[source] HeadError),
     #[error("no answer from {0}: {1}")]
     HeadCut(Url, Cut),
-    #[error("timeout: the body from {0} stopped before its end, within {1:?}")]
+    #[error("timeout: the body from {0} was not complete within {1:?}")]
     BodyTimedOut(Url, std::time::Duration),
     #[error("the body from {0} ended early: {1}")]
     Body(Url, #[source] BodyError),

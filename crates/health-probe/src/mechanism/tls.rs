@@ -41,13 +41,13 @@ pub enum TlsError {
     #[error("cannot read the CA certificates: {0}")]
     Authorities(#[source] pem::Error),
     /// There is no authority certificate.
-    #[error("there is no CA certificate")]
+    #[error("no CA certificate found")]
     NoAuthority,
     /// One of them is not an authority's certificate.
     #[error("cannot use a CA certificate: {0}")]
     Authority(#[source] rustls::Error),
     /// The name is not a valid server name.
-    #[error("{0:?} cannot be a server name")]
+    #[error("invalid server name {0:?}")]
     ServerName(String),
     /// The client's certificate cannot be read.
     #[error("cannot read the client's certificate: {0}")]

@@ -78,7 +78,7 @@ impl Attempt<'_> {
             Origin::Node => None,
             Origin::Pod => match self.containers.netns(pod) {
                 Some(netns) => Some(netns),
-                None => return unknown("the pod's network namespace is not known"),
+                None => return unknown("the pod's network namespace is unknown"),
             },
         };
         let to = |host: String, port| Target {
@@ -163,7 +163,7 @@ impl Attempt<'_> {
             ..
         } = self.start;
         match self.containers.execution(pod, container_id) {
-            None => unknown("nothing is known of the container's processes"),
+            None => unknown("the container's processes are unknown"),
             Some(Execution::Direct { pid, started }) => {
                 let probe = DirectExec {
                     pid,

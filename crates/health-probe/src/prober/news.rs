@@ -173,7 +173,7 @@ impl NewsReceiver {
         let news = waiting.pop();
         drop(waiting);
         if lost > 0 {
-            warn!(lost, "events of probes were not kept: too many at once");
+            warn!(lost, "too many probe events at once; some were dropped");
         }
         news
     }

@@ -52,7 +52,7 @@ impl RuntimeError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// Nothing listens on the socket, or the connection broke.
-    #[error("it cannot be reached: {0}")]
+    #[error("unreachable: {0}")]
     Away(String),
     /// No answer in time.
     #[error("no answer within {0:?}")]
@@ -61,6 +61,6 @@ pub enum Reason {
     #[error("{0:?}: {1}")]
     Refused(Code, String),
     /// Its answer lacks something, or cannot be read.
-    #[error("its answer cannot be used: {0}")]
+    #[error("unusable answer: {0}")]
     Unusable(String),
 }

@@ -131,7 +131,7 @@ impl Answer {
                         let [is_compressed, length @ ..] = *prefix;
                         self.left = u32::from_be_bytes(length);
                         if is_compressed != 0 || self.left as usize > ANSWER_LIMIT {
-                            return Err(invalid("its answer is compressed, or too long"));
+                            return Err(invalid("it is compressed or too long"));
                         }
                         self.step = BETWEEN_FIELDS;
                     }
@@ -177,7 +177,7 @@ impl Answer {
                 (field, 1) => Step::Content(field, 8),
                 (field, 2) => Step::Number(Number::LengthOf(field), 0, 0),
                 (field, 5) => Step::Content(field, 4),
-                _ => return Err(invalid("a field is of no known type")),
+                _ => return Err(invalid("a field has an unknown type")),
             },
             Number::LengthOf(_) if number == 0 => BETWEEN_FIELDS,
             Number::LengthOf(field) => Step::Content(field, number),
@@ -193,7 +193,7 @@ impl Answer {
 
     fn end(self) -> Result<Executed, Status> {
         if self.left > 0 || !matches!(self.step, Step::Number(Number::Tag, _, 0)) {
-            return Err(invalid("it ends too early"));
+            return Err(invalid("it is truncated"));
         }
         let [mut output, errors] = self.outputs;
         output.extend_from_slice(&errors);

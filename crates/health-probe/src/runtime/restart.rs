@@ -21,7 +21,7 @@ impl Runtime {
             .await?;
         let is_meant = |one: &&Container| one.id == container_id;
         let Some(ended) = containers.containers.iter().find(is_meant) else {
-            let reason = Reason::Unusable("there is no such container".to_owned());
+            let reason = Reason::Unusable("no such container".to_owned());
             return Err(self.error("ListContainers", container_id, reason));
         };
         let last = last_attempt(ended, &containers.containers);

@@ -71,7 +71,7 @@ async fn a_runtime_that_is_away_is_named() {
     assert!(matches!(error.reason(), Reason::Away(_)), "{error}");
     let text = error.to_string();
     let start = format!(
-        "the runtime at {}: ListPodSandbox: it cannot be reached: ",
+        "the runtime at {}: ListPodSandbox: unreachable: ",
         socket.display()
     );
     assert!(text.starts_with(&start), "{text}");

@@ -60,7 +60,7 @@ impl ObjectPod {
             let problems = errors.join("; ");
             warn!(
                 pod = name,
-                problems, "a pod of Kubernetes has errors; what is probed of it stays as it was"
+                problems, "a Kubernetes pod has errors; its probes are unchanged"
             );
         }
         Self {

@@ -189,7 +189,7 @@ impl fmt::Display for ProbeType {
 
 /// The text does not name a type of probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a type of probe; the types are startup, readiness and liveness")]
+#[error("not a probe type; expected startup, readiness or liveness")]
 pub struct ProbeTypeError;
 
 impl FromStr for ProbeType {

@@ -33,7 +33,7 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
     /// No port has the number.
-    #[error("there is no port {0}")]
+    #[error("invalid port {0}; expected 1 to 65535")]
     OutOfRange(i64),
     /// No port of the container has the name.
     #[error("the container has no port {0:?}")]

@@ -474,11 +474,11 @@ items:
 fn texts_of_every_wrong_kind_are_refused() {
     let missing = |path: &str| format!("{path}: Required value");
     for (text, expected) in [
-        ("", vec!["there is no pod in it".to_owned()]),
-        ("---\n", vec!["there is no pod in it".to_owned()]),
+        ("", vec!["no pod found".to_owned()]),
+        ("---\n", vec!["no pod found".to_owned()]),
         (
             "{\"kind\": \"List\", \"apiVersion\": \"v1\", \"items\": []}",
-            vec!["there is no pod in it".to_owned()],
+            vec!["no pod found".to_owned()],
         ),
         (
             "kind: List\nitems: 3",

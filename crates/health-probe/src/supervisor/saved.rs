@@ -46,7 +46,7 @@ impl SavedState {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Self::default(),
             Err(error) => {
-                warn!(file = %path.display(), %error, "cannot read what was known of probes");
+                warn!(file = %path.display(), %error, "cannot read the saved probe states");
                 return Self::default();
             }
         };
@@ -54,11 +54,12 @@ impl SavedState {
             Ok(file) if file.version == VERSION => file.state(now),
             Ok(file) => {
                 let version = file.version;
-                warn!(file = %path.display(), version, "what was known of probes is of another version");
+                warn!(file = %path.display(), version, "the saved probe states have another version; ignoring them");
                 Self::default()
             }
             Err(error) => {
-                warn!(file = %path.display(), %error, "what was known of probes cannot be used");
+                warn!(file = %path.display(), %error, "cannot parse the saved probe states; \
+                                                       ignoring them");
                 Self::default()
             }
         }

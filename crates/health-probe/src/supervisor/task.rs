@@ -173,7 +173,7 @@ impl Task {
             if let Some(problem) = &problem {
                 warn!(
                     problem,
-                    "the container runtime cannot be asked; what is known of containers stays"
+                    "cannot query the container runtime; keeping the last known containers"
                 );
             }
             self.runtime_problem = problem.clone();
@@ -359,7 +359,7 @@ impl Task {
             .map(|error| format!("cannot be written: {error}"));
         if self.save_problem != problem {
             if let Some(problem) = &problem {
-                warn!(file = %self.parts.state_file.display(), problem, "what is known of probes would not survive a restart of the agent");
+                warn!(file = %self.parts.state_file.display(), problem, "probe states would not survive an agent restart");
             }
             self.save_problem = problem;
             self.note_problems();

@@ -147,7 +147,7 @@ impl Overdue {
             if age > known.longest.0 {
                 let why = match view.delay {
                     Some(delay) => delay.text(),
-                    None if view.in_flight => "its run is under way",
+                    None if view.in_flight => "its run is in progress",
                     None => "its runs have no result",
                 };
                 let WorkerView {

@@ -63,10 +63,10 @@ impl Waiting {
     /// The text for listings.
     pub const fn text(self) -> &'static str {
         match self {
-            Self::NoStatus => "nothing is known of the pod",
-            Self::NoContainer => "there is no container yet",
+            Self::NoStatus => "nothing is known about the pod",
+            Self::NoContainer => "the container does not exist yet",
             Self::OnHold => "on hold until the container is restarted",
-            Self::NotRunning => "the container does not run",
+            Self::NotRunning => "the container is not running",
             Self::InitialDelay => "initial delay",
             Self::Started => "the container has started",
             Self::NotStarted => "the container has not started",

@@ -38,9 +38,9 @@ impl Delay {
     /// The text for listings.
     pub const fn text(self) -> &'static str {
         match self {
-            Self::PodRate => "due, and its pod's rate is used up",
-            Self::Share => "due, and its pod and namespace hold their share of places",
-            Self::Turn => "due, and others go first",
+            Self::PodRate => "due, but its pod's rate limit is reached",
+            Self::Share => "due, but its pod and namespace use their full share of slots",
+            Self::Turn => "due, but others go first",
         }
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Follower<K> {
 pub(crate) fn unheard(heard: &LastHeard) -> Staleness {
     Staleness {
         since: heard.time(),
-        reason: "no answer of the API server yet".to_owned(),
+        reason: "no answer from the API server yet".to_owned(),
     }
 }
 

@@ -199,14 +199,14 @@ where
                 self.is_told = true;
                 tracing::warn!(
                     reason = stale.reason,
-                    "{resource} of Kubernetes are not up to date; they stay as they were"
+                    "Kubernetes {resource} are not up to date; keeping the last known ones"
                 );
             }
             Some(_) => {}
             None => {
                 self.is_told = false;
                 let count = self.table.objects.len();
-                tracing::info!(count, "{resource} of Kubernetes are up to date");
+                tracing::info!(count, "Kubernetes {resource} are up to date");
             }
         }
         self.table.stale = stale;

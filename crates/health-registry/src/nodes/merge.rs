@@ -238,7 +238,7 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
             let shown = set.sources.first().map_or("", |source| &source.registry);
             let taken = match &role {
                 Role::Remote(cluster) if node.cluster != *cluster => Err(format!(
-                    "it is of cluster {:?}, not of {cluster:?}",
+                    "it belongs to cluster {:?}, not to {cluster:?}",
                     node.cluster
                 )),
                 _ => claims
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(rejected[1].key, "home/c");
         assert_eq!(
             rejected[1].reason,
-            "it is of cluster \"home\", not of \"west\""
+            "it belongs to cluster \"home\", not to \"west\""
         );
     }
 

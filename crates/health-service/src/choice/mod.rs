@@ -112,25 +112,25 @@ impl Preference {
         let mode = TopologyMode::of(endpoints, topology);
         let node = &topology.node;
         let reason = match (mode, &topology.zone) {
-            (TopologyMode::PreferSameNode, _) => format!("hints are for nodes, also for {node}"),
+            (TopologyMode::PreferSameNode, _) => format!("hints are for nodes, including {node}"),
             (TopologyMode::PreferSameZone, Some(zone)) => {
-                format!("hints are for zones, also for {zone}")
+                format!("hints are for zones, including {zone}")
             }
             (TopologyMode::PreferSameZone, None) => "hints are for zones".to_owned(),
             (TopologyMode::All, zone) => {
                 let without = ready().find(|endpoint| endpoint.hints.is_none());
                 match (without, zone) {
                     (Some(without), _) => format!(
-                        "hints do not count: {} is ready and has none",
+                        "hints are ignored: {} is ready and has none",
                         without.address
                     ),
                     (None, Some(zone)) => format!(
-                        "hints do not count: not all ready endpoints have one for nodes, {node} among them, or for \
-                         zones, {zone} among them"
+                        "hints are ignored: not all ready endpoints have a hint for nodes \
+                         including {node}, or for zones including {zone}"
                     ),
                     (None, None) => format!(
-                        "hints do not count: not all ready endpoints have one for nodes, {node} among them, and the \
-                         zone of this node is not known"
+                        "hints are ignored: not all ready endpoints have a hint for nodes \
+                         including {node}, and this node's zone is unknown"
                     ),
                 }
             }

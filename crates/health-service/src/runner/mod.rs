@@ -36,7 +36,7 @@ pub enum RunnerError {
         max: Duration,
     },
     /// The runner has stopped.
-    #[error("cannot ask for a run: the runner has stopped")]
+    #[error("cannot request a run: the runner has stopped")]
     Stopped,
 }
 

@@ -102,10 +102,7 @@ impl<N, T> Known<N, T> {
         let is_new =
             |one: &&ServiceProblem| before.is_none_or(|before| !before.problems.contains(one));
         for ServiceProblem { subject, problem } in self.problems.iter().filter(is_new) {
-            warn!(
-                source = subject,
-                problem, "an object of services has an error"
-            );
+            warn!(source = subject, problem, "a service object has an error");
         }
         self
     }
@@ -143,7 +140,7 @@ fn read_manifest<T: Readable>(
         }
         _ => {
             let noun = T::KINDS.noun;
-            return Err(vec![format!("must be one {noun} and nothing else")]);
+            return Err(vec![format!("must be exactly one {noun}")]);
         }
     };
     let reading = match read::<T>(object, selection) {
@@ -153,7 +150,7 @@ fn read_manifest<T: Readable>(
         }
     };
     if reading.name.to_string() != name {
-        let detail = format!("must be of {name}, as its key");
+        let detail = format!("must be {name}, like its key");
         let problem = Problem::invalid(&reading.name.to_string(), detail);
         return Err(wrong("metadata", problem));
     }
@@ -357,15 +354,15 @@ mod tests {
         unknown_type["spec"]["type"] = "Magic".into();
         for (text, expected) in [
             ("{".to_owned(), "etcd:services/shop/web: "),
-            (String::new(), "there is no service in it"),
+            (String::new(), "no service found"),
             (
                 slice("10.1.0.1").to_string(),
                 r#"kind: Unsupported value: "EndpointSlice": supported values: "Service""#,
             ),
-            (list.to_string(), "must be one service and nothing else"),
+            (list.to_string(), "must be exactly one service"),
             (
                 service("10.96.0.2").to_string().replace("shop", "other"),
-                r#"metadata: Invalid value: "other/web": must be of shop/web"#,
+                r#"metadata: Invalid value: "other/web": must be shop/web"#,
             ),
             (service("").to_string(), "spec.clusterIP: Required value"),
             (

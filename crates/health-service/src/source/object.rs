@@ -70,7 +70,7 @@ pub(super) fn read<T: Readable>(
             kind: T::KIND,
             object: title.clone(),
             path: "spec.clusterIP".to_owned(),
-            problem: Problem::Required("nobody assigns an address to a service of a manifest"),
+            problem: Problem::Required("nothing assigns an address to a service in a manifest"),
             extent: Extent::Object,
         });
     }

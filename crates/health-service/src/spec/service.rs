@@ -183,7 +183,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
                     .any(|one| Family::of(*one) == Family::of(ip)) =>
             {
                 let family = Family::of(ip).name();
-                let detail = format!("the service has another {family} address already");
+                let detail = format!("the service already has another {family} address");
                 errors.leave_out(path, Problem::invalid(text, detail));
             }
             Ok(ip) => addresses.push(ip),

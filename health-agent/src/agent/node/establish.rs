@@ -78,7 +78,7 @@ impl NodeDatapath {
                 Some(endpoint)
             }
             Some(why) => {
-                info!(%why, "no health endpoint: only hosts are probed");
+                info!(%why, "no health endpoint; probing only hosts");
                 forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
                 None
             }
@@ -128,7 +128,7 @@ impl NodeDatapath {
         health::take_back(&self.spec, None).await;
         // The removal also reverts the endpoint's settings.
         if let Err(error) = self.ensure_forwarding() {
-            warn!(%error, "the host may not forward packets of endpoints; it will be retried");
+            warn!(%error, "cannot enable forwarding of endpoint packets; it will be retried");
         }
     }
 
@@ -233,12 +233,12 @@ impl NodeDatapath {
             port: config.mesh.health_port,
             flags: flags(config),
             netns_cookie: if has_sockets(config) {
-                netns::cookie().context("cannot tell the host's network namespace")?
+                netns::cookie().context("cannot identify the host's network namespace")?
             } else {
                 0
             },
             agent_tgid: if has_sockets(config) {
-                process::tgid().context("cannot tell the number of this process")?
+                process::tgid().context("cannot read this process's ID")?
             } else {
                 0
             },
@@ -291,7 +291,7 @@ impl PreviousState {
         if !self.pins
             && let Err(error) = pin_folder::remove(&self.location)
         {
-            warn!(%error, "cannot undo the start");
+            warn!(%error, "cannot remove the pins of the failed start");
         }
         if !self.endpoint {
             health::take_back(spec, self.state.as_ref()).await;
@@ -311,13 +311,12 @@ fn socket_root(config: &Settings) -> Option<PathBuf> {
         return None;
     }
     let root = cgroup::root().unwrap_or_else(|error| {
-        warn!(%error, "cannot look for the control groups");
+        warn!(%error, "cannot find the cgroup2 root");
         None
     });
     if root.is_none() {
         warn!(
-            "host sockets cannot reach services: the root of the control groups (cgroup2) is not mounted \
-             here; endpoints have them"
+            "host sockets cannot reach services: the cgroup2 root is not mounted here; endpoints can reach them"
         );
     }
     root

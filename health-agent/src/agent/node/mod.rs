@@ -129,7 +129,7 @@ impl NodeDatapath {
         } = self.uplinks.look().await?;
         outcome.missing = missing;
         if devices != self.spec.uplinks {
-            info!(uplinks = ?devices, "the uplinks have changed");
+            info!(uplinks = ?devices, "uplinks changed");
         }
         let spec = HealthEndpointSpec {
             unusable_addresses: unusable,
@@ -332,9 +332,7 @@ impl NodeDatapath {
     fn program_problem(&self) -> Option<String> {
         let endpoint = self.endpoint.as_ref()?;
         if !self.has_device {
-            return Some(format!(
-                "there is no device {DEVICE} of this agent's for its programs"
-            ));
+            return Some(format!("this agent's device {DEVICE} is missing"));
         }
         let datapath = self.datapath();
         let wanted = Hook::endpoint(endpoint.ifname(), endpoint.ifindex());

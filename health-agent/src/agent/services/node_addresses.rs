@@ -48,7 +48,7 @@ impl NodeAddressWatch {
                     match usable(&netlink, &networks).await {
                         Ok(found) => break found,
                         Err(error) => {
-                            warn!(%error, "cannot list the addresses of NodePorts; they stay as they were");
+                            warn!(%error, "cannot list the NodePort addresses; keeping the previous ones");
                             sleep(LISTING_RETRY).await;
                         }
                     }

@@ -44,9 +44,11 @@ impl SocketWatch {
                 parts = back;
                 match ended {
                     Ok(0) => {}
-                    Ok(sockets) => info!(sockets, "ended UDP sockets whose backends serve no more"),
+                    Ok(sockets) => {
+                        info!(sockets, "closed UDP sockets whose backends no longer serve");
+                    }
                     Err(error) => {
-                        warn!(%error, "cannot end UDP sockets whose backends serve no more");
+                        warn!(%error, "cannot close UDP sockets whose backends no longer serve");
                     }
                 }
                 sleep(SHORTEST_PERIOD).await;

@@ -69,7 +69,7 @@ impl Takeover {
 /// Removes all ports from the maps, and returns when the maps have no flows left.
 async fn end_ebpf(mut tables: ServiceTables) {
     while let Err(error) = remove_ports(&mut tables) {
-        warn!(%error, "cannot remove what the mode ebpf served; it will be retried");
+        warn!(%error, "cannot remove the services of mode ebpf; it will be retried");
         sleep(TAKEOVER_RETRY).await;
     }
     loop {
@@ -97,7 +97,7 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
         match retire(settings.clone(), handle).await {
             Ok(()) => return,
             Err(error) => {
-                warn!(%error, "cannot remove what the mode ipvs served; it will be retried");
+                warn!(%error, "cannot remove the services of mode ipvs; it will be retried");
             }
         }
         sleep(TAKEOVER_RETRY).await;
@@ -108,7 +108,7 @@ async fn retire(settings: ipvs::Settings, handle: &Handle) -> Result<(), IpvsErr
     if ipvs::is_present(handle).await? {
         info!("mode ebpf replaced mode ipvs; IPVS connections continue until they end");
         ipvs::retire(settings, handle).await?;
-        info!("removed everything of the mode ipvs");
+        info!("removed all state of mode ipvs");
     }
     Ok(())
 }

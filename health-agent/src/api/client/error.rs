@@ -12,7 +12,7 @@ pub enum ClientError {
     #[error("no agent at {0}: is it running, and are --instance and --runtime-dir right?")]
     NoAgent(PathBuf),
     /// The socket has no listener.
-    #[error("no agent at {0}: the socket is left over from one that was killed; start it again")]
+    #[error("no agent at {0}: the socket is left over from a killed agent; start it again")]
     Stale(PathBuf),
     /// The socket's permissions forbid it.
     #[error("cannot connect to the agent at {0}: permission denied; try it as root")]

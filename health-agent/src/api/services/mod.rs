@@ -86,14 +86,14 @@ impl ServiceCatalog {
             None => String::new(),
         };
         if !self.handle.livez().healthy {
-            let problem = "changes of services have waited too long to be put in force";
+            let problem = "service changes have been pending for too long";
             return Some((true, format!("{problem}{}", why())));
         }
         if view.failure.is_some() {
             return Some((false, format!("cannot apply services{}", why())));
         }
         let first = view.problems.first();
-        let first = first.map_or("nothing is known yet".to_owned(), |first| {
+        let first = first.map_or("no data yet".to_owned(), |first| {
             format!("{}: {}", first.subject, first.problem)
         });
         (!view.is_synced).then(|| {

@@ -48,7 +48,7 @@ pub enum CtCommand {
     /// List the tracked flows
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
-    /// Delete entries, and the translations of their flows
+    /// Delete entries and the translations of their flows
     #[command(after_help = FLUSH_EXAMPLES)]
     Flush(FlushArgs),
 }
@@ -56,12 +56,12 @@ pub enum CtCommand {
 /// Flags of `bpf ct list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// `global` for all flows, or the id or an address of an endpoint for its flows
+    /// `global` for all flows, or an endpoint's id or address for its flows
     #[arg(default_value = "global")]
     scope: Scope,
     #[command(flatten)]
     filter: CtFilter,
-    /// Show times relative to now: until an entry expires, and since its last packets
+    /// Show times relative to now: until expiry, and since the last packets
     #[arg(short = 'd', long)]
     time_diff: bool,
     /// Print only the number of entries
@@ -75,7 +75,7 @@ pub struct ListArgs {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").args(["scope", "states"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
 pub struct FlushArgs {
-    /// `global` for all flows, or the id or an address of an endpoint for its flows
+    /// `global` for all flows, or an endpoint's id or address for its flows
     scope: Option<Scope>,
     #[command(flatten)]
     filter: CtFilter,
@@ -86,8 +86,7 @@ pub struct FlushArgs {
 struct CtFilter {
     #[command(flatten)]
     flows: FlowFilter,
-    /// Only TCP connections in this state, as `conntrack -L` names it: established, time_wait and so on
-    /// (repeatable)
+    /// Only TCP connections in this state, such as established or time_wait (repeatable)
     #[arg(long = "state", value_name = "STATE")]
     states: Vec<State>,
 }

@@ -102,7 +102,7 @@ impl Scope {
             Self::Global => return Ok(None),
             Self::Endpoint(_) | Self::Address(_) => pinned.endpoints()?,
         };
-        let known = "`health-agent bpf endpoint list` lists the known ones";
+        let known = "`health-agent bpf endpoint list` lists the existing ones";
         let id = match self {
             Self::Address(wanted) => endpoints
                 .iter()
@@ -118,10 +118,10 @@ impl Scope {
             .collect();
         match self {
             Self::Endpoint(id) if addresses.is_empty() => {
-                bail!("the datapath knows no endpoint {id}; {known}")
+                bail!("the datapath has no endpoint {id}; {known}")
             }
             Self::Address(address) if addresses.is_empty() => {
-                bail!("the datapath knows no endpoint with the address {address}; {known}")
+                bail!("the datapath has no endpoint with the address {address}; {known}")
             }
             _ => Ok(Some(LocalSide(addresses))),
         }

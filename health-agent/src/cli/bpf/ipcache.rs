@@ -45,7 +45,7 @@ pub enum IpcacheCommand {
 /// Flags of `bpf ipcache get`.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// The address
+    /// Address to look up
     #[arg(value_parser = parse_ip)]
     address: IpAddr,
     #[command(flatten)]

@@ -30,8 +30,8 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, unordered. Another program's map is decoded
-  by its types (BTF), or shown in hexadecimal if there are none. Each value of a per-CPU map is a
+  Entries of large maps are shown while they are read, unordered. The map of another program is
+  decoded by its types (BTF), or shown in hexadecimal without them. Each value of a per-CPU map is a
   list of the values of all CPUs
 
 Examples:
@@ -46,7 +46,7 @@ pub enum MapCommand {
     /// List all maps
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show all entries of a map of the agent, or of any other pinned map
+    /// Show all entries of a pinned map
     #[command(after_help = DUMP_EXAMPLES)]
     Dump(DumpArgs),
 }
@@ -54,7 +54,7 @@ pub enum MapCommand {
 /// Flags of `bpf map dump`.
 #[derive(Args, Debug)]
 pub struct DumpArgs {
-    /// Name of the map, which `bpf map list` shows, or the path of any pinned map
+    /// Name of the map in `bpf map list`, or the path of any pinned map
     #[arg(value_name = "NAME|PATH")]
     map: String,
     #[command(flatten)]

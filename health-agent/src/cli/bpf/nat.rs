@@ -39,10 +39,10 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum NatCommand {
-    /// List the translations: two entries for each
+    /// List the translations, two entries each
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
-    /// Delete translations, both entries of each
+    /// Delete translations with both of their entries
     #[command(after_help = FLUSH_EXAMPLES)]
     Flush(FlushArgs),
 }
@@ -63,7 +63,7 @@ pub struct ListArgs {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").args(["all"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
 pub struct FlushArgs {
-    /// All translations
+    /// Delete all translations
     #[arg(long, conflicts_with_all = FlowFilter::FLAGS)]
     all: bool,
     #[command(flatten)]

@@ -31,7 +31,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum PolicyCommand {
-    /// Show the verdicts in the table of an endpoint, in one table or in all
+    /// Show the verdicts in an endpoint's table, in one table or in all tables
     #[command(after_help = EXAMPLES)]
     Get(GetArgs),
 }
@@ -39,9 +39,9 @@ pub enum PolicyCommand {
 /// Flags of `bpf policy get`.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// Id of the endpoint
+    /// Endpoint id
     endpoint: Option<u16>,
-    /// Number of the table
+    /// Table number
     #[arg(long, value_name = "N", conflicts_with = "endpoint")]
     table: Option<u32>,
     #[command(flatten)]
@@ -83,7 +83,7 @@ fn table_of<'a>(
     let table = found.map(|info| info.policy);
     ensure!(
         table.is_some(),
-        "no endpoint {id}: `health-agent bpf endpoint list` shows those that there are"
+        "no endpoint {id}; `health-agent bpf endpoint list` lists the existing ones"
     );
     let table = table.unwrap_or_default();
     ensure!(table != 0, "endpoint {id} has no policy table");

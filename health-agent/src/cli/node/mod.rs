@@ -53,7 +53,7 @@ pub enum NodeCommand {
 /// Flags of `node get`.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// `cluster/name`, or a name that only one cluster has
+    /// Node as `cluster/name`, or a name that only one cluster has
     name: String,
     #[command(flatten)]
     output: OutputArgs,

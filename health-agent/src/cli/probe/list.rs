@@ -11,14 +11,14 @@ use crate::cli::output::{Format, ListFormat, NONE, OutputArgs, printable, table}
 
 const EXAMPLES: &str = "\
 Columns:
-  RESULT       what holds, until as many runs in a row as the threshold say otherwise; \"was\" stands
-               before it where a newer result should be there by now
-  RUN          what the last runs said, and how many in a row did, of how many it takes
-  STATE        when it is probed next, or why not
-  LAST ERROR   what the last run found, if it was no success
+  RESULT       current result; it changes after a threshold of equal runs in a row. \"was\" marks an
+               overdue result
+  RUN          outcome of the last runs, their number in a row, and the threshold
+  STATE        time until the next run, or why there is none
+  LAST ERROR   message of the last run, unless it succeeded
 
 Output:
-  wide adds columns and shows messages in full; with --watch, table prints a line for each change,
+  wide adds columns and shows messages in full; with --watch, table prints one line per change,
   and jsonl the events of the API
 
 Examples:
@@ -39,13 +39,13 @@ pub struct ListArgs {
     pod: Option<String>,
     #[command(flatten)]
     selection: Selection,
-    /// Only probes whose result is a failure, whose last run was no success, or that are overdue
+    /// Only probes that fail, whose last run did not succeed, or that are overdue
     #[arg(long)]
     failing: bool,
     /// Omit the column names
     #[arg(long)]
     no_headers: bool,
-    /// Keep showing what changes, and what happens to the containers, a line each
+    /// Keep showing changes and events of containers, one per line
     #[arg(long, conflicts_with_all = ["no_headers", "failing"])]
     watch: bool,
     #[command(flatten)]

@@ -31,9 +31,9 @@ pub enum ProbeCommand {
     List(list::ListArgs),
     /// Show everything about the probes of one pod
     Get(show::GetArgs),
-    /// List what happened to containers
+    /// List the events of containers
     Events(events::EventsArgs),
-    /// Run the probes of a manifest once, without an agent, and tell what the kubelet would make of each
+    /// Run the probes of a manifest once, without an agent, and show what the kubelet would do
     Try(trial::TryArgs),
 }
 

@@ -87,7 +87,7 @@ fn find(wanted: &str, pods: Vec<ProbedPod>) -> anyhow::Result<ProbedPod> {
     let mut found: Vec<_> = pods.into_iter().filter(is_wanted).collect();
     match (found.pop(), &found[..]) {
         (None, _) => {
-            bail!("no pod {wanted:?} is probed; `health-agent probe list` shows those that are")
+            bail!("no probed pod {wanted:?}; `health-agent probe list` lists the existing ones")
         }
         (Some(pod), []) => Ok(pod),
         (Some(last), others) => {

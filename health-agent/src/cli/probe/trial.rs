@@ -38,11 +38,10 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct TryArgs {
-    /// Manifest with pods, or with templates of pods (Deployments, DaemonSets, StatefulSets, Jobs, CronJobs), in YAML or
-    /// JSON; - is stdin
+    /// Manifest with pods or pod templates (Deployments, Jobs and so on), in YAML or JSON; - for stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only the pod of this name, as NAME or NAMESPACE/NAME
+    /// Only this pod, as NAME or NAMESPACE/NAME
     #[arg(long, value_name = "NAME")]
     pod: Option<String>,
     /// Only the container of this name
@@ -51,10 +50,10 @@ pub struct TryArgs {
     /// Only probes of this type: startup, readiness or liveness
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<ProbeType>,
-    /// Address of the pod, in place of the one in its status
+    /// Address of the pod, instead of the one in its status
     #[arg(long, value_name = "IP", value_parser = parse_ip)]
     address: Option<IpAddr>,
-    /// A process of the container: commands run where it is, and `from: pod` means its network
+    /// Process of the container, whose namespaces commands and `from: pod` use
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
     /// Folder of the certificates and keys that annotations name [default: certificates in the state folder]
@@ -108,7 +107,7 @@ impl TryArgs {
         }
         if let ([_, _, ..], true) = (&*pods, self.address.is_some() || self.pid.is_some()) {
             bail!(
-                "--address and --pid are of one pod, and {from} has {}: name one by --pod",
+                "--address and --pid apply to one pod, but {from} has {}; choose one with --pod",
                 pods.len()
             );
         }
@@ -263,7 +262,7 @@ fn result(tried: &Tried) -> (TriedResult, String) {
         errored,
     }) = &tried.outcome
     else {
-        let late = "this host was too busy to see the answer in time";
+        let late = "this host was too busy to read the answer in time";
         return (TriedResult::NotObserved, late.to_owned());
     };
     let result = match result {
@@ -281,7 +280,7 @@ fn consequence(trial: &Trial, counts_as: Option<ProbeResult>) -> String {
         pod, kind, probe, ..
     } = trial;
     let is_success = match counts_as {
-        None => return "nothing is concluded".to_owned(),
+        None => return "no conclusion".to_owned(),
         Some(result) => result == ProbeResult::Success,
     };
     match (kind, is_success) {
@@ -299,7 +298,10 @@ fn consequence(trial: &Trial, counts_as: Option<ProbeResult>) -> String {
             } else {
                 "not restarted"
             };
-            format!("killed, with {} to end, and {then}", duration_text(grace))
+            format!(
+                "killed with a grace period of {}, and {then}",
+                duration_text(grace)
+            )
         }
     }
 }

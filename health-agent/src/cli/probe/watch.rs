@@ -184,8 +184,8 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
     let waited = before.and_then(|before| before.waiting.as_ref());
     if waited != now.waiting.as_ref() && !now.on_hold {
         changes.push(match &now.waiting {
-            Some(why) => format!("waits: {why}"),
-            None => "waits no longer".to_owned(),
+            Some(why) => format!("waiting: {why}"),
+            None => "no longer waiting".to_owned(),
         });
     }
     changes
@@ -282,7 +282,7 @@ mod tests {
 2026-11-21T02:59:53.200Z   shop/web   app   liveness   failure 1/3: HTTP status 503
 2026-11-21T03:00:00.000Z   shop/web   app   liveness   failure 3/3: HTTP status 503, result failure, on hold
 2026-11-21T02:59:53.500Z   shop/web   app   -          Killing: Container app failed liveness probe, will be restarted (2 times)
-2026-11-21T03:00:00.000Z   shop/web   app   liveness   container 4711, result success, no longer on hold, waits: initial delay
+2026-11-21T03:00:00.000Z   shop/web   app   liveness   container 4711, result success, no longer on hold, waiting: initial delay
 2026-11-21T02:59:53.200Z   shop/web   app   liveness   errored: no such port \\u{1b}]0;x\\u{7}
 2026-11-21T03:00:00.000Z   shop/web   app   liveness   gone
 "

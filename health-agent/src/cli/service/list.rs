@@ -11,13 +11,13 @@ use crate::cli::output::{Cell, Format, ListFormat, NONE, OutputArgs, table};
 const EXAMPLES: &str = "\
 Columns:
   FRONTENDS   where traffic of the port arrives
-  BACKENDS    how many endpoints are ready, and how many there are
+  BACKENDS    number of ready endpoints, and of all endpoints
   POLICY      which endpoints traffic may use: all of the cluster (Cluster) or those on this node
               (Local); two values, for ClusterIPs and for all other addresses, if they differ
   AFFINITY    how long a client stays with its backend after it last opened a flow
   ALGORITHM   how a backend is chosen; - for the default
-  PROBLEM     why new flows get no backend, where packets of SCTP are dropped, whether addresses
-              belong to another service or to this node, and whether the port is not in force
+  PROBLEM     why new flows get no backend, where SCTP packets are dropped, whether an address
+              belongs to another service or to this node, and whether the port is not in force
 
 Output:
   wide adds columns and shows problems in full

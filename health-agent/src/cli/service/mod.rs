@@ -19,8 +19,8 @@ use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
 Services:
-  A SERVICE is NAMESPACE/NAME, or a NAME that only one service has. Where a port is meant,
-  NAMESPACE/NAME:PORT has its number or name
+  A SERVICE is NAMESPACE/NAME, or a NAME that only one service has. To choose a port, use
+  NAMESPACE/NAME:PORT with the port's number or name
 
 Examples:
   health-agent service list
@@ -32,7 +32,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum ServiceCommand {
-    /// List the services of this node, a line for each port
+    /// List the services of this node, one line per port
     List(list::ListArgs),
     /// Show everything about one service
     Get(show::GetArgs),
@@ -60,9 +60,9 @@ pub(super) async fn find(client: &Client, wanted: &str) -> anyhow::Result<Servic
 /// The one service that matches `wanted`. Fails if none or several do.
 fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<ServiceEntry> {
     match (services.pop(), &services[..]) {
-        (None, _) => bail!(
-            "no service {wanted:?} is served; `health-agent service list` shows those that are"
-        ),
+        (None, _) => {
+            bail!("no service {wanted:?}; `health-agent service list` lists the existing ones")
+        }
         (Some(service), []) => Ok(service),
         (Some(last), others) => {
             let names = others.iter().chain([&last]).map(ServiceEntry::full_name);

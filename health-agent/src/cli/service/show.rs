@@ -19,10 +19,9 @@ Columns:
   INSIDE, OUTSIDE   where new flows from this node and its pods go, and where all others go: to a
                     backend of the whole cluster, to one on this node (local), or nowhere (drop,
                     reject)
-  READINESS FROM    what decides whether it is ready: a probe of this node, or the endpoint slice
-  NEW FLOWS         which new flows it gets: those that may use the whole cluster, or those that
-                    may only use this node (local); a lingering backend keeps its flows, but gets
-                    no new ones
+  READINESS FROM    source of its readiness: a probe of this node, or the endpoint slice
+  NEW FLOWS         new flows that it gets: those that may use the whole cluster (cluster), or only
+                    this node (local); a lingering backend keeps its flows, but gets no new ones
 
 Examples:
   health-agent service get web

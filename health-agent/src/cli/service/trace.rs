@@ -15,15 +15,15 @@ use crate::cli::output::{NONE, OutputArgs, comma_separated, indent, printable, t
 const EXAMPLES: &str = "\
 Ends:
   SOURCE is an endpoint of this node by id, name or address, host for the node's own sockets, or
-  any other address. With a port (SOURCE:PORT) a known flow is found, and Maglev's choice, except
-  for sockets of the node. An address of IPv6 with a port is [ADDRESS]:PORT
+  any other address. With a port (SOURCE:PORT), the command finds a known flow and Maglev's
+  choice, except for sockets of the node. Write an IPv6 address with a port as [ADDRESS]:PORT
   DESTINATION is ADDRESS:PORT, or a service as NAMESPACE/NAME:PORT with the port's number or name.
-  A service with one port, or a NAME that only one service has, needs no more
+  The port may be left out if there is only one, the namespace if NAME is unique
 
 Columns:
-  SHARE             how likely the flow goes there
-  FLOWS             flows that were sent there and are not over, as far as is known
-  EGRESS, INGRESS   what policy says of the source and of the backend; - where another node judges
+  SHARE             probability that the flow goes there
+  FLOWS             flows that were sent there and are still open, as far as is known
+  EGRESS, INGRESS   policy verdict for the source and for the backend; - if another node decides
 
 Exit codes:
   0 if the flow may reach a backend, 3 if it is dropped, rejected, refused or not served,
@@ -39,9 +39,9 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct TraceArgs {
-    /// Who opens the flow
+    /// Source of the flow
     source: String,
-    /// Where the flow goes
+    /// Destination of the flow
     destination: String,
     /// Protocol of the flow [default: that of the service's port, or TCP]
     #[arg(long, value_enum, ignore_case = true, value_name = "PROTOCOL")]
@@ -242,7 +242,7 @@ mod tests {
         let stay = |stays| TracedStay {
             backend: Some("10.244.1.8:8080".parse().unwrap()),
             stays,
-            reason: "its connection is over".to_owned(),
+            reason: "its connection is closed".to_owned(),
         };
         let trace = ServiceTrace {
             source: TracedSource {
@@ -288,7 +288,7 @@ mod tests {
                 ingress: Some(policy(false, "no rule allows it\u{1b}")),
                 problem: None,
             }],
-            differences: vec!["the programs lead to nothing".to_owned()],
+            differences: vec!["the programs use no backend".to_owned()],
             verdict: TraceVerdict::Refused,
             answer: "shop/web:http -> 10.244.1.8:8080 (web-1)".to_owned(),
         };
@@ -301,14 +301,14 @@ Frontend:   shop/web:http, LoadBalancer
 Pool:   from this node and its endpoints, policy Cluster
 Reason:   10.244.1.9:8080 gets nothing: not ready
 Source ranges:   10.244.0.0/16: admitted
-Known flow:   leaves 10.244.1.8:8080, its connection is over
+Known flow:   leaves 10.244.1.8:8080, its connection is closed
 Affinity:   -
 Algorithm:   random
 Forwarding:   dsr
 Backends:
   ADDRESS           NAME    STATE   SHARE    WEIGHT   FLOWS   NODE     EGRESS                                      INGRESS                            PROBLEM
   10.244.1.8:8080   web-1   ready   100.0%   1        2       hnode1   allowed: not enforced: no rule selects it   refused: no rule allows it\\u{1b}   -
-Difference:   the programs lead to nothing
+Difference:   the programs use no backend
 Answer:   shop/web:http -> 10.244.1.8:8080 (web-1)
 "
         );

@@ -28,10 +28,10 @@ pub(super) use self::view::{UnknownNode, is_named};
 
 const EXAMPLES: &str = "\
 Exit codes:
-  0   nothing that is shown is unreachable; it may be degraded or not known yet, as the line
-      \"Cluster health\" says. Also when --watch was ended
-  1   there is no agent, it does not answer, or it knows no such node
-  3   something that is shown is unreachable
+  0   nothing shown is unreachable; it may be degraded or unknown, see the line \"Cluster health\".
+      Also after --watch was stopped
+  1   no agent is running, it does not answer, or it has no such node
+  3   something shown is unreachable
 
 Output:
   json and yaml contain the whole report; jsonl has one line per node, or with --watch per report
@@ -49,8 +49,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
-    /// Probe all nodes now instead of showing the last results; with -o jsonl, each node is printed
-    /// when its results are there
+    /// Probe all nodes now instead of showing the last results; with -o jsonl, print each node when done
     #[arg(long)]
     probe: bool,
     /// Update the output continuously, by default every second, and mark changes with *
@@ -67,8 +66,7 @@ pub struct StatusArgs {
     /// Show one line per node
     #[arg(long)]
     succinct: bool,
-    /// Show all addresses, times, evidence, loss and round-trip statistics; with --succinct, counts
-    /// of addresses
+    /// Show all addresses, times, evidence, loss and round-trip statistics; with --succinct, address counts
     #[arg(long)]
     verbose: bool,
     #[command(flatten)]

@@ -17,7 +17,7 @@ pub(super) struct Filter {
     /// Show only nodes that are unreachable, degraded or unknown
     #[arg(long)]
     pub(super) failing: bool,
-    /// Show only this node, `cluster/name` or a name in any cluster; give it once for each
+    /// Show only this node, `cluster/name` or a name in any cluster (repeatable)
     #[arg(long = "node", value_name = "NAME")]
     pub(super) nodes: Vec<String>,
 }

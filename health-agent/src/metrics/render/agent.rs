@@ -23,7 +23,7 @@ impl Snapshot {
         gauge(
             encoder,
             "healthy",
-            "1 unless the agent fails a check of its own",
+            "1 if the agent passes its own checks, else 0",
             &u64::from(self.healthy),
         )?;
         gauge(
@@ -51,13 +51,13 @@ impl Snapshot {
         gauge(
             encoder,
             "configured_probe_interval_seconds",
-            "Time between two probes of a target as it was set",
+            "Configured time between two probes of a target",
             &self.configured_interval.as_secs_f64(),
         )?;
         gauge(
             encoder,
             "probe_rate_limit",
-            "Most probes a second",
+            "Maximum number of probes per second",
             &u64::from(self.probe_rate),
         )
     }
@@ -72,7 +72,7 @@ impl Snapshot {
             ),
             (
                 "registry_age_seconds",
-                "Time since the registry's nodes were known to be right",
+                "Time since the registry's nodes were known to be up to date",
                 |registry, now| {
                     let age = now.duration_since(registry.last_read);
                     age.as_secs_f64().max(0.0)
@@ -96,7 +96,7 @@ impl Snapshot {
                     .encode_gauge(&value(registry, self.now))?;
             }
         }
-        let help = "Known nodes, this one included";
+        let help = "Known nodes, including this one";
         let mut nodes = family(encoder, "registry_nodes", help, MetricType::Gauge)?;
         for (cluster, count) in &self.summary.nodes {
             nodes

@@ -16,7 +16,7 @@ impl Snapshot {
         let mut statuses = family(
             encoder,
             "node_health_connectivity_status",
-            "Probed addresses by what is known of them",
+            "Probed addresses by state",
             MetricType::Gauge,
         )?;
         for (path, summary) in [("node", hosts), ("endpoint", endpoints)] {
@@ -29,22 +29,22 @@ impl Snapshot {
         for (name, help, count) in [
             (
                 "unreachable_nodes",
-                "Nodes of which an own address does not answer",
+                "Nodes with a host address that does not answer",
                 hosts.unreachable,
             ),
             (
                 "unreachable_health_endpoints",
-                "Health endpoints of which an address does not answer",
+                "Health endpoints with an address that does not answer",
                 endpoints.unreachable,
             ),
             (
                 "degraded_nodes",
-                "Nodes whose own addresses answer, one of them with losses or late",
+                "Nodes whose host addresses all answer, but one with losses or late",
                 hosts.degraded,
             ),
             (
                 "degraded_health_endpoints",
-                "Health endpoints whose addresses answer, one of them with losses or late",
+                "Health endpoints whose addresses all answer, but one with losses or late",
                 endpoints.degraded,
             ),
         ] {
@@ -54,14 +54,14 @@ impl Snapshot {
     }
 
     pub(super) fn encode_diagnoses(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Nodes by what is wrong with them";
+        let help = "Nodes by diagnosis";
         let mut diagnoses = family(encoder, "node_diagnosis", help, MetricType::Gauge)?;
         for (cause, count) in &self.summary.causes {
             diagnoses
                 .encode_family(&[("cause", cause.as_str())])?
                 .encode_gauge(count)?;
         }
-        let help = "What is wrong with a node";
+        let help = "Diagnosis of a node";
         let mut diagnoses = family(encoder, "target_diagnosis", help, MetricType::Info)?;
         for peer in &self.summary.peers {
             if let Some(cause) = &peer.cause {
@@ -69,7 +69,7 @@ impl Snapshot {
                 diagnoses.encode_info(&[cluster, name, ("cause", cause)])?;
             }
         }
-        let help = "What is wrong with this node, where most others fail at once";
+        let help = "Diagnosis of this node if most others fail at once";
         let mut diagnosis = family(encoder, "local_diagnosis", help, MetricType::Info)?;
         match &self.summary.cause {
             Some(cause) => diagnosis.encode_info(&[("cause", cause.as_str())]),
@@ -175,12 +175,12 @@ impl Snapshot {
             (
                 0,
                 "node_path_mtu_bytes",
-                "The largest packet that gets through to an address, where this host sends larger ones",
+                "Largest packet that reaches an address, if this host sends larger ones",
             ),
             (
                 1,
                 "node_local_mtu_bytes",
-                "The largest packet that this host sends to such an address",
+                "Largest packet that this host sends to such an address",
             ),
         ] {
             let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
@@ -230,7 +230,7 @@ impl Snapshot {
             ),
             (
                 "node_tcp_latency_seconds",
-                "Round trips of TCP connections that there are",
+                "Round trips of existing TCP connections",
                 false,
             ),
         ] {

@@ -85,7 +85,7 @@ impl Snapshot {
             },
             SummaryFamily {
                 name: format!("{PREFIX}_node_connectivity_rtt_seconds"),
-                help: "Round trips to a target as the pinned map holds them",
+                help: "Round trips to a target, from the pinned map",
                 summaries: Box::new(of_targets),
             },
         ]
@@ -118,12 +118,12 @@ impl Snapshot {
         let counts: [(&'static str, &str, Count); 2] = [
             (
                 "node_health_late_replies",
-                "Replies to probes that were given up",
+                "Replies to probes that had timed out",
                 |probes| probes.late,
             ),
             (
                 "node_health_duplicate_replies",
-                "More replies to probes that were answered",
+                "Further replies to answered probes",
                 |probes| probes.duplicates,
             ),
         ];
@@ -137,12 +137,12 @@ impl Snapshot {
         let times: [(&'static str, &str, Count); 2] = [
             (
                 "node_health_remote_seconds",
-                "Time that probes spent in the hosts of peers, as far as these tell it",
+                "Time that probes spent in peers' hosts, as far as they report it",
                 |probes| probes.remote_ns,
             ),
             (
                 "node_health_remote_known_rtt_seconds",
-                "Round trips of the probes of which that time is known",
+                "Round trips of the probes for which that time is known",
                 |probes| probes.remote_rtt_ns,
             ),
         ];
@@ -171,7 +171,7 @@ impl Snapshot {
         let mut malformed = family(
             encoder,
             "malformed_hello_headers",
-            "Headers of GET /hello about echo probes that cannot be read",
+            "Invalid echo-probe headers of GET /hello",
             MetricType::Counter,
         )?;
         let counts = &self.hello_requests;
@@ -184,7 +184,7 @@ impl Snapshot {
         let mut refused = family(
             encoder,
             "refused_hello_requests",
-            "Requests of GET /hello that this agent refused",
+            "GET /hello requests that this agent refused",
             MetricType::Counter,
         )?;
         for (reason, count) in [

@@ -21,13 +21,13 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         figure("rate", "1/s", churned.opened as f64 / seconds, None),
         figure("segments", "1/s", churned.segments as f64 / seconds, None),
         figure(
-            "opened again before they were forgotten",
+            "opened again before their entry expired",
             "",
             churned.reopened as f64,
             None,
         ),
         figure(
-            "largest part of the table that was taken",
+            "peak use of the table",
             "%",
             churned.fullest_percent as f64,
             None,
@@ -35,19 +35,19 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         figure("collections", "", churned.collections as f64, None),
         figure("entries collected", "", churned.removed as f64, None),
         figure(
-            "opened with another source port than their own",
+            "opened with a translated source port",
             "",
             churned.translated as f64,
             None,
         ),
         figure(
-            "segments that kept their source port, or came back (other: all)",
+            "segments that kept their source port or returned (other: all)",
             "",
             churned.segments as f64 - churned.moved as f64,
             Some(churned.segments),
         ),
         figure(
-            "entries there with all their packets (other: looks at entries that must be)",
+            "entries with all their packets (other: checks of entries)",
             "",
             churned.looks as f64 - churned.wrong as f64,
             Some(churned.looks),

@@ -100,7 +100,7 @@ fn check(collected: &CollectionOutcome) -> anyhow::Result<()> {
     let half = u64::from(ENTRIES / 2);
     ensure!(
         collected.flows.removed == half && collected.translations.removed == u64::from(TRANSLATED),
-        "not half of all were removed: {collected:?}"
+        "expected half of the entries to be removed: {collected:?}"
     );
     Ok(())
 }
@@ -129,7 +129,7 @@ fn while_pinging<T>(
     let longest = text
         .lines()
         .find_map(|line| line.strip_prefix("rtt ")?.split('/').nth(5)?.parse().ok())
-        .with_context(|| format!("ping tells no round trips: {text}"))?;
+        .with_context(|| format!("ping printed no round trips: {text}"))?;
     Ok((longest, result?))
 }
 

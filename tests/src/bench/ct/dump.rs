@@ -37,7 +37,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::builder().nodes(1).without_agents().start()?;
     fill_kernel(bed.node(1))?;
     let pinned = Pinned::open(&filled.location)?;
-    let mut output = tempfile::tempfile().context("cannot make a temporary file")?;
+    let mut output = tempfile::tempfile().context("cannot create a temporary file")?;
     let mut times = Times::default();
     // The first round warms up.
     for round in 0..=ROUNDS {
@@ -210,7 +210,7 @@ fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
 
 /// Creates entries in the kernel's own conntrack in a node's namespace.
 fn fill_kernel(node: &Node) -> anyhow::Result<()> {
-    let mut entries = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    let mut entries = tempfile::NamedTempFile::new().context("cannot create a temporary file")?;
     for number in 0..KERNEL_ENTRIES {
         let [_, high, middle, low] = number.to_be_bytes();
         writeln!(

@@ -41,7 +41,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         };
         figures.extend([
             figure(
-                "packets, each of another flow",
+                "packets, each of its own flow",
                 "k/s",
                 flood.packets as f64 / flood.took.as_secs_f64() / 1e3,
                 None,
@@ -53,7 +53,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
                 Some(before.flows),
             ),
             figure(
-                "entries of their translations left (other: before)",
+                "their NAT entries left (other: before)",
                 "",
                 after.translations as f64,
                 Some(before.translations),

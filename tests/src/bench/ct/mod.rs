@@ -27,12 +27,12 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "cost",
-        about: "what tracking costs a packet, by test runs",
+        about: "cost of tracking per packet, by test runs",
         measure: |_| cost::figures(),
     },
     Part {
         name: "policy",
-        about: "what policy costs a packet, by test runs",
+        about: "cost of policy per packet, by test runs",
         measure: |_| policy::figures(),
     },
     Part {

@@ -98,7 +98,7 @@ async fn measure(
             target: Some(Target::RatioAtLeast(1.0)),
         });
         figures.push(Figure {
-            name: format!("{what}: what tracking adds a packet (other: nf_conntrack)"),
+            name: format!("{what}: cost of tracking per packet (other: nf_conntrack)"),
             unit: "ns",
             ours: 1e9 / ours - 1e9 / bare,
             other: Some(1e9 / kernel - 1e9 / bare),

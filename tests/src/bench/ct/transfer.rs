@@ -83,7 +83,7 @@ async fn measure(
     let flows = pinned.conntrack()?;
     ensure!(
         flows.iter().any(|(_, entry)| entry.policy == TABLE),
-        "no flow was judged by the policy"
+        "the policy checked no flow"
     );
     let [bare, kernel, open, policed] = rates.map(median);
     let policed = policed?;

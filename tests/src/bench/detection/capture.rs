@@ -66,7 +66,7 @@ impl Capture {
                         }
                         Ok(None) => {}
                         Err(errno) => {
-                            tell(format_args!("bench: the capture ends: {errno}"));
+                            tell(format_args!("bench: the capture stopped: {errno}"));
                             return;
                         }
                     }

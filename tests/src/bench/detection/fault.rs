@@ -57,7 +57,7 @@ impl Fault {
             .find(|fault| named(*fault) == name)
             .with_context(|| {
                 let names = Self::ALL.map(named).join(", ");
-                format!("no kind of fault {name}; there are: {names}")
+                format!("no fault {name}; the faults are: {names}")
             })
     }
 
@@ -108,7 +108,7 @@ impl Fault {
                 )
             }
         }
-        .with_context(|| format!("cannot make {} at {}", self.name(), node.name()))
+        .with_context(|| format!("cannot cause {} at {}", self.name(), node.name()))
     }
 
     /// Undoes it.
@@ -143,7 +143,7 @@ fn set_link(node: &Node, state: &str) -> anyhow::Result<()> {
 fn take_endpoint(node: &Node) -> anyhow::Result<()> {
     let taken = "link delete lxc_health\nlink add lxc_health type bridge\n";
     // The agent may be faster and recreate its own.
-    wait_for("the name to be taken", PATIENCE, || {
+    wait_for("the name to be in use", PATIENCE, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), taken)?.success()?;
         Ok(Some(()))
     })

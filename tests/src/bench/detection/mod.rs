@@ -80,7 +80,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         .start()?;
     bed.wait_all_reachable(RECOVERY_PATIENCE)?;
     let mut figures = vec![figure(
-        "time between two probes of a target, set for this run",
+        "probe interval of a target in this run",
         "s",
         f64::from(PROBE_INTERVAL_S),
         None,
@@ -189,7 +189,7 @@ impl Observer<'_> {
             for worker in workers {
                 let outcomes = worker
                     .join()
-                    .map_err(|_| anyhow::anyhow!("a thread that makes faults panicked"))?;
+                    .map_err(|_| anyhow::anyhow!("a fault thread panicked"))?;
                 all.extend(outcomes?);
             }
             Ok(all)
@@ -199,7 +199,7 @@ impl Observer<'_> {
     fn once(self, node: &Node, fault: Fault, round: u32, victim: usize) -> anyhow::Result<Outcome> {
         let name = node.full_name();
         let story = || self.watch.story(&name);
-        wait_for("the peer to be well", RECOVERY_PATIENCE, || {
+        wait_for("the peer to be reachable", RECOVERY_PATIENCE, || {
             Ok(story().is_well().then_some(()))
         })?;
         let phase = PHASE_STEP * (f64::from(round) + victim as f64 / VICTIMS as f64);
@@ -227,7 +227,7 @@ impl Observer<'_> {
         let ended = clock();
         let during = story();
         fault.undo(node)?;
-        wait_for("the peer to be well again", RECOVERY_PATIENCE, || {
+        wait_for("the peer to recover", RECOVERY_PATIENCE, || {
             Ok(story().is_well().then_some(()))
         })
         .with_context(|| format!("after {} at {name}", fault.name()))?;
@@ -278,7 +278,7 @@ impl Observer<'_> {
         outcome.accused = spared().filter(failed).count() as u32;
         if !outcome.wrong.is_empty() || outcome.accused > 0 {
             tell(format_args!(
-                "  {} at {name}: {outcome:?}; diagnoses from the first failure on: {:?}",
+                "  {} at {name}: {outcome:?}; diagnoses since the first failure: {:?}",
                 fault.name(),
                 during
                     .diagnoses
@@ -349,7 +349,7 @@ fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>>
             faults,
         ),
         (
-            "never unreachable, of targets that the fault left alone (other: all)".to_owned(),
+            "unaffected targets that were never unreachable (other: all)".to_owned(),
             f64::from(spared - accused),
             spared.into(),
         ),
@@ -362,7 +362,7 @@ fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>>
 
 fn falsehoods(when: &str, found: &Falsehoods) -> [Figure; 2] {
     [
-        ("targets called unreachable", &found.verdicts),
+        ("targets reported unreachable", &found.verdicts),
         ("diagnoses", &found.diagnoses),
     ]
     .map(|(what, counts)| {

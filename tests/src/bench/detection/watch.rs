@@ -121,7 +121,7 @@ impl Watch {
                         push_change(&mut own.diagnoses, at, Some(diagnosis.cause));
                     }
                 }
-                Err(error) => tell(format_args!("bench: the status is not readable: {error}")),
+                Err(error) => tell(format_args!("bench: cannot read the status: {error}")),
             }
             Ok(())
         });

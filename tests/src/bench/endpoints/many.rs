@@ -40,7 +40,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let stand = Stand::new()?;
     let many = Namespaces::new("bench-many", 1)?;
-    let many = many.paths().next().context("there is a namespace")?;
+    let many = many.paths().next().context("no namespace")?;
     let theirs = Theirs::new(folder.path())?;
     let [mut first, mut first_theirs] = [(); 2].map(|()| Times::default());
     for n in 0..SAMPLES {
@@ -82,7 +82,7 @@ impl Theirs {
     /// Adds one after a pause, and deletes it again.
     fn add(&self, stand: &Stand, times: &mut Times) -> anyhow::Result<()> {
         let path = self.namespaces.paths().next();
-        let path = path.context("there is a namespace")?.display().to_string();
+        let path = path.context("no namespace")?.display().to_string();
         let call = |command| {
             // A plugin creates the host's end in the namespace where it runs.
             let call = || self.plugin.call(command, "bench-ptp", &path);
@@ -109,7 +109,7 @@ fn one_more(
 ) -> anyhow::Result<Vec<Figure>> {
     let plugin = Plugin::of(stand.node(), folder)?;
     let netns = Namespaces::new("bench-one", 1)?;
-    let netns = netns.paths().next().context("there is a namespace")?;
+    let netns = netns.paths().next().context("no namespace")?;
     let path = netns.display().to_string();
     let [mut added, mut called, mut beside, mut deleted] = [(); 4].map(|()| Times::default());
     for _ in 0..SAMPLES {
@@ -166,7 +166,7 @@ fn listing(stand: &Stand) -> anyhow::Result<Figure> {
 fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     let [mut times, mut by_nft] = [(); 2].map(|()| Times::default());
     let netns = Namespaces::new("bench-nft", 1)?;
-    let netns = netns.paths().next().context("there is a namespace")?;
+    let netns = netns.paths().next().context("no namespace")?;
     for port in 80..80 + POLICY_CHANGES {
         times.take(|| set_rule(stand, "app", "many", &json!({"kind": "k1"}), port))?;
         let rules = nft_rules(port);
@@ -211,7 +211,7 @@ fn nft_rules(port: u16) -> String {
 fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]> {
     set_rule(stand, "kind", "k2", &json!({"role": "client"}), 80)?;
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
-    let all = listed.as_array().context("the list is no array")?;
+    let all = listed.as_array().context("the list is not an array")?;
     let is_other = |one: &&Value| one["labels"].to_string().contains("kind=k7");
     let id = all.iter().find(is_other).and_then(|one| one["id"].as_u64());
     let id = id.context("no endpoint has the label")?;
@@ -220,7 +220,7 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
     let begun = Instant::now();
     let body = json!({"add": ["role=client"]});
     stand.send("PATCH", &format!("/v1/endpoints/{id}/labels"), &body)?;
-    wait_for("all that it touches to be regenerated", PATIENCE, || {
+    wait_for("all affected endpoints to be regenerated", PATIENCE, || {
         Ok((regenerations(stand)? - before >= touched).then_some(()))
     })?;
     let took = begun.elapsed();
@@ -238,14 +238,14 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
     };
     Ok([
         figure(
-            "regenerations (other: they and itself)",
+            "regenerations (other: those endpoints and itself)",
             "",
             count,
             Some(touched as f64),
             Some(Target::Equal),
         ),
         figure(
-            "until they are through (other: a change of policy at all)",
+            "time until all are done (other: a change of policy at all endpoints)",
             "ms",
             took.as_secs_f64() * 1e3,
             Some(change_ms),

@@ -11,7 +11,7 @@ use super::{Options, Report};
 const PARTS: &[Part] = &[
     Part {
         name: "add",
-        about: "containers that come and go by CNI, beside Debian's ptp and host-local",
+        about: "containers added and deleted by CNI, compared with Debian's ptp and host-local",
         measure: |_| add::figures(),
     },
     Part {
@@ -21,7 +21,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "restored",
-        about: "containers that come while 200 restored endpoints wait for a store that is away",
+        about: "containers added while 200 restored endpoints wait for an unavailable store",
         measure: |_| restored::figures(),
     },
 ];

@@ -29,7 +29,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let stand = Stand::with_args(&format!("--identity-store file:{}", store.display()))?;
     let node = stand.node();
     let many = Namespaces::new("bench-restored", 1)?;
-    let many = many.paths().next().context("there is a namespace")?;
+    let many = many.paths().next().context("no namespace")?;
     for n in 0..ENDPOINTS {
         let labels = [format!("kind=k{}", n / OF_A_KIND)];
         stand.create(many, &format!("r{n}"), &labels)?;
@@ -51,7 +51,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         for (((prefix, plugin), namespaces), times) in both.iter().zip(&containers).zip(&mut times)
         {
             let path = namespaces.paths().nth(n).map(Path::display);
-            let path = path.context("there are as many namespaces")?.to_string();
+            let path = path.context("too few namespaces")?.to_string();
             let container = format!("{prefix}{n}");
             let call = |command: &str| {
                 let answer = node.run_in(|| plugin.call(command, &container, &path))??;
@@ -84,13 +84,14 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         ensure!(answer.is_success, "DEL for {container}: {}", answer.json);
     }
     let [ours, theirs] = times;
-    let name = format!("ADD by CNI, {ENDPOINTS} restored endpoints, the store away (other: ptp)");
+    let name =
+        format!("ADD by CNI, {ENDPOINTS} restored endpoints, store unavailable (other: ptp)");
     Ok(ours.figures(&name, Some(&theirs), Some(ADD_LIMIT))?.into())
 }
 
 /// Number of endpoints in such a state.
 fn count(stand: &Stand, is_counted: impl Fn(&Value) -> bool) -> anyhow::Result<usize> {
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
-    let all = listed.as_array().context("the list is no array")?;
+    let all = listed.as_array().context("the list is not an array")?;
     Ok(all.iter().filter(|one| is_counted(&one["state"])).count())
 }

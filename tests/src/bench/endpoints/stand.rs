@@ -81,7 +81,8 @@ impl Stand {
             body => body.to_string(),
         };
         let answer = send(&self.node().socket(), method, path, &body)?;
-        serde_json::from_str(&answer).with_context(|| format!("{method} {path} is not answered"))
+        serde_json::from_str(&answer)
+            .with_context(|| format!("{method} {path} got no valid answer"))
     }
 
     /// Creates an endpoint through the API, and returns its ID.
@@ -172,7 +173,7 @@ impl Times {
     ) -> anyhow::Result<[Figure; 2]> {
         ensure!(
             other.is_none_or(|other| other.0.len() == self.0.len()),
-            "not as often"
+            "the two sides have different numbers of samples"
         );
         let figure = |what: &str, part: f64, target| {
             let other = other.map(|other| other.quantile_ms(part)).transpose()?;

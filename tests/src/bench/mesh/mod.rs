@@ -199,18 +199,18 @@ impl Scale {
         if let Some(smaller) = smaller {
             let peers = f64::from(self.peers) - f64::from(smaller.peers);
             let kib = (now - smaller.memory.now) * 1024.0 / peers;
-            let name = format!("memory a peer beyond {}", smaller.peers);
+            let name = format!("memory per peer beyond {}", smaller.peers);
             figures.push(figure(&name, "KiB", kib));
         }
         let rate = self.cost.sent.total() as f64 / WINDOW.as_secs_f64();
         figures.push(figure("probes a second", "/s", rate));
         figures.push(figure(
-            "CPU a probe, both sides",
+            "CPU per probe, both sides",
             "us",
             self.cost.micros_a_probe(),
         ));
         figures.push(figure(
-            "CPU a probe, the agent's part",
+            "CPU per probe, the agent's part",
             "us",
             self.cost.own_micros_a_probe(),
         ));
@@ -236,7 +236,7 @@ fn side_by_side(peers: u32, findings: &mut Findings) {
                 "{peers} peers: {other}, round {round} of {ROUNDS}"
             ));
             let name =
-                format!("{peers} peers: CPU a probe by {probes:?} beside {other}, round {round}");
+                format!("{peers} peers: CPU per probe by {probes:?} beside {other}, round {round}");
             let costs = findings.measured(&name, compare(peers, probes));
             if let Some((own, others_cost)) = costs {
                 ours.push(own);
@@ -251,7 +251,7 @@ fn side_by_side(peers: u32, findings: &mut Findings) {
         let rounds = ours.len();
         findings.add(Figure {
             name: format!(
-                "{peers} peers: CPU a probe by {probes:?} alone, both sides, median of {rounds} (other: {other})"
+                "{peers} peers: CPU per probe by {probes:?} alone, both sides, median of {rounds} (other: {other})"
             ),
             unit: "us",
             ours: total.0,
@@ -291,7 +291,7 @@ fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     let answered = report.matches("\"status\":\"\"").count();
     ensure!(
         answered == count_results(&report),
-        "of {} targets {answered} answer, and all should: the machine is too busy, or too slow for {PROBE_RATE} probes a second",
+        "of {} targets, only {answered} answer: the machine is too busy or too slow for {PROBE_RATE} probes per second",
         count_results(&report)
     );
     Ok(cost)

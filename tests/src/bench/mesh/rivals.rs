@@ -63,7 +63,7 @@ pub(super) fn fping_once(
 /// A file with the peers' addresses, and the time between two of them.
 fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFile, Duration)> {
     let addresses = cluster.peers_addresses();
-    let mut list = NamedTempFile::new().context("cannot make a temporary file")?;
+    let mut list = NamedTempFile::new().context("cannot create a temporary file")?;
     for address in &addresses {
         writeln!(list, "{address}")?;
     }
@@ -100,7 +100,7 @@ fn millis(duration: Duration) -> String {
 /// Cost of `prometheus-blackbox-exporter`, which is asked `rate` times a second to probe the next address. The CPU
 /// time of the asking side is not counted.
 pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow::Result<Cost> {
-    let mut settings = NamedTempFile::new().context("cannot make a temporary file")?;
+    let mut settings = NamedTempFile::new().context("cannot create a temporary file")?;
     settings.write_all(EXPORTER_SETTINGS.as_bytes())?;
     settings.flush()?;
     let exporter = Running::start(
@@ -130,7 +130,7 @@ pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow
         scrapes.stop.store(true, Ordering::Relaxed);
         let scraped = scraping
             .join()
-            .map_err(|_| anyhow::anyhow!("the thread that asks the exporter panicked"));
+            .map_err(|_| anyhow::anyhow!("the exporter's client thread panicked"));
         scraped??;
         cost
     })?;

@@ -33,7 +33,7 @@ pub(super) struct Exporter<'a> {
 
 impl<'a> Exporter<'a> {
     pub(super) fn start(node: &'a Node) -> anyhow::Result<Self> {
-        let dir = tempfile::tempdir().context("cannot make a folder for the exporter")?;
+        let dir = tempfile::tempdir().context("cannot create a folder for the exporter")?;
         let modules = dir.path().join("modules.yml");
         fs::write(&modules, MODULES).context("cannot write the exporter's modules")?;
         let mut server = node.command("prometheus-blackbox-exporter");

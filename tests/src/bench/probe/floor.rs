@@ -38,7 +38,7 @@ pub(super) fn cost(
         let thread = thread::spawn(move || exchange(addresses, per_second, window));
         thread
             .join()
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("the floor panicked")))
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the reference panicked")))
     })?
 }
 
@@ -67,7 +67,7 @@ fn exchange(addresses: u32, per_second: f64, window: Duration) -> anyhow::Result
         }
         ensure!(
             elapsed < window + super::PATIENCE,
-            "{} of {begun} exchanges did not end",
+            "{} of {begun} exchanges did not finish",
             begun - ended
         );
         let due = if is_over {

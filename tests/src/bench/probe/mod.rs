@@ -83,7 +83,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let parts = ["many", "fast", "exporter"];
     ensure!(
         parts.into_iter().any(wanted),
-        "there are the parts {}",
+        "the parts are {}",
         parts.join(", ")
     );
     let mut findings = Findings::default();
@@ -98,7 +98,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     }
     if wanted("exporter") {
         for mechanism in Mechanism::ALL {
-            let name = format!("CPU a probe by {}", mechanism.name());
+            let name = format!("CPU per probe by {}", mechanism.name());
             let found = beside_exporter(mechanism);
             if let Some(figure) = findings.measured(&name, found) {
                 findings.add(figure);
@@ -124,7 +124,7 @@ impl Stand {
         ip(prober.name(), &format!("route add {PREFIX} via {gateway}"))?;
         Ok(Self {
             _targets: Targets::start(probed)?,
-            manifests: tempfile::tempdir().context("cannot make a folder for manifests")?,
+            manifests: tempfile::tempdir().context("cannot create a folder for manifests")?,
             bed,
         })
     }
@@ -165,7 +165,9 @@ impl Stand {
         stream.write_all(b"GET /v1/probes/summary HTTP/1.0\r\nHost: agent\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let (_, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+        let (_, body) = answer
+            .split_once("\r\n\r\n")
+            .context("the answer is not HTTP")?;
         serde_json::from_str(body).with_context(|| body.to_owned())
     }
 
@@ -219,7 +221,7 @@ impl Between<'_> {
                 return Ok(bound.map_or(f64::INFINITY, |bound| bound as f64 / 1e6));
             }
         }
-        bail!("the agent tells of no delays")
+        bail!("the agent reports no delays")
     }
 }
 
@@ -289,21 +291,21 @@ fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> an
             Some(Target::RatioAtLeast(0.98)),
         ),
         row(
-            "probes that did not",
+            "probes that failed",
             "",
             others,
             Some(0.0),
             Some(Target::Equal),
         ),
         row(
-            "CPU (other: what it may be)",
+            "CPU (other: the limit)",
             "% of a core",
             used / WINDOW.as_secs_f64() * 100.0,
             Some(CPU_LIMIT),
             limited,
         ),
         row(
-            "CPU a probe (other: bare system calls)",
+            "CPU per probe (other: bare system calls)",
             "us",
             used * 1e6 / (sent + others),
             floor,
@@ -317,14 +319,14 @@ fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> an
             Some(Target::MibAtMost(MEMORY_LIMIT_MIB)),
         ),
         row(
-            "delay of a start, p99 (other: what it may be)",
+            "delay of a start, p99 (other: the limit)",
             "ms",
             between.delay_p99()?,
             Some(DELAY_LIMIT_MS),
             limited,
         ),
         row(
-            "connections that came into TIME_WAIT",
+            "connections that entered TIME_WAIT",
             "",
             after.1 as f64 - before.1 as f64,
             Some(0.0),
@@ -357,7 +359,7 @@ fn beside_exporter(mechanism: Mechanism) -> anyhow::Result<Figure> {
     let theirs = exporter.cost(mechanism, BESIDE, WINDOW)?;
     Ok(Figure {
         name: format!(
-            "CPU a probe by {} (other: blackbox exporter)",
+            "CPU per probe by {} (other: blackbox exporter)",
             mechanism.name()
         ),
         unit: "us",

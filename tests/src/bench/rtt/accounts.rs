@@ -115,5 +115,5 @@ fn counted(node: &Node) -> anyhow::Result<u64> {
     let text = node.exec("nft list chain ip bench requests")?;
     let packets = text.split_once("counter packets ");
     let packets = packets.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
-    packets.with_context(|| format!("nft tells no count: {text}"))
+    packets.with_context(|| format!("nft printed no count: {text}"))
 }

@@ -38,7 +38,7 @@ impl Capture {
         device: &str,
         packets: usize,
     ) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir().context("no folder for captured packets")?;
+        let folder = tempfile::tempdir().context("cannot create a folder for captured packets")?;
         tcpdump
             // Otherwise it writes as a user without access to the folder.
             .args(["-Z", "root", "-n", "-p", "--time-stamp-precision=nano"])
@@ -56,7 +56,7 @@ impl Capture {
         let stderr = capture.tcpdump.stderr.take().context("no standard error")?;
         let mut told = Vec::new();
         for line in BufReader::new(stderr).lines() {
-            let line = line.context("cannot read what tcpdump says")?;
+            let line = line.context("cannot read the output of tcpdump")?;
             if line.contains("listening on") {
                 return Ok(capture);
             }
@@ -95,12 +95,12 @@ fn parse(file: &[u8]) -> anyhow::Result<Vec<Packet>> {
     let word = |bytes: &[u8], at: usize| -> anyhow::Result<u32> {
         let word = bytes
             .get(at..at + 4)
-            .context("a captured file is cut off")?;
+            .context("a capture file is truncated")?;
         Ok(u32::from_ne_bytes(word.try_into()?))
     };
     ensure!(
         word(file, 0)? == MAGIC_NANOSECONDS,
-        "tcpdump wrote no file with stamps in nanoseconds"
+        "tcpdump wrote no file with nanosecond timestamps"
     );
     let mut packets = Vec::new();
     let mut rest = &file[FILE_HEADER_LEN..];
@@ -109,7 +109,7 @@ fn parse(file: &[u8]) -> anyhow::Result<Vec<Packet>> {
         let end = PACKET_HEADER_LEN + word(rest, 8)? as usize;
         let packet = rest
             .get(PACKET_HEADER_LEN + ETHERNET_LEN..end)
-            .context("a captured packet is cut off")?;
+            .context("a captured packet is truncated")?;
         packets.push((at, packet.to_vec()));
         rest = &rest[end..];
     }

@@ -191,19 +191,13 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         figure("stamping", OUT, stamps, 2, limit)?,
         figure("matching", IN, matches, 1, limit)?,
         figure(
-            "when the agent hears of it, entering",
+            "if the agent is notified, entering",
             ACCOUNT,
             entries,
             2,
             None,
         )?,
-        figure(
-            "while somebody captures, matching",
-            IN,
-            stamped_matches,
-            1,
-            None,
-        )?,
+        figure("during a capture, matching", IN, stamped_matches, 1, None)?,
     ])
 }
 

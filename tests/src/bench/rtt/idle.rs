@@ -63,7 +63,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     for (gap, halting, target) in LOADS {
         let _request = halting
             .enforce()
-            .with_context(|| format!("cannot keep CPUs from halting by {LATENCY_REQUEST}"))?;
+            .with_context(|| format!("cannot keep CPUs from halting through {LATENCY_REQUEST}"))?;
         let [mut kernel, mut user, mut tcpdump, mut by_fping, mut by_ping] =
             [const { Vec::new() }; 5];
         for _ in 0..ROUNDS {
@@ -145,7 +145,7 @@ fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     let (_, times) = ran
         .stderr
         .split_once(" : ")
-        .with_context(|| format!("fping is not understood: {}", ran.stderr))?;
+        .with_context(|| format!("cannot parse the output of fping: {}", ran.stderr))?;
     read_times(times.split_whitespace().filter(|&time| time != "-"))
 }
 

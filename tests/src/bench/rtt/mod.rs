@@ -43,17 +43,17 @@ fn settings() -> DatapathConfig {
 const PARTS: &[Part] = &[
     Part {
         name: "cost",
-        about: "what the programs cost a packet",
+        about: "cost of the programs per packet",
         measure: |_| cost::figures(),
     },
     Part {
         name: "tcp",
-        about: "what the programs cost a TCP segment",
+        about: "cost of the programs per TCP segment",
         measure: |_| tcp::figures(),
     },
     Part {
         name: "reference",
-        about: "each probe against a packet socket, over held packets",
+        about: "each probe compared with a packet socket, with delayed packets",
         measure: |_| reference::figures(),
     },
     Part {
@@ -68,7 +68,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "loss",
-        about: "losses against those made",
+        about: "counted losses compared with the injected ones",
         measure: |_| loss::figures(),
     },
     Part {
@@ -78,7 +78,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "listing",
-        about: "listing the rows of very many peers",
+        about: "listing the rows of many peers",
         measure: |_| listing::figures(),
     },
     Part {

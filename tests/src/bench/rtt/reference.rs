@@ -80,7 +80,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     }
     ensure!(
         others[0] >= delay,
-        "packets were held for {:?} only",
+        "packets were held for only {:?}",
         others[0]
     );
     let mut figures = vec![Figure {
@@ -93,7 +93,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     for (name, part, limit) in [("p50", 0.5, MEDIAN_RATIO), ("p99", 0.99, P99_RATIO)] {
         figures.push(Figure {
             name: format!(
-                "held {delay:?}: difference a probe from tcpdump, {name} (other: of tcpdump at both ends of the veth)"
+                "held {delay:?}: difference per probe from tcpdump, {name} (other: of tcpdump at both ends of the veth)"
             ),
             unit: "us",
             ours: micros(quantile(&differences, part)?),

@@ -43,7 +43,7 @@ const CONNECTIONS: [Connection; 3] = [
         is_followed: true,
     },
     Connection {
-        name: "to somebody else",
+        name: "to another host",
         local: "172.30.0.1",
         peer: "192.0.2.9",
         is_followed: false,

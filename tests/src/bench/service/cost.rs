@@ -44,7 +44,7 @@ const STEPS: [Step; 6] = [
     Step::of_all("its answer (to_endpoint)", 1, SYN | ACK),
     Step::of_all("segment of a known flow (from_endpoint)", 0, ACK),
     Step::of_all("its answer (to_endpoint)", 1, ACK),
-    Step::of_one("segment of one and the same flow (from_endpoint)", 0),
+    Step::of_one("segment of always the same flow (from_endpoint)", 0),
     Step::of_one("its answer (to_endpoint)", 1),
 ];
 const SYN_STEP: usize = 0;
@@ -115,9 +115,7 @@ fn family_figures(is_v4: bool, rounds: u16) -> anyhow::Result<Vec<Figure>> {
             side.run(round)?;
         }
     }
-    let [without, one, many] = <[Side; 3]>::try_from(sides)
-        .ok()
-        .context("sides are missing")?;
+    let [without, one, many] = <[Side; 3]>::try_from(sides).ok().context("too few sides")?;
     let without = without.medians()?;
     let family = if is_v4 { "IPv4" } else { "IPv6" };
     let mut figures = Vec::new();

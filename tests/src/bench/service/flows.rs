@@ -91,7 +91,7 @@ fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Fou
         sides.push((place, place.direct()?));
     }
     let mut medians = by_turns(stand, |place| &place.client, &sides, rounds)?;
-    let floor = medians.pop().context("no node that redirects")?;
+    let floor = medians.pop().context("no redirecting node")?;
     let bare = medians.pop().context("no bare node")?;
     Ok((Found::new(stand, medians)?, [bare, floor]))
 }
@@ -229,7 +229,7 @@ fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
             let more = |it: &Medians| 1e6 / of(it) - 1e6 / of(bare);
             figures.push(Figure {
                 name: format!(
-                    "{named}: what is added to {what} of {:.2} us with nothing in the way (other: {name})",
+                    "{named}: time added to {what} of {:.2} us on a bare node (other: {name})",
                     1e6 / of(bare)
                 ),
                 unit: "us",
@@ -262,7 +262,7 @@ fn flat([few, many]: [u32; 2], [first, last]: [(Medians, Medians); 2]) -> Vec<Fi
         let part = |(ours, bare): &(Medians, Medians)| 100.0 * of(ours) / of(bare);
         Figure {
             name: format!(
-                "{}: {what}, as a part of a bare node's (other: {})",
+                "{}: {what}, as a share of a bare node's (other: {})",
                 counted(many),
                 counted(few)
             ),

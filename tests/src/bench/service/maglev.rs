@@ -48,7 +48,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         let even = 100.0 / f64::from(count);
         figures.push(Figure {
             name: format!(
-                "1 of {count} backends goes: flows that move (other: those it had, if even)"
+                "1 of {count} backends is removed: flows that move (other: an even share)"
             ),
             unit: "%",
             ours: moved.count() as f64 / flows * 100.0,
@@ -69,7 +69,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             .map(|count| (f64::from(*count) - share).abs() / share * 100.0);
         figures.push(Figure {
             name: format!(
-                "{flows} flows over {count} backends: farthest from an even share (other: the limit)"
+                "{flows} flows over {count} backends: largest deviation from an even share (other: the limit)"
             ),
             unit: "%",
             ours: off.fold(0.0, f64::max),
@@ -119,7 +119,7 @@ fn choose_all(bed: &TestRun, number: u32) -> anyhow::Result<Vec<IpAddr>> {
             );
             let index = places.get(&(pool.at + hash % pool.len));
             let backend = index.and_then(|index| backends.get(index));
-            let backend = backend.context("a place without a backend")?;
+            let backend = backend.context("a slot without a backend")?;
             Ok(backend.addr.to_ip())
         })
         .collect()

@@ -40,12 +40,12 @@ const MAPS: [&str; 12] = [
 const PARTS: &[Part] = &[
     Part {
         name: "cost",
-        about: "what a service costs a packet, by test runs",
+        about: "cost of a service per packet, by test runs",
         measure: cost::figures,
     },
     Part {
         name: "flows",
-        about: "connections, datagrams and requests through services, beside kube-proxy's rules for nftables, and IPVS where the kernel has it",
+        about: "connections, datagrams and requests through services, compared with kube-proxy's nftables rules, and with IPVS if the kernel has it",
         measure: |options| flows::figures(options, HostRouting::Ebpf),
     },
     Part {
@@ -55,17 +55,17 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "maglev",
-        about: "how evenly Maglev's tables spread flows, and how many move when a backend goes",
+        about: "how evenly Maglev tables spread flows, and how many flows move when a backend is removed",
         measure: |_| maglev::figures(),
     },
     Part {
         name: "scale",
-        about: "50,000 services: a change, a start and memory, beside nft",
+        about: "50,000 services: a change, a start and memory, compared with nft",
         measure: scale::figures,
     },
     Part {
         name: "xdp",
-        about: "what a packet of a known flow costs that XDP sends on, by test runs",
+        about: "cost of a packet of a known flow that XDP forwards, by test runs",
         measure: xdp::figures,
     },
 ];

@@ -109,7 +109,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
         START_LIMIT_S,
     ));
     figures.push(Figure {
-        name: format!("{named}: resident memory that they add"),
+        name: format!("{named}: resident memory for them"),
         unit: MIB,
         ours: memory,
         other: None,
@@ -213,7 +213,9 @@ fn objects(number: u32, endpoints: usize) -> anyhow::Result<[Value; 2]> {
     let first = FIRST_ENDPOINT.to_bits() + number * BACKENDS as u32;
     let endpoints: Vec<Ipv4Addr> = (first..).take(endpoints).map(Ipv4Addr::from_bits).collect();
     let mut list = cluster::manifest(number, &endpoints, NODE).json();
-    let items = list["items"].as_array_mut().context("no list of objects")?;
+    let items = list["items"]
+        .as_array_mut()
+        .context("not a list of objects")?;
     // The items after these are a slice of the other IP version.
     items.truncate(2);
     <[Value; 2]>::try_from(std::mem::take(items))
@@ -303,7 +305,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     times.sort_unstable();
     sets.sort_unstable();
     tell_changes("a change", &times)?;
-    tell_changes("of that, until its source has told all", &sets)?;
+    tell_changes("of which until its source has reported all", &sets)?;
     Ok(Found {
         start,
         changes: times,
@@ -314,7 +316,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
 /// How long `nft` takes for all services, and for changes to one; the latter ascending.
 fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
     // This thread takes the namespace with it when it exits.
-    unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+    unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
     let backends: Vec<Ipv4Addr> = (1..=BACKENDS as u8)
         .map(|last| Ipv4Addr::new(10, 244, 1, last))
         .collect();
@@ -390,7 +392,7 @@ fn by_agent() -> anyhow::Result<AgentFound> {
         )?;
         let shown: Value = serde_json::from_str(&shown)?;
         let bytes = shown["bytes_memlock"].as_f64();
-        maps += bytes.with_context(|| format!("bpftool does not tell the size of {name}"))?;
+        maps += bytes.with_context(|| format!("bpftool did not print the size of {name}"))?;
     }
     Ok(AgentFound {
         start,

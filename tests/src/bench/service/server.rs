@@ -52,7 +52,7 @@ impl Server {
             let stop = stop.clone();
             move || {
                 if let Err(error) = run_on(cpu).and_then(|()| echo_all(&echoing, &stop)) {
-                    tell(format_args!("bench: a server ends: {error:#}"));
+                    tell(format_args!("bench: a server stopped: {error:#}"));
                 }
             }
         })?;
@@ -72,7 +72,7 @@ impl Server {
         let bytes = if is_deaf { 0 } else { u32::MAX };
         SockRef::from(&self.waiting)
             .attach_filter(&[SockFilter::new(code, 0, 0, bytes)])
-            .context("cannot filter what comes")
+            .context("cannot attach a socket filter")
     }
 
     /// Packets that its namespace has ever delivered to a protocol, whether a socket had space for them or not.
@@ -81,7 +81,7 @@ impl Server {
         let mut text = String::new();
         counters.rewind()?;
         counters.read_to_string(&mut text)?;
-        snmp(&text, "Ip", "InDelivers").context("nothing counts what is delivered")
+        snmp(&text, "Ip", "InDelivers").context("no counter of delivered packets")
     }
 
     /// Accepts and drops all queued connections, at most [`BACKLOG`].

@@ -182,7 +182,7 @@ impl Stand {
                     Ok(()) | Err(MapError::KeyNotFound) => {}
                     Err(MapError::SyscallError(error))
                         if error.io_error.kind() == ErrorKind::NotFound => {}
-                    Err(error) => return Err(error).context("cannot forget a flow"),
+                    Err(error) => return Err(error).context("cannot delete a conntrack entry"),
                 }
             }
         }

@@ -178,7 +178,7 @@ impl Targets {
         let source = own_address(first)?;
         let syn = |(number, target): (u32, &SocketAddr)| {
             let SocketAddr::V4(target) = target else {
-                bail!("{target} is no IPv4 address");
+                bail!("{target} is not an IPv4 address");
             };
             let ports = ((u32::from(FIRST_PORT) + number).try_into()?, target.port());
             let ip = Ipv4 {

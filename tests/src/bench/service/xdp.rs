@@ -51,7 +51,7 @@ where
         ];
         for (what, device, packet) in packets {
             figures.push(Figure {
-                name: named(format!("{what}, sent on by {way}")) + " (other: Katran's)",
+                name: named(format!("{what}, forwarded through {way}")) + " (other: Katran's)",
                 unit: "ns",
                 ours: cost(stand, device, &packet.frame(), code, rounds)?,
                 other: Some(KATRAN_KNOWN_NS),
@@ -72,7 +72,7 @@ where
     };
     let ours = cost(stand, 0, &stranger.frame(), PASS, rounds)?;
     figures.push(figure(
-        "segment of no flow of a service, left to the stack",
+        "segment of no service flow, passed to the stack",
         ours,
     ));
     stand.set_way_ticks(0)?;

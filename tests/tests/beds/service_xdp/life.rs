@@ -122,7 +122,7 @@ fn a_device_with_jumbo_frames_is_named_and_gets_the_program_once_it_has_none() -
     ip(FABRIC, &format!("link set {} mtu 9000", node.name()))?;
     node.start_agent()?;
     bed.wait_all_reachable(PATIENCE)?;
-    let named = "device eth0 takes no XDP program with its MTU";
+    let named = "device eth0 cannot run an XDP program with its MTU";
     wait_for("the device to be named", PATIENCE, || {
         Ok((!node.logged(&[" WARN ", named])?.is_empty()).then_some(()))
     })?;
@@ -143,7 +143,7 @@ fn a_driver_without_xdp_is_named_in_one_line() -> anyhow::Result<()> {
     // It serves its API before it attaches anything.
     let _ = node.start_agent();
     wait_for("the refusal", PATIENCE, || {
-        let named = "driver bridge of device plain runs no XDP programs";
+        let named = "driver bridge of device plain does not support XDP";
         Ok((node.logged(&["error: ", named])?.len() == 1).then_some(()))
     })?;
     assert_eq!(programs(node, "plain")?, []);

@@ -44,7 +44,7 @@ pub struct DirectExec {
 /// Runs the command once.
 pub async fn probe(probe: &DirectExec, deadline: Deadline) -> Outcome {
     if probe.command.is_empty() {
-        return own_error("there is no command to run");
+        return own_error("no command to run");
     }
     let (pid, name) = (probe.pid, probe.name.clone());
     // Control group files may be slow.

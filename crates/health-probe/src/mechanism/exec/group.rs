@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GroupError {
     /// Control groups of version 2 are not mounted.
-    #[error("there is no cgroup2 file system: mount one, such as at /sys/fs/cgroup/unified")]
+    #[error("no cgroup2 file system is mounted; mount one, for example at /sys/fs/cgroup/unified")]
     NotMounted,
     /// The process's group is outside of the mounted hierarchy.
     #[error("the control group of process {0} is not visible from here")]

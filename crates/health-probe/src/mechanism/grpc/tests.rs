@@ -193,7 +193,7 @@ async fn pings_without_an_end_are_a_failure() {
     .await;
     let outcome = probe(&grpc(server.address, ""), patience()).await;
     assert!(
-        failed(&outcome).contains("more than 32 KiB came"),
+        failed(&outcome).contains("more than 32 KiB received"),
         "{outcome:?}"
     );
 }

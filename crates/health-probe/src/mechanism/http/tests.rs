@@ -451,7 +451,7 @@ async fn announcements_without_an_end_are_a_failure() {
         (RawResult::Failure, false)
     );
     assert!(
-        outcome.message.contains("more than 138 KiB came"),
+        outcome.message.contains("more than 138 KiB received"),
         "{outcome:?}"
     );
 }

@@ -195,12 +195,12 @@ fn settings_that_are_of_no_use_are_refused() {
         authorities: Some(pem.to_vec()),
         ..Default::default()
     };
-    assert_eq!(refused(authorities(b"x")), "there is no CA certificate");
+    assert_eq!(refused(authorities(b"x")), "no CA certificate found");
     let name = TlsSettings {
         server_name: Some("not a name".to_owned()),
         ..Default::default()
     };
-    assert_eq!(refused(name), "\"not a name\" cannot be a server name");
+    assert_eq!(refused(name), "invalid server name \"not a name\"");
     let identity = |certificates: &str, key: &str| TlsSettings {
         identity: Some(TlsIdentity {
             certificates: certificates.as_bytes().to_vec(),

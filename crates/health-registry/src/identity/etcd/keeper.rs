@@ -90,13 +90,13 @@ impl Keeper {
             };
             let problem = error.to_string();
             if self.problem.as_ref() != Some(&problem) {
-                warn!(%error, "identities cannot be written");
+                warn!(%error, "cannot write identities");
             }
             self.shared.wants().fail(IdentityError::Unavailable {
                 store: self.shared.store.clone(),
                 reason: problem.clone(),
             });
-            let told = format!("identities cannot be written: {problem}");
+            let told = format!("cannot write identities: {problem}");
             self.shared
                 .store_reporter
                 .end(Some(Problem::warning(told)), None);

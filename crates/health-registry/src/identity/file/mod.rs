@@ -206,7 +206,7 @@ impl Follower {
         if self.lost.as_ref() != Some(&reason) {
             warn!(
                 reason,
-                "identities cannot be read or written; those known stand"
+                "cannot read or write identities; keeping the known ones"
             );
         }
         self.shared.fail(self.heard, reason.clone());

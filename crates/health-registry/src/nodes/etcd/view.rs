@@ -246,12 +246,12 @@ impl View {
             .map_err(|refused| refused.to_string())?;
         if claimed_name != name {
             return Err(format!(
-                "it is of node {claimed_name:?}, which is not the key's"
+                "it names node {claimed_name:?}, which does not match its key"
             ));
         }
         if claimed_cluster != self.cluster {
             return Err(format!(
-                "it is of cluster {claimed_cluster:?}, not of {:?}",
+                "it belongs to cluster {claimed_cluster:?}, not to {:?}",
                 self.cluster
             ));
         }
@@ -353,7 +353,7 @@ mod tests {
                 "1".repeat(1 << 20),
                 "the value has 1048576 bytes",
             ),
-            ("nodes/x", json("y", "10.0.0.9"), "it is of node \"y\""),
+            ("nodes/x", json("y", "10.0.0.9"), "it names node \"y\""),
             (
                 "nodes/a/b",
                 json("a/b", "10.0.0.9"),
@@ -362,7 +362,7 @@ mod tests {
             (
                 "nodes/x",
                 good.replace("default", "west"),
-                "it is of cluster \"west\"",
+                "it belongs to cluster \"west\"",
             ),
             (
                 "nodes/x",

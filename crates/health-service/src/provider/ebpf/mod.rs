@@ -189,7 +189,7 @@ impl EbpfProvider {
             if self.refused.get(port) != Some(&text) {
                 match error {
                     PortError::Refused(error) => {
-                        warn!(%port, %error, "cannot change the port in the maps; it stays as it was");
+                        warn!(%port, %error, "cannot update the port in the maps; keeping its former entries");
                     }
                     PortError::WithoutMaglev(error) => {
                         warn!(%port, %error, "no Maglev table for the port; its backends are chosen at random");

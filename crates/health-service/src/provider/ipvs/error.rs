@@ -30,7 +30,7 @@ pub enum IpvsError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Another device has the name of ours.
-    #[error("{0} is not a dummy device: addresses of services cannot be bound to it")]
+    #[error("{0} is not a dummy device: service addresses cannot be bound to it")]
     ForeignDevice(&'static str),
     /// Some steps failed; the others succeeded.
     #[error("{first}{}", others(*more))]

@@ -120,7 +120,7 @@ async fn an_object_with_an_error_is_named_and_stays_as_it_was_and_its_neighbours
     assert_eq!(shown(&set), ["a 10.96.0.1", "c 10.96.0.3"]);
     assert_eq!(
         problems(&set)[2],
-        "list.yaml: service default/d: items[0].spec.clusterIP: Required value: nobody assigns an address to a service of a manifest"
+        "list.yaml: service default/d: items[0].spec.clusterIP: Required value: nothing assigns an address to a service in a manifest"
     );
 }
 
@@ -184,7 +184,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             break set;
         }
     };
-    let told = "busy.yaml: keeps changing: it is read now and then";
+    let told = "busy.yaml: keeps changing; reading it less often";
     assert_eq!(set.services.len(), 2, "{set:?}");
     assert!(problems(&set)[0].starts_with(told), "{set:?}");
     put("calm.yaml", ServiceText::new("calm", "10.96.0.3"));

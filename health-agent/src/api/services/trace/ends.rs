@@ -48,13 +48,13 @@ impl Ends {
         if let Who::Address(address) = who
             && !is_sent_from(address)
         {
-            return Err(bad(format!("source: nothing is sent from {address}")));
+            return Err(bad(format!("source: no packet can come from {address}")));
         }
         if let Some(protocol) = query.protocol
             && !Protocol::WITH_PORTS.contains(&protocol)
         {
             return Err(bad(format!(
-                "protocol: {protocol} is none of TCP, UDP and SCTP"
+                "protocol: {protocol} is not supported; expected TCP, UDP or SCTP"
             )));
         }
         let (destination, protocol) = match parse_socket_address(&query.destination) {
@@ -65,9 +65,7 @@ impl Ends {
         if !who.has(family) {
             let family = family.name();
             let source = &query.source;
-            return Err(bad(format!(
-                "source: {source:?} has no address of {family}"
-            )));
+            return Err(bad(format!("source: {source:?} has no {family} address")));
         }
         Ok(Self {
             who,
@@ -111,7 +109,7 @@ impl Ends {
         let info = kernel.pinned.endpoint(address)?;
         if let (Who::Endpoint(endpoint), None) = (&self.who, &info) {
             differences.push(format!(
-                "the programs know no endpoint at {address}, which is that of endpoint {}",
+                "the programs have no endpoint at {address}, the address of endpoint {}",
                 endpoint.id
             ));
         }
@@ -220,7 +218,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
     let (name, port) = match text.rsplit_once(':') {
         Some((name, port)) => match port.parse() {
             Ok(port) => (name, Some(port)),
-            Err(_) => return Err(bad(format!("source: {port:?} is no port"))),
+            Err(_) => return Err(bad(format!("source: invalid port {port:?}"))),
         },
         None => (text, None),
     };
@@ -241,7 +239,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
             "source: several endpoints are named {name:?}; give the id of one"
         ))),
         (None, _) => Err(missing(format!(
-            "source: no endpoint of this node is {name:?}; give its id or name, an address, or {HOST}"
+            "source: no endpoint {name:?} on this node; give an endpoint's id or name, an address, or {HOST}"
         ))),
     }
 }
@@ -259,7 +257,7 @@ fn of_service(
     };
     if parse_ip(name).is_ok() || parse_ip(text).is_ok() {
         return Err(bad(format!(
-            "destination: {text:?} lacks a port: give ADDRESS:PORT"
+            "destination: {text:?} has no port; expected ADDRESS:PORT"
         )));
     }
     let services = catalog.services(|service| service.is_named(name));
@@ -267,7 +265,7 @@ fn of_service(
         [service] => service,
         [] => {
             return Err(missing(format!(
-                "destination: no service {name:?} is served; `health-agent service list` shows those that are"
+                "destination: no service {name:?}; `health-agent service list` lists the existing ones"
             )));
         }
         several => {
@@ -297,7 +295,9 @@ fn of_service(
         several if port.is_some() => several.iter().find(is_tcp).unwrap_or(&several[0]),
         _ => {
             let has = ports_of(service);
-            return Err(bad(format!("destination: say which port of {name}: {has}")));
+            return Err(bad(format!(
+                "destination: {name} has several ports; give one of {has}"
+            )));
         }
     };
     let addresses = entry.frontends.iter();
@@ -307,7 +307,7 @@ fn of_service(
     match (address, protocol) {
         (Some(address), Ok(protocol)) => Ok((address, protocol)),
         _ => Err(missing(format!(
-            "destination: {name} is served at no address that the source could send to"
+            "destination: {name} has no address that the source can reach"
         ))),
     }
 }

@@ -52,19 +52,21 @@ impl TraceHook {
         let is_host_only = frontend.flags & FRONTEND_HOST_ONLY != 0;
         match self {
             Self::Socket if !kernel.pinned.has_program("sock_connect4") => {
-                Some("the host's own sockets are not served")
+                Some("host sockets cannot reach services")
             }
             Self::Socket if flow.protocol == IP_PROTOCOL_SCTP => {
-                Some("the kernel calls no program when SCTP sockets connect")
+                Some("the kernel runs no program when an SCTP socket connects")
             }
             Self::Socket => None,
-            _ if is_host_only => Some("only sockets of this node reach a service at the loopback"),
+            _ if is_host_only => {
+                Some("only this node's sockets can reach a service at a loopback address")
+            }
             Self::Endpoint => None,
             Self::Uplink if !kernel.pinned.has_program("to_service") => {
-                Some("what comes from outside the node is not served")
+                Some("packets from outside the node cannot reach services")
             }
             Self::Uplink if is_own(source.endpoint.is_some(), || source.identity) => {
-                Some("nobody outside sends from an address that leads to this node")
+                Some("no packet from outside can have a source address of this node")
             }
             Self::Uplink => None,
         }

@@ -333,7 +333,7 @@ impl Kernel {
         });
         Ok((!is_masqueraded).then(|| {
             let family = Family::of(ip).name();
-            format!("it is on another node, and this node has no address of {family} to send from")
+            format!("it is on another node, and this node has no {family} address to send from")
         }))
     }
 }

@@ -62,8 +62,7 @@ fn explain<S: Source>(source: &S, query: &TraceQuery) -> Result<ServiceTrace, Re
     };
     let settings = source.settings();
     if settings.services.service_proxy_mode == ServiceProxyMode::Ipvs {
-        let problem =
-            "services are served by IPVS, which chooses by itself; `ipvsadm -Ln` shows what it has";
+        let problem = "IPVS serves the services and chooses the backends; `ipvsadm -Ln` lists them";
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, problem.to_owned()));
     }
     let ends = Ends::of(source, catalog, query)?;

@@ -60,28 +60,25 @@ impl Outcome {
 impl Refused {
     /// Drops packets, or answers them if there is no backend. A process gets an error at once.
     fn outcome(self, hook: TraceHook, flow: &Connection) -> (TraceVerdict, String) {
-        let none = format!(
-            "there is no {} backend",
-            Family::of(flow.destination.ip()).name()
-        );
+        let none = format!("no {} backend", Family::of(flow.destination.ip()).name());
         let (silent, what, error) = match self {
             Self::NotServed(why) => {
-                let what = format!("passed on as it is: {why}");
+                let what = format!("passed on unchanged: {why}");
                 return (TraceVerdict::NotServed, what);
             }
             Self::Unknown => {
-                let what = "passed on as it is: the programs know no such frontend";
+                let what = "passed on unchanged: the programs have no such frontend";
                 return (TraceVerdict::NotServed, what.to_owned());
             }
             Self::SourceRange => (
                 true,
-                "the source is in no range of those that may use it",
+                "the source is outside the allowed source ranges",
                 "EPERM",
             ),
             Self::NoBackend => (false, &*none, "ECONNREFUSED"),
             Self::NoLocalBackend => (
                 true,
-                "there are backends, but none that it may use",
+                "there are backends, but this flow may use none of them",
                 "EHOSTUNREACH",
             ),
         };
@@ -270,14 +267,14 @@ mod tests {
         assert_eq!(verdict, TraceVerdict::Refused);
         assert!(answer.ends_with("; and 2 more are not reached"), "{answer}");
         let broken = TracedBackend {
-            problem: Some("the programs know no backend 7".to_owned()),
+            problem: Some("the programs have no backend 7".to_owned()),
             ..backend(1, true, None)
         };
         assert_eq!(
             outcome(None, &[broken]),
             (
                 TraceVerdict::Dropped,
-                "shop/web:http -> 10.1.0.1:8080; the programs know no backend 7".to_owned()
+                "shop/web:http -> 10.1.0.1:8080; the programs have no backend 7".to_owned()
             )
         );
     }
@@ -297,13 +294,13 @@ mod tests {
             Refused::NoLocalBackend.outcome(TraceHook::Socket, &flow("10.96.0.1:80")),
             (
                 TraceVerdict::Rejected,
-                "rejected with EHOSTUNREACH: there are backends, but none that it may use"
+                "rejected with EHOSTUNREACH: there are backends, but this flow may use none of them"
                     .to_owned()
             )
         );
         for (destination, told) in [
-            ("10.96.0.1:80", "rejected: there is no IPv4 backend"),
-            ("[fd00::1]:80", "rejected: there is no IPv6 backend"),
+            ("10.96.0.1:80", "rejected: no IPv4 backend"),
+            ("[fd00::1]:80", "rejected: no IPv6 backend"),
         ] {
             let (_, answer) = Refused::NoBackend.outcome(TraceHook::Endpoint, &flow(destination));
             assert_eq!(answer, told);

@@ -82,7 +82,7 @@ impl<S: Source> Judge<'_, S> {
         };
         let verb = |allowed| if allowed { "allow" } else { "refuse" };
         let Some((meant, reason)) = self.reason(to, side) else {
-            let reason = format!("policy table {policy} says so");
+            let reason = format!("according to policy table {policy}");
             return Ok(TracedPolicy { allowed, reason });
         };
         if meant == allowed {
@@ -93,7 +93,7 @@ impl<S: Source> Judge<'_, S> {
             "the programs {does} {direction} of endpoint {id} for {}, but the rules {means} it: {reason}",
             to.destination
         ));
-        let reason = format!("policy table {policy} says so, the rules do not");
+        let reason = format!("according to policy table {policy}, but not to the rules");
         Ok(TracedPolicy { allowed, reason })
     }
 
@@ -146,6 +146,6 @@ impl<S: Source> Judge<'_, S> {
 fn itself(to: &Connection) -> Option<TracedPolicy> {
     (to.source.ip() == to.destination.ip()).then(|| TracedPolicy {
         allowed: true,
-        reason: "it is its own backend".to_owned(),
+        reason: "the endpoint is its own backend".to_owned(),
     })
 }

@@ -118,7 +118,7 @@ impl Owner {
         let found: BTreeSet<_> = pool.iter().map(ListedBackend::address).collect();
         if meant != found {
             return Some(format!(
-                "the programs lead to {}, the agent means {}",
+                "the programs use {}, the agent expects {}",
                 listed(&found),
                 listed(&meant)
             ));
@@ -126,7 +126,7 @@ impl Owner {
         let is_dropped = entry.drops(origin);
         (found.is_empty() && is_dropped != (target == "drop")).then(|| {
             let does = if is_dropped { "drop" } else { "reject" };
-            format!("the programs {does} it, the agent means to {target} it")
+            format!("the programs {does} the flow, the agent expects {target}")
         })
     }
 
@@ -137,7 +137,7 @@ impl Owner {
         if self.frontend.kind != "ClusterIP" && is_inside && self.service.external_policy == "Local"
         {
             reasons.push(
-                "what this node and its endpoints send may use the whole cluster, whatever the policy"
+                "flows from this node and its endpoints may use the whole cluster, whatever the policy"
                     .to_owned(),
             );
         }
@@ -147,16 +147,21 @@ impl Owner {
             .collect();
         let are_ending = !chosen.is_empty() && chosen.iter().all(|backend| !backend.ready);
         match target {
-            "local" => reasons.push("only endpoints of this node".to_owned()),
+            "local" => reasons.push("only endpoints on this node".to_owned()),
             "drop" if self.policy(origin) == "Local" => {
-                reasons.push("there are endpoints, but none of this node serves".to_owned());
+                reasons.push("there are endpoints, but none on this node is serving".to_owned());
             }
-            "drop" => reasons.push("there are endpoints, but none that it may use".to_owned()),
-            "reject" => reasons.push("there are no endpoints that serve".to_owned()),
+            "drop" => {
+                reasons.push("there are endpoints, but this flow may use none of them".to_owned());
+            }
+            "reject" => reasons.push("no endpoint is serving".to_owned()),
             _ => {}
         }
         if are_ending {
-            reasons.push("none is ready: those that end but still serve get the flows".to_owned());
+            reasons.push(
+                "no endpoint is ready; terminating endpoints that still serve get the flows"
+                    .to_owned(),
+            );
         } else if target == "cluster" {
             let family = self.family.name();
             let topology = self.port.topology.iter().filter(|one| one.family == family);
@@ -169,7 +174,7 @@ impl Owner {
         let more = left_out.len().saturating_sub(LEFT_OUT);
         reasons.extend(left_out.into_iter().take(LEFT_OUT));
         if more > 0 {
-            reasons.push(format!("{more} more get nothing"));
+            reasons.push(format!("{more} more get no flows"));
         }
         reasons
     }
@@ -191,12 +196,12 @@ fn why_not(backend: &ServiceBackend, target: &str) -> String {
         (false, Some(false), _) => "its probe fails",
         (false, ..) => backend.state(),
     };
-    format!("{} gets nothing: {why}", backend.address)
+    format!("{} gets no flows: {why}", backend.address)
 }
 
 fn listed(addresses: &BTreeSet<SocketAddr>) -> String {
     if addresses.is_empty() {
-        return "nothing".to_owned();
+        return "no backend".to_owned();
     }
     let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
     addresses.join(", ")
@@ -219,7 +224,7 @@ pub(super) fn pool(
     if let Some(senders) = senders {
         let node = source.name.as_deref().unwrap_or("its node");
         reasons.push(format!(
-            "{node} chooses for its own {senders}: this is of packets that come here untranslated"
+            "{node} chooses for its own {senders}; this trace is for packets that arrive here untranslated"
         ));
     }
     let has_frontend = found.is_some();
@@ -256,7 +261,7 @@ pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
     };
     Refusal(
         StatusCode::NOT_FOUND,
-        format!("destination: no service is reached at {destination}/{protocol}; {near}"),
+        format!("destination: no service at {destination}/{protocol}; {near}"),
     )
 }
 

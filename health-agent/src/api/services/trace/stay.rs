@@ -26,13 +26,12 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         is_open,
         now,
     } = *facts;
-    let untold =
-        "the node of its backend cannot be told of it any more: this node has no key for that";
+    let untold = "this node has no key to notify the backend's node of it";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
         // Only flows sent to the backend itself belong to it.
         (
             false,
-            "another node sent it on to its backend here, and chooses for it",
+            "another node forwarded it to its backend here and chooses the backend",
         )
     } else if flow.is_tcp() {
         match (is_serving, has_answer, is_open) {
@@ -41,17 +40,17 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
                 "its backend no longer serves: the old connection stays there, a new one goes elsewhere",
             ),
             (true, ..) if !can_be_told => (false, untold),
-            (true, false, _) => (false, "the way back from its backend is not known any more"),
-            (true, true, Some(false)) => (false, "its connection is over"),
+            (true, false, _) => (false, "the return path from its backend is no longer known"),
+            (true, true, Some(false)) => (false, "its connection is closed"),
             (true, true, Some(true)) => (true, "its connection is open"),
-            (true, true, None) => (true, "its connection is not known to be over"),
+            (true, true, None) => (true, "its connection is not known to be closed"),
         }
     } else {
         match (now >= entry.expires, flow.protocol == IP_PROTOCOL_UDP) {
-            (true, _) => (false, "nothing was sent for too long"),
+            (true, _) => (false, "it was idle for too long"),
             (false, true) if !is_serving => (false, "its backend no longer serves"),
             _ if !can_be_told => (false, untold),
-            _ => (true, "it goes on"),
+            _ => (true, "it is still in use"),
         }
     };
     let reason = match entry.flags & FLOW_DIRECT != 0 {
@@ -74,7 +73,7 @@ pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
         (true, true) => (true, "its socket is connected to it"),
         (true, false) => (
             false,
-            "its backend no longer serves: the agent ends the socket",
+            "its backend no longer serves: the agent closes the socket",
         ),
         (false, true) => (true, "its socket keeps it while it serves"),
         (false, false) => (false, "its backend no longer serves"),
@@ -99,7 +98,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         (Some(_), false, _) => (false, "its backend gets no new flows".to_owned()),
         (_, true, false) => (
             false,
-            format!("its last flow began {age} s ago; the limit is {secs} s"),
+            format!("its last flow started {age} s ago; the limit is {secs} s"),
         ),
         (_, true, true) if !is_within_reach => (
             false,
@@ -107,7 +106,7 @@ pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
         ),
         (_, true, true) => (
             true,
-            format!("its last flow began {age} s ago; the limit is {secs} s"),
+            format!("its last flow started {age} s ago; the limit is {secs} s"),
         ),
     };
     stay(entry.backend, backend.as_ref().map(address), stays, reason)
@@ -277,7 +276,7 @@ mod tests {
         assert_eq!(well.backend, Some("10.1.0.1:80".parse().unwrap()));
         assert_eq!(
             well.reason,
-            "its last flow began 30 s ago; the limit is 60 s"
+            "its last flow started 30 s ago; the limit is 60 s"
         );
         assert!(!traced(facts(70, Some(backend))).stays);
         let away = ClientFacts {

@@ -42,7 +42,7 @@ impl<S: Source> Tracer<'_, S> {
     pub(super) fn compare(&mut self) {
         let difference = match self.owner {
             None => Some(format!(
-                "the agent knows of no service at {}",
+                "the agent knows no service at {}",
                 self.flow.destination
             )),
             Some(owner) => owner.difference(self.hook.origin(), &self.frontend.entry, self.pool()),
@@ -119,7 +119,7 @@ impl<S: Source> Tracer<'_, S> {
         reasons: &mut Vec<String>,
     ) -> Result<Vec<Candidate>, Refusal> {
         let stays = [
-            (stay, "the flow is known, and keeps its backend"),
+            (stay, "the flow is known and keeps its backend"),
             (affinity, "the client stays with its backend"),
         ];
         for (stay, reason) in stays {
@@ -132,12 +132,12 @@ impl<S: Source> Tracer<'_, S> {
         if entry.algorithm == ALGORITHM_MAGLEV {
             match self.kernel.by_maglev(self.hook, &self.flow, entry)? {
                 Some(index) => {
-                    reasons.push("the Maglev table has this one for the flow".to_owned());
+                    reasons.push("the Maglev table selects this backend for the flow".to_owned());
                     reasons.extend(self.taken(index)?);
                     return self.only(index, None);
                 }
                 None if self.hook == TraceHook::Socket => reasons.push(
-                    "Maglev goes by the number of the socket, which is not known before: any of these"
+                    "Maglev hashes the socket's cookie, which is not known in advance: any of these"
                         .to_owned(),
                 ),
                 None => {}
@@ -164,7 +164,7 @@ impl<S: Source> Tracer<'_, S> {
         let is_open = self.kernel.is_open(self.hook, &self.flow, to)?;
         Ok(is_open.then(|| {
             format!(
-                "the client has a connection to {to} from this port: the backend sees another port"
+                "the client already has a connection to {to} from this port: the backend sees another port"
             )
         }))
     }
@@ -236,13 +236,13 @@ impl<S: Source> Tracer<'_, S> {
     fn problem(&self, listed: &ListedBackend) -> Result<Option<String>, Refusal> {
         if listed.entry.service == 0 {
             let index = listed.index;
-            return Ok(Some(format!("the programs know no backend {index}")));
+            return Ok(Some(format!("the programs have no backend {index}")));
         }
         let has_other_port = listed.address().port() != self.flow.destination.port();
         if self.hook.has_packets() && has_other_port && !can_change_port(self.flow.protocol) {
             let protocol = Protocol(self.flow.protocol);
             return Ok(Some(format!(
-                "{protocol} reaches only backends at the service's port"
+                "{protocol} can reach only backends at the service's port"
             )));
         }
         match self.hook {

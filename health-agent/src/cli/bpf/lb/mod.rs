@@ -29,10 +29,10 @@ Examples:
 const LIST_EXAMPLES: &str = "\
 Output:
   New flows from this node and its endpoints go to the backends under INSIDE, all others to those
-  under OUTSIDE (= if they are the same). Each backend has its share of new flows, and about how
-  many flows it has now. NUMBER identifies the service's port, also with --affinity, --maglev and
-  --flows. Flows and clients are printed as they are read, unordered. With --service the agent is
-  asked for the service's addresses
+  under OUTSIDE (= if they are the same). Each backend shows its share of new flows, and its
+  approximate number of current flows. NUMBER identifies the service's port, also with --affinity,
+  --maglev and --flows. Flows and clients are printed as they are read, unordered. --service asks
+  the agent for the service's addresses
 
 Examples:
   health-agent bpf lb list
@@ -57,19 +57,19 @@ pub enum LbCommand {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").args(["affinity", "maglev", "flows", "sockets"]))]
 pub struct ListArgs {
-    /// List the clients that stay with a backend instead
+    /// List the clients that stay with a backend (session affinity) instead
     #[arg(long)]
     affinity: bool,
     /// List the Maglev tables instead
     #[arg(long)]
     maglev: bool,
-    /// List the flows that were sent to a backend instead, two entries for each
+    /// List the flows sent to backends instead, two entries per flow
     #[arg(long)]
     flows: bool,
-    /// List what the host's own sockets were sent to instead, two entries for each backend of a socket
+    /// List the backends of host sockets instead, two entries per socket and backend
     #[arg(long)]
     sockets: bool,
-    /// Only what belongs to this service: NAMESPACE/NAME, or NAMESPACE/NAME:PORT with a port's number or name
+    /// Only this service: NAMESPACE/NAME, or NAMESPACE/NAME:PORT with a port number or name
     #[arg(long, value_name = "SERVICE")]
     service: Option<String>,
     #[command(flatten)]

@@ -47,7 +47,7 @@ fn write_plot(
     if total < figures.samples {
         writeln!(
             text,
-            "  counts of {total} of the round trips: all are halved whenever one of them is full"
+            "  counts cover {total} of the round trips: all counts are halved when one reaches its maximum"
         )?;
     }
     let (Some(first), Some(last)) = (bars.first(), bars.last()) else {

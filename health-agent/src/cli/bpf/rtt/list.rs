@@ -26,8 +26,8 @@ Columns:
 
 Output:
   wide adds columns; json, jsonl and yaml contain everything, times in nanoseconds, with the
-  non-empty buckets of the histogram as [from, up to, round trips]. The agent is only asked for the
-  names of nodes; the listing works without it
+  non-empty buckets of the histogram as [from, up to, round trips]. The command asks the agent only
+  for node names, and works without it
 
 Differences:
   with --watch --delta all figures, including the histogram, cover the probes and round trips since
@@ -47,10 +47,10 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ListArgs {
-    /// Only the rows of this peer: an address, a prefix or a node's name (repeatable)
+    /// Only rows of this peer: an address, a prefix or a node name (repeatable)
     #[arg(long = "peer", value_name = "ADDRESS|PREFIX|NODE")]
     peers: Vec<Peer>,
-    /// Draw the histograms of this peer: an address, a prefix or a node's name
+    /// Draw the histograms of this peer: an address, a prefix or a node name
     #[arg(long, value_name = "ADDRESS|PREFIX|NODE", conflicts_with = "peers")]
     histogram: Option<Peer>,
     #[command(flatten)]
@@ -64,10 +64,10 @@ pub struct ListArgs {
     /// Reverse the order
     #[arg(long)]
     reverse: bool,
-    /// Only this number of rows, from the top
+    /// Show only this many rows, from the top
     #[arg(long, value_name = "ROWS")]
     top: Option<usize>,
-    /// Omit the names of nodes, and do not ask the agent for them
+    /// Omit node names, and do not ask the agent for them
     #[arg(short, long)]
     numeric: bool,
     /// Update the output continuously, by default every second
@@ -80,7 +80,7 @@ pub struct ListArgs {
         value_parser = watch::parse_period
     )]
     watch: Option<Duration>,
-    /// Show what was counted since the previous update, first after one period
+    /// Show only what was counted since the previous update, starting after one period
     #[arg(long, requires = "watch")]
     delta: bool,
     #[command(flatten)]

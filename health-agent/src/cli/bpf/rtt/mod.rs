@@ -30,7 +30,7 @@ Examples:
 pub enum RttCommand {
     /// List the round-trip times along each path
     List(list::ListArgs),
-    /// Reset rows: they start again with the next round trip
+    /// Reset rows, which start again with the next round trip
     Reset(reset::ResetArgs),
 }
 

@@ -20,27 +20,27 @@ pub(super) enum Sort {
     Path,
     /// ICMP, HTTP, TCP
     Protocol,
-    /// Round trips measured
+    /// Number of round trips
     Samples,
-    /// Part of the probes that was lost
+    /// Share of probes that were lost
     Loss,
-    /// The last round trip
+    /// Last round trip
     Last,
-    /// The shortest
+    /// Shortest round trip
     Min,
-    /// The mean
+    /// Mean
     Mean,
-    /// The median
+    /// Median
     P50,
-    /// The 90th percentile
+    /// 90th percentile
     P90,
-    /// The 99th percentile
+    /// 99th percentile
     P99,
-    /// The longest
+    /// Longest round trip
     Max,
-    /// The jitter
+    /// Jitter
     Jitter,
-    /// The part that was not spent in the peer's host
+    /// Share of the time that was not spent in the peer's host
     Network,
 }
 

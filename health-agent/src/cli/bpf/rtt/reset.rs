@@ -20,7 +20,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ResetArgs {
-    /// Peers whose rows to reset: addresses, prefixes or names of nodes
+    /// Peers to reset: addresses, prefixes or node names
     #[arg(
         value_name = "ADDRESS|PREFIX|NODE",
         required_unless_present = "all",
@@ -45,7 +45,7 @@ impl ResetArgs {
                 let addresses = Addresses::of(peer, &names)?;
                 if !keys.iter().any(|key| addresses.has(key)) {
                     bail!(
-                        "no such row of {peer}: nothing was reset; \
+                        "no such row for {peer}; nothing was reset; \
                          `health-agent bpf rtt list` lists the existing ones"
                     );
                 }

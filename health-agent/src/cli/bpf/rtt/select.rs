@@ -51,19 +51,19 @@ impl fmt::Display for Peer {
 /// Flags that choose among the rows of a peer.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(super) struct Scope {
-    /// Only the addresses of nodes, or those of health endpoints
+    /// Only addresses of nodes, or only those of health endpoints
     #[arg(long, value_enum, value_name = "PATH")]
     path: Option<PathName>,
-    /// Only what was measured by this protocol
+    /// Only round trips measured by this protocol
     #[arg(long, value_enum, value_name = "PROTOCOL")]
     protocol: Option<ProtocolName>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PathName {
-    /// Nodes' own addresses
+    /// Addresses of nodes
     Host,
-    /// Their health endpoints
+    /// Addresses of health endpoints
     Endpoint,
 }
 
@@ -73,7 +73,7 @@ enum ProtocolName {
     Icmp,
     /// HTTP probes
     Http,
-    /// Connections that there are
+    /// Existing TCP connections
     Tcp,
 }
 

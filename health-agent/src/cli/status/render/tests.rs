@@ -366,7 +366,7 @@ fn a_fault_of_this_node_stands_under_the_headline() {
     status.probe_interval = "1m14.444444444s".into();
     status.local.diagnosis = Some(Diagnosis {
         cause: "this-node-isolated".into(),
-        message: "this node isolated: nothing is heard of 95 of 99 peers".into(),
+        message: "this node isolated: no answer from 95 of 99 peers".into(),
         evidence: vec!["eth0 has no carrier".into()],
     });
     assert_eq!(
@@ -374,7 +374,7 @@ fn a_fault_of_this_node_stands_under_the_headline() {
         "\
 Probe time:   2026-11-21T03:00:00Z
 Cluster health:   0/0 reachable   (Probe interval: 1m14.444s, set: 10s; limited by the probe rate)
-Fault of this node:   this node isolated: nothing is heard of 95 of 99 peers
+Fault of this node:   this node isolated: no answer from 95 of 99 peers
   - eth0 has no carrier
 Nodes:
 "
@@ -383,7 +383,7 @@ Nodes:
         succinct(&all(&status), false, None),
         "\
 Cluster health:   0/0 reachable   (2026-11-21T03:00:00Z)
-Fault of this node:   this node isolated: nothing is heard of 95 of 99 peers
+Fault of this node:   this node isolated: no answer from 95 of 99 peers
   Name   IP   Node   Endpoints
 "
     );

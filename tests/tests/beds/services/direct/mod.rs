@@ -506,7 +506,10 @@ fn without_a_key_of_its_own_a_mesh_has_no_direct_return() -> anyhow::Result<()> 
     stand.write(&service)?;
     wait_for("the service to be told of", PATIENCE, || {
         let shown = node.cli("service get asking")?.success()?;
-        for wanted in ["Forwarding:   snat", "no dsr, as its annotation asks for"] {
+        for wanted in [
+            "Forwarding:   snat",
+            "cannot use dsr, which its annotation requests",
+        ] {
             ensure!(shown.contains(wanted), "no {wanted:?} in {shown}");
         }
         Ok(Some(()))

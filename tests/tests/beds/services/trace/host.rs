@@ -103,7 +103,7 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(node.name(), target, &ALL)?;
         let trace = wait_traced(node, ["host:40000", &target.to_string(), ""], "reached")?;
         let reasons = trace.told["pool"]["reasons"].to_string();
-        ensure!(reasons.contains("number of the socket"), "{reasons}");
+        ensure!(reasons.contains("the socket's cookie"), "{reasons}");
         ensure!(
             trace.addresses().iter().eq(&of_names(stand, &ALL, target)?),
             "{}",
@@ -227,7 +227,7 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
     ensure!(
         trace
             .answer()
-            .contains("SCTP reaches only backends at the service's port"),
+            .contains("SCTP can reach only backends at the service's port"),
         "{}",
         trace.answer()
     );

@@ -334,7 +334,7 @@ mod tests {
         let told = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
         assert_eq!(
             told.unwrap_err().to_string(),
-            "the entry is in the set already"
+            "the entry is already in the set"
         );
         assert_eq!(result_of(0, &[0; 4]), Ok(Ok(())));
         assert_eq!(result_of(0, &[]), Ok(Ok(())));

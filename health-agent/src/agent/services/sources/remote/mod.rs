@@ -126,7 +126,7 @@ fn outage(source: &str, objects: &str, stale: Option<&Staleness>) -> Option<Serv
     stale.map(|stale| ServiceProblem {
         subject: source.to_owned(),
         problem: format!(
-            "{objects} stay as they were at {:.0}: {}",
+            "using the {objects} as of {:.0}: {}",
             stale.since, stale.reason
         ),
     })

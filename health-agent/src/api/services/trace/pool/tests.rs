@@ -96,16 +96,16 @@ fn a_pool_says_who_gets_nothing_and_why() {
     assert_eq!(
         local.reasons(Origin::Outside),
         [
-            "only endpoints of this node",
-            "10.1.0.2:8080 gets nothing: its probe fails",
-            "10.1.0.3:8080 gets nothing: on another node",
+            "only endpoints on this node",
+            "10.1.0.2:8080 gets no flows: its probe fails",
+            "10.1.0.3:8080 gets no flows: on another node",
         ]
     );
     assert_eq!(
         local.reasons(Origin::Inside),
         [
-            "what this node and its endpoints send may use the whole cluster, whatever the policy",
-            "10.1.0.2:8080 gets nothing: its probe fails",
+            "flows from this node and its endpoints may use the whole cluster, whatever the policy",
+            "10.1.0.2:8080 gets no flows: its probe fails",
         ]
     );
 }
@@ -124,13 +124,13 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
     hinted.port.topology.push(ServiceTopology {
         family: "IPv4".to_owned(),
         prefers: "zone".to_owned(),
-        reason: "hints are for zones, also for z1".to_owned(),
+        reason: "hints are for zones, including z1".to_owned(),
     });
     assert_eq!(
         hinted.reasons(Origin::Inside),
         [
-            "hints are for zones, also for z1",
-            "10.1.0.2:8080 gets nothing: others are preferred",
+            "hints are for zones, including z1",
+            "10.1.0.2:8080 gets no flows: others are preferred",
         ]
     );
     let ending = ServiceBackend {
@@ -141,7 +141,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
     let endings = owner("ClusterIP", ["cluster"; 2], vec![ending]);
     assert_eq!(
         endings.reasons(Origin::Inside),
-        ["none is ready: those that end but still serve get the flows"]
+        ["no endpoint is ready; terminating endpoints that still serve get the flows"]
     );
     let many = (1..=7).map(|last| ServiceBackend {
         ready: false,
@@ -151,10 +151,10 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
     });
     let none = owner("ClusterIP", ["reject"; 2], many.collect());
     let reasons = none.reasons(Origin::Inside);
-    assert_eq!(reasons[0], "there are no endpoints that serve");
+    assert_eq!(reasons[0], "no endpoint is serving");
     assert_eq!(
         reasons.last().map(String::as_str),
-        Some("2 more get nothing")
+        Some("2 more get no flows")
     );
 }
 
@@ -173,12 +173,12 @@ fn maps_that_lead_elsewhere_than_the_agent_means_are_told() {
     assert_eq!(
         two.difference(Origin::Inside, &entry, &pool_of(&[1]))
             .as_deref(),
-        Some("the programs lead to 10.1.0.1:8080, the agent means 10.1.0.1:8080, 10.1.0.2:8080")
+        Some("the programs use 10.1.0.1:8080, the agent expects 10.1.0.1:8080, 10.1.0.2:8080")
     );
     let drops = owner("NodePort", ["cluster", "drop"], vec![backend(2, false)]);
     assert_eq!(
         drops.difference(Origin::Outside, &entry, &[]).as_deref(),
-        Some("the programs reject it, the agent means to drop it")
+        Some("the programs reject the flow, the agent expects drop")
     );
     let dropping = Frontend {
         flags: FRONTEND_DROPS_OUTSIDE,

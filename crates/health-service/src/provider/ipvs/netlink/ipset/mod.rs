@@ -22,10 +22,10 @@ pub(super) fn error_text(code: i32) -> Option<&'static str> {
     Some(match code {
         4097 => "the kernel uses another ipset protocol",
         4098 => "the kernel has no such type of set",
-        4099 => "there are as many sets as there can be",
+        4099 => "the maximum number of sets is reached",
         4100 => "the set is in use",
         4102 => "the set is of another type",
-        4103 => "the entry is in the set already",
+        4103 => "the entry is already in the set",
         4104 => "invalid prefix",
         4106 => "invalid family",
         4352 => "the set is full",
