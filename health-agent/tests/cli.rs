@@ -588,3 +588,65 @@ fn a_full_disk_is_a_failure() {
     assert!(stderr(&output).starts_with("error: cannot write to standard output: "));
     assert_eq!(stderr(&output).lines().count(), 1);
 }
+
+#[test]
+fn the_reference_and_the_example_are_those_of_this_program() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (command, file) in [
+        ("config reference", "docs/settings.md"),
+        ("config example", "deploy/config.yaml"),
+    ] {
+        let output = program(command).output().unwrap();
+        let written = fs::read_to_string(root.join(file)).unwrap();
+        let hint = "run `cargo xtask docs`";
+        assert_eq!(stdout(&output), written, "{file} is old; {hint}");
+    }
+}
+
+#[test]
+fn settings_files_are_checked_without_an_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    let check = || {
+        let mut command = program("config check");
+        command.arg(&file).output().unwrap()
+    };
+    fs::write(&file, "mesh:\n  probe-interval: 5s\n  one-way: true\n").unwrap();
+    let output = check();
+    assert_eq!(
+        (output.status.code(), stdout(&output)),
+        (Some(0), "2 settings are valid\n")
+    );
+    fs::write(&file, "mesh:\n  probe-intervall: 5s\n").unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(2));
+    let line = stderr(&output);
+    assert_eq!(
+        line,
+        format!(
+            "error: {}:2:3: unknown setting 'probe-intervall'; did you mean probe-interval?\n",
+            file.display()
+        )
+    );
+    let mut run = program("run --config");
+    let output = run.arg(&file).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(2), line));
+}
+
+#[test]
+fn the_short_help_of_run_fits_two_screens_and_has_the_common_settings() {
+    let output = program("run -h").output().unwrap();
+    let lines = stdout(&output).lines().count();
+    assert!(lines <= 100, "{lines} lines");
+    for flag in [
+        "--node-name",
+        "--probe-interval",
+        "--services-from-kubernetes",
+        "--log-level",
+    ] {
+        assert!(stdout(&output).contains(flag), "{flag}");
+    }
+    assert!(!stdout(&output).contains("--nat-max-entries"));
+    let output = program("run --help").output().unwrap();
+    assert!(stdout(&output).contains("--nat-max-entries"));
+}

@@ -1,9 +1,21 @@
-//! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine.
+//! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine, and what `health-agent config` prints
+//! of all settings.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Context as _;
 
 use crate::privilege::as_root;
-use crate::process::run;
+use crate::process::{output, run};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
+
+/// Commands under `health-agent config`, and the files with their output.
+const PRINTED: [(&str, &str); 2] = [
+    ("reference", "docs/settings.md"),
+    ("example", "deploy/config.yaml"),
+];
 
 pub(crate) fn write(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
@@ -21,6 +33,14 @@ pub(crate) fn write(workspace: &Workspace) -> anyhow::Result<()> {
         "making network namespaces",
     )?;
     readme.arg(workspace.root().join("README.md"));
-    readme.arg(workspace.release_binary("health-agent"));
-    run(&mut readme)
+    let agent = workspace.release_binary("health-agent");
+    readme.arg(&agent);
+    run(&mut readme)?;
+    for (command, page) in PRINTED {
+        let printed = output(Command::new(&agent).args(["config", command]))?;
+        let text = printed.with_context(|| format!("`config {command}` failed"))?;
+        let page = workspace.root().join(page);
+        fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
+    }
+    Ok(())
 }

@@ -57,6 +57,8 @@ fn yaml(text: &str) -> Result<Vec<Value>, DocumentError> {
             max_nodes: 2 * VALUES_MAX,
             max_events: 4 * VALUES_MAX,
         },
+        // Otherwise only 32 lines of comments may stand in one place.
+        emit_comments: false,
     };
     let documents: Vec<Tree> =
         serde_saphyr::from_multiple_with_options(text, limits).map_err(|error| {
@@ -170,5 +172,20 @@ impl<'de> Visitor<'de> for Seed<'_> {
             map.insert(key, value);
         }
         Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::parse;
+
+    #[test]
+    fn comments_may_be_long() {
+        let comments = "# a comment\n".repeat(100);
+        let text = format!("{comments}list:\n{comments}- a: 1\n{comments}- b\n{comments}");
+        let documents = parse(&text).ok();
+        assert_eq!(documents, Some(vec![json!({ "list": [{ "a": 1 }, "b"] })]));
     }
 }

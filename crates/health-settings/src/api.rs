@@ -8,16 +8,16 @@ use super::listen::ListenAddress;
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "API")]
 pub struct ApiSettings {
-    /// Group that may use the agent's socket [default: the agent's own]
+    /// Group that may use the agent's socket [default: the agent's own group]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
-    /// Where GET /metrics is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
+    /// Address of GET /metrics: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962")]
     pub metrics_address: ListenAddress,
-    /// Show series of every target, not only of failing ones
+    /// Export series for every target, not only for failing ones
     #[arg(long)]
     pub metrics_per_target: bool,
-    /// Where GET /healthz is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
+    /// Address of GET /healthz: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "localhost:9879")]
     pub healthz_address: ListenAddress,
 }

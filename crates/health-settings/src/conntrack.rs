@@ -54,27 +54,30 @@ pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Conntrack")]
 pub struct ConntrackSettings {
-    /// Time between two collections of conntrack entries, 1s to 12h, or adaptive: by how many expire
+    /// Time between two collections of conntrack entries, 1s to 12h, or adaptive to choose it by the number of entries
+    /// that expire
     #[arg(long, value_name = "DURATION", default_value = "adaptive")]
     pub conntrack_gc_interval: GcInterval,
-    /// Longest time between two collections while the interval is adaptive, 10s to 12h
+    /// Longest time between two collections of conntrack entries if --conntrack-gc-interval is adaptive, 10s to 12h
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
     pub conntrack_gc_max_interval: Duration,
     /// How long conntrack entries live.
     #[command(flatten)]
     pub timeouts: ConntrackTimeouts,
-    /// Maximum number of conntrack entries of TCP for each IP version, 1024 to 16777216; entries are kept when
-    /// it changes [default: 65536; with services as many as --service-flow-max-entries]
+    /// Maximum number of conntrack entries for TCP, per IP version, 1024 to 16777216; existing entries are kept when
+    /// the number changes [default: 65536; with services, the value of --service-flow-max-entries]
     #[arg(long, value_name = "NUMBER")]
     pub conntrack_max_entries: Option<u32>,
-    /// Maximum number of conntrack entries of all other protocols; as above
+    /// Maximum number of conntrack entries for protocols other than TCP, per IP version, 1024 to 16777216; existing
+    /// entries are kept when the number changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
     pub conntrack_any_max_entries: u32,
-    /// Maximum number of NAT entries of TCP for each IP version, two per translation, 1024 to 16777216; as
-    /// above
+    /// Maximum number of NAT entries for TCP, per IP version, 1024 to 16777216; each translation takes two; existing
+    /// entries are kept when the number changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     pub nat_max_entries: u32,
-    /// Maximum number of NAT entries of all other protocols; as above
+    /// Maximum number of NAT entries for protocols other than TCP, per IP version, 1024 to 16777216; each translation
+    /// takes two; existing entries are kept when the number changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
     pub nat_any_max_entries: u32,
 }
@@ -83,56 +86,57 @@ pub struct ConntrackSettings {
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Conntrack")]
 pub struct ConntrackTimeouts {
-    /// How long a conntrack entry of a TCP connection whose handshake is not complete outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of TCP connections whose handshake is not complete after their last packet, 1s to
+    /// 240h
     #[arg(
         long = "conntrack-timeout-tcp-syn",
         value_name = "DURATION",
         default_value_t = Self::default().tcp_syn
     )]
     pub tcp_syn: Lifetime,
-    /// How long a conntrack entry of an established TCP connection outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of established TCP connections after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-tcp-established",
         value_name = "DURATION",
         default_value_t = Self::default().tcp_established
     )]
     pub tcp_established: Lifetime,
-    /// How long a conntrack entry of a TCP connection that is closed or reset outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of closed or reset TCP connections after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-tcp-close",
         value_name = "DURATION",
         default_value_t = Self::default().tcp_close
     )]
     pub tcp_close: Lifetime,
-    /// How long a conntrack entry of UDP outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of UDP after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-udp",
         value_name = "DURATION",
         default_value_t = Self::default().udp
     )]
     pub udp: Lifetime,
-    /// How long a conntrack entry of ICMP echo outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of ICMP echo after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-icmp",
         value_name = "DURATION",
         default_value_t = Self::default().icmp
     )]
     pub icmp: Lifetime,
-    /// How long a conntrack entry of SCTP outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of SCTP after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-sctp",
         value_name = "DURATION",
         default_value_t = Self::default().sctp
     )]
     pub sctp: Lifetime,
-    /// How long a conntrack entry of any other protocol outlives its last packet, 1s to 240h
+    /// Lifetime of conntrack entries of all other protocols after their last packet, 1s to 240h
     #[arg(
         long = "conntrack-timeout-any",
         value_name = "DURATION",
         default_value_t = Self::default().any
     )]
     pub any: Lifetime,
-    /// How long the ports of a packet in fragments are kept for its later ones, 1s to 240h
+    /// How long the ports of a packet in fragments are kept for its later fragments, 1s to 240h
     #[arg(
         long = "conntrack-timeout-fragment",
         value_name = "DURATION",

@@ -18,33 +18,34 @@ const MAX_CONCURRENT: u32 = 100_000;
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Containers")]
 pub struct ContainerSettings {
-    /// Probe the containers of the pods whose manifests are in this folder, *.yaml, *.yml and *.json; read again when
-    /// they change. A template of pods, such as a Deployment's, is one pod with the name of its object
+    /// Folder of manifests (*.yaml, *.yml, *.json) of the pods whose containers to probe; files are read again when
+    /// they change. A pod template, such as a Deployment's, is one pod with the name of its object
     #[arg(long, value_name = "DIR")]
     pub pod_manifests: Option<PathBuf>,
-    /// Probe the containers of the pods that Kubernetes has put on the node --node-name; their restarts are left to the
-    /// kubelet [default KUBECONFIG: that of --registry kubernetes, else the pod's service account, else KUBECONFIG or
-    /// ~/.kube/config]
+    /// Probe the containers of the pods that Kubernetes has scheduled on the node --node-name; their restarts are left
+    /// to the kubelet [default KUBECONFIG: that of --registry kubernetes, else the pod's service account, else
+    /// KUBECONFIG or ~/.kube/config]
     #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub pods_from_kubernetes: Option<ApiAccess>,
-    /// Socket of the container runtime (CRI) that runs these pods, such as /run/containerd/containerd.sock; needs
+    /// Socket of the container runtime (CRI) that runs the probed pods, such as /run/containerd/containerd.sock; needs
     /// --pod-manifests or --pods-from-kubernetes
     #[arg(long, value_name = "SOCKET", value_parser = socket)]
     pub runtime_endpoint: Option<PathBuf>,
-    /// End containers whose liveness or startup probe fails, and start containers again that have ended; off where a
-    /// kubelet does it
+    /// Kill containers whose liveness or startup probe fails, and restart containers that have exited; set it to false
+    /// where a kubelet does this
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub container_restarts: bool,
-    /// The same for pods that a kubelet runs, as those of --pods-from-kubernetes, whose restarts are else left to it
+    /// Apply --container-restarts also to pods that a kubelet runs, such as those of --pods-from-kubernetes; otherwise
+    /// their restarts are left to the kubelet
     #[arg(long)]
     pub kubelet_pod_restarts: bool,
-    /// Maximum number of container probes per second
+    /// Maximum number of container probes per second, 1 to 1000000
     #[arg(long, value_name = "NUMBER", default_value_t = 20_000)]
     pub container_probe_rate: u32,
-    /// Maximum number of container probes at a time; one namespace holds at most half of them, and one pod a third
+    /// Maximum number of concurrent container probes, 1 to 100000; one namespace can hold at most half of them, and one pod a third
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub container_probe_concurrency: u32,
-    /// Maximum number of container probes of one pod per second
+    /// Maximum number of container probes of one pod per second, 1 to 1000000
     #[arg(long, value_name = "NUMBER", default_value_t = 100)]
     pub container_probe_pod_rate: u32,
 }

@@ -13,10 +13,10 @@ use ipnet::IpNet;
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Endpoints")]
 pub struct EndpointSettings {
-    /// Prefix of this node's endpoints, to register in etcd (repeatable)
+    /// Prefix of this node's endpoints, to register in etcd (repeatable or comma-separated)
     #[arg(long = "pod-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of the pod CIDRs that are never allocated: a CIDR or FIRST-LAST (repeatable)
+    /// Addresses of the pod CIDRs that are never allocated, as a CIDR or FIRST-LAST (repeatable or comma-separated)
     #[arg(long = "ipam-exclude", value_name = "RANGE", value_delimiter = ',')]
     pub ipam_excludes: Vec<AddressRange>,
     /// How long a released address is not reused while others are free, at most 24h

@@ -118,6 +118,8 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
             max_nodes: YAML_NODES,
             max_events: 2 * YAML_NODES,
         },
+        // Otherwise only 32 lines of comments may stand in one place.
+        emit_comments: false,
         // `off` is a word of some settings.
         strict_booleans: true,
     };
@@ -130,8 +132,8 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
         })?;
     let mut settings = Vec::new();
     for (key, pairs) in document.into_iter().flat_map(|groups| groups.0) {
-        if !GROUPS.iter().any(|group| group.to_lowercase() == key.value) {
-            let groups = GROUPS.map(str::to_lowercase);
+        let groups = GROUPS.map(|(heading, _)| heading.to_lowercase());
+        if !groups.contains(&key.value) {
             let groups = groups.iter().map(String::as_str);
             return Err(at(key.referenced, unknown("group", &key.value, groups)));
         }

@@ -7,19 +7,19 @@ use clap::builder::ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
-/// The groups, by their heading in the help. Settings files have them in lower case.
-pub(super) const GROUPS: [&str; 11] = [
-    "Node",
-    "Mesh",
-    "Endpoints",
-    "Policy",
-    "Conntrack",
-    "Masquerading",
-    "Containers",
-    "Services",
-    "IPVS",
-    "API",
-    "Log",
+/// The groups, by their heading in the help, with their page in `docs/`. Settings files have them in lower case.
+pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
+    ("Node", Some("registries.md")),
+    ("Mesh", Some("diagnoses.md")),
+    ("Endpoints", Some("endpoints.md")),
+    ("Policy", Some("policy.md")),
+    ("Conntrack", Some("conntrack.md")),
+    ("Masquerading", Some("conntrack.md#translation")),
+    ("Containers", Some("probes.md")),
+    ("Services", Some("services.md")),
+    ("IPVS", Some("services-ipvs.md")),
+    ("API", Some("api.md")),
+    ("Log", None),
 ];
 
 /// The settings that most users need. `-h` shows these; `--help` shows all.
@@ -86,7 +86,8 @@ fn boolean(text: &str) -> Result<bool, &'static str> {
 /// The group of a setting in files; `None` for arguments that are no settings.
 pub(super) fn group(arg: &Arg) -> Option<String> {
     let heading = arg.get_help_heading()?;
-    GROUPS.contains(&heading).then(|| heading.to_lowercase())
+    let is_group = GROUPS.iter().any(|(group, _)| *group == heading);
+    is_group.then(|| heading.to_lowercase())
 }
 
 /// A setting's name: its flag without hyphens at the start.

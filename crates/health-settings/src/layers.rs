@@ -152,12 +152,11 @@ impl Layers {
             }
         }
         let mut settings = settings.validated().map_err(at)?;
-        settings.values = SettingValue::of_location(&settings.location, matches);
-        settings
-            .values
-            .extend(SettingValue::all(run, matches, &settings, |id, name| {
-                self.origin(matches, id, name)
-            }));
+        let mut values = SettingValue::of_location(&settings.location, matches);
+        values.extend(SettingValue::all(run, matches, &settings, |id, name| {
+            self.origin(matches, id, name)
+        }));
+        settings.values = values.into();
         Ok(settings)
     }
 }

@@ -31,6 +31,8 @@ mod service_sources;
 mod services;
 mod view;
 
+use std::sync::Arc;
+
 use clap::{Args, Command, FromArgMatches};
 use health_common::ct::DEFAULT_ENTRIES;
 use health_model::settings::{InvalidSetting, Location};
@@ -100,7 +102,7 @@ pub struct Settings {
     pub log: LogSettings,
     /// The value of each in force and where it comes from.
     #[arg(skip)]
-    pub values: Vec<SettingValue>,
+    pub values: Arc<[SettingValue]>,
 }
 
 impl Default for Settings {

@@ -26,11 +26,11 @@ pub enum LogFormat {
 /// How severe an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Something failed and needs attention
+    /// Failures that need attention
     Error,
-    /// Something failed and was worked around
+    /// Failures that were worked around
     Warn,
-    /// Something changed
+    /// Changes
     Info,
     /// What the agent does and why
     Debug,

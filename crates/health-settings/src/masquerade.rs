@@ -53,17 +53,17 @@ impl FromStr for MasqueradePorts {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Masquerading")]
 pub struct MasqueradeSettings {
-    /// Destinations that endpoints reach without masquerading; enables masquerading to all others for this
-    /// IP version (repeatable)
+    /// Destinations that endpoints reach without masquerading; enables masquerading to all other destinations of the
+    /// same IP version (repeatable or comma-separated)
     #[arg(long = "native-routing-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub native_routing_cidrs: Vec<IpNet>,
-    /// More destinations that are reached without masquerading (repeatable)
+    /// Destinations to reach without masquerading, in addition to --native-routing-cidr (repeatable or comma-separated)
     #[arg(long = "masquerade-exclude", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub masquerade_excludes: Vec<IpNet>,
     /// Source ports for masqueraded flows, 1024 or higher
     #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
     pub masquerade_ports: MasqueradePorts,
-    /// Sources routed through this host that are masqueraded in addition to its endpoints (repeatable)
+    /// Sources routed through this host to masquerade in addition to its endpoints (repeatable or comma-separated)
     #[arg(long = "gateway-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub gateway_cidrs: Vec<IpNet>,
 }

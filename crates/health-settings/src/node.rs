@@ -17,36 +17,36 @@ const REGISTRY: &str = "file:/etc/health-agent/nodes.yaml";
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Node")]
 pub struct NodeSettings {
-    /// This node's name in the node registry [default: the host name]
+    /// Name of this node in the node registry [default: the host name]
     #[arg(long, value_name = "NAME", default_value_t = host_name(), hide_default_value = true)]
     pub node_name: String,
-    /// Name of this node's cluster
+    /// Name of the cluster that this node belongs to
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub cluster_name: String,
-    /// Where the nodes of this cluster come from: file:PATH, etcd:URL[,URL...], etcd:PATH of a
-    /// configuration, kubernetes[:PATH of a kubeconfig]
+    /// Source of the nodes of this cluster: file:PATH, etcd:URL[,URL...], etcd:PATH of a configuration file, or
+    /// kubernetes[:PATH of a kubeconfig]
     #[arg(long, value_name = "REGISTRY", default_value = REGISTRY)]
     pub registry: RegistrySpec,
-    /// File of the node registry, read again when it changes: short for --registry file:FILE
+    /// File with the node registry, read again when it changes; short for --registry file:FILE
     #[arg(long, value_name = "FILE", value_parser = absolute_path())]
     pub nodes_file: Option<PathBuf>,
     /// Another cluster to probe, and its registry (repeatable)
     #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
     pub remote_clusters: Vec<RemoteCluster>,
-    /// Where the identities of this cluster are kept, the same on all its nodes: file:PATH,
-    /// etcd:URL[,URL...], etcd:PATH of a configuration [default: --registry if that is etcd, else
-    /// file:identities.json in --state-dir]
+    /// Store of the identities of this cluster, the same on all its nodes: file:PATH, etcd:URL[,URL...], or etcd:PATH
+    /// of a configuration file [default: --registry if that is etcd, else file:identities.json in --state-dir]
     #[arg(long, value_name = "STORE")]
     pub identity_store: Option<RegistrySpec>,
-    /// Address that this node registers in etcd (repeatable) [default: those of the uplinks]
+    /// Address that this node registers in etcd (repeatable or comma-separated) [default: the uplinks' addresses]
     #[arg(long = "node-address", value_name = "IP", value_parser = parse_ip, value_delimiter = ',')]
     pub node_addresses: Vec<IpAddr>,
-    /// Uplink, by interface name (repeatable) [default: those that carry the node's addresses]
+    /// Name of an uplink interface (repeatable or comma-separated) [default: the interfaces that carry the node's
+    /// addresses]
     #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
-    /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
-    /// FILE.next, is accepted too [default: a public key]
+    /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents prove it to each other and
+    /// recognise each other's ICMP probes by it; a second key in FILE.previous or FILE.next is also accepted [default:
+    /// a public key]
     #[arg(long, value_name = "FILE")]
     pub mesh_key_file: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@ pub struct PolicySettings {
     /// Let this host reach its own endpoints unless a rule denies it
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub policy_allow_localhost: bool,
-    /// Let endpoints ask for addresses by DHCPv6, whatever their policy
+    /// Let endpoints request addresses by DHCPv6, regardless of their policy
     #[arg(long)]
     pub policy_allow_dhcpv6: bool,
 }

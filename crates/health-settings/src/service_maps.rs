@@ -17,32 +17,38 @@ const MAX_MAGLEV_TABLES: u32 = 4096;
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceMapSettings {
-    /// Maximum number of addresses and ports of services for each IP version, 1024 to 16777216; entries are kept when
-    /// it changes, and a map that has more of them keeps its size
+    /// Maximum number of service frontends (address and port), per IP version, 1024 to 16777216; existing entries are
+    /// kept when the number changes, and a map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_FRONTENDS)]
     pub service_frontend_max_entries: u32,
-    /// Maximum number of backends, one for each port of a service that an endpoint has; there is room for four times as
-    /// many places in lists of backends; as above
+    /// Maximum number of backends, 1024 to 16777216; an endpoint counts once for each service port that it has; lists
+    /// of backends have space for four times as many slots; existing entries are kept when the number changes, and a
+    /// map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_BACKENDS)]
     pub service_backend_max_entries: u32,
-    /// Maximum number of lists of backends by Maglev, 1 to 4096; as above
+    /// Maximum number of Maglev lists of backends, 1 to 4096; existing entries are kept when the number changes, and a
+    /// map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAGLEV_TABLES)]
     pub service_maglev_tables: u32,
-    /// Maximum number of source ranges of load balancers, 1024 to 16777216; as above
+    /// Maximum number of source ranges of load balancers, 1024 to 16777216; existing entries are kept when the number
+    /// changes, and a map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_SOURCE_RANGES)]
     pub service_source_range_max_entries: u32,
-    /// Maximum number of clients that stay with their backends, 1024 to 16777216; entries are kept when it changes
+    /// Maximum number of clients that stay with their backends, 1024 to 16777216; existing entries are kept when the
+    /// number changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY)]
     pub service_affinity_max_entries: u32,
-    /// Maximum number of entries for flows of TCP through services for each IP version, two per flow; as above. By default
-    /// 262144 on hosts with more than 4 GiB of memory, else 131072
+    /// Maximum number of entries for TCP flows through services, per IP version, 1024 to 16777216; each flow takes two;
+    /// existing entries are kept when the number changes; by default 262144 on hosts with more than 4 GiB of memory,
+    /// else 131072
     #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries(), hide_default_value = true)]
     pub service_flow_max_entries: u32,
-    /// Maximum number of entries for flows of all other protocols through services; as above
+    /// Maximum number of entries for flows through services of protocols other than TCP, per IP version, 1024 to
+    /// 16777216; each flow takes two; existing entries are kept when the number changes
     #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
     pub service_flow_any_max_entries: u32,
-    /// Maximum number of entries for the host's own sockets that services are used by: two for a connected socket, and for
-    /// one of UDP without a connection two for each service; as above
+    /// Maximum number of entries for the host's own sockets that use services, 1024 to 16777216; a connected socket
+    /// takes two, an unconnected UDP socket two for each service; existing entries are kept when the number changes
     #[arg(long, value_name = "NUMBER", default_value_t = SOCKET_ENTRIES)]
     pub service_socket_max_entries: u32,
 }

@@ -51,31 +51,31 @@ impl fmt::Display for ServiceProxyMode {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "IPVS")]
 pub struct IpvsSettings {
-    /// Mode ipvs: scheduler of services that choose no algorithm, as ipvsadm names it
+    /// Scheduler for services that choose no algorithm, by its ipvsadm name; ipvs mode only
     #[arg(long, value_name = "NAME", default_value = "rr")]
     pub ipvs_scheduler: String,
-    /// Mode ipvs: addresses of services that get no virtual server (repeatable)
+    /// Addresses of services that get no virtual server (repeatable or comma-separated); ipvs mode only
     #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub ipvs_exclude_cidrs: Vec<IpNet>,
-    /// Mode ipvs: answer ARP for an address only on the device that has it
+    /// Answer ARP for an address only on the device that has it; ipvs mode only
     #[arg(long)]
     pub ipvs_strict_arp: bool,
-    /// Mode ipvs: masquerade all traffic to ClusterIPs, not only that from outside of this node's pod CIDRs
+    /// Masquerade all traffic to ClusterIPs, not only traffic from outside this node's pod CIDRs; ipvs mode only
     #[arg(long)]
     pub ipvs_masquerade_all: bool,
-    /// Mode ipvs: bit of the packet mark that requests masquerading, 0 to 31
+    /// Bit of the packet mark that requests masquerading, 0 to 31; ipvs mode only
     #[arg(long, value_name = "BIT", default_value_t = 14)]
     pub ipvs_masquerade_bit: u8,
-    /// Mode ipvs: time between two checks whether draining backends have lost their last connection, 100ms to 10m
+    /// Time between two checks whether draining backends have lost their last connection, 100ms to 10m; ipvs mode only
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     pub ipvs_drain_interval: Duration,
-    /// Mode ipvs: how long idle TCP connections are kept; 0s leaves the kernel's setting as it is
+    /// How long idle TCP connections are kept, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
     #[arg(long, value_name = "DURATION", default_value_t)]
     pub ipvs_tcp_timeout: IdleTimeout,
-    /// Mode ipvs: how long idle TCP connections after a FIN are kept; 0s leaves the kernel's setting as it is
+    /// How long idle TCP connections are kept after a FIN, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
     #[arg(long, value_name = "DURATION", default_value_t)]
     pub ipvs_tcpfin_timeout: IdleTimeout,
-    /// Mode ipvs: how long idle UDP flows are kept; 0s leaves the kernel's setting as it is
+    /// How long idle UDP flows are kept, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
     #[arg(long, value_name = "DURATION", default_value_t)]
     pub ipvs_udp_timeout: IdleTimeout,
 }

@@ -15,16 +15,16 @@ const MAX_LABEL_LEN: usize = 63;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceSources {
-    /// Serve the services of the Kubernetes cluster, of all namespaces [default KUBECONFIG: that of --registry
-    /// kubernetes, else the pod's service account, else KUBECONFIG or ~/.kube/config]
+    /// Serve Kubernetes services of all namespaces [default KUBECONFIG: that of --registry kubernetes, else the pod's
+    /// service account, else KUBECONFIG or ~/.kube/config]
     #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub services_from_kubernetes: Option<ApiAccess>,
-    /// Serve the services whose manifests are in etcd, in the keys of --cluster-name: URL[,URL...] of its members, or
-    /// the path of a file with certificates and credentials [default CLUSTER: that of --registry etcd]
+    /// Serve the services whose manifests are in etcd, in the keys of --cluster-name; CLUSTER is URL[,URL...] of its
+    /// members, or the path of a file with certificates and credentials [default CLUSTER: that of --registry etcd]
     #[arg(long, value_name = "CLUSTER", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub services_from_etcd: Option<EtcdAccess>,
-    /// Serve the services and endpoint slices whose label service.kubernetes.io/service-proxy-name is NAME, and no
-    /// others [default: those without that label]
+    /// Serve only services and endpoint slices whose label service.kubernetes.io/service-proxy-name is NAME [default:
+    /// those without that label]
     #[arg(long, value_name = "NAME")]
     pub service_proxy_name: Option<String>,
 }

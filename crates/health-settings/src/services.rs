@@ -28,26 +28,27 @@ const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceSettings {
-    /// Serve the services and endpoint slices whose manifests are in this folder (*.yaml, *.yml, *.json); files are read
-    /// again when they change
+    /// Folder of manifests (*.yaml, *.yml, *.json) of the services and endpoint slices to serve; files are read again
+    /// when they change
     #[arg(long, value_name = "DIR")]
     pub service_manifests: Option<PathBuf>,
     /// Sources outside this node.
     #[command(flatten)]
     pub sources: ServiceSources,
-    /// What serves services; after a change, established TCP connections go on by the former one until they end
+    /// Implementation that serves services (after a change, established TCP connections stay with the previous one
+    /// until they end)
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_proxy_mode: ServiceProxyMode,
-    /// Serve NodePorts at addresses of this network only (repeatable) [default: at all addresses of this node, except
-    /// link-local ones]
+    /// Serve NodePorts only at addresses in this network (repeatable or comma-separated) [default: at all addresses of
+    /// this node, except link-local ones]
     #[arg(long = "service-node-port-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub service_node_port_cidrs: Vec<IpNet>,
-    /// External addresses (spec.externalIPs) at which services are served: no-nodes, those that no node has; all; none; or those
-    /// in these networks, CIDR[,CIDR...]
+    /// External addresses (spec.externalIPs) at which services are served: no-nodes for addresses that no node has,
+    /// all, none, or CIDR[,CIDR...] for addresses in these networks
     #[arg(long, value_name = "ADDRESSES", default_value = "no-nodes")]
     pub service_external_ips: ExternalIpSetting,
-    /// Zone of this node, as endpoint slices name it in their hints [default: with `--registry kubernetes` that of the Node
-    /// object]
+    /// Zone of this node, as named in the hints of endpoint slices [default: with --registry kubernetes, the zone of
+    /// the Node object]
     #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
     /// Shortest time between two changes of the datapath for services, at most 10s
@@ -57,23 +58,24 @@ pub struct ServiceSettings {
     /// this node unhealthy
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     pub service_sync_max: Duration,
-    /// How packets of clients outside get to backends on other nodes, if the service does not say: `dsr` and `hybrid` need a
-    /// mesh key of one's own, and the mode `ebpf`
+    /// How packets of clients outside get to backends on other nodes, unless the service specifies it (dsr and hybrid
+    /// need --mesh-key-file with your own key, and --service-proxy-mode ebpf)
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_forwarding: ServiceForwarding,
-    /// Whether XDP programs on the uplinks forward packets of known flows between clients outside and backends on other nodes
+    /// XDP programs on the uplinks that forward packets of known flows between clients outside and backends on other
+    /// nodes
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_xdp: ServiceXdp,
-    /// How packets from endpoints, and for services from outside, get to endpoints of this node: `ebpf` counts where the agent's
-    /// programs serve services
+    /// How packets from endpoints, and packets for services from outside, get to endpoints of this node (ebpf takes
+    /// effect only where the agent's programs serve services)
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub host_routing: HostRouting,
-    /// Where GET /healthz and /livez tell load balancers and supervisors how services do: ADDRESS:PORT, localhost:PORT
-    /// (both IP versions) or off; without services it is off
+    /// Address of GET /healthz and /livez, which report the state of services to load balancers and supervisors:
+    /// ADDRESS:PORT, localhost:PORT (both IP versions) or off; always off without services
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
     pub service_health_listen: ListenAddress,
-    /// Where to serve GET /metrics, /healthz and /proxyMode, as kube-proxy does: ADDRESS:PORT, localhost:PORT (both IP
-    /// versions) or off; without services it is off
+    /// Address of GET /metrics, /healthz and /proxyMode, as served by kube-proxy: ADDRESS:PORT, localhost:PORT (both IP
+    /// versions) or off; always off without services
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
     pub service_metrics_listen: ListenAddress,
     /// Room in the maps.

@@ -371,7 +371,10 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
             let settings = Settings::from_arg_matches(&matches).expect(name);
             let origin = |id: &str, name: &str| layers.origin(&matches, id, name);
             let values = SettingValue::all(&run, &matches, &settings, origin);
-            Settings { values, ..settings }
+            Settings {
+                values: values.into(),
+                ..settings
+            }
         };
         let by_flag = unchecked(&[format!("--{name}={value}")], &Layers::default());
         fs::write(&file, format!("{group}:\n  {name}: {value}\n")).expect("a file");

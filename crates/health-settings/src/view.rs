@@ -185,7 +185,7 @@ fn default(arg: &Arg) -> Value {
 
 /// The settings of a command, by group.
 fn by_group(run: &Command) -> impl Iterator<Item = (&'static str, Vec<&Arg>)> {
-    GROUPS.into_iter().map(|heading| {
+    GROUPS.into_iter().map(|(heading, _)| {
         let of_group = |arg: &&Arg| arg.get_help_heading() == Some(heading);
         (heading, run.get_arguments().filter(of_group).collect())
     })
@@ -286,15 +286,50 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The reference of all settings, in Markdown.
+/// The start of the reference.
+const INTRODUCTION: &str = "\
+# Settings
+
+Each setting is a flag of `health-agent run`, an environment variable, and a key of a settings file:
+
+```
+health-agent run --probe-interval 5s
+HEALTH_AGENT_PROBE_INTERVAL=5s health-agent run
+```
+
+```yaml
+# /etc/health-agent/config.yaml
+mesh:
+  probe-interval: 5s
+```
+
+A flag takes precedence over a variable, a variable over a file, and a file over the default. The files are
+`/etc/health-agent/config.yaml`, if it exists, or that of `--config FILE`, and `config.d/*.yaml` beside it. Of several files
+that set the same, the last one by name counts. `deploy/config.yaml` is an example with all settings.
+
+- Durations are written like `500ms`, `10s`, `1m30s` or `12h`.
+- A boolean is `--x`, `--x=true` or `--x=false`; `on` and `off`, `yes` and `no` mean the same.
+- A list is a repeated flag, or one value with commas; in files it may also be a YAML list. `--remote-cluster` is only
+  repeated, since its values may have commas.
+- The location of an agent's files (`--instance`, `--runtime-dir`, `--state-dir`, `--bpf-root`) and `--netns` are flags of
+  all commands and environment variables (`HEALTH_AGENT_INSTANCE` and so on), but not in files: they say which agent is meant.
+
+`health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
+agent, and names line, column and the nearest key. `config example` prints a file with all settings, commented out, `config
+schema` its JSON Schema, and `config reference` this page.
+";
+
+/// The reference of all settings, `docs/settings.md`.
 pub fn reference(run: &Command) -> String {
-    let mut text = String::new();
-    for (heading, args) in by_group(run) {
+    let mut text = INTRODUCTION.to_owned();
+    for ((heading, args), (_, page)) in by_group(run).zip(GROUPS) {
+        let about = page.map(|page| format!("; about them: [{page}]({page})"));
         let _ = write!(
             text,
-            "\n## {heading}\n\nIn settings files: `{}`.\n\n\
+            "\n## {heading}\n\nIn files under `{}`{}.\n\n\
              | setting | environment variable | default | |\n| --- | --- | --- | --- |\n",
-            heading.to_lowercase()
+            heading.to_lowercase(),
+            about.unwrap_or_default()
         );
         for arg in args {
             let default = match default(arg) {
@@ -303,9 +338,19 @@ pub fn reference(run: &Command) -> String {
                 Value::String(text) => format!("`{text}`"),
                 value => format!("`{value}`"),
             };
+            let possible = arg.get_possible_values();
+            let choices: Vec<_> = possible
+                .iter()
+                .filter(|_| kind(arg) == Kind::Text)
+                .map(|value| format!("`{}`", value.get_name()))
+                .collect();
+            let choices = match choices.is_empty() {
+                true => String::new(),
+                false => format!(": {}", choices.join(", ")),
+            };
             let _ = writeln!(
                 text,
-                "| `{}` | `{}` | {default} | {} |",
+                "| `{}` | `{}` | {default} | {}{choices} |",
                 name(arg),
                 variable(arg),
                 help(arg).replace('|', "\\|").replace('\n', " ")

@@ -423,7 +423,7 @@ async fn identity<S: Source>(
 async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     answer(move || {
         Ok(SettingList {
-            settings: api.source.settings().values,
+            settings: api.source.settings().values.to_vec(),
         })
     })
     .await

@@ -40,15 +40,28 @@ pub struct ConfigArgs {
 #[derive(Debug, Subcommand)]
 enum FileCommand {
     /// Check a settings file, and the files of config.d beside it
+    #[command(after_help = "\
+Examples:
+  health-agent config check
+  health-agent config check ./config.yaml")]
     Check {
         /// The file [default: /etc/health-agent/config.yaml]
         file: Option<PathBuf>,
     },
     /// Print a settings file with all settings and their defaults, commented out
+    #[command(after_help = "\
+Examples:
+  health-agent config example > /etc/health-agent/config.yaml")]
     Example,
     /// Print the JSON Schema of settings files
+    #[command(after_help = "\
+Examples:
+  health-agent config schema > config.schema.json")]
     Schema,
     /// Print the reference of all settings, in Markdown
+    #[command(after_help = "\
+Examples:
+  health-agent config reference > settings.md")]
     Reference,
 }
 

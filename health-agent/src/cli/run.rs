@@ -8,6 +8,13 @@ use health_settings::Settings;
 const EXAMPLES: &str = "\
 Examples:
   health-agent run
+  health-agent run --nodes-file /etc/health-agent/nodes.yaml --probe-interval 5s
+  health-agent run --registry kubernetes --services-from-kubernetes
+  HEALTH_AGENT_LOG_LEVEL=debug health-agent run --config /etc/health-agent/config.yaml";
+
+const MORE_EXAMPLES: &str = "\
+Examples:
+  health-agent run
   health-agent run --config /etc/health-agent/config.yaml
   health-agent run --node-name hnode1 --nodes-file /etc/health-agent/nodes.yaml
   health-agent run --device eth0,eth1 --probe-interval 5s --probe-timeout 500ms
@@ -22,14 +29,11 @@ Examples:
     --runtime-endpoint /run/containerd/containerd.sock
   health-agent run --service-manifests /etc/health-agent/services --service-node-zone z1
   health-agent run --log-format json --log-level debug
-  health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a
-
-Each setting is a flag, an environment variable (HEALTH_AGENT_PROBE_INTERVAL) and a key of the settings file.
-A flag takes precedence over a variable, and that over a file. `health-agent config` shows all of them.";
+  health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, after_long_help = MORE_EXAMPLES)]
 pub struct RunArgs {
     /// Settings file, with the files of config.d beside it [default: /etc/health-agent/config.yaml if it exists]
     #[arg(long, value_name = "FILE", env = "HEALTH_AGENT_CONFIG")]

@@ -69,7 +69,7 @@ fn a_trace_is_refused_by_the_end_that_is_wrong() {
         (
             "?source=host&destination=shop/db:80",
             404,
-            "no service \"shop/db\" is served",
+            "no service \"shop/db\"",
         ),
         (
             "?source=host&destination=web:80",
@@ -90,7 +90,7 @@ fn a_trace_is_refused_by_the_end_that_is_wrong() {
         (
             "?source=host:x&destination=shop/web:80",
             400,
-            "source: \"x\" is no port",
+            "source: invalid port \"x\"",
         ),
         (
             "?source=db&destination=shop/web:80",

@@ -64,7 +64,7 @@ fn everything_about_a_pods_probes_is_in_one_place() {
     assert_eq!(details["pod"]["uid"], "u-1");
     assert_eq!(details["probes"].as_array().map(Vec::len), Some(2));
     for (command, named) in [
-        ("probe get db", "no pod \"db\""),
+        ("probe get db", "no probed pod \"db\""),
         ("probe get web --container db", "no container \"db\""),
     ] {
         let line = failure(program_in(agent.dir(), command));

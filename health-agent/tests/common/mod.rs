@@ -354,9 +354,9 @@ impl Source for Fixture {
             line: 3,
         };
         let variable = "HEALTH_AGENT_ONE_WAY".to_owned();
-        Settings {
+        let mut settings = Settings {
             location: self.location.clone(),
-            values: vec![
+            values: [
                 setting(
                     "node",
                     "device",
@@ -372,9 +372,12 @@ impl Source for Fixture {
                     json!(true),
                     Origin::Environment { variable },
                 ),
-            ],
+            ]
+            .into(),
             ..Settings::default()
-        }
+        };
+        settings.node.node_name = "hnode1".to_owned();
+        settings
     }
 
     fn state(&self) -> AgentState {

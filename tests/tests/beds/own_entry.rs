@@ -122,7 +122,7 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
     stand.node().check_agent()?;
     stand.server.resume()?;
     // The cluster also takes a moment to learn the node's address.
-    stand.wait_logged(&["; the entry does not fit"])?;
+    stand.wait_logged(&["; the entry does not match this host"])?;
     stand.say(&[OTHER_V4], &[PODS4]);
     wait_for("the agent to be up", PATIENCE, || {
         stand.node().check_agent()?;

@@ -18,7 +18,7 @@ pub enum PolicyMode {
     Default,
     /// For both directions of every endpoint
     Always,
-    /// For no endpoint but those that a rule selects while their labels are not known yet
+    /// Only for endpoints whose labels are not known yet, if a rule selects them
     Never,
 }
 

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMode {
-    /// TCX on the node's devices and clsact on those of endpoints, which it attaches sooner, or the one that the kernel has
+    /// TCX on the node's devices and clsact on endpoint devices, where it is faster to attach; if the kernel has only
+    /// one of them, that one
     #[default]
     Auto,
-    /// Links of TCX
+    /// TCX links
     Tcx,
     /// Filters of clsact qdiscs
     Clsact,

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostRouting {
-    /// Through the host's stack
+    /// Through the host's network stack
     Kernel,
-    /// By the agent's programs, past the host's stack and its netfilter rules
+    /// By the agent's programs, bypassing the host's network stack and its netfilter rules
     #[default]
     Ebpf,
 }

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceForwarding {
-    /// From this node's address, and answers come back through it
+    /// From this node's address, and answers return through this node
     #[default]
     Snat,
-    /// From the client's address, and the backend's node answers it directly
+    /// From the client's address, and the backend's node answers the client directly
     Dsr,
     /// TCP as with `dsr`, and UDP as with `snat`
     Hybrid,

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceXdp {
-    /// Nothing
+    /// No XDP program
     #[default]
     Off,
     /// An XDP program in the drivers of the uplinks
     Native,
-    /// An XDP program in the host's stack, which is slower and needs nothing of the drivers
+    /// An XDP program in the host's network stack: slower, but needs no driver support
     Generic,
 }
 

@@ -124,7 +124,9 @@ impl File {
             reason,
         };
         let text = std::str::from_utf8(text).map_err(|error| malformed(error.to_string()))?;
-        serde_saphyr::from_str(text).map_err(|error| {
+        // Otherwise only 32 lines of comments may stand in one place.
+        let options = serde_saphyr::options! { emit_comments: false };
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let error = error.without_snippet();
             let place = error.location().map_or_else(String::new, |place| {
                 format!("line {}, column {}: ", place.line(), place.column())

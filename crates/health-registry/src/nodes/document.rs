@@ -117,6 +117,8 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
             max_nodes: YAML_NODES,
             max_events: 2 * YAML_NODES,
         },
+        // Otherwise only 32 lines of comments may stand in one place.
+        emit_comments: false,
     };
     let document: Document =
         serde_saphyr::from_str_with_options(text, limits).map_err(malformed)?;
@@ -173,6 +175,20 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+
+    #[test]
+    fn comments_may_be_long() {
+        let comments = "# a comment\n".repeat(100);
+        let node = |name: &str, address: &str| {
+            format!("{comments}- name: {name}\n{comments}  addresses: [{address}]\n")
+        };
+        let text = format!(
+            "{comments}nodes:\n{}{}{comments}",
+            node("a", "192.0.2.1"),
+            node("b", "192.0.2.2")
+        );
+        assert_eq!(parse(&text, "default").unwrap().len(), 2);
+    }
 
     #[test]
     fn a_full_document_is_read() {
