@@ -12,6 +12,7 @@ pub mod cli;
 pub mod cni;
 pub mod deletions;
 mod frontend_names;
+pub mod logging;
 pub mod metrics;
 pub mod pidfile;
 mod task;

@@ -8,8 +8,8 @@ use std::{env, io, panic};
 
 use anyhow::Context;
 use health_agent::cli::exit::{self, Failure};
-use health_agent::cli::{Cli, Command, logging, parse};
-use health_agent::cni;
+use health_agent::cli::{Cli, Command, parse};
+use health_agent::{cni, logging};
 use health_net::{hostns, inside};
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};

@@ -38,6 +38,22 @@ const PATH_MTU_WAIT: Duration = Duration::from_secs(25);
 /// Maximum number of probe events queued for a slow reader.
 const EVENTS: usize = 64;
 
+/// Options that can change while the mesh runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tuning {
+    /// Time between two probes of one target.
+    pub intervals: ProbeIntervals,
+    /// Maximum number of probes a second; intervals grow if they would need more.
+    pub rate: u32,
+    /// How long a probe waits for an answer.
+    pub timeout: Duration,
+    /// Fraction of a target's probes, 0 to 1, whose loss makes it degraded.
+    pub loss_threshold: f64,
+    /// Factor by which ICMP probes of a target become rarer while it answers on a connection to its address; 1 for no
+    /// change.
+    pub passive_relief: u8,
+}
+
 /// How to probe, and as which node.
 #[derive(Clone, Debug)]
 pub struct MeshOptions {
@@ -47,21 +63,12 @@ pub struct MeshOptions {
     pub local_addresses: Vec<IpAddr>,
     /// Devices that lead to other nodes.
     pub uplinks: Vec<String>,
-    /// Time between two probes of one target.
-    pub intervals: ProbeIntervals,
-    /// Maximum number of probes a second; intervals grow if they would need more.
-    pub rate: u32,
-    /// How long a probe waits for an answer.
-    pub timeout: Duration,
+    /// When to probe and how to rate results.
+    pub tuning: Tuning,
     /// Time between two checks of a path's MTU; `None`: only on request.
     pub path_mtu_interval: Option<Duration>,
-    /// Fraction of a target's probes, 0 to 1, whose loss makes it degraded.
-    pub loss_threshold: f64,
     /// Whether round trips of all connections to the targets' addresses are counted.
     pub passive_rtt: bool,
-    /// Factor by which ICMP probes of a target become rarer while it answers on a connection to its address; 1 for no
-    /// change.
-    pub passive_relief: u8,
     /// TCP port of the responders, on all nodes.
     pub port: u16,
     /// ICMP identifier, host byte order. Same as in `HEALTH_CONFIG`; random on each start.
@@ -337,6 +344,12 @@ impl MeshHandle {
             let _ = sender.send(ProbeEvent::Done(Box::new(mesh.report()))).await;
         });
         receiver
+    }
+
+    /// Changes when targets are probed and how results are rated, from now on. Results are kept.
+    pub async fn tune(&self, tuning: Tuning) {
+        // An engine that has stopped probes nothing.
+        let _ = self.commands.send(Command::Tune(Box::new(tuning))).await;
     }
 
     /// The known path MTUs to one node, by its full name, or to all.

@@ -40,5 +40,5 @@ mod testing;
 mod tests;
 
 pub use counters::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts};
-pub use handle::{Mesh, MeshError, MeshHandle, MeshOptions};
+pub use handle::{Mesh, MeshError, MeshHandle, MeshOptions, Tuning};
 pub use learned::FILE as LEARNED_FILE;

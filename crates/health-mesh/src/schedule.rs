@@ -108,13 +108,49 @@ impl Schedule {
     pub(super) fn remove(&mut self, id: TargetId) {
         if let Some(times) = self.targets.remove(id) {
             self.queue(times.early).remove(&(times.due, id));
-            if let Some(count) = self.intervals.get_mut(&times.interval) {
-                *count -= 1;
-                if *count == 0 {
-                    self.intervals.remove(&times.interval);
-                }
-            }
+            self.uncount(times.interval);
             self.update_stretch();
+        }
+    }
+
+    /// Changes the maximum number of probes a second.
+    pub(super) fn set_rate(&mut self, rate: u32) {
+        self.rate = rate;
+        self.update_stretch();
+    }
+
+    /// Changes a target's interval. Its next regular probe is the first that is due by the new one.
+    pub(super) fn set_interval(&mut self, id: TargetId, interval: Duration, now: Duration) {
+        let Some(times) = self.targets.get_mut(id) else {
+            return;
+        };
+        let former = std::mem::replace(&mut times.interval, interval);
+        let Times {
+            phase,
+            early,
+            routine,
+            ..
+        } = *times;
+        self.uncount(former);
+        *self.intervals.entry(interval).or_default() += 1;
+        self.update_stretch();
+        if former != interval && !early {
+            self.set_due(
+                id,
+                regular_after(now, self.effective(interval), phase),
+                false,
+            );
+            self.set_routine(id, routine);
+        }
+    }
+
+    /// Forgets that a target has this interval.
+    fn uncount(&mut self, interval: Duration) {
+        if let Some(count) = self.intervals.get_mut(&interval) {
+            *count -= 1;
+            if *count == 0 {
+                self.intervals.remove(&interval);
+            }
         }
     }
 
@@ -320,6 +356,39 @@ mod tests {
             let due = self.schedule.pop_due(now, &mut self.budget);
             due.expect("a target that is due").routine
         }
+    }
+
+    #[test]
+    fn another_interval_counts_from_the_next_probe_on() {
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, SPREAD);
+        let first = bed.next_due().unwrap();
+        assert!(bed.pop_due(first).is_some());
+        bed.schedule.settle(target(1), first);
+        assert!(bed.next_due().unwrap() > first + INTERVAL / 4);
+        for interval in [INTERVAL / 10, INTERVAL * 6] {
+            bed.schedule.set_interval(target(1), interval, first);
+            let next = bed.next_due().unwrap();
+            assert!(next - first <= interval, "{next:?} after {first:?}");
+            assert!(bed.pop_due(next).is_some());
+            let later = bed.next_due().unwrap();
+            assert_eq!(later, next + interval);
+            bed.schedule.set_interval(target(1), interval, next);
+            assert_eq!(bed.next_due(), Some(later), "nothing has changed");
+        }
+    }
+
+    #[test]
+    fn another_rate_stretches_intervals_anew() {
+        let mut bed = Bed::new("agent", 1000);
+        for number in 0..90 {
+            bed.insert(number, Duration::ZERO, SPREAD);
+        }
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL);
+        bed.schedule.set_rate(1);
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL * 10);
+        bed.schedule.set_rate(1000);
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL);
     }
 
     #[test]

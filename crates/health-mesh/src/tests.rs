@@ -22,7 +22,7 @@ use super::hello::{self, Identity, Responder};
 use super::mesh_key::MeshKeys;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, PATIENCE, slowness};
-use super::{Mesh, MeshHandle, MeshOptions};
+use super::{Mesh, MeshHandle, MeshOptions, Tuning};
 
 const PORT: u16 = 4240;
 const TIMEOUT: Duration = Duration::from_millis(400);
@@ -70,13 +70,15 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         local: "default/a".to_owned(),
         local_addresses: ips(&["172.30.0.1", "fd00:30::1"]),
         uplinks: vec!["eth0".to_owned()],
-        intervals: ProbeIntervals::all(Duration::from_secs(10)),
-        rate: 10_000,
-        timeout: TIMEOUT,
+        tuning: Tuning {
+            intervals: ProbeIntervals::all(Duration::from_secs(10)),
+            rate: 10_000,
+            timeout: TIMEOUT,
+            loss_threshold: 0.05,
+            passive_relief: 1,
+        },
         path_mtu_interval: None,
-        loss_threshold: 0.05,
         passive_rtt: true,
-        passive_relief: 1,
         port: PORT,
         icmp_id: rand::random(),
         session: 7,
@@ -122,7 +124,7 @@ impl Bed {
     /// Like [`Self::start`], without regular probes after the first ones.
     fn start_endless(nodes: Vec<Node>) -> Self {
         Self::start_with(nodes, |options| {
-            options.intervals = ProbeIntervals::all(ENDLESS);
+            options.tuning.intervals = ProbeIntervals::all(ENDLESS);
         })
     }
 
@@ -734,8 +736,8 @@ fn the_kernels_round_trip_is_taken_where_it_measured_one() {
 /// A mesh with the default time-out, with all hosts known to be reachable.
 async fn default_bed(nodes: Vec<Node>, interval: Duration) -> Bed {
     let bed = Bed::start_with(nodes, |options| {
-        options.intervals = ProbeIntervals::all(interval);
-        options.timeout = Duration::from_secs(1);
+        options.tuning.intervals = ProbeIntervals::all(interval);
+        options.tuning.timeout = Duration::from_secs(1);
     });
     bed.until("reachable", |report| {
         all_hosts_are(report, Reachability::Reachable)

@@ -54,30 +54,29 @@ pub type Lifetime = Seconds<1, { 240 * 3600 }>;
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Conntrack")]
 pub struct ConntrackSettings {
-    /// Time between two collections of conntrack entries, 1s to 12h, or adaptive to choose it by the number of entries
-    /// that expire
+    /// Time between two garbage collections of conntrack entries, 1s to 12h, or adaptive to choose it by the number
+    /// of entries that expire
     #[arg(long, value_name = "DURATION", default_value = "adaptive")]
     pub conntrack_gc_interval: GcInterval,
-    /// Longest time between two collections of conntrack entries if --conntrack-gc-interval is adaptive, 10s to 12h
+    /// Longest time between two garbage collections of conntrack entries if --conntrack-gc-interval is adaptive, 10s
+    /// to 12h
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
     pub conntrack_gc_max_interval: Duration,
     /// How long conntrack entries live.
     #[command(flatten)]
     pub timeouts: ConntrackTimeouts,
-    /// Maximum number of conntrack entries for TCP, per IP version, 1024 to 16777216; existing entries are kept when
-    /// the number changes [default: 65536; with services, the value of --service-flow-max-entries]
+    /// Maximum number of conntrack entries for TCP, per IP version, 1024 to 16777216 [default: 65536; with services,
+    /// the value of --service-flow-max-entries]
     #[arg(long, value_name = "NUMBER")]
     pub conntrack_max_entries: Option<u32>,
-    /// Maximum number of conntrack entries for protocols other than TCP, per IP version, 1024 to 16777216; existing
-    /// entries are kept when the number changes
+    /// Maximum number of conntrack entries for protocols other than TCP, per IP version, 1024 to 16777216
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
     pub conntrack_any_max_entries: u32,
-    /// Maximum number of NAT entries for TCP, per IP version, 1024 to 16777216; each translation takes two; existing
-    /// entries are kept when the number changes
+    /// Maximum number of NAT entries for TCP, per IP version, 1024 to 16777216; each translation takes two
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     pub nat_max_entries: u32,
     /// Maximum number of NAT entries for protocols other than TCP, per IP version, 1024 to 16777216; each translation
-    /// takes two; existing entries are kept when the number changes
+    /// takes two
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
     pub nat_any_max_entries: u32,
 }

@@ -1,4 +1,4 @@
-//! Which containers to probe, and how much.
+//! Container probes: which, and how much.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,9 +22,9 @@ pub struct ContainerSettings {
     /// they change. A pod template, such as a Deployment's, is one pod with the name of its object
     #[arg(long, value_name = "DIR")]
     pub pod_manifests: Option<PathBuf>,
-    /// Probe the containers of the pods that Kubernetes has scheduled on the node --node-name; their restarts are left
-    /// to the kubelet [default KUBECONFIG: that of --registry kubernetes, else the pod's service account, else
-    /// KUBECONFIG or ~/.kube/config]
+    /// Probe the containers of the pods that Kubernetes has scheduled on the node --node-name, and leave their
+    /// restarts to the kubelet; without a value, use the kubeconfig of --registry kubernetes, else the pod's service
+    /// account, else $KUBECONFIG or ~/.kube/config
     #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub pods_from_kubernetes: Option<ApiAccess>,
     /// Socket of the container runtime (CRI) that runs the probed pods, such as /run/containerd/containerd.sock; needs
@@ -81,7 +81,7 @@ impl fmt::Display for ApiAccess {
 
 /// The text is not an [`ApiAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a kubeconfig; give its absolute path, or the flag without a value")]
+#[error("not a kubeconfig; give its absolute path, or default")]
 pub struct ApiAccessError;
 
 impl FromStr for ApiAccess {

@@ -19,7 +19,7 @@ pub struct EndpointSettings {
     /// Addresses of the pod CIDRs that are never allocated, as a CIDR or FIRST-LAST (repeatable or comma-separated)
     #[arg(long = "ipam-exclude", value_name = "RANGE", value_delimiter = ',')]
     pub ipam_excludes: Vec<AddressRange>,
-    /// How long a released address is not reused while others are free, at most 24h
+    /// Minimum time before a released address is reused, unless no other address is free; at most 24h
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     pub ipam_cooling_time: Duration,
     /// How programs are attached to devices

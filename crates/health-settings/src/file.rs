@@ -1,36 +1,41 @@
 //! Settings files: YAML, with a map for each group of settings.
 
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::marker::PhantomData;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
+use nix::fcntl::OFlag;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
-use super::form::{GROUPS, check, group, is_list, name};
+use super::form::{GROUPS, Kind, check_value, group, is_list, kind, name, split};
 
 /// The file that is read if it exists and no other is named.
-pub(super) const DEFAULT: &str = "/etc/health-agent/config.yaml";
+pub const DEFAULT_FILE: &str = "/etc/health-agent/config.yaml";
 /// The folder beside a file, whose files take precedence over it, and later ones over earlier ones by name.
 const FOLDER: &str = "config.d";
-/// How different a key may be from the one that is suggested: 1 is the same.
-const SIMILAR: f64 = 0.7;
-/// Maximum size of a file in YAML nodes.
-const YAML_NODES: usize = 10_000;
+/// Minimum similarity of a suggested key; 1 means equal.
+const MIN_SIMILARITY: f64 = 0.7;
+/// How much of a key or value an error shows, characters.
+const MAX_SHOWN: usize = 80;
+/// Maximum size of a file in bytes and in YAML nodes.
+const MAX_LEN: u64 = 1 << 20;
+const MAX_YAML_NODES: usize = 10_000;
 
 /// A settings file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}: {reason}", path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// The reason.
-        source: io::Error,
+        /// Why.
+        reason: io::Error,
     },
     /// It is not valid YAML, or not of the form of settings.
     #[error("{}:{line}:{column}: {problem}", path.display())]
@@ -49,7 +54,7 @@ pub enum FileError {
 /// A setting in a file.
 pub(super) struct FileSetting {
     pub(super) name: String,
-    /// Valid values of the setting.
+    /// Valid values of the setting; none resets it to its default.
     pub(super) values: Vec<String>,
     pub(super) path: PathBuf,
     pub(super) line: u64,
@@ -58,34 +63,54 @@ pub(super) struct FileSetting {
 /// Reads the settings of `run` from this file and its folder, in order of precedence. Without a path, those at the default
 /// place, if there are any.
 pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting>, FileError> {
-    let file = path.unwrap_or(Path::new(DEFAULT));
+    let file = path.unwrap_or(Path::new(DEFAULT_FILE));
     let mut all = Vec::new();
-    match fs::read_to_string(file) {
+    match read_text(file) {
         Ok(text) => all.extend(parse(run, file, &text)?),
         Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => {
+        Err(reason) => {
             let path = file.to_owned();
-            return Err(FileError::Unreadable { path, source });
+            return Err(FileError::Unreadable { path, reason });
         }
     }
-    for file in fragments(&file.with_file_name(FOLDER))? {
-        let text = fs::read_to_string(&file).map_err(|source| FileError::Unreadable {
+    for file in drop_ins(&file.with_file_name(FOLDER))? {
+        let text = read_text(&file).map_err(|reason| FileError::Unreadable {
             path: file.clone(),
-            source,
+            reason,
         })?;
         all.extend(parse(run, &file, &text)?);
     }
     Ok(all)
 }
 
+/// The text of a regular file. Anything else could block, or have no end.
+fn read_text(path: &Path) -> io::Result<String> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(MAX_LEN + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_LEN {
+        return Err(io::Error::other(format!("longer than {MAX_LEN} bytes")));
+    }
+    Ok(text)
+}
+
 /// The files of a folder, by name; none if it does not exist.
-fn fragments(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = |source| FileError::Unreadable {
+fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let unreadable = |reason| FileError::Unreadable {
         path: folder.to_owned(),
-        source,
+        reason,
     };
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        // A link to nothing is a mistake.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {
+            return Ok(Vec::new());
+        }
         entries => entries.map_err(unreadable)?,
     };
     let mut files = Vec::new();
@@ -115,12 +140,12 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
     };
     let limits = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            max_nodes: YAML_NODES,
-            max_events: 2 * YAML_NODES,
+            max_nodes: MAX_YAML_NODES,
+            max_events: 2 * MAX_YAML_NODES,
         },
-        // Otherwise only 32 lines of comments may stand in one place.
+        // Otherwise more than 32 comment lines in a row are an error.
         emit_comments: false,
-        // `off` is a word of some settings.
+        // Otherwise `off`, a value of several settings, would be read as false.
         strict_booleans: true,
     };
     type Document = Option<Pairs<Option<Pairs<Spanned<Written>>>>>;
@@ -140,33 +165,36 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
         for (setting, written) in pairs.into_iter().flat_map(|pairs| pairs.0) {
             let arg =
                 find(run, &key.value, &setting.value).map_err(|why| at(setting.referenced, why))?;
+            let is_boolean = kind(arg) == Kind::Boolean;
+            let all = |text: &str| -> Vec<_> {
+                let values = split(arg, text).into_iter();
+                values.map(|value| (value, written.referenced)).collect()
+            };
             let values = match written.value {
-                Written::Nothing => continue,
-                Written::One(text) => match arg.get_value_delimiter() {
-                    Some(between) => text
-                        .split(between)
-                        .map(|one| one.trim().to_owned())
-                        .collect(),
-                    None => vec![text],
-                },
-                Written::Many(texts) if is_list(arg) => texts,
+                Written::Nothing => Vec::new(),
+                Written::Text(written) => all(&written),
+                Written::Boolean(value) if is_boolean => all(&value.to_string()),
+                Written::Boolean(_) | Written::Number => all(source(text, written.defined)),
+                Written::Many(texts) if is_list(arg) => {
+                    let values = texts.into_iter();
+                    values.map(|one| (one.value, one.referenced)).collect()
+                }
                 Written::Many(_) => {
                     let problem = format!("{} has one value, not a list", setting.value);
                     return Err(at(written.referenced, problem));
                 }
             };
-            for value in &values {
-                check(arg, value).map_err(|why| {
-                    let value = value.escape_debug();
+            for (value, place) in &values {
+                check_value(arg, value).map_err(|why| {
                     at(
-                        written.referenced,
-                        format!("{} '{value}': {why}", setting.value),
+                        *place,
+                        format!("{} '{}': {why}", setting.value, shown(value)),
                     )
                 })?;
             }
             settings.push(FileSetting {
                 name: setting.value,
-                values,
+                values: values.into_iter().map(|(value, _)| value).collect(),
                 path: path.to_owned(),
                 line: setting.referenced.line(),
             });
@@ -195,13 +223,20 @@ fn find<'a>(run: &'a Command, key: &str, wanted: &str) -> Result<&'a Arg, String
 fn unknown<'a>(kind: &str, wanted: &str, known: impl Iterator<Item = &'a str>) -> String {
     let alike = |name: &&str| strsim::jaro_winkler(wanted, name);
     let nearest = known
-        .filter(|name| alike(name) >= SIMILAR)
+        .filter(|name| wanted.len() <= MAX_SHOWN && alike(name) >= MIN_SIMILARITY)
         .max_by(|a, b| alike(a).total_cmp(&alike(b)));
-    let wanted = wanted.escape_debug();
+    let wanted = shown(wanted);
     match nearest {
         Some(nearest) => format!("unknown {kind} '{wanted}'; did you mean {nearest}?"),
         None => format!("unknown {kind} '{wanted}'"),
     }
+}
+
+/// A key or value for an error: its start, in one line.
+fn shown(text: &str) -> String {
+    let start: String = text.chars().take(MAX_SHOWN).collect();
+    let rest = if start.len() < text.len() { "..." } else { "" };
+    format!("{}{rest}", start.escape_debug())
 }
 
 /// The entries of a map, in order and with their places.
@@ -209,9 +244,9 @@ struct Pairs<T>(Vec<(Spanned<String>, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
+        struct PairsVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
             type Value = Pairs<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -227,27 +262,40 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
             }
         }
 
-        from.deserialize_map(Entries(PhantomData))
+        from.deserialize_map(PairsVisitor(PhantomData))
     }
 }
 
-/// A value in a file, as it would stand on the command line.
+/// The text at a place of the source, such as that of a number.
+fn source(text: &str, place: Location) -> &str {
+    let span = place.span();
+    let range = span.byte_offset().zip(span.byte_len()).map(|(start, len)| {
+        let start = start as usize;
+        start..start + len as usize
+    });
+    let written = range.and_then(|range| text.get(range));
+    written.unwrap_or_default().trim()
+}
+
+/// A value in a file.
 enum Written {
     Nothing,
-    One(String),
-    Many(Vec<String>),
+    Text(String),
+    Boolean(bool),
+    /// Only the source says how it is written: `1.10` may be a name.
+    Number,
+    Many(Vec<Spanned<String>>),
 }
 
 impl<'de> Deserialize<'de> for Written {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Value)
+        from.deserialize_any(WrittenVisitor)
     }
 }
 
-/// Reads a [`Written`].
-struct Value;
+struct WrittenVisitor;
 
-impl<'de> Visitor<'de> for Value {
+impl<'de> Visitor<'de> for WrittenVisitor {
     type Value = Written;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -263,34 +311,29 @@ impl<'de> Visitor<'de> for Value {
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<Written, E> {
-        Ok(Written::One(value.to_string()))
+        Ok(Written::Boolean(value))
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Written, E> {
-        Ok(Written::One(value.to_string()))
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Written, E> {
+        Ok(Written::Number)
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Written, E> {
-        Ok(Written::One(value.to_string()))
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Written, E> {
+        Ok(Written::Number)
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Written, E> {
-        Ok(Written::One(value.to_string()))
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Written, E> {
+        Ok(Written::Number)
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<Written, E> {
-        Ok(Written::One(value.to_owned()))
+        Ok(Written::Text(value.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Written, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = seq.next_element()? {
-            match value {
-                Written::One(text) => values.push(text),
-                Written::Nothing | Written::Many(_) => {
-                    return Err(de::Error::custom("expected a list of plain values"));
-                }
-            }
+            values.push(value);
         }
         Ok(Written::Many(values))
     }

@@ -2,6 +2,7 @@
 
 use std::any::TypeId;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::builder::ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -23,7 +24,7 @@ pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
 ];
 
 /// The settings that most users need. `-h` shows these; `--help` shows all.
-const COMMON: [&str; 20] = [
+pub(super) const COMMON: [&str; 20] = [
     "node-name",
     "registry",
     "nodes-file",
@@ -75,7 +76,7 @@ pub fn with_one_form(command: Command) -> Command {
 }
 
 /// Parses a boolean. Besides `true` and `false`, other common words are understood.
-fn boolean(text: &str) -> Result<bool, &'static str> {
+pub(super) fn boolean(text: &str) -> Result<bool, &'static str> {
     match text {
         "true" | "on" | "yes" => Ok(true),
         "false" | "off" | "no" => Ok(false),
@@ -90,7 +91,7 @@ pub(super) fn group(arg: &Arg) -> Option<String> {
     is_group.then(|| heading.to_lowercase())
 }
 
-/// A setting's name: its flag without hyphens at the start.
+/// A setting's name: its flag without the leading hyphens.
 pub(super) fn name(arg: &Arg) -> &str {
     arg.get_long().unwrap_or_default()
 }
@@ -105,6 +106,17 @@ pub(super) fn variable_of(name: &str) -> String {
     VARIABLE.to_owned() + &name.replace('-', "_").to_uppercase()
 }
 
+/// The values in a text, which may be a list with commas.
+pub(super) fn split(arg: &Arg, text: &str) -> Vec<String> {
+    match arg.get_value_delimiter().filter(|_| is_list(arg)) {
+        Some(between) => text
+            .split(between)
+            .map(|one| one.trim().to_owned())
+            .collect(),
+        None => vec![text.to_owned()],
+    }
+}
+
 /// Whether a setting has several values.
 pub(super) fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
@@ -115,6 +127,7 @@ pub(super) fn is_list(arg: &Arg) -> bool {
 pub(super) enum Kind {
     Boolean,
     Integer,
+    Path,
     Text,
 }
 
@@ -127,13 +140,15 @@ pub(super) fn kind(arg: &Arg) -> Kind {
         Kind::Boolean
     } else if is_any(&[TypeId::of::<u8>(), TypeId::of::<u16>(), TypeId::of::<u32>()]) {
         Kind::Integer
+    } else if is_any(&[TypeId::of::<PathBuf>()]) {
+        Kind::Path
     } else {
         Kind::Text
     }
 }
 
 /// Checks a value as if it stood on the command line. The error says what is wrong with it.
-pub(super) fn check(arg: &Arg, text: &str) -> Result<(), String> {
+pub(super) fn check_value(arg: &Arg, text: &str) -> Result<(), String> {
     let word = OsString::from(format!("--{}={text}", name(arg)));
     let command = Command::new("setting")
         .no_binary_name(true)

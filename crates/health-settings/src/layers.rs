@@ -1,16 +1,17 @@
 //! The values of settings from files and from the environment, below those of the command line.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use health_model::settings::{InvalidSetting, Location};
 
 use super::file::{self, FileError};
-use super::form::{check, group, is_list, name, variable};
+use super::form::{check_value, group, name, split, variable};
 use super::view::{Origin, SettingValue};
 use super::{RegistrySpec, Settings};
 
@@ -30,34 +31,75 @@ pub enum SettingsError {
         /// Why it is invalid, and what is valid.
         reason: String,
     },
-    /// By itself valid, but not within bounds or not with other settings.
-    #[error("{}: {invalid}", .origin)]
-    Elsewhere {
+    /// Out of bounds, or in conflict with other settings.
+    #[error("{origin}: {} '{}': {}", .invalid.flag.trim_start_matches('-'), .invalid.value, .invalid.reason)]
+    Conflict {
         /// What is invalid.
         invalid: InvalidSetting,
         /// Where it stands.
         origin: Origin,
     },
-    /// The same, on the command line.
+    /// The same, of a flag or a default.
     #[error(transparent)]
-    CommandLine(InvalidSetting),
+    Flag(InvalidSetting),
 }
 
 /// The values of settings in files and in the environment, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    values: BTreeMap<String, (Vec<String>, Origin)>,
+    values: BTreeMap<String, LayerValue>,
 }
+
+/// The values of a setting above its default.
+#[derive(Clone, Debug)]
+struct LayerValue {
+    values: Vec<String>,
+    origin: Origin,
+    /// Higher ones take precedence: the files in order, then the environment.
+    layer: usize,
+}
+
+/// The layers of the environment and the command line, above all files.
+const ENVIRONMENT: usize = usize::MAX - 1;
+const COMMAND_LINE: usize = usize::MAX;
 
 impl Layers {
     /// Reads the values for a command with the arguments of [`Settings`]: from `path`, or the default file if it exists, and
     /// from the environment.
     pub fn read(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
-        Self::of_files(run, path)?.with_variables(run, |name| env::var_os(name))
+        Self::read_files(run, path)?.with_environment(run, |name| env::var_os(name))
     }
 
-    /// Adds the values of environment variables.
-    pub(super) fn with_variables(
+    /// Like [`read`](Self::read), without the environment.
+    pub fn read_files(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
+        let mut values = BTreeMap::new();
+        let mut layer = 0;
+        let mut former = PathBuf::new();
+        for setting in file::read(run, path)? {
+            if setting.path != former {
+                layer += 1;
+                former = setting.path.clone();
+            }
+            if setting.values.is_empty() {
+                values.remove(&setting.name);
+                continue;
+            }
+            let origin = Origin::File {
+                path: setting.path.display().to_string(),
+                line: setting.line,
+            };
+            let value = LayerValue {
+                values: setting.values,
+                origin,
+                layer,
+            };
+            values.insert(setting.name, value);
+        }
+        Ok(Self { values })
+    }
+
+    /// Adds the values of environment variables. Empty ones do not count.
+    pub(super) fn with_environment(
         self,
         run: &Command,
         variables: impl Fn(&str) -> Option<OsString>,
@@ -65,38 +107,27 @@ impl Layers {
         let Self { mut values } = self;
         for arg in run.get_arguments().filter(|arg| group(arg).is_some()) {
             let variable = variable(arg);
-            let Some(value) = variables(&variable) else {
+            let Some(value) = variables(&variable).filter(|value| !value.is_empty()) else {
                 continue;
             };
-            let value = value.to_string_lossy().into_owned();
-            let texts: Vec<String> = match arg.get_value_delimiter().filter(|_| is_list(arg)) {
-                Some(between) => value.split(between).map(str::to_owned).collect(),
-                None => vec![value],
+            let invalid = |value: &str, reason: String| SettingsError::Variable {
+                variable: variable.clone(),
+                value: value.escape_debug().to_string(),
+                reason,
             };
+            let value = value
+                .into_string()
+                .map_err(|value| invalid(&value.to_string_lossy(), "not UTF-8".to_owned()))?;
+            let texts = split(arg, &value);
             for text in &texts {
-                check(arg, text).map_err(|reason| SettingsError::Variable {
-                    variable: variable.clone(),
-                    value: text.escape_debug().to_string(),
-                    reason,
-                })?;
+                check_value(arg, text).map_err(|reason| invalid(text, reason))?;
             }
-            values.insert(
-                name(arg).to_owned(),
-                (texts, Origin::Environment { variable }),
-            );
-        }
-        Ok(Self { values })
-    }
-
-    /// Like [`read`](Self::read), without the environment.
-    pub fn of_files(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
-        let mut values = BTreeMap::new();
-        for setting in file::read(run, path)? {
-            let origin = Origin::File {
-                path: setting.path,
-                line: setting.line,
+            let value = LayerValue {
+                values: texts,
+                origin: Origin::Environment { variable },
+                layer: ENVIRONMENT,
             };
-            values.insert(setting.name, (setting.values, origin));
+            values.insert(name(arg).to_owned(), value);
         }
         Ok(Self { values })
     }
@@ -104,23 +135,32 @@ impl Layers {
     /// Makes these values the defaults of the command's arguments.
     pub fn apply(&self, run: Command) -> Command {
         run.mut_args(|arg| match self.values.get(name(&arg)) {
-            Some((values, _)) if group(&arg).is_some() => arg.default_values(values.clone()),
+            Some(value) if group(&arg).is_some() => arg.default_values(value.values.clone()),
             _ => arg,
         })
     }
 
-    /// Where the value of a setting stands, given the command's matches.
+    /// Where the value of a setting comes from, given the command's matches.
     pub(super) fn origin(&self, matches: &ArgMatches, id: &str, name: &str) -> Origin {
         match (matches.value_source(id), self.values.get(name)) {
             (Some(ValueSource::CommandLine), _) => Origin::CommandLine,
-            (_, Some((_, origin))) => origin.clone(),
+            (_, Some(value)) => value.origin.clone(),
             _ => Origin::Default,
+        }
+    }
+
+    /// The layer of the value of a setting; 0 for a default.
+    fn layer(&self, matches: &ArgMatches, id: &str, name: &str) -> usize {
+        match (matches.value_source(id), self.values.get(name)) {
+            (Some(ValueSource::CommandLine), _) => COMMAND_LINE,
+            (_, Some(value)) => value.layer,
+            _ => 0,
         }
     }
 
     /// Completes parsed settings: the agent's location, and `--nodes-file`, which is another form of `--registry`. Checks
     /// all settings together.
-    pub fn settle(
+    pub fn finish(
         &self,
         run: &Command,
         matches: &ArgMatches,
@@ -134,21 +174,23 @@ impl Layers {
             })
         };
         let at = |invalid: InvalidSetting| match origin(invalid.flag.trim_start_matches('-')) {
-            Origin::Default | Origin::CommandLine => SettingsError::CommandLine(invalid),
-            origin => SettingsError::Elsewhere { invalid, origin },
+            Origin::Default | Origin::CommandLine => SettingsError::Flag(invalid),
+            origin => SettingsError::Conflict { invalid, origin },
         };
         let mut settings = Settings {
             location,
             ..settings
         };
-        if let Some(file) = &settings.node.nodes_file {
-            let (short, long) = (origin("nodes-file"), origin("registry"));
-            if short.rank() == long.rank() {
-                let why = "cannot be used with --registry, of which it is a short form";
-                return Err(at(InvalidSetting::new("--nodes-file", file.display(), why)));
-            }
-            if short.rank() > long.rank() {
-                settings.node.registry = RegistrySpec::File(file.clone());
+        if let Some(file) = settings.node.nodes_file.clone() {
+            let short = self.layer(matches, "nodes_file", "nodes-file");
+            let long = self.layer(matches, "registry", "registry");
+            match short.cmp(&long) {
+                Ordering::Greater => settings.node.registry = RegistrySpec::File(file),
+                Ordering::Less => settings.node.nodes_file = None,
+                Ordering::Equal => {
+                    let why = "cannot be used with --registry, of which it is a short form";
+                    return Err(at(InvalidSetting::new("--nodes-file", file.display(), why)));
+                }
             }
         }
         let mut settings = settings.validated().map_err(at)?;

@@ -1,6 +1,6 @@
-//! The settings of `health-agent run`. Each is one field of the structure of its group: name, type, default and help stand
-//! there, and nowhere else. The flag, the environment variable, the key in settings files, `health-agent config`, the JSON
-//! Schema, the example file and the reference in `docs/settings.md` are made from it.
+//! The settings of `health-agent run`. Each is one field of its group's struct, which defines its name, type, default and
+//! help. The flag, the environment variable, the key in settings files, `health-agent config`, the JSON Schema, the example
+//! file and the reference in `docs/settings.md` are made from it.
 //!
 //! A value on the command line takes precedence over one of the environment, that over one of a file, and that over the
 //! default.
@@ -44,7 +44,7 @@ pub use self::conntrack::{
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerSettings};
 pub use self::endpoints::EndpointSettings;
 pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
-pub use self::file::FileError;
+pub use self::file::{DEFAULT_FILE, FileError};
 pub use self::form::with_one_form;
 pub use self::layers::{Layers, SettingsError};
 pub use self::listen::{ListenAddress, ListenAddressError};
@@ -53,7 +53,7 @@ pub use self::masquerade::{
     MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,
 };
 pub use self::mesh::MeshSettings;
-pub use self::node::NodeSettings;
+pub use self::node::{NodeSettings, absolute_path};
 pub use self::policy::PolicySettings;
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
@@ -100,7 +100,7 @@ pub struct Settings {
     /// The log.
     #[command(flatten)]
     pub log: LogSettings,
-    /// The value of each in force and where it comes from.
+    /// Each setting's value in force and its origin.
     #[arg(skip)]
     pub values: Arc<[SettingValue]>,
 }

@@ -1,4 +1,4 @@
-//! The masquerading settings, from the flags.
+//! The masquerading settings.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -49,7 +49,7 @@ impl FromStr for MasqueradePorts {
     }
 }
 
-/// Whose packets are masqueraded with this node's address.
+/// Which packets are masqueraded with this node's address.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Masquerading")]
 pub struct MasqueradeSettings {
@@ -63,7 +63,7 @@ pub struct MasqueradeSettings {
     /// Source ports for masqueraded flows, 1024 or higher
     #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
     pub masquerade_ports: MasqueradePorts,
-    /// Sources routed through this host to masquerade in addition to its endpoints (repeatable or comma-separated)
+    /// Networks behind this host whose traffic to masquerade as well (repeatable or comma-separated)
     #[arg(long = "gateway-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub gateway_cidrs: Vec<IpNet>,
 }

@@ -40,8 +40,8 @@ pub struct MeshSettings {
     /// Measure round trips of existing TCP connections to nodes and health endpoints
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub passive_rtt: bool,
-    /// Factor by which ICMP probes of an address become less frequent, 1 to 5, while a TCP connection that
-    /// --passive-rtt measures shows that the address answers
+    /// Send this many times fewer ICMP probes, 1 to 5, to an address whose TCP traffic (--passive-rtt) shows that it
+    /// answers; 1 changes nothing
     #[arg(long, value_name = "FACTOR", default_value_t = 1)]
     pub passive_relief: u8,
     /// Measure the delay of each direction separately; the clocks of all nodes must be synchronised

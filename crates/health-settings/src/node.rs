@@ -1,8 +1,10 @@
 //! This node, its cluster, and where the nodes of the mesh come from.
 
+use std::env;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
@@ -37,17 +39,18 @@ pub struct NodeSettings {
     /// of a configuration file [default: --registry if that is etcd, else file:identities.json in --state-dir]
     #[arg(long, value_name = "STORE")]
     pub identity_store: Option<RegistrySpec>,
-    /// Address that this node registers in etcd (repeatable or comma-separated) [default: the uplinks' addresses]
+    /// Address that this node registers in etcd (repeatable or comma-separated) [default: the first of each IP
+    /// version on --device, or on the interface with the default route]
     #[arg(long = "node-address", value_name = "IP", value_parser = parse_ip, value_delimiter = ',')]
     pub node_addresses: Vec<IpAddr>,
     /// Name of an uplink interface (repeatable or comma-separated) [default: the interfaces that carry the node's
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents prove it to each other and
-    /// recognise each other's ICMP probes by it; a second key in FILE.previous or FILE.next is also accepted [default:
-    /// a public key]
-    #[arg(long, value_name = "FILE")]
+    /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents use it to authenticate
+    /// each other and to recognise each other's ICMP probes; a second key in FILE.previous or FILE.next is also
+    /// accepted [default: a well-known key, which gives no protection]
+    #[arg(long, value_name = "FILE", value_parser = absolute_path())]
     pub mesh_key_file: Option<PathBuf>,
 }
 
@@ -58,13 +61,18 @@ impl NodeSettings {
     }
 }
 
-/// Empty if the kernel does not say; then the setting has to.
+/// The host name; empty if it is unreadable, and then `--node-name` is required.
 fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }
 
-/// Resolves a path in the working folder at program start: entering the host's mounts changes the working folder.
-fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(std::path::absolute)
+/// Resolves a path in the working folder of the first call: entering the host's mounts changes the working folder.
+pub fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
+    static START: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let start = START.get_or_init(|| env::current_dir().ok());
+    PathBufValueParser::new().try_map(move |path| match start {
+        Some(start) => std::path::absolute(start.join(path)),
+        None => std::path::absolute(path),
+    })
 }

@@ -45,7 +45,7 @@ impl fmt::Display for RegistrySpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a registry; write it like file:/etc/nodes.yaml, etcd:http://192.0.2.1:2379, etcd:/etc/etcd.yaml, \
-     kubernetes or kubernetes:/etc/kubeconfig"
+     kubernetes or kubernetes:/etc/kubeconfig; credentials for etcd belong into /etc/etcd.yaml"
 )]
 pub struct RegistrySpecError;
 
@@ -77,7 +77,10 @@ fn urls(list: &str) -> Option<Vec<String>> {
         let host = url
             .strip_prefix("http://")
             .or_else(|| url.strip_prefix("https://"))?;
-        (!host.is_empty() && !host.contains(char::is_whitespace)).then(|| url.to_owned())
+        // Credentials belong into a configuration file: these URLs are logged and shown.
+        let is_host =
+            !host.is_empty() && !host.contains('@') && !host.contains(char::is_whitespace);
+        is_host.then(|| url.to_owned())
     };
     list.split(',').map(url).collect()
 }
@@ -163,6 +166,7 @@ mod tests {
             "etcd:192.0.2.1:2379",
             "etcd:http://a:2379,",
             "etcd:http://",
+            "etcd:http://root:secret@a:2379",
             "kubernetes:",
             "kubernetes:config",
             "consul:http://a",

@@ -1,4 +1,4 @@
-//! The capacity of the service maps for services, endpoints and flows.
+//! Sizes of the service maps.
 
 use clap::Args;
 use health_common::service::socket::SOCKET_ENTRIES;
@@ -17,38 +17,34 @@ const MAX_MAGLEV_TABLES: u32 = 4096;
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceMapSettings {
-    /// Maximum number of service frontends (address and port), per IP version, 1024 to 16777216; existing entries are
-    /// kept when the number changes, and a map that already holds more keeps its size
+    /// Maximum number of service frontends (address and port), per IP version, 1024 to 16777216; a map that already
+    /// holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_FRONTENDS)]
     pub service_frontend_max_entries: u32,
     /// Maximum number of backends, 1024 to 16777216; an endpoint counts once for each service port that it has; lists
-    /// of backends have space for four times as many slots; existing entries are kept when the number changes, and a
-    /// map that already holds more keeps its size
+    /// of backends have space for four times as many slots; a map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_BACKENDS)]
     pub service_backend_max_entries: u32,
-    /// Maximum number of Maglev lists of backends, 1 to 4096; existing entries are kept when the number changes, and a
-    /// map that already holds more keeps its size
+    /// Maximum number of Maglev tables, 1 to 4096; a map that already holds more keeps its size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAGLEV_TABLES)]
     pub service_maglev_tables: u32,
-    /// Maximum number of source ranges of load balancers, 1024 to 16777216; existing entries are kept when the number
-    /// changes, and a map that already holds more keeps its size
+    /// Maximum number of loadBalancerSourceRanges entries, 1024 to 16777216; a map that already holds more keeps its
+    /// size
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_SOURCE_RANGES)]
     pub service_source_range_max_entries: u32,
-    /// Maximum number of clients that stay with their backends, 1024 to 16777216; existing entries are kept when the
-    /// number changes
+    /// Maximum number of session affinity entries, 1024 to 16777216
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY)]
     pub service_affinity_max_entries: u32,
-    /// Maximum number of entries for TCP flows through services, per IP version, 1024 to 16777216; each flow takes two;
-    /// existing entries are kept when the number changes; by default 262144 on hosts with more than 4 GiB of memory,
-    /// else 131072
+    /// Maximum number of entries for TCP flows through services, per IP version, 1024 to 16777216; each flow takes
+    /// two [default: 262144 on hosts with more than 4 GiB of memory, else 131072]
     #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries(), hide_default_value = true)]
     pub service_flow_max_entries: u32,
     /// Maximum number of entries for flows through services of protocols other than TCP, per IP version, 1024 to
-    /// 16777216; each flow takes two; existing entries are kept when the number changes
+    /// 16777216; each flow takes two
     #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
     pub service_flow_any_max_entries: u32,
     /// Maximum number of entries for the host's own sockets that use services, 1024 to 16777216; a connected socket
-    /// takes two, an unconnected UDP socket two for each service; existing entries are kept when the number changes
+    /// takes two, an unconnected UDP socket two for each service
     #[arg(long, value_name = "NUMBER", default_value_t = SOCKET_ENTRIES)]
     pub service_socket_max_entries: u32,
 }

@@ -54,7 +54,8 @@ pub struct IpvsSettings {
     /// Scheduler for services that choose no algorithm, by its ipvsadm name; ipvs mode only
     #[arg(long, value_name = "NAME", default_value = "rr")]
     pub ipvs_scheduler: String,
-    /// Addresses of services that get no virtual server (repeatable or comma-separated); ipvs mode only
+    /// Create no IPVS virtual servers for service addresses in this network (repeatable or comma-separated); ipvs
+    /// mode only
     #[arg(long = "ipvs-exclude-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub ipvs_exclude_cidrs: Vec<IpNet>,
     /// Answer ARP for an address only on the device that has it; ipvs mode only

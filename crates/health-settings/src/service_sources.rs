@@ -15,12 +15,12 @@ const MAX_LABEL_LEN: usize = 63;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceSources {
-    /// Serve Kubernetes services of all namespaces [default KUBECONFIG: that of --registry kubernetes, else the pod's
-    /// service account, else KUBECONFIG or ~/.kube/config]
+    /// Serve Kubernetes services of all namespaces; without a value, use the kubeconfig of --registry kubernetes,
+    /// else the pod's service account, else $KUBECONFIG or ~/.kube/config
     #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub services_from_kubernetes: Option<ApiAccess>,
-    /// Serve the services whose manifests are in etcd, in the keys of --cluster-name; CLUSTER is URL[,URL...] of its
-    /// members, or the path of a file with certificates and credentials [default CLUSTER: that of --registry etcd]
+    /// Serve the services whose manifests are in etcd, in the keys of --cluster-name: URL[,URL...] of its members, or
+    /// the path of a file with certificates and credentials; without a value, use the etcd of --registry
     #[arg(long, value_name = "CLUSTER", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub services_from_etcd: Option<EtcdAccess>,
     /// Serve only services and endpoint slices whose label service.kubernetes.io/service-proxy-name is NAME [default:
@@ -64,8 +64,8 @@ impl fmt::Display for EtcdAccess {
 /// The text is not an [`EtcdAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not an etcd cluster; give URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or the flag \
-     without a value"
+    "not an etcd cluster; give URLs such as http://192.0.2.1:2379, the absolute path of a configuration, or \
+     default"
 )]
 pub struct EtcdAccessError;
 

@@ -54,20 +54,19 @@ pub struct ServiceSettings {
     /// Shortest time between two changes of the datapath for services, at most 10s
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
     pub service_sync_min: Duration,
-    /// Time between two checks of the whole datapath for services, 1s to 1h; a change that waits twice as long makes
-    /// this node unhealthy
+    /// Time between two full checks of the service datapath, 1s to 1h; the node becomes unhealthy if a change waits
+    /// twice as long
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     pub service_sync_max: Duration,
-    /// How packets of clients outside get to backends on other nodes, unless the service specifies it (dsr and hybrid
-    /// need --mesh-key-file with your own key, and --service-proxy-mode ebpf)
+    /// How packets from external clients reach backends on other nodes, unless the service overrides it (dsr and
+    /// hybrid need --mesh-key-file with your own key, and --service-proxy-mode ebpf)
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_forwarding: ServiceForwarding,
     /// XDP programs on the uplinks that forward packets of known flows between clients outside and backends on other
     /// nodes
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub service_xdp: ServiceXdp,
-    /// How packets from endpoints, and packets for services from outside, get to endpoints of this node (ebpf takes
-    /// effect only where the agent's programs serve services)
+    /// How packets reach endpoints of this node (ebpf works only with services and --service-proxy-mode ebpf)
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub host_routing: HostRouting,
     /// Address of GET /healthz and /livez, which report the state of services to load balancers and supervisors:
@@ -78,7 +77,7 @@ pub struct ServiceSettings {
     /// versions) or off; always off without services
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
     pub service_metrics_listen: ListenAddress,
-    /// Room in the maps.
+    /// Sizes of the maps.
     #[command(flatten)]
     pub maps: ServiceMapSettings,
     /// The mode `ipvs`.

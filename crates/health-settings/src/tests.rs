@@ -1,6 +1,8 @@
 //! Which settings are valid, and that a setting is the same wherever it is written.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ fn the_defaults_are_valid() {
 }
 
 #[test]
-fn backends_answer_clients_themselves_where_the_mesh_has_a_key() {
+fn dsr_and_hybrid_need_a_private_mesh_key() {
     let mut settings = settings();
     settings.node.mesh_key_file = Some("/key".into());
     for forwarding in [ServiceForwarding::Dsr, ServiceForwarding::Hybrid] {
@@ -38,7 +40,7 @@ fn backends_answer_clients_themselves_where_the_mesh_has_a_key() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named_by_flag_and_value() {
+fn an_invalid_setting_is_reported_with_flag_and_value() {
     type Change = fn(&mut Settings);
     let cases: [(&str, &str, Change); 72] = [
         ("--pod-manifests", "pods", |c| {
@@ -297,12 +299,12 @@ fn settings_of(run: &Command) -> Vec<&Arg> {
 
 /// The settings in force with these files and words.
 fn loaded(file: &Path, words: &[&str]) -> Result<Settings, SettingsError> {
-    let layers = Layers::of_files(&run(), Some(file))?;
+    let layers = Layers::read_files(&run(), Some(file))?;
     let layered = layers.apply(run());
     let matches = layered.try_get_matches_from(words).expect("valid words");
     let settings = Settings::from_arg_matches(&matches).expect("valid settings");
     let location = Location::default();
-    layers.settle(&run(), &matches, settings, location)
+    layers.finish(&run(), &matches, settings, location)
 }
 
 /// A value of a setting that is valid and not its default.
@@ -337,7 +339,8 @@ fn another_value(arg: &Arg) -> &'static str {
         "name",
     ];
     let usable = candidates.into_iter().find(|candidate| {
-        default.is_none_or(|default| default != candidate) && form::check(arg, candidate).is_ok()
+        default.is_none_or(|default| default != candidate)
+            && form::check_value(arg, candidate).is_ok()
     });
     usable.unwrap_or_else(|| panic!("no value for {}", form::name(arg)))
 }
@@ -378,17 +381,17 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
         };
         let by_flag = unchecked(&[format!("--{name}={value}")], &Layers::default());
         fs::write(&file, format!("{group}:\n  {name}: {value}\n")).expect("a file");
-        let layers = Layers::of_files(&run, Some(&file)).expect(name);
+        let layers = Layers::read_files(&run, Some(&file)).expect(name);
         let by_file = unchecked(&[], &layers);
         let variable = form::variable(arg);
-        let layers = Layers::with_variables(Layers::default(), &run, |wanted| {
+        let layers = Layers::with_environment(Layers::default(), &run, |wanted| {
             (wanted == variable).then(|| value.into())
         });
         let by_variable = unchecked(&[], &layers.expect(name));
 
         let (shown_by_flag, origin) = shown(&by_flag);
         assert_eq!(origin, Origin::CommandLine, "{name}");
-        let path = file.clone();
+        let path = file.display().to_string();
         assert_eq!(
             shown(&by_file),
             (shown_by_flag.clone(), Origin::File { path, line: 2 })
@@ -428,6 +431,40 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
 }
 
 #[test]
+fn each_argument_belongs_to_a_group() {
+    for arg in run().get_arguments() {
+        assert!(form::group(arg).is_some(), "{}", arg.get_id());
+    }
+    for name in form::COMMON {
+        assert!(
+            settings_of(&run())
+                .iter()
+                .any(|arg| form::name(arg) == name),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn values_in_files_are_read_as_they_are_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.yaml");
+    let text = "node:\n  node-name: 1e3\n  cluster-name: True\n  device: [eth0, 10, True]\n\
+                services: {service-node-zone: 1.10}\n";
+    fs::write(&file, text).expect("a file");
+    let settings = loaded(&file, &[]).expect("valid settings");
+    assert_eq!(settings.node.node_name, "1e3");
+    assert_eq!(settings.node.cluster_name, "True");
+    assert_eq!(settings.node.devices, ["eth0", "10", "True"]);
+    assert_eq!(settings.services.service_node_zone.as_deref(), Some("1.10"));
+    fs::write(&file, "node: {device: 'a, b'}\n").expect("a file");
+    assert_eq!(
+        loaded(&file, &[]).expect("valid settings").node.devices,
+        ["a", "b"]
+    );
+}
+
+#[test]
 fn a_flag_wins_over_a_variable_and_that_over_files_of_which_the_last_wins() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("config.yaml");
@@ -442,8 +479,8 @@ fn a_flag_wins_over_a_variable_and_that_over_files_of_which_the_last_wins() {
     fs::write(fragments.join("20.yaml"), "# nothing\n").expect("a file");
     fs::write(fragments.join("30.yaml"), "mesh: {probe-rate: 3}\n").expect("a file");
     fs::write(fragments.join("README"), "no settings").expect("a file");
-    let layers = Layers::of_files(&run(), Some(&file)).expect("valid files");
-    let layers = Layers::with_variables(layers, &run(), |name| match name {
+    let layers = Layers::read_files(&run(), Some(&file)).expect("valid files");
+    let layers = Layers::with_environment(layers, &run(), |name| match name {
         "HEALTH_AGENT_PROBE_INTERVAL" => Some("3s".into()),
         "HEALTH_AGENT_HEALTH_PORT" => Some("4".into()),
         _ => None,
@@ -491,6 +528,22 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
             ":2:16: health-port has one value, not a list",
         ),
         (
+            "mesh:\n  probe:\n  - http=1s\n  - bogus\n",
+            ":4:5: probe 'bogus': ",
+        ),
+        (
+            "services:\n  services-from-kubernetes: true\n",
+            ":2:29: services-from-kubernetes 'true': not a kubeconfig; give its absolute path, or default",
+        ),
+        (
+            "node:\n  registry: etcd:http://root:secret@a:2379\n",
+            ":2:13: registry 'etcd:http://root:secret@a:2379': ",
+        ),
+        (
+            "mesh:\n  health-port: 0x10\n",
+            ":2:16: health-port '0x10': ",
+        ),
+        (
             "mesh:\n  one-way: maybe\n",
             ":2:12: one-way 'maybe': expected true or false",
         ),
@@ -500,11 +553,11 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         ),
         (
             "node:\n  node-name: \"\"\n",
-            ":2: --node-name '': must be 1 to 253 bytes",
+            ":2: node-name '': must be 1 to 253 bytes",
         ),
         (
             "mesh:\n  probe-timeout: 11s\n",
-            ":2: --probe-timeout '11s': must not exceed the shortest interval",
+            ":2: probe-timeout '11s': must not exceed the shortest interval",
         ),
         ("mesh: {probe-rate: 1}\nmesh: {probe-rate: 2}\n", ":2:1: "),
         ("mesh:\n\tprobe-rate: 1\n", ":2:"),
@@ -529,11 +582,14 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         loaded(&file, &[]).expect(text);
     }
     let missing = loaded(&folder.path().join("none.yaml"), &[]).expect_err("no file");
-    assert!(missing.to_string().ends_with("none.yaml"), "{missing}");
+    assert!(
+        missing.to_string().contains("none.yaml: No such file"),
+        "{missing}"
+    );
 }
 
 #[test]
-fn the_higher_one_of_registry_and_nodes_file_counts() {
+fn of_registry_and_nodes_file_the_one_of_higher_precedence_applies() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("config.yaml");
     fs::write(&file, "node: {registry: kubernetes}\n").expect("a file");
@@ -544,13 +600,17 @@ fn the_higher_one_of_registry_and_nodes_file_counts() {
         RegistrySpec::Kubernetes(None)
     );
     assert_eq!(registry(&["--nodes-file=/n"]).expect("valid"), nodes);
-    assert!(registry(&["--nodes-file=/n", "--registry=kubernetes"]).is_err());
+    let refused = |result: Result<RegistrySpec, SettingsError>| {
+        let error = result.expect_err("both are given").to_string();
+        assert!(error.contains("cannot be used with --registry"), "{error}");
+    };
+    refused(registry(&["--nodes-file=/n", "--registry=kubernetes"]));
     fs::write(&file, "node: {nodes-file: /n}\n").expect("a file");
     assert_eq!(loaded(&file, &[]).expect("valid").node.registry, nodes);
     let by_flag = loaded(&file, &["--registry=kubernetes"]).expect("valid");
     assert_eq!(by_flag.node.registry, RegistrySpec::Kubernetes(None));
     fs::write(&file, "node: {nodes-file: /n, registry: kubernetes}\n").expect("a file");
-    assert!(loaded(&file, &[]).is_err());
+    refused(registry(&[]));
 }
 
 #[test]
@@ -567,6 +627,10 @@ fn booleans_have_one_form() {
         assert_eq!(settings.mesh.one_way, is_on, "{words:?}");
     }
     assert!(run().try_get_matches_from(["--one-way=1"]).is_err());
+}
+
+#[test]
+fn lists_are_repeated_or_have_commas() {
     let lists = ["--device=a,b", "--device", "c"];
     let matches = run().try_get_matches_from(lists).expect("valid words");
     let settings = Settings::from_arg_matches(&matches).expect("valid settings");
@@ -604,4 +668,63 @@ fn the_example_is_valid_with_and_without_its_comments() {
     let set = loaded(&file, &[]).expect("the example with all defaults set");
     let values = settings.values.clone();
     assert_eq!(Settings { values, ..set }, settings);
+}
+
+#[test]
+fn what_is_no_file_of_bounded_length_is_refused_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let long = folder.path().join("long");
+    fs::write(&long, "#".repeat(2 << 20)).expect("a file");
+    let bytes = folder.path().join("bytes");
+    fs::write(&bytes, [0xff, 0xfe]).expect("a file");
+    for (path, says) in [
+        (pipe.as_path(), "not a regular file"),
+        (Path::new("/dev/zero"), "not a regular file"),
+        (folder.path(), "not a regular file"),
+        (&long, "longer than 1048576 bytes"),
+        (&bytes, "UTF-8"),
+        (&folder.path().join("none"), "No such file"),
+    ] {
+        let error = loaded(path, &[]).expect_err(says).to_string();
+        let start = format!("cannot read {}: ", path.display());
+        assert!(error.starts_with(&start) && error.contains(says), "{error}");
+    }
+    let file = folder.path().join("config.yaml");
+    fs::write(&file, "").expect("a file");
+    symlink("nowhere", folder.path().join("config.d")).expect("a link");
+    let error = loaded(&file, &[]).expect_err("a dangling link").to_string();
+    assert!(error.contains("config.d: No such file"), "{error}");
+}
+
+#[test]
+fn null_resets_a_setting_and_an_empty_variable_does_not_count() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.yaml");
+    let later = folder.path().join("config.d/1.yaml");
+    fs::create_dir(folder.path().join("config.d")).expect("a folder");
+    let base =
+        "services: {services-from-kubernetes: default}\nnode: {device: [a], nodes-file: /n}\n";
+    fs::write(&file, base).expect("a file");
+    fs::write(
+        &later,
+        "services: {services-from-kubernetes: ~}\nnode: {device: }\n",
+    )
+    .expect("a file");
+    let settings = loaded(&file, &[]).expect("valid settings");
+    assert!(!settings.services.has_services());
+    assert!(settings.node.devices.is_empty());
+    // A later file decides between the two forms, too.
+    fs::write(&later, "node: {registry: kubernetes}\n").expect("a file");
+    let settings = loaded(&file, &[]).expect("valid settings");
+    assert_eq!(settings.node.registry, RegistrySpec::Kubernetes(None));
+    assert_eq!(settings.node.nodes_file, None);
+    let empty = Layers::default().with_environment(&run(), |_| Some(OsString::new()));
+    let matches = empty
+        .expect("nothing")
+        .apply(run())
+        .try_get_matches_from([""; 0]);
+    let read = Settings::from_arg_matches(&matches.expect("the defaults"));
+    assert_eq!(read.ok(), Some(Settings::default()));
 }

@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Settings;
-use super::form::{GROUPS, Kind, group, is_list, kind, name, variable, variable_of};
+use super::form::{GROUPS, Kind, boolean, group, is_list, kind, name, variable, variable_of};
 
 /// Where the value of a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set; the default applies.
     Default,
     /// A settings file.
     File {
-        /// Its path.
-        path: PathBuf,
+        /// Its path, for people.
+        path: String,
         /// From 1.
         line: u64,
     },
@@ -34,23 +34,11 @@ pub enum Origin {
     CommandLine,
 }
 
-impl Origin {
-    /// Higher ones take precedence.
-    pub(super) fn rank(&self) -> u8 {
-        match self {
-            Self::Default => 0,
-            Self::File { .. } => 1,
-            Self::Environment { .. } => 2,
-            Self::CommandLine => 3,
-        }
-    }
-}
-
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
-            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::File { path, line } => write!(f, "{path}:{line}"),
             Self::Environment { variable } => f.write_str(variable),
             Self::CommandLine => f.write_str("command line"),
         }
@@ -119,13 +107,23 @@ impl SettingValue {
         let described = settings_of.filter_map(|arg| {
             let name = name(arg);
             let group = group(arg)?;
-            let raw = matches.get_raw(arg.get_id().as_str());
-            let texts = raw.into_iter().flatten();
-            let texts: Vec<_> = texts
-                .map(|text| text.to_string_lossy().into_owned())
-                .collect();
+            let id = arg.get_id().as_str();
+            let texts: Vec<_> = match kind(arg) {
+                // As parsed: absolute.
+                Kind::Path => {
+                    let paths = matches.get_many::<PathBuf>(id).into_iter().flatten();
+                    paths.map(|path| path.display().to_string()).collect()
+                }
+                _ => {
+                    let texts = matches.get_raw(id).into_iter().flatten();
+                    texts
+                        .map(|text| text.to_string_lossy().into_owned())
+                        .collect()
+                }
+            };
             let value = match name {
-                // What these are by default depends on others.
+                "nodes-file" => json!(settings.node.nodes_file),
+                // Derived from other settings.
                 "registry" => json!(settings.node.registry),
                 "identity-store" => json!(settings.identity_store()),
                 "conntrack-max-entries" => json!(settings.conntrack_max_entries()),
@@ -135,13 +133,18 @@ impl SettingValue {
                 group,
                 name: name.to_owned(),
                 value,
-                origin: origin(arg.get_id().as_str(), name),
+                origin: match name {
+                    "registry" if settings.node.nodes_file.is_some() => {
+                        origin("nodes_file", "nodes-file")
+                    }
+                    _ => origin(arg.get_id().as_str(), name),
+                },
             })
         });
         described.collect()
     }
 
-    /// The value as it would stand on the command line.
+    /// The value in words.
     pub fn text(&self) -> String {
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
@@ -149,7 +152,7 @@ impl SettingValue {
             other => other.to_string(),
         };
         match &self.value {
-            Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(","),
+            Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(", "),
             value => text(value),
         }
     }
@@ -158,11 +161,11 @@ impl SettingValue {
 /// A setting's value in JSON.
 fn value(arg: &Arg, texts: Vec<String>) -> Value {
     let one = |text: String| match kind(arg) {
-        Kind::Boolean => json!(matches!(text.as_str(), "true" | "on" | "yes")),
+        Kind::Boolean => json!(boolean(&text) == Ok(true)),
         Kind::Integer => text
             .parse::<u64>()
             .map_or_else(|_| json!(text), |number| json!(number)),
-        Kind::Text => json!(text),
+        Kind::Path | Kind::Text => json!(text),
     };
     let mut values: Vec<Value> = texts.into_iter().map(one).collect();
     match is_list(arg) {
@@ -189,6 +192,13 @@ fn by_group(run: &Command) -> impl Iterator<Item = (&'static str, Vec<&Arg>)> {
         let of_group = |arg: &&Arg| arg.get_help_heading() == Some(heading);
         (heading, run.get_arguments().filter(of_group).collect())
     })
+}
+
+/// The words that a setting may have, if only certain ones.
+fn choices(arg: &Arg) -> Vec<String> {
+    let possible = arg.get_possible_values().into_iter();
+    let texts = possible.filter(|_| kind(arg) == Kind::Text);
+    texts.map(|value| value.get_name().to_owned()).collect()
 }
 
 fn help(arg: &Arg) -> String {
@@ -219,19 +229,18 @@ pub fn schema(run: &Command) -> Value {
 }
 
 fn setting_schema(arg: &Arg) -> Value {
-    let possible: Vec<Value> = arg
-        .get_possible_values()
-        .iter()
-        .map(|value| json!(value.get_name()))
-        .collect();
+    let possible = choices(arg);
     let mut schema = match kind(arg) {
         Kind::Boolean => json!({ "type": "boolean" }),
         Kind::Integer => json!({ "type": "integer", "minimum": 0 }),
-        Kind::Text if possible.is_empty() => json!({ "type": "string" }),
-        Kind::Text => json!({ "enum": possible }),
+        Kind::Path | Kind::Text if possible.is_empty() => json!({ "type": "string" }),
+        Kind::Path | Kind::Text => json!({ "enum": possible }),
     };
     if is_list(arg) {
-        schema = json!({ "anyOf": [schema, { "type": "array", "items": schema }] });
+        schema =
+            json!({ "anyOf": [schema, { "type": "array", "items": schema }, { "type": "null" }] });
+    } else {
+        schema = json!({ "anyOf": [schema, { "type": "null" }] });
     }
     schema["description"] = json!(help(arg));
     let default = default(arg);
@@ -240,6 +249,9 @@ fn setting_schema(arg: &Arg) -> Value {
     }
     schema
 }
+
+/// Words that YAML 1.1 reads as booleans.
+const YAML_WORDS: [&str; 4] = ["off", "on", "no", "yes"];
 
 /// A settings file with each setting and its default, commented out.
 pub fn example(run: &Command) -> String {
@@ -250,11 +262,19 @@ pub fn example(run: &Command) -> String {
     for (heading, args) in by_group(run) {
         let _ = write!(text, "\n{}:\n", heading.to_lowercase());
         for arg in args {
-            for line in wrapped(&help(arg), 100) {
+            let choices = choices(arg);
+            let words = match choices.is_empty() {
+                true => help(arg),
+                false => format!("{}: {}", help(arg), choices.join(", ")),
+            };
+            for line in wrapped(&words, 100) {
                 let _ = writeln!(text, "  # {line}");
             }
             let value = match default(arg) {
                 Value::Null => String::new(),
+                Value::String(text) if YAML_WORDS.contains(&text.as_str()) => {
+                    format!(" \"{text}\"")
+                }
                 Value::String(text) => format!(" {text}"),
                 value => format!(" {value}"),
             };
@@ -303,19 +323,29 @@ mesh:
   probe-interval: 5s
 ```
 
-A flag takes precedence over a variable, a variable over a file, and a file over the default. The files are
-`/etc/health-agent/config.yaml`, if it exists, or that of `--config FILE`, and `config.d/*.yaml` beside it. Of several files
-that set the same, the last one by name counts. `deploy/config.yaml` is an example with all settings.
+A flag takes precedence over a variable, a variable over a file, and a file over the default. The agent reads
+`/etc/health-agent/config.yaml` if it exists, or the file that `--config` or `HEALTH_AGENT_CONFIG` names. Then it reads `*.yaml`
+and `*.yml` in `config.d` beside it, in order of name; later values override earlier ones, and lists replace each other.
+`deploy/config.yaml` is an example with all settings.
 
 - Durations are written like `500ms`, `10s`, `1m30s` or `12h`.
 - A boolean is `--x`, `--x=true` or `--x=false`; `on` and `off`, `yes` and `no` mean the same.
-- A list is a repeated flag, or one value with commas; in files it may also be a YAML list. `--remote-cluster` is only
-  repeated, since its values may have commas.
+- A list is a repeated flag, or one value with commas; in files it may also be a YAML list. `--remote-cluster` does not split
+  at commas: repeat the flag or use a YAML list; a variable holds one cluster.
+- `--pods-from-kubernetes`, `--services-from-kubernetes` and `--services-from-etcd` need no value. In files and variables,
+  write `default` instead.
+- In files, null resets a setting to its default, whatever files before set. An empty variable does not count.
+- Maps keep their entries when a setting `...-max-entries` or `service-maglev-tables` changes.
 - The location of an agent's files (`--instance`, `--runtime-dir`, `--state-dir`, `--bpf-root`) and `--netns` are flags of
   all commands and environment variables (`HEALTH_AGENT_INSTANCE` and so on), but not in files: they say which agent is meant.
 
+At SIGHUP (`systemctl reload`) a running agent reads all of it again. New values of `log-level`,
+`probe-interval`, `probe`, `probe-rate`, `probe-timeout`, `loss-threshold`, `passive-relief` and the `conntrack-timeout-...`
+settings take effect at once; no probe is lost and no connection breaks. Other changes are logged, and `status` warns that a restart is due. If
+anything is invalid, nothing changes.
+
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
-agent, and names line, column and the nearest key. `config example` prints a file with all settings, commented out, `config
+agent, and names the line and the nearest key. `config example` prints a file with all settings, commented out, `config
 schema` its JSON Schema, and `config reference` this page.
 ";
 
@@ -323,11 +353,14 @@ schema` its JSON Schema, and `config reference` this page.
 pub fn reference(run: &Command) -> String {
     let mut text = INTRODUCTION.to_owned();
     for ((heading, args), (_, page)) in by_group(run).zip(GROUPS) {
-        let about = page.map(|page| format!("; about them: [{page}]({page})"));
+        let about = page.map(|page| {
+            let file = page.split('#').next().unwrap_or_default();
+            format!("; see [{file}]({page})")
+        });
         let _ = write!(
             text,
             "\n## {heading}\n\nIn files under `{}`{}.\n\n\
-             | setting | environment variable | default | |\n| --- | --- | --- | --- |\n",
+             | setting | environment variable | default | meaning |\n| --- | --- | --- | --- |\n",
             heading.to_lowercase(),
             about.unwrap_or_default()
         );
@@ -338,12 +371,7 @@ pub fn reference(run: &Command) -> String {
                 Value::String(text) => format!("`{text}`"),
                 value => format!("`{value}`"),
             };
-            let possible = arg.get_possible_values();
-            let choices: Vec<_> = possible
-                .iter()
-                .filter(|_| kind(arg) == Kind::Text)
-                .map(|value| format!("`{}`", value.get_name()))
-                .collect();
+            let choices: Vec<_> = choices(arg).iter().map(|one| format!("`{one}`")).collect();
             let choices = match choices.is_empty() {
                 true => String::new(),
                 false => format!(": {}", choices.join(", ")),

@@ -11,6 +11,7 @@ mod node;
 mod own;
 mod own_addresses;
 mod pages;
+mod reload;
 mod routes;
 pub mod services;
 mod state;
@@ -30,6 +31,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 pub use self::cleanup::{cleanup, cleanup_services};
+pub use self::reload::Reread;
 
 use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};
@@ -41,18 +43,19 @@ use health_endpoint::manager::Manager;
 use health_mesh::hello::{self, Identity, Responder};
 use health_mesh::mesh_key::{self, MeshKeys};
 use health_mesh::proof::HelloKeys;
-use health_mesh::{Mesh, MeshHandle, MeshOptions};
+use health_mesh::{Mesh, MeshHandle, MeshOptions, Tuning};
 use health_model::activity::{self, Activity};
 use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
 use health_net::netlink::{self, Handle};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
-use health_settings::{GcInterval, Settings};
+use health_settings::{GcInterval, MeshSettings, Settings};
 
 use self::containers::{ContainerProbes, Sources};
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
+use self::reload::Reloadable;
 use self::services::ServedServices;
 use self::state::{AgentSource, Part};
 use self::supervise::Unbound;
@@ -64,7 +67,9 @@ use crate::pidfile::PidFile;
 use crate::task::AbortOnDrop;
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only [`cleanup`] removes it.
-pub async fn run(config: Settings) -> anyhow::Result<()> {
+pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
+    let reloadable = Reloadable::new(config, reread).context("cannot wait for SIGHUP")?;
+    let config = &reloadable.settings;
     let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
     // Before the first request to a registry: services that an earlier agent left must not answer it.
     process::spare_own_sockets(&config.location)
@@ -79,13 +84,13 @@ pub async fn run(config: Settings) -> anyhow::Result<()> {
     config
         .services
         .check_forwarding_key(keys.hello.is_public())?;
-    let settings = own::from_settings(&config).await?;
-    let registry = nodes::open(&config, settings)?;
-    let own = own::known(&*registry, &config)?;
+    let settings = own::from_settings(config).await?;
+    let registry = nodes::open(config, settings)?;
+    let own = own::known(&*registry, config)?;
 
     let mut folders = NewFolders::default();
     let result = run_in_folders(
-        config,
+        reloadable,
         kernel,
         socket_group,
         keys,
@@ -101,7 +106,7 @@ pub async fn run(config: Settings) -> anyhow::Result<()> {
 }
 
 async fn run_in_folders(
-    config: Settings,
+    reloadable: Reloadable,
     kernel: SuitableKernel,
     socket_group: Option<Gid>,
     keys: MeshKeys,
@@ -110,6 +115,7 @@ async fn run_in_folders(
     new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
+    let config = &reloadable.settings;
     match socket_group {
         Some(_) => new_folders.make_reachable(&config.location.runtime_dir)?,
         None => new_folders.make(&config.location.runtime_dir)?,
@@ -123,13 +129,14 @@ async fn run_in_folders(
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = match Agent::start(&config, kernel.attachments, keys, own, registry, source).await
-    {
+    let result = match Agent::start(config, kernel.attachments, keys, own, registry, source).await {
         Ok(agent) => {
             // A failed start reports why it failed, and nothing else.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
-            agent.supervise().await
+            agent
+                .supervise(reloadable.reread, reloadable.requests)
+                .await
         }
         Err(error) => Err(error),
     };
@@ -140,6 +147,17 @@ async fn run_in_folders(
         Err(error) => warn!(%error, "the API did not shut down cleanly"),
     }
     result
+}
+
+/// What can change of the mesh while it runs.
+fn tuning(settings: &MeshSettings) -> Tuning {
+    Tuning {
+        intervals: settings.probe_intervals(),
+        rate: settings.probe_rate,
+        timeout: settings.probe_timeout,
+        loss_threshold: f64::from(settings.loss_threshold) / 100.0,
+        passive_relief: settings.passive_relief,
+    }
 }
 
 /// A started agent.
@@ -396,13 +414,9 @@ impl Agent {
                 local: own.full_name(),
                 local_addresses,
                 uplinks: node.uplinks().to_vec(),
-                intervals: config.mesh.probe_intervals(),
-                rate: config.mesh.probe_rate,
-                timeout: config.mesh.probe_timeout,
+                tuning: tuning(&config.mesh),
                 path_mtu_interval: config.mesh.path_mtu_interval.0,
-                loss_threshold: f64::from(config.mesh.loss_threshold) / 100.0,
                 passive_rtt: config.mesh.passive_rtt,
-                passive_relief: config.mesh.passive_relief,
                 port: config.mesh.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,

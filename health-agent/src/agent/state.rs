@@ -25,7 +25,7 @@ use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::Identities;
-use health_settings::Settings;
+use health_settings::{SettingValue, Settings};
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -39,7 +39,12 @@ use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, even if empty at first.
 pub(super) struct AgentSource {
+    /// The settings of the start.
     config: Settings,
+    /// The value of each setting in force.
+    pub(super) values: RwLock<Arc<[SettingValue]>>,
+    /// The names of changed settings that need a restart.
+    pub(super) restart_due: RwLock<Vec<String>>,
     /// Whether the mesh key in force is public.
     public_mesh_key: bool,
     started: Instant,
@@ -83,6 +88,8 @@ impl AgentSource {
     pub(super) fn new(config: Settings, keys: &HelloKeys) -> Self {
         let (watch_reporter, watch_activity) = activity::channel();
         Self {
+            values: RwLock::new(config.values.clone()),
+            restart_due: RwLock::default(),
             config,
             public_mesh_key: keys.accepts_public(),
             started: Instant::now(),
@@ -141,6 +148,10 @@ impl AgentSource {
                 Some((false, problem)) => Observation::now("services", Some(problem)).warning(),
                 None => Observation::now("services", None),
             }));
+            observations.extend(
+                self.restart_due()
+                    .map(|due| Observation::now("settings", Some(due)).warning()),
+            );
             if self.config.services.xdp() != ServiceXdp::Off {
                 let slower = self.slower.read().unwrap_or_else(PoisonError::into_inner);
                 observations.push(Observation::now("service-xdp", slower.clone()).warning());
@@ -489,7 +500,11 @@ impl Source for AgentSource {
     }
 
     fn settings(&self) -> Settings {
-        self.config.clone()
+        let values = self.values.read().unwrap_or_else(PoisonError::into_inner);
+        Settings {
+            values: values.clone(),
+            ..self.config.clone()
+        }
     }
 
     fn starting(&self) -> Option<String> {

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use health_mesh::hello;
 use health_net::changes::Changes;
 use health_registry::nodes::NodeSet;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
+use super::Reread;
 use super::own::OwnChange;
 use super::services::ServedServices;
 use super::watch::{self, Backoff, News};
@@ -49,8 +50,12 @@ impl From<IpAddr> for Unbound {
 impl Agent {
     /// Supervises everything until a signal arrives or this agent has become obsolete, then stops in order. Fails if
     /// the agent must be restarted.
-    pub(super) async fn supervise(mut self) -> anyhow::Result<()> {
-        let ended = match self.watch_until_signal().await {
+    pub(super) async fn supervise(
+        mut self,
+        reread: Reread,
+        mut reloads: Signal,
+    ) -> anyhow::Result<()> {
+        let ended = match self.watch_until_signal(reread, &mut reloads).await {
             Ok(End::Signal) => Ok(()),
             Ok(End::PodCidr) => Err(anyhow::anyhow!(
                 "{} has a pod CIDR now; restart the agent to give it endpoints",
@@ -104,7 +109,11 @@ impl Agent {
         ended
     }
 
-    async fn watch_until_signal(&mut self) -> std::io::Result<End> {
+    async fn watch_until_signal(
+        &mut self,
+        reread: Reread,
+        reloads: &mut Signal,
+    ) -> std::io::Result<End> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut ticks = tokio::time::interval(watch::PERIOD);
@@ -122,6 +131,7 @@ impl Agent {
             tokio::select! {
                 _ = terminate.recv() => return Ok(End::Signal),
                 _ = interrupt.recv() => return Ok(End::Signal),
+                Some(()) = reloads.recv() => self.reload(reread).await,
                 Ok(()) = nodes.changed() => {
                     let set = nodes.borrow_and_update().clone();
                     is_reached = is_reached || self.note_reached(&set);

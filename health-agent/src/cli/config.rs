@@ -1,17 +1,17 @@
 //! `health-agent config`: the agent's settings, settings files, and the kernel's features.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use health_datapath::kernel::{UnmetRequirement, choose};
 use health_datapath::probe::{Need, Report};
 use health_model::settings::{AttachMode, Location};
-use health_settings::{Origin, SettingList, SettingValue};
+use health_settings::{DEFAULT_FILE, Origin, SettingList, SettingValue};
 use nix::unistd::Uid;
 
 use super::exit::Failure;
 use super::output::{OutputArgs, print, table};
-use super::parse::{check, run};
+use super::parse::{ParseError, check_files, run_command};
 use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
@@ -46,6 +46,7 @@ Examples:
   health-agent config check ./config.yaml")]
     Check {
         /// The file [default: /etc/health-agent/config.yaml]
+        #[arg(env = "HEALTH_AGENT_CONFIG")]
         file: Option<PathBuf>,
     },
     /// Print a settings file with all settings and their defaults, commented out
@@ -69,14 +70,22 @@ impl FileCommand {
     fn execute(self, location: Location) -> Result<(), Failure> {
         let text = match self {
             Self::Check { file } => {
-                let settings = check(file.as_deref(), location)?;
+                let settings = match check_files(file.as_deref(), location) {
+                    Err(ParseError::Settings(error)) => return Err(error.into()),
+                    settings => settings.map_err(anyhow::Error::from)?,
+                };
+                let all = settings.values.len();
                 let is_set = |one: &&SettingValue| matches!(one.origin, Origin::File { .. });
-                let count = settings.values.iter().filter(is_set).count();
-                format!("{count} settings are valid\n")
+                let set = settings.values.iter().filter(is_set).count();
+                if set == 0 && file.is_none() && !Path::new(DEFAULT_FILE).exists() {
+                    format!("there is no {DEFAULT_FILE}\n")
+                } else {
+                    format!("{set} of {all} settings are set, all valid\n")
+                }
             }
-            Self::Example => health_settings::example(&run()),
-            Self::Schema => format!("{:#}\n", health_settings::schema(&run())),
-            Self::Reference => health_settings::reference(&run()),
+            Self::Example => health_settings::example(&run_command()),
+            Self::Schema => format!("{:#}\n", health_settings::schema(&run_command())),
+            Self::Reference => health_settings::reference(&run_command()),
         };
         Ok(print(|out| out.write_all(text.as_bytes()))?)
     }
@@ -119,7 +128,7 @@ fn report_table(report: &Report) -> String {
     format!("kernel {}\n\n{features}", report.kernel)
 }
 
-/// One setting per line, named by its flag.
+/// One setting per line.
 fn config_table(list: &SettingList) -> String {
     let rows = list.settings.iter().map(|setting| {
         [

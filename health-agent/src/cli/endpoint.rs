@@ -12,9 +12,9 @@ use clap::{Args, Subcommand};
 use health_endpoint::log::LogEntry;
 use health_model::api::{Endpoint, EndpointEvent, EndpointHealth};
 use health_model::labels::Label;
+use health_settings::absolute_path;
 
 use self::show::{endpoints_table, health_table, log_table};
-use super::absolute_path;
 use super::output::{Format, OutputArgs, print_more, write_json_line};
 use crate::api::client::Client;
 

@@ -8,7 +8,6 @@ mod config;
 mod endpoint;
 pub mod exit;
 mod identity;
-pub mod logging;
 mod monitor;
 mod node;
 mod output;
@@ -25,10 +24,10 @@ mod watch;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use exit::Failure;
 use health_model::settings::{InvalidSetting, Location};
+use health_settings::absolute_path;
 
 pub use self::parse::{ParseError, command, parse};
 use crate::api::client::Client;
@@ -113,11 +112,6 @@ impl GlobalArgs {
     }
 }
 
-/// Resolves a path in the working folder at program start: entering the host's mounts changes the working folder.
-fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(std::path::absolute)
-}
-
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -156,7 +150,7 @@ pub enum Command {
     Cni(cni::CniArgs),
     /// Show drops and flows as they happen
     Monitor(monitor::MonitorArgs),
-    /// Show the settings of the agent, or what the kernel supports
+    /// Show the agent's settings, check settings files, or show what the kernel supports
     Config(config::ConfigArgs),
     /// Remove everything that an agent left on this machine, or only its services
     Cleanup(cleanup::CleanupArgs),
@@ -169,7 +163,7 @@ impl Command {
     pub async fn execute(self, location: Location) -> Result<ExitCode, Failure> {
         let client = Client::new(location.socket());
         match self {
-            Self::Run(args) => crate::agent::run(args.settings).await?,
+            Self::Run(args) => crate::agent::run(args.settings, parse::reread).await?,
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
             Self::PathMtu(args) => args.execute(&client).await?,
             Self::Node(command) => command.execute(&client, &location).await?,

@@ -1,9 +1,10 @@
 //! Parses the command line. The settings of `run` also come from files and the environment.
 
+use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{CommandFactory as _, FromArgMatches as _};
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
 use health_model::settings::{InvalidSetting, Location};
 use health_settings::{Layers, Settings, SettingsError, with_one_form};
 
@@ -31,39 +32,47 @@ pub fn command() -> clap::Command {
     Cli::command().mut_subcommand(RUN, with_one_form)
 }
 
-/// The command `run`, whose arguments are the settings.
-pub(super) fn run() -> clap::Command {
-    let command = command();
-    let run = command.find_subcommand(RUN).cloned();
-    run.unwrap_or_else(|| unreachable!("the program has a command {RUN}"))
+/// The command `run` with its settings alone.
+pub(super) fn run_command() -> clap::Command {
+    with_one_form(Settings::augment_args(clap::Command::new(RUN)))
 }
 
-/// Checks the settings of a file by themselves: flags and the environment do not count.
-pub(super) fn check(file: Option<&Path>, location: Location) -> Result<Settings, SettingsError> {
-    let layers = Layers::of_files(&run(), file)?;
-    let run = layers.apply(run()).no_binary_name(true);
-    let matches = run.clone().get_matches_from([""; 0]);
-    let settings = Settings::from_arg_matches(&matches);
-    let settings = settings.unwrap_or_else(|error| error.exit());
-    layers.settle(&run, &matches, settings, location)
+/// Checks the settings of files by themselves: flags and the environment do not count.
+pub(super) fn check_files(file: Option<&Path>, location: Location) -> Result<Settings, ParseError> {
+    let layers = Layers::read_files(&run_command(), file)?;
+    let run = layers.apply(run_command()).no_binary_name(true);
+    let matches = run.clone().try_get_matches_from([""; 0])?;
+    let settings = Settings::from_arg_matches(&matches)?;
+    Ok(layers.finish(&run, &matches, settings, location)?)
+}
+
+/// Reads the settings of this process's command line again.
+pub(super) fn reread() -> Result<Settings, String> {
+    match parse(env::args_os().collect()) {
+        Ok(Cli {
+            command: Command::Run(args),
+            ..
+        }) => Ok(args.settings),
+        Ok(_) => Err(format!("the command is not {RUN}")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Parses the words of a command line, the program's name first.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, ParseError> {
-    let matches = command().try_get_matches_from(&words)?;
-    let Some((RUN, first)) = matches.subcommand() else {
-        return Ok(Cli::from_arg_matches(&matches)?);
+    // First to find `--config`, and to report wrong flags before wrong files.
+    let early = command().try_get_matches_from(&words)?;
+    let Some((RUN, flags)) = early.subcommand() else {
+        return Ok(Cli::from_arg_matches(&early)?);
     };
-    let layers = Layers::read(
-        &run(),
-        first.get_one::<PathBuf>("config").map(PathBuf::as_path),
-    )?;
+    let file = flags.get_one::<PathBuf>("config").map(PathBuf::as_path);
+    let layers = Layers::read(&run_command(), file)?;
     let layered = command().mut_subcommand(RUN, |run| layers.apply(run));
     let matches = layered.try_get_matches_from(words)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
-    if let (Command::Run(args), Some((_, second))) = (&mut cli.command, matches.subcommand()) {
+    if let (Command::Run(args), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         let location = cli.global.location()?;
-        args.settings = layers.settle(&run(), second, args.settings.clone(), location)?;
+        args.settings = layers.finish(&run_command(), flags, args.settings.clone(), location)?;
     }
     Ok(cli)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use health_settings::Settings;
+use health_settings::{Settings, absolute_path};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +36,7 @@ Examples:
 #[command(after_help = EXAMPLES, after_long_help = MORE_EXAMPLES)]
 pub struct RunArgs {
     /// Settings file, with the files of config.d beside it [default: /etc/health-agent/config.yaml if it exists]
-    #[arg(long, value_name = "FILE", env = "HEALTH_AGENT_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "HEALTH_AGENT_CONFIG", value_parser = absolute_path())]
     pub config: Option<PathBuf>,
     /// The settings.
     #[command(flatten)]

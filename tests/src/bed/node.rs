@@ -347,7 +347,8 @@ impl Node {
         self.reap_agent()
     }
 
-    pub(super) fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
+    /// Sends its agent a signal.
+    pub fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
         match self.agent().as_ref() {
             Some(agent) => agent.signal(signal),
             None => Ok(()),

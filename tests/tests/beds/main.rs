@@ -51,6 +51,7 @@ mod probe_try;
 mod probing;
 mod readme;
 mod registry;
+mod reload;
 mod repair;
 mod residue;
 mod rtt;

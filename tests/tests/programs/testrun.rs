@@ -162,7 +162,7 @@ fn what_cannot_be_made_as_it_was_is_not_given_back() -> anyhow::Result<()> {
         ("HEALTH_NAT6 is gone", |run| {
             Ok(fs::remove_file(run.location.pins().join("HEALTH_NAT6"))?)
         }),
-        ("to_netdev is another", |run| {
+        ("to_netdev was replaced", |run| {
             let programs = run.location.pins().join("programs");
             fs::remove_file(programs.join("to_netdev"))?;
             Ok(run.program("to_endpoint").pin(programs.join("to_netdev"))?)
@@ -171,7 +171,7 @@ fn what_cannot_be_made_as_it_was_is_not_given_back() -> anyhow::Result<()> {
             let other = run.location.bpf_root.join("other");
             Ok(run.program("to_endpoint").pin(other)?)
         }),
-        ("are to be", |run| {
+        ("will be attached", |run| {
             let attachments = Attachments::all(Attachment::Clsact);
             run.datapath.set_attachments(attachments);
             Ok(())

@@ -92,7 +92,7 @@ impl Engine {
             };
             self.shared.sending().tried(Protocol::Http, sent, late);
             let counts = self.way_counts(node);
-            let expiry = sent + self.options.timeout;
+            let expiry = sent + self.options.tuning.timeout;
             self.confirmation.sent(id, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
             let deadline = self.shared.start + expiry;

@@ -18,7 +18,7 @@ impl Engine {
     pub(super) fn begin_icmp(&mut self, id: TargetId, late: Duration) {
         if let Some(target) = self.targets.get(id) {
             let now = self.now();
-            let expiry = now + self.options.timeout;
+            let expiry = now + self.options.tuning.timeout;
             let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
             self.relief.forget(id);

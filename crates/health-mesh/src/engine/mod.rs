@@ -23,7 +23,7 @@ use tokio::time::sleep_until;
 use self::http::HttpProbes;
 use crate::accounts::Accounts;
 use crate::confirm::{Confirmation, Due};
-use crate::handle::{MeshError, MeshOptions, Shared};
+use crate::handle::{MeshError, MeshOptions, Shared, Tuning};
 use crate::http::Asker;
 use crate::icmp::{IcmpEvent, IcmpProber, Mark};
 use crate::learned::LearnedAddresses;
@@ -31,7 +31,7 @@ use crate::path_mtu::{PathMtuOptions, PathMtuProber};
 use crate::relief::Relief;
 use crate::schedule::{DueTarget, Schedule};
 use crate::sweep::{Sweep, SweepEvent};
-use crate::target::{Protocol, TargetId, Targets};
+use crate::target::{Protocol, TargetId, TargetKey, Targets};
 
 /// Minimum time between two turns of the engine. Everything that arrives in between is handled together, at a fraction
 /// of the cost; no measurement depends on when it is handled.
@@ -54,6 +54,8 @@ pub(super) enum Command {
         node: Option<String>,
         done: oneshot::Sender<()>,
     },
+    /// Probe at other times, or rate results in another way.
+    Tune(Box<Tuning>),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
 }
@@ -114,8 +116,8 @@ impl Engine {
             &options.local,
             PathMtuOptions {
                 interval: options.path_mtu_interval,
-                rate: options.rate,
-                timeout: options.timeout,
+                rate: options.tuning.rate,
+                timeout: options.tuning.timeout,
             },
             other_id(options.icmp_id),
             shared.ignored.clone(),
@@ -131,10 +133,10 @@ impl Engine {
             keys: options.keys.hello.clone(),
         };
         let mut engine = Self {
-            schedule: Schedule::new(&options.local, options.rate),
+            schedule: Schedule::new(&options.local, options.tuning.rate),
             confirmation: Confirmation::default(),
-            budget: Budget::new(options.rate),
-            relief: Relief::new(options.passive_relief),
+            budget: Budget::new(options.tuning.rate),
+            relief: Relief::new(options.tuning.passive_relief),
             deferrals: SparseSecondaryMap::new(),
             learned: LearnedAddresses::load(&options.state_dir),
             accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
@@ -178,6 +180,7 @@ impl Engine {
                     Some(Command::ProbePathMtu { node, done }) => {
                         self.probe_path_mtu(node.as_deref(), done);
                     }
+                    Some(Command::Tune(tuning)) => self.tune(*tuning),
                     Some(Command::Shutdown(done)) => {
                         finished = Some(done);
                         break;
@@ -203,6 +206,25 @@ impl Engine {
 
     fn now(&self) -> Duration {
         self.shared.now()
+    }
+
+    /// Adopts new options. Probes in flight keep their time-out.
+    fn tune(&mut self, tuning: Tuning) {
+        let now = self.now();
+        self.options.tuning = tuning;
+        self.budget = Budget::new(tuning.rate);
+        self.relief = Relief::new(tuning.passive_relief);
+        self.path_mtu.set_pace(tuning.rate, tuning.timeout);
+        self.schedule.set_rate(tuning.rate);
+        for (id, target) in self.targets.iter() {
+            let TargetKey { path, protocol, .. } = target.key;
+            if let Some(interval) = tuning.intervals.get(path, protocol) {
+                self.schedule.set_interval(id, interval, now);
+            }
+        }
+        self.shared.results_mut().tune(&tuning);
+        // Adds and removes targets whose interval was or is now off.
+        self.rebuild();
     }
 
     /// Processes everything that has arrived, then does everything that is due.
@@ -271,7 +293,13 @@ impl Engine {
         if self.sweep.is_some() {
             return TURN;
         }
-        let shortest = self.options.intervals.iter().min().unwrap_or(MAX_GATHER);
+        let shortest = self
+            .options
+            .tuning
+            .intervals
+            .iter()
+            .min()
+            .unwrap_or(MAX_GATHER);
         self.schedule
             .pace()
             .saturating_mul(BATCH)
@@ -334,7 +362,7 @@ impl Engine {
             ..
         } = self;
         let key = target.key;
-        let interval = self.options.intervals.get(key.path, key.protocol);
+        let interval = self.options.tuning.intervals.get(key.path, key.protocol);
         let interval = self.schedule.effective(interval.unwrap_or_default());
         relief.leave_out(due.id, || {
             let results = shared.results();

@@ -22,7 +22,7 @@ impl Engine {
             self.send_at = self.send_at.min(now);
             let targets = self.targets.iter().map(|(id, target)| (id, target.node));
             let nodes = self.set.nodes.len();
-            let timeout = self.options.timeout;
+            let timeout = self.options.tuning.timeout;
             self.sweep = Some(Sweep::new(targets, nodes, now, spread, timeout));
             self.progress_at = now + PROGRESS_PERIOD;
         }

@@ -76,7 +76,7 @@ impl Engine {
         self.http.names = paths.iter().map(|node| node.name.as_str().into()).collect();
         self.accounts
             .set_peers(paths.iter().flat_map(NodePaths::addresses));
-        let intervals = self.options.intervals;
+        let intervals = self.options.tuning.intervals;
         let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
         let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
             node.targets()
@@ -147,7 +147,7 @@ impl Engine {
         self.schedule.reserve(self.targets.len());
         self.confirmation.reserve(self.targets.len());
         for (id, key) in fresh {
-            let interval = self.options.intervals.get(key.path, key.protocol);
+            let interval = self.options.tuning.intervals.get(key.path, key.protocol);
             if let Some(interval) = interval {
                 self.schedule.insert(*id, key, interval, now, spread);
                 self.confirmation.insert(*id);
@@ -157,6 +157,6 @@ impl Engine {
 
     /// How long probes of this many targets take at the probe rate.
     pub(super) fn rate_time(&self, targets: usize) -> Duration {
-        Duration::from_secs(targets as u64) / self.options.rate.max(1)
+        Duration::from_secs(targets as u64) / self.options.tuning.rate.max(1)
     }
 }

@@ -159,6 +159,13 @@ struct Waiter {
 }
 
 impl PathMtuProber {
+    /// Changes the rate of probes and how long they wait for an answer.
+    pub(super) fn set_pace(&mut self, rate: u32, timeout: Duration) {
+        self.options.rate = rate;
+        self.options.timeout = timeout;
+        self.share = Budget::new(rate / SHARE);
+    }
+
     /// Opens the sockets, with ICMP identifier `id` in host byte order. Received messages that no probe waits for are
     /// counted in `ignored`. Must be called inside a tokio runtime.
     pub(super) fn open(

@@ -25,7 +25,7 @@ use crate::diagnosis::isolation::Isolation;
 use crate::diagnosis::{Degradation, ShiftWatch, TargetFacts, Thresholds, Verdict};
 use crate::direction::Ways;
 use crate::failure::Failure;
-use crate::handle::MeshOptions;
+use crate::handle::{MeshOptions, Tuning};
 use crate::history::{History, Trend, most_results};
 use crate::path_mtu::PathMtu;
 use crate::proof::KeyAge;
@@ -202,11 +202,11 @@ impl Results {
             uplinks: options.uplinks.clone(),
             port: options.port,
             thresholds: Thresholds {
-                loss: options.loss_threshold,
+                loss: options.tuning.loss_threshold,
                 ..Thresholds::default()
             },
-            intervals: options.intervals,
-            effective: options.intervals.iter().min(),
+            intervals: options.tuning.intervals,
+            effective: options.tuning.intervals.iter().min(),
             set: Arc::default(),
             nodes: Vec::new(),
             known: SecondaryMap::new(),
@@ -219,6 +219,13 @@ impl Results {
             revision: 0,
             last_survey: Mutex::default(),
         }
+    }
+
+    /// Rates results by other options from now on. The effective intervals follow with the next set of nodes.
+    pub(super) fn tune(&mut self, tuning: &Tuning) {
+        self.thresholds.loss = tuning.loss_threshold;
+        self.intervals = tuning.intervals;
+        self.revision += 1;
     }
 
     /// Switches to another set of nodes. `paths` are in the same order as its nodes. Results of remaining targets are

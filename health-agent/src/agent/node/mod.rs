@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, SERVICES, SERVICES_HANDOVER};
@@ -399,6 +400,16 @@ impl NodeDatapath {
         let mut refused = datapath.refused().iter();
         let found = refused.find(|error| matches!(error, DatapathError::NoNativeXdp { .. }));
         found.map(DatapathError::to_string)
+    }
+
+    /// Changes how long conntrack entries live from their next packet on.
+    pub(super) fn set_timeouts(&mut self, timeouts: Timeouts) -> anyhow::Result<()> {
+        let former = std::mem::replace(&mut self.timeouts, timeouts);
+        let set = self.configure().context("cannot change conntrack timeouts");
+        if set.is_err() {
+            self.timeouts = former;
+        }
+        set
     }
 
     /// Passes the endpoint and the agent's own probes to the programs.

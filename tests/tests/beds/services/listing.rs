@@ -70,10 +70,7 @@ fn of_one_service(stand: &Stand, number: u8) -> anyhow::Result<()> {
     );
 
     for (name, problem) in [
-        (
-            "default/no-such",
-            "no service \"default/no-such\" is served",
-        ),
+        ("default/no-such", "no service \"default/no-such\""),
         (
             "default/listed:81",
             "the maps have no frontend of service \"default/listed:81\"",

@@ -127,13 +127,13 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
         "Not in force:",
         "HEALTH_BACKENDS",
         "of tenant",
-        "kept for others",
+        "reserved for others",
     ];
     wait_told(node, &last, &words)?;
     ensure!(refused(node, GREEDY)? > 0, "the metrics tell nothing");
     let health = node.exec("curl -sS http://127.0.0.1:10256/healthz")?;
     ensure!(health.contains("\"healthy\":true"), "{health}");
-    let logged = node.logged(&["cannot change the port in the maps", GREEDY])?;
+    let logged = node.logged(&["cannot update the port in the maps", GREEDY])?;
     ensure!(!logged.is_empty(), "the log tells nothing");
 
     // Its neighbour's only backend is replaced, twice, and another service is added.

@@ -306,7 +306,7 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
     let ip = target.ip();
     for (source, destination, told) in [
-        (&*id, "nothing:80", "no service \"nothing\" is served"),
+        (&*id, "nothing:80", "no service \"nothing\""),
         (
             &id,
             "ends-there:81",
@@ -331,7 +331,7 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
             "ends-there:80",
             "no endpoint of this node has 10.244.1.255",
         ),
-        ("host:x", "ends-there:80", "\"x\" is no port"),
+        ("host:x", "ends-there:80", "invalid port \"x\""),
         ("2001:db8::1", &target.to_string(), "has no IPv4 address"),
     ] {
         let ran = node.cli(&format!("service trace {source} {destination}"))?;

@@ -1,14 +1,14 @@
 //! The daemon's log: `tracing` events on stderr, for people or as JSON.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 use health_settings::{LogFormat, LogLevel, LogSettings};
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer as _, Registry, fmt, reload};
 
 /// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Does nothing on later
 /// calls.
@@ -18,12 +18,24 @@ pub fn init(settings: &LogSettings) {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
+    let (filter, level) = reload::Layer::new(targets(settings.log_level));
+    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // Only the first call succeeds, since later ones find a subscriber.
-    let _ = tracing_subscriber::registry()
-        .with(lines)
-        .with(targets(settings.log_level))
-        .try_init();
+    if subscriber.try_init().is_ok() {
+        let _ = LEVEL.set(level);
+    }
 }
+
+/// Changes the least severe level that is logged.
+pub fn set_level(level: LogLevel) {
+    if let Some(handle) = LEVEL.get() {
+        // It fails only without a subscriber.
+        let _ = handle.reload(targets(level));
+    }
+}
+
+/// Changes the filter of this process's subscriber.
+static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
 /// Our own events at the chosen level; only warnings and errors from libraries.
 fn targets(level: LogLevel) -> Targets {
@@ -36,7 +48,7 @@ fn targets(level: LogLevel) -> Targets {
     };
     Targets::new()
         .with_default(level.min(LevelFilter::WARN))
-        // Its watcher logs every failure with the whole response; the registry logs each reason once.
+        // kube's watcher logs every failure with the whole response; the registry logs each reason once.
         .with_target("kube_client", LevelFilter::OFF)
         .with_target("kube_runtime", LevelFilter::OFF)
         // All crates of the agent, and the eBPF programs.

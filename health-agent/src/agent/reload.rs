@@ -1,0 +1,111 @@
+//! SIGHUP: the agent reads its settings again. Some take effect at once; the others are named.
+
+use std::sync::{Arc, PoisonError};
+
+use health_settings::{SettingValue, Settings};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+
+use super::state::AgentSource;
+use super::{Agent, tuning};
+use crate::logging;
+
+/// Reads all settings again, as at the start. An error says what is wrong, and where.
+pub type Reread = fn() -> Result<Settings, String>;
+
+/// The settings of an agent, and what it needs to read them again.
+pub(super) struct Reloadable {
+    pub(super) settings: Settings,
+    pub(super) reread: Reread,
+    /// Requests to do so. Taken over before the start, since SIGHUP ends a process that does not wait for it.
+    pub(super) requests: Signal,
+}
+
+impl Reloadable {
+    pub(super) fn new(settings: Settings, reread: Reread) -> std::io::Result<Self> {
+        Ok(Self {
+            settings,
+            reread,
+            requests: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Settings that take effect without a restart, besides those of conntrack timeouts.
+const LIVE: [&str; 7] = [
+    "log-level",
+    "loss-threshold",
+    "passive-relief",
+    "probe",
+    "probe-interval",
+    "probe-rate",
+    "probe-timeout",
+];
+
+fn is_live(name: &str) -> bool {
+    LIVE.contains(&name) || name.starts_with("conntrack-timeout-")
+}
+
+impl Agent {
+    /// Takes new settings: all that need no restart, or none if any setting is invalid.
+    pub(super) async fn reload(&mut self, reread: Reread) {
+        let new = match reread() {
+            Ok(new) => new,
+            Err(error) => {
+                warn!(%error, "cannot reload settings; keeping those in force");
+                return;
+            }
+        };
+        if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
+            warn!("{error:#}; keeping the settings in force");
+            return;
+        }
+        if let Some(mesh) = self.source.mesh() {
+            mesh.tune(tuning(&new.mesh)).await;
+        }
+        logging::set_level(new.log.log_level);
+        self.source.take(&new.values);
+    }
+}
+
+impl AgentSource {
+    /// Notes which of these values are in force now, and which need a restart.
+    fn take(&self, new: &[SettingValue]) {
+        let mut in_force = self.values.write().unwrap_or_else(PoisonError::into_inner);
+        let mut values = in_force.to_vec();
+        let mut due = Vec::new();
+        for value in &mut values {
+            let Some(new) = new.iter().find(|new| new.name == value.name) else {
+                continue;
+            };
+            let (setting, from, to) = (&value.name, value.text(), new.text());
+            if is_live(setting) {
+                if value.value != new.value {
+                    info!(setting, from, to, "setting changed");
+                }
+                *value = new.clone();
+            } else if value.value != new.value {
+                warn!(
+                    setting,
+                    from, to, "setting changed; restart the agent to apply it"
+                );
+                due.push(setting.clone());
+            }
+        }
+        *in_force = Arc::from(values);
+        *self
+            .restart_due
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = due;
+        info!("settings reloaded");
+    }
+
+    /// Which changed settings need a restart, in words.
+    pub(super) fn restart_due(&self) -> Option<String> {
+        let due = self
+            .restart_due
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        (!due.is_empty()).then(|| format!("restart the agent to apply {}", due.join(", ")))
+    }
+}
