@@ -49,7 +49,11 @@ fn well() -> anyhow::Result<Shown> {
         start.elapsed().as_secs_f64()
     );
     let node = bed.node(1);
-    let status = node.cli("status")?.success()?;
+    // Right after the start, parts of the agent may still connect.
+    let status = wait_for("a status without warnings", PATIENCE, || {
+        let status = node.cli("status")?.success()?;
+        Ok((!status.contains("Agent warning")).then_some(status))
+    })?;
     let flows = wait_for("a flow each way", PATIENCE, || {
         let listed = node.cli("bpf ct list --proto icmp")?.success()?;
         let first = |direction: &str| {

@@ -23,10 +23,13 @@ const RULES: &str = "table inet compare {
 }
 ";
 /// Counts packets and bytes, with timeouts so long that nothing expires while a slow machine reads it.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 12] = [
     "acct=1",
     "tcp_timeout_syn_sent=300",
     "tcp_timeout_syn_recv=300",
+    "tcp_timeout_fin_wait=300",
+    "tcp_timeout_close_wait=300",
+    "tcp_timeout_time_wait=300",
     "tcp_timeout_last_ack=300",
     "tcp_timeout_close=300",
     "udp_timeout=300",

@@ -562,7 +562,7 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     }
     // Others come and are served.
     let (second, error) = take_all(&mut tables, "second", 101, 10);
-    assert!(error.contains("of second, which has"), "{error}");
+    assert!(error.contains("of second, which uses"), "{error}");
     assert!(second.len() >= 5, "{}", second.len());
     // An owner that may not grow may still replace its entries, and reduce them.
     let ip = "10.100.0.0";
@@ -635,7 +635,7 @@ fn no_table_can_be_filled_by_one_owner() {
         assert!(
             error
                 .to_string()
-                .contains("1 more entries of greedy, which has 911"),
+                .contains("1 more entries of greedy, which uses 911"),
             "{error}"
         );
         set(&mut tables, Some(number), &fits, 0).unwrap();

@@ -301,6 +301,6 @@ Events:
             "several pods match \"db\": give one of u-3, u-4"
         );
         let unknown = find("app").unwrap_err();
-        assert!(unknown.starts_with("no pod \"app\" is probed"), "{unknown}");
+        assert!(unknown.starts_with("no probed pod \"app\""), "{unknown}");
     }
 }
