@@ -1,10 +1,28 @@
 //! Files that are read again when they change.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::SystemTime;
+
+/// Reads the text of a regular file of at most `longest` bytes. Does not block, as it otherwise would on a named pipe, and
+/// does not read without end, as it would from some devices.
+pub fn read_regular(path: &Path, longest: u64) -> io::Result<String> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(longest + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > longest {
+        return Err(io::Error::other(format!("longer than {longest} bytes")));
+    }
+    Ok(text)
+}
 
 /// Distinguishes successive contents of a path, following links. A file that is edited, replaced by a rename, or
 /// reached through another link differs in at least one field.

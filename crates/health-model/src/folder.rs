@@ -1,9 +1,8 @@
 //! A folder of manifests that is reread when a file changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use crate::file::FileIdentity;
+use crate::file::{FileIdentity, read_regular};
 
 /// How often the folder is polled. A file is read once two polls in a row agree on it, so that a half-written file is
 /// not read. A file that never settles is read anyway if it is being replaced by renames.
@@ -260,7 +259,7 @@ impl Change {
 impl<C: Contents> Seen<C> {
     /// Reads the file. If that fails, its objects stay unchanged.
     fn take(&mut self, path: &Path) {
-        match read(path) {
+        match read_regular(path, LONGEST) {
             Ok(text) => self.take_text(path, &text),
             Err(error) => {
                 warn!(file = %path.display(), %error, "cannot read a manifest; keeping its last objects");
@@ -308,25 +307,6 @@ fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// Reads a file. Does not block, as it otherwise would on a named pipe.
-fn read(path: &Path) -> io::Result<String> {
-    let mut options = File::options();
-    let file = options
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut text = String::new();
-    file.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,7 +341,7 @@ mod tests {
         seen.take(&path);
         assert_eq!((seen.contents.0, seen.problems.len()), (13, 0));
         // A sparse file: the zeros take no disk space.
-        let file = File::options().write(true).open(&path).unwrap();
+        let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(LONGEST + 1).unwrap();
         seen.take(&path);
         assert_eq!(seen.contents.0, 13);

@@ -1,14 +1,13 @@
 //! Settings files: YAML, with a map for each group of settings.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::marker::PhantomData;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
-use nix::fcntl::OFlag;
+use health_model::file::read_regular;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
@@ -65,7 +64,7 @@ pub(super) struct FileSetting {
 pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting>, FileError> {
     let file = path.unwrap_or(Path::new(DEFAULT_FILE));
     let mut all = Vec::new();
-    match read_text(file) {
+    match read_regular(file, MAX_LEN) {
         Ok(text) => all.extend(parse(run, file, &text)?),
         Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {}
         Err(reason) => {
@@ -74,30 +73,13 @@ pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting
         }
     }
     for file in drop_ins(&file.with_file_name(FOLDER))? {
-        let text = read_text(&file).map_err(|reason| FileError::Unreadable {
+        let text = read_regular(&file, MAX_LEN).map_err(|reason| FileError::Unreadable {
             path: file.clone(),
             reason,
         })?;
         all.extend(parse(run, &file, &text)?);
     }
     Ok(all)
-}
-
-/// The text of a regular file. Anything else could block, or have no end.
-fn read_text(path: &Path) -> io::Result<String> {
-    let file = File::options()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut text = String::new();
-    file.take(MAX_LEN + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_LEN {
-        return Err(io::Error::other(format!("longer than {MAX_LEN} bytes")));
-    }
-    Ok(text)
 }
 
 /// The files of a folder, by name; none if it does not exist.

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use health_model::settings::{InvalidSetting, Location};
 
 use super::file::{self, FileError};
@@ -140,21 +140,13 @@ impl Layers {
         })
     }
 
-    /// Where the value of a setting comes from, given the command's matches.
-    pub(super) fn origin(&self, matches: &ArgMatches, id: &str, name: &str) -> Origin {
-        match (matches.value_source(id), self.values.get(name)) {
-            (Some(ValueSource::CommandLine), _) => Origin::CommandLine,
-            (_, Some(value)) => value.origin.clone(),
-            _ => Origin::Default,
-        }
-    }
-
-    /// The layer of the value of a setting; 0 for a default.
-    fn layer(&self, matches: &ArgMatches, id: &str, name: &str) -> usize {
-        match (matches.value_source(id), self.values.get(name)) {
-            (Some(ValueSource::CommandLine), _) => COMMAND_LINE,
-            (_, Some(value)) => value.layer,
-            _ => 0,
+    /// The layer of a setting's value, 0 for a default, and where it comes from, given the command's matches.
+    pub(super) fn source(&self, matches: &ArgMatches, arg: &Arg) -> (usize, Origin) {
+        let given = matches.value_source(arg.get_id().as_str());
+        match (given, self.values.get(name(arg))) {
+            (Some(ValueSource::CommandLine), _) => (COMMAND_LINE, Origin::CommandLine),
+            (_, Some(value)) => (value.layer, value.origin.clone()),
+            _ => (0, Origin::Default),
         }
     }
 
@@ -167,13 +159,11 @@ impl Layers {
         settings: Settings,
         location: Location,
     ) -> Result<Settings, SettingsError> {
-        let origin = |name: &str| {
-            let arg = run.get_arguments().find(|arg| arg.get_long() == Some(name));
-            arg.map_or(Origin::Default, |arg| {
-                self.origin(matches, arg.get_id().as_str(), name)
-            })
+        let source = |wanted: &str| {
+            let arg = run.get_arguments().find(|arg| name(arg) == wanted);
+            arg.map_or((0, Origin::Default), |arg| self.source(matches, arg))
         };
-        let at = |invalid: InvalidSetting| match origin(invalid.flag.trim_start_matches('-')) {
+        let at = |invalid: InvalidSetting| match source(invalid.flag.trim_start_matches('-')).1 {
             Origin::Default | Origin::CommandLine => SettingsError::Flag(invalid),
             origin => SettingsError::Conflict { invalid, origin },
         };
@@ -182,9 +172,7 @@ impl Layers {
             ..settings
         };
         if let Some(file) = settings.node.nodes_file.clone() {
-            let short = self.layer(matches, "nodes_file", "nodes-file");
-            let long = self.layer(matches, "registry", "registry");
-            match short.cmp(&long) {
+            match source("nodes-file").0.cmp(&source("registry").0) {
                 Ordering::Greater => settings.node.registry = RegistrySpec::File(file),
                 Ordering::Less => settings.node.nodes_file = None,
                 Ordering::Equal => {
@@ -195,9 +183,7 @@ impl Layers {
         }
         let mut settings = settings.validated().map_err(at)?;
         let mut values = SettingValue::of_location(&settings.location, matches);
-        values.extend(SettingValue::all(run, matches, &settings, |id, name| {
-            self.origin(matches, id, name)
-        }));
+        values.extend(SettingValue::all(run, matches, &settings, source));
         settings.values = values.into();
         Ok(settings)
     }

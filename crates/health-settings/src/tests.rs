@@ -372,8 +372,11 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
                 .try_get_matches_from(words)
                 .expect(name);
             let settings = Settings::from_arg_matches(&matches).expect(name);
-            let origin = |id: &str, name: &str| layers.origin(&matches, id, name);
-            let values = SettingValue::all(&run, &matches, &settings, origin);
+            let source = |wanted: &str| {
+                let arg = run.get_arguments().find(|arg| form::name(arg) == wanted);
+                layers.source(&matches, arg.expect(wanted))
+            };
+            let values = SettingValue::all(&run, &matches, &settings, source);
             Settings {
                 values: values.into(),
                 ..settings

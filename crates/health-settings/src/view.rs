@@ -101,7 +101,7 @@ impl SettingValue {
         run: &Command,
         matches: &ArgMatches,
         settings: &Settings,
-        origin: impl Fn(&str, &str) -> Origin,
+        source: impl Fn(&str) -> (usize, Origin),
     ) -> Vec<Self> {
         let settings_of = run.get_arguments();
         let described = settings_of.filter_map(|arg| {
@@ -134,10 +134,8 @@ impl SettingValue {
                 name: name.to_owned(),
                 value,
                 origin: match name {
-                    "registry" if settings.node.nodes_file.is_some() => {
-                        origin("nodes_file", "nodes-file")
-                    }
-                    _ => origin(arg.get_id().as_str(), name),
+                    "registry" if settings.node.nodes_file.is_some() => source("nodes-file").1,
+                    _ => source(name).1,
                 },
             })
         });
@@ -341,8 +339,8 @@ and `*.yml` in `config.d` beside it, in order of name; later values override ear
 
 At SIGHUP (`systemctl reload`) a running agent reads all of it again. New values of `log-level`,
 `probe-interval`, `probe`, `probe-rate`, `probe-timeout`, `loss-threshold`, `passive-relief` and the `conntrack-timeout-...`
-settings take effect at once; no probe is lost and no connection breaks. Other changes are logged, and `status` warns that a restart is due. If
-anything is invalid, nothing changes.
+settings take effect at once. Other changes are logged, and `status` warns that a restart is due. If anything is invalid,
+nothing changes.
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
 agent, and names the line and the nearest key. `config example` prints a file with all settings, commented out, `config

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use health_settings::{SettingValue, Settings};
+use health_settings::{MeshSettings, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -64,18 +64,21 @@ impl Agent {
             mesh.tune(tuning(&new.mesh)).await;
         }
         logging::set_level(new.log.log_level);
-        self.source.take(&new.values);
+        self.source.take(new);
     }
 }
 
 impl AgentSource {
     /// Notes which of these values are in force now, and which need a restart.
-    fn take(&self, new: &[SettingValue]) {
-        let mut in_force = self.values.write().unwrap_or_else(PoisonError::into_inner);
-        let mut values = in_force.to_vec();
+    fn take(&self, new: Settings) {
+        let mut in_force = self
+            .in_force
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut values = in_force.values.to_vec();
         let mut due = Vec::new();
         for value in &mut values {
-            let Some(new) = new.iter().find(|new| new.name == value.name) else {
+            let Some(new) = new.values.iter().find(|new| new.name == value.name) else {
                 continue;
             };
             let (setting, from, to) = (&value.name, value.text(), new.text());
@@ -92,7 +95,18 @@ impl AgentSource {
                 due.push(setting.clone());
             }
         }
-        *in_force = Arc::from(values);
+        in_force.values = Arc::from(values);
+        in_force.conntrack.timeouts = new.conntrack.timeouts;
+        in_force.log.log_level = new.log.log_level;
+        in_force.mesh = MeshSettings {
+            probe_interval: new.mesh.probe_interval,
+            probes: new.mesh.probes,
+            probe_rate: new.mesh.probe_rate,
+            probe_timeout: new.mesh.probe_timeout,
+            loss_threshold: new.mesh.loss_threshold,
+            passive_relief: new.mesh.passive_relief,
+            ..in_force.mesh.clone()
+        };
         *self
             .restart_due
             .write()

@@ -25,7 +25,7 @@ use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::Identities;
-use health_settings::{SettingValue, Settings};
+use health_settings::Settings;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -41,8 +41,8 @@ use crate::api::source::Source;
 pub(super) struct AgentSource {
     /// The settings of the start.
     config: Settings,
-    /// The value of each setting in force.
-    pub(super) values: RwLock<Arc<[SettingValue]>>,
+    /// The settings in force: those of the start, and what a reload has changed.
+    pub(super) in_force: RwLock<Settings>,
     /// The names of changed settings that need a restart.
     pub(super) restart_due: RwLock<Vec<String>>,
     /// Whether the mesh key in force is public.
@@ -88,7 +88,7 @@ impl AgentSource {
     pub(super) fn new(config: Settings, keys: &HelloKeys) -> Self {
         let (watch_reporter, watch_activity) = activity::channel();
         Self {
-            values: RwLock::new(config.values.clone()),
+            in_force: RwLock::new(config.clone()),
             restart_due: RwLock::default(),
             config,
             public_mesh_key: keys.accepts_public(),
@@ -500,11 +500,8 @@ impl Source for AgentSource {
     }
 
     fn settings(&self) -> Settings {
-        let values = self.values.read().unwrap_or_else(PoisonError::into_inner);
-        Settings {
-            values: values.clone(),
-            ..self.config.clone()
-        }
+        let in_force = self.in_force.read();
+        in_force.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn starting(&self) -> Option<String> {

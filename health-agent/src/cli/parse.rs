@@ -39,9 +39,10 @@ pub(super) fn run_command() -> clap::Command {
 
 /// Checks the settings of files by themselves: flags and the environment do not count.
 pub(super) fn check_files(file: Option<&Path>, location: Location) -> Result<Settings, ParseError> {
-    let layers = Layers::read_files(&run_command(), file)?;
-    let run = layers.apply(run_command()).no_binary_name(true);
-    let matches = run.clone().try_get_matches_from([""; 0])?;
+    let run = run_command();
+    let layers = Layers::read_files(&run, file)?;
+    let layered = layers.apply(run.clone()).no_binary_name(true);
+    let matches = layered.try_get_matches_from([""; 0])?;
     let settings = Settings::from_arg_matches(&matches)?;
     Ok(layers.finish(&run, &matches, settings, location)?)
 }
@@ -66,13 +67,14 @@ pub fn parse(words: Vec<OsString>) -> Result<Cli, ParseError> {
         return Ok(Cli::from_arg_matches(&early)?);
     };
     let file = flags.get_one::<PathBuf>("config").map(PathBuf::as_path);
-    let layers = Layers::read(&run_command(), file)?;
+    let run = run_command();
+    let layers = Layers::read(&run, file)?;
     let layered = command().mut_subcommand(RUN, |run| layers.apply(run));
     let matches = layered.try_get_matches_from(words)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     if let (Command::Run(args), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         let location = cli.global.location()?;
-        args.settings = layers.finish(&run_command(), flags, args.settings.clone(), location)?;
+        args.settings = layers.finish(&run, flags, args.settings.clone(), location)?;
     }
     Ok(cli)
 }

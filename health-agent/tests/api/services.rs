@@ -69,7 +69,7 @@ fn a_trace_is_refused_by_the_end_that_is_wrong() {
         (
             "?source=host&destination=shop/db:80",
             404,
-            "no service \"shop/db\"",
+            "no service \"shop/db\"; `health-agent service list`",
         ),
         (
             "?source=host&destination=web:80",

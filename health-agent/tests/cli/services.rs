@@ -85,7 +85,10 @@ fn everything_about_a_service_is_in_one_place() {
     assert_eq!(details["service"]["name"], "old");
     assert_eq!(details["conflicts"].as_array().map(Vec::len), Some(0));
     for (command, named) in [
-        ("service get db", "no service \"db\""),
+        (
+            "service get db",
+            "no service \"db\"; `health-agent service list`",
+        ),
         (
             "service get web",
             "several services match \"web\": give one of shop/web, test/web",

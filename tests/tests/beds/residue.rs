@@ -147,7 +147,7 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     drop(reader);
     let ended = cleanup.wait()?;
     let refused = format!("{:#}", refused.expect_err("the cleanup goes on"));
-    let holder = format!("pid {} ", cleanup.id());
+    let holder = format!("pid {} and holds", cleanup.id());
     assert!(refused.contains(&holder), "{refused}");
     assert!(ended.success(), "{ended}");
     node.start_agent()?;

@@ -338,7 +338,10 @@ Problems:
             "several services match \"web\": give one of a/web, b/web"
         );
         let unknown = find(Vec::new()).unwrap_err();
-        assert!(unknown.starts_with("no service \"web\""), "{unknown}");
+        assert!(
+            unknown.starts_with("no service \"web\"; `health-agent service list`"),
+            "{unknown}"
+        );
     }
 
     #[test]

@@ -70,7 +70,10 @@ fn of_one_service(stand: &Stand, number: u8) -> anyhow::Result<()> {
     );
 
     for (name, problem) in [
-        ("default/no-such", "no service \"default/no-such\""),
+        (
+            "default/no-such",
+            "no service \"default/no-such\"; `health-agent service list`",
+        ),
         (
             "default/listed:81",
             "the maps have no frontend of service \"default/listed:81\"",

@@ -306,7 +306,11 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
     let ip = target.ip();
     for (source, destination, told) in [
-        (&*id, "nothing:80", "no service \"nothing\""),
+        (
+            &*id,
+            "nothing:80",
+            "no service \"nothing\"; `health-agent service list`",
+        ),
         (
             &id,
             "ends-there:81",
