@@ -1,6 +1,7 @@
 //! Waiting for a condition, up to a deadline.
 
 use std::env;
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,13 +34,14 @@ impl Drop for RaisedAtEnd<'_> {
 }
 
 /// Calls `look` until it finds something, and returns it. Fails after `deadline`, with `what` it waited for and the
-/// last error of `look`, if any. `HEALTH_AGENT_SLOWNESS` in the environment multiplies the deadline.
+/// last error of `look`, if any. `HEALTH_AGENT_SLOWNESS` in the environment multiplies the deadline. Time in which
+/// processes wait for a processor counts a quarter: a busy machine has up to four times as long.
 pub fn wait_for<T>(
     what: &str,
     deadline: Duration,
     mut look: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
-    let start = Instant::now();
+    let (start, stalled) = (Instant::now(), cpu_stall());
     let deadline = deadline * slowness();
     loop {
         let begin = Instant::now();
@@ -47,16 +49,28 @@ pub fn wait_for<T>(
         if let Ok(Some(found)) = found {
             return Ok(found);
         }
-        if start.elapsed() > deadline {
+        let elapsed = start.elapsed();
+        let stalled = cpu_stall().saturating_sub(stalled).min(elapsed);
+        if elapsed - stalled * 3 / 4 > deadline {
             let because = found.err().map(|error| format!(": {error:#}"));
             bail!(
-                "waited {deadline:?} in vain for {what}{}",
+                "waited {elapsed:.1?} in vain for {what}{}",
                 because.unwrap_or_default()
             );
         }
         let long_wait = (start.elapsed() / 10).min(LONGEST_PAUSE);
         thread::sleep(pause_since(begin).max(long_wait));
     }
+}
+
+/// For how long, since the machine started, some process was ready to run and had no processor. Zero where the kernel
+/// does not say (Documentation/accounting/psi.rst).
+fn cpu_stall() -> Duration {
+    let pressure = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let some = pressure.lines().find(|line| line.starts_with("some "));
+    let total = some.and_then(|line| line.split_once("total="));
+    let micros = total.and_then(|(_, total)| total.trim().parse().ok());
+    Duration::from_micros(micros.unwrap_or(0))
 }
 
 /// The pause after a check that started at `begin`. Checks that cost much CPU time take a third of the time at most,
