@@ -10,7 +10,7 @@ use health_net::route;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::watch::CHANGES_PERIOD;
+use super::pace::CHANGES_PERIOD;
 use crate::task::AbortOnDrop;
 
 /// Time from a failure to the next attempt.

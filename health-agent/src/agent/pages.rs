@@ -5,7 +5,7 @@ use std::sync::Arc;
 use health_model::settings::Location;
 use hyper::{HeaderMap, StatusCode};
 
-use super::state::AgentSource;
+use super::source::AgentSource;
 use crate::api::monitor::{Answer, Page};
 use crate::metrics::{Exporter, Format};
 

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::publish;
-use crate::agent::watch::CHANGES_PERIOD;
+use super::publish::publish;
+use crate::agent::pace::CHANGES_PERIOD;
 use crate::task::AbortOnDrop;
 
 /// Time from a failed listing to the next.

@@ -17,7 +17,7 @@ use health_settings::{ExternalIpSetting, ListenAddress, Settings};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::publish;
+use super::publish::publish;
 use crate::task::AbortOnDrop;
 
 /// Time between two lookups of the names that the agent connects to.

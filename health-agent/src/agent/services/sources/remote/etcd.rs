@@ -8,8 +8,8 @@ use health_service::spec::Selection;
 use health_settings::RegistrySpec;
 use tokio::sync::watch;
 
-use super::outage;
-use crate::agent::services::publish;
+use super::outage::outage;
+use crate::agent::services::publish::publish;
 use crate::task::AbortOnDrop;
 
 /// Follows a cluster's services in etcd until it is dropped.
