@@ -230,8 +230,8 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "1s to 1h",
         ),
         (
-            "run --service-health-listen on",
-            "--service-health-listen",
+            "run --service-healthz-address on",
+            "--service-healthz-address",
             "on",
         ),
         ("probe list --type ready", "--type", "ready"),

@@ -61,7 +61,6 @@ impl Probing {
             local_addresses,
             uplinks: node.uplinks().to_vec(),
             tuning: tuning(&config.mesh),
-            path_mtu_interval: config.mesh.path_mtu_interval.0,
             passive_rtt: config.mesh.passive_rtt,
             port: config.mesh.health_port,
             icmp_id: node.icmp_id,
@@ -91,5 +90,6 @@ pub(super) fn tuning(settings: &MeshSettings) -> Tuning {
         timeout: settings.probe_timeout,
         loss_threshold: f64::from(settings.loss_threshold) / 100.0,
         passive_relief: settings.passive_relief,
+        path_mtu_interval: settings.path_mtu_interval.0,
     }
 }

@@ -107,8 +107,8 @@ impl AgentSource {
             started.responders.observation(),
         ]);
         observations.extend(started.observations());
-        let due = self.settings.restart_due();
-        observations.extend(due.map(|due| Observation::now("settings", Some(due)).warning()));
+        let settings = self.settings.problem();
+        observations.extend(settings.map(|what| Observation::now("settings", Some(what)).warning()));
         if config.services.xdp() != ServiceXdp::Off {
             let slower = self.slower.read().unwrap_or_else(PoisonError::into_inner);
             observations.push(Observation::now("service-xdp", slower.clone()).warning());

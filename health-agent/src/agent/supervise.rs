@@ -13,7 +13,7 @@ use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, NodeSet, Registry};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
@@ -24,7 +24,7 @@ use super::own_node::{self, OwnChange};
 use super::pace::{Backoff, News, PERIOD};
 use super::probing::tuning;
 use super::registration;
-use super::reload::Reread;
+use super::reload::{ReloadRequests, Reread};
 use super::repair::{note_health, repair};
 use super::services::ServedServices;
 use super::source::AgentSource;
@@ -100,7 +100,7 @@ impl Agent {
     pub(super) async fn supervise(
         mut self,
         reread: Reread,
-        mut reloads: Signal,
+        mut reloads: ReloadRequests,
     ) -> anyhow::Result<()> {
         let ended = match self.watch_until_signal(reread, &mut reloads).await {
             Ok(End::Signal) => Ok(()),
@@ -153,7 +153,7 @@ impl Agent {
     async fn watch_until_signal(
         &mut self,
         reread: Reread,
-        reloads: &mut Signal,
+        reloads: &mut ReloadRequests,
     ) -> std::io::Result<End> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -172,7 +172,7 @@ impl Agent {
             tokio::select! {
                 _ = terminate.recv() => return Ok(End::Signal),
                 _ = interrupt.recv() => return Ok(End::Signal),
-                Some(()) = reloads.recv() => self.reload(reread).await,
+                () = reloads.next() => self.reload(reread).await,
                 Ok(()) = nodes.changed() => {
                     let set = nodes.borrow_and_update().clone();
                     is_reached = is_reached || self.note_reached(&set);
@@ -329,18 +329,15 @@ impl Agent {
     async fn reload(&mut self, reread: Reread) {
         let new = match reread() {
             Ok(new) => new,
-            Err(error) => {
-                warn!(%error, "cannot reload settings; keeping those in force");
-                return;
-            }
+            Err(error) => return self.source.settings.refuse(&error),
         };
         if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
-            warn!("{error:#}; keeping the settings in force");
-            return;
+            return self.source.settings.refuse(&format!("{error:#}"));
         }
+        self.endpoints_policy_mode(&new);
         self.mesh.tune(tuning(&new.mesh)).await;
         logging::set_level(new.log.log_level);
-        self.source.settings.take(new);
+        self.source.settings.take(&new);
     }
 
     /// Publishes the health endpoint's addresses in the registry.

@@ -183,8 +183,8 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
 fn ports(config: &Settings) -> BTreeMap<(Protocol, u16), String> {
     let services = &config.services;
     let pages: [(&str, ListenAddress); 4] = [
-        ("--service-health-listen", services.service_health_listen),
-        ("--service-metrics-listen", services.service_metrics_listen),
+        ("--service-healthz-address", services.service_healthz_address),
+        ("--service-metrics-address", services.service_metrics_address),
         ("--healthz-address", config.api.healthz_address),
         ("--metrics-address", config.api.metrics_address),
     ];
