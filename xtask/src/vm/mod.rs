@@ -28,7 +28,7 @@ use crate::workspace::Workspace;
 use crate::{packages, setup};
 
 pub(crate) use self::bench::bench;
-pub(crate) use self::suite::test;
+pub(crate) use self::suite::{Share, test};
 
 /// The guest's folder for our programs.
 const PROGRAMS: &str = "/usr/bin";
