@@ -233,6 +233,12 @@ pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>,
     look_up(handle, address, RouteFlags::FibMatch).await
 }
 
+/// Whether a device of the host has the address, or a route leads only to it.
+pub async fn is_in_use(handle: &Handle, address: IpAddr) -> Result<bool, KernelError> {
+    let route = matching(handle, address).await?;
+    Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
+}
+
 /// The number of the device through which packets to an address leave; if the route has several next hops, the one chosen
 /// for this address.
 pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, KernelError> {

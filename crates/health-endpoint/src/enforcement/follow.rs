@@ -22,8 +22,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use super::build::Room;
 use super::subjects::{Behind, Generation, Subject};
-use super::{Enforcer, Room, lock, uninformed};
+use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
 use crate::regenerate::RegenerationError;
 
@@ -155,27 +156,12 @@ impl Enforcer {
             .into_keys()
             .chain(wanted.clone())
             .collect();
-        let cidrs = self.0.cluster.require(&both);
-        self.wait_for_identities(cidrs.values().copied().collect())
+        let known = self.0.cluster.require(&both);
+        self.wait_for_identities(known.values().copied().collect())
             .await;
-        let stale = self.0.identities.borrow().stale.clone();
-        if !self.is_informed() && stale.is_some() {
-            let reason = Some(uninformed(stale.as_ref()));
-            self.0.held_back.send_if_modified(|known| {
-                let is_news = *known != reason;
-                known.clone_from(&reason);
-                is_news
-            });
-        }
-        if stale.is_none() && !self.is_informed() {
-            // From here on endpoints are built, and are judged by this map at once.
-            if self.0.is_blank {
-                let announced = self.0.cluster.addresses().borrow().clone();
-                let cidrs = of_prefixes(&cidrs, &wanted);
-                self.write_ipcache(around, &announced, &cidrs)
-                    .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
-            }
-            self.0.held_back.send_replace(None);
+        let cidrs = of_prefixes(&known, &wanted);
+        if !self.is_informed() {
+            self.inform(around, &cidrs)?;
         }
 
         let behind = self.bring_endpoints(manager).await;
@@ -186,9 +172,9 @@ impl Enforcer {
         let tables_follow = self.subjects().name_their_tables(&generation);
 
         let cidrs = match tables_follow {
-            true => of_prefixes(&cidrs, &wanted),
+            true => cidrs,
             // Tables that are still in use know no other prefixes.
-            false => self.in_ipcache(&cidrs),
+            false => self.in_ipcache(&known),
         };
         let written = self
             .write_ipcache(around, announced, &cidrs)
@@ -220,6 +206,29 @@ impl Enforcer {
                 "some endpoints still use former policy tables",
             )),
         }
+    }
+
+    /// Lets endpoints of the previous agent be built if the cluster's identities are known, and else reports why they
+    /// are not.
+    fn inform(
+        &self,
+        around: &mut Surroundings,
+        cidrs: &BTreeMap<IpNet, Identity>,
+    ) -> Result<(), Problem> {
+        let stale = self.0.identities.borrow().stale.clone();
+        // From here on endpoints are built, and are judged by this map at once.
+        if stale.is_none() && self.0.is_blank {
+            let announced = self.0.cluster.addresses().borrow().clone();
+            self.write_ipcache(around, &announced, cidrs)
+                .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
+        }
+        let reason = stale.map(|stale| uninformed(Some(&stale)));
+        self.0.held_back.send_if_modified(|known| {
+            let is_news = *known != reason;
+            known.clone_from(&reason);
+            is_news
+        });
+        Ok(())
     }
 
     /// Builds the endpoints that do not use their current tables, and makes space for them. Returns those that failed,

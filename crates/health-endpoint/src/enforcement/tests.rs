@@ -4,10 +4,12 @@ pub(super) mod fakes;
 mod model;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use health_common::endpoint::EndpointInfo;
+use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
 use health_model::ipam::NodeIpam;
+use health_model::labels::LabelSet;
 use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -83,21 +85,18 @@ impl Site {
 
     fn enforcer(&self, session: &Arc<Session>) -> Enforcer {
         let kernel = &self.kernel;
-        let backends = Backends {
-            cluster: Box::new(SessionCluster(session.clone())),
-            programs: Arc::new(kernel.clone()),
-            tables: Box::new(kernel.clone()),
-            ipcache: Box::new(kernel.clone()),
-            former: kernel.now().served.values().cloned().collect(),
-            is_changing_layout: false,
-        };
-        let options = Options {
-            settings: PolicySettings::default(),
-            allow_dhcpv6: false,
+        let shared = Shared::new(
+            self.dir.path(),
+            PolicySettings::default(),
+            Box::new(SessionCluster(session.clone())),
+            Arc::new(kernel.clone()),
+            Box::new(kernel.clone()),
+            Box::new(kernel.clone()),
+        );
+        Enforcer(Arc::new(Shared {
             node_addresses: vec![NODE_ADDRESS],
-            lag: watch::Sender::default(),
-        };
-        Enforcer::with_backends(self.dir.path(), backends, options).unwrap()
+            ..shared.unwrap()
+        }))
     }
 
     /// The programs continue to serve the live endpoints, and no others.

@@ -146,8 +146,6 @@ impl Flags {
     pub const PERSISTENT: Self = Self(0x1);
     /// The server is in the kernel's tables; the kernel sets this itself.
     pub const HASHED: Self = Self(0x2);
-    /// Each UDP packet is its own connection.
-    pub const ONE_PACKET: Self = Self(0x4);
     /// The second of three flags whose meaning depends on the scheduler: for `sh` and `mh`, the source port counts.
     pub const SCHEDULER_2: Self = Self(0x10);
 
