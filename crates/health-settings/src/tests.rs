@@ -669,8 +669,15 @@ fn the_example_is_valid_with_and_without_its_comments() {
     });
     fs::write(&file, lines.collect::<Vec<_>>().join("\n")).expect("a file");
     let set = loaded(&file, &[]).expect("the example with all defaults set");
-    let values = settings.values.clone();
-    assert_eq!(Settings { values, ..set }, settings);
+    let Settings { values, files, .. } = settings.clone();
+    assert_eq!(
+        Settings {
+            values,
+            files,
+            ..set
+        },
+        settings
+    );
 }
 
 #[test]

@@ -29,6 +29,7 @@ use super::repair::{note_health, repair};
 use super::services::ServedServices;
 use super::source::AgentSource;
 use crate::api::monitor::Monitor;
+use crate::api::source::Source as _;
 use crate::logging;
 use crate::task::AbortOnDrop;
 
@@ -334,7 +335,9 @@ impl Agent {
         if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
             return self.source.settings.refuse(&format!("{error:#}"));
         }
-        self.endpoints_policy_mode(&new);
+        if let Some(enforcer) = self.source.enforcer() {
+            enforcer.set_mode(new.policy.policy_mode);
+        }
         self.mesh.tune(tuning(&new.mesh)).await;
         logging::set_level(new.log.log_level);
         self.source.settings.take(&new);

@@ -100,10 +100,12 @@ impl Enforcer {
     /// Follows everything that policy depends on until the agent stops, and reports each turn.
     pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
+        let mut settings = self.0.settings.subscribe();
         let mut identities = self.0.identities.clone();
         let mut addresses = self.0.cluster.addresses();
         loop {
             revisions.mark_unchanged();
+            settings.mark_unchanged();
             identities.mark_unchanged();
             let known = addresses.borrow_and_update().clone();
             reporter.begin();
@@ -118,6 +120,7 @@ impl Enforcer {
             };
             tokio::select! {
                 Ok(()) = revisions.changed() => {}
+                Ok(()) = settings.changed() => {}
                 Ok(()) = identities.changed() => {}
                 Ok(()) = addresses.changed() => {}
                 Ok(()) = around.nodes.changed() => {}

@@ -24,6 +24,7 @@ use health_datapath::{Datapath, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::Label;
+use health_model::policy::PolicyMode;
 use health_policy::{
     Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
@@ -48,7 +49,7 @@ use self::subjects::{Generation, Subjects};
 pub struct Enforcer(Arc<Shared>);
 
 struct Shared {
-    settings: PolicySettings,
+    settings: watch::Sender<PolicySettings>,
     allow_dhcpv6: bool,
     store: Store,
     repository: Mutex<Arc<Repository>>,
@@ -137,7 +138,7 @@ impl Shared {
             identities: identities.borrow().labels.clone(),
         };
         Ok(Self {
-            settings,
+            settings: watch::Sender::new(settings),
             allow_dhcpv6: false,
             store,
             revision: watch::Sender::new(repository.revision()),
@@ -189,7 +190,16 @@ impl Enforcer {
 
     /// The settings of policy.
     pub fn settings(&self) -> PolicySettings {
-        self.0.settings
+        *self.0.settings.borrow()
+    }
+
+    /// Changes when policy is enforced; endpoints follow.
+    pub fn set_mode(&self, mode: PolicyMode) {
+        self.0.settings.send_if_modified(|settings| {
+            let is_news = settings.mode != mode;
+            settings.mode = mode;
+            is_news
+        });
     }
 
     /// Imports the policies of a text in YAML or JSON, all or none, and saves them. Returns what was done, and the new
@@ -235,7 +245,7 @@ impl Enforcer {
 
     /// Explains why a packet passes or not.
     pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
-        self.repository().trace(request, self.0.settings)
+        self.repository().trace(request, self.settings())
     }
 
     /// All known identities.
@@ -274,7 +284,7 @@ impl Enforcer {
         let now = Generation {
             number: latest.number + 1,
             repository: self.repository(),
-            settings: self.0.settings,
+            settings: self.settings(),
             identities: self.0.identities.borrow().labels.clone(),
         };
         if !now.is_same(&latest) {

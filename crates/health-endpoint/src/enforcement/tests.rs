@@ -231,6 +231,28 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn endpoints_follow_when_policy_is_enforced_at_other_times() {
+    let site = Site::new();
+    let agent = site.start().await;
+    let id = agent.create(1, "app=a").await;
+    assert_eq!(site.kernel.table_of(id), None);
+    for (mode, is_enforced) in [
+        (PolicyMode::Always, true),
+        (PolicyMode::Never, false),
+        (PolicyMode::Always, true),
+        (PolicyMode::Default, false),
+    ] {
+        agent.enforcer.set_mode(mode);
+        assert_eq!(agent.enforcer.settings().mode, mode);
+        tokio::time::sleep(LONG).await;
+        let table = site.kernel.table_of(id);
+        assert_eq!(table.is_some(), is_enforced, "{mode:?}: {table:?}");
+        assert_eq!(agent.enforcer.lag(), None);
+    }
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn networks_that_leave_no_room_for_endpoints_are_refused_and_nothing_changes() {
     let site = Site::new();
     let agent = site.start().await;
