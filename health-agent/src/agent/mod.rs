@@ -24,6 +24,10 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use health_metrics::Exporter;
+use health_model::task::AbortOnDrop;
+use health_server::monitor::{self, Monitor};
+use health_server::{server, socket};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Gid;
 use tokio::sync::watch::{Receiver, channel};
@@ -60,11 +64,7 @@ use self::services::ServedServices;
 use self::state::{AgentSource, Part};
 use self::supervise::Unbound;
 use self::uplinks::Uplinks;
-use crate::api::monitor::{self, Monitor};
-use crate::api::{server, socket};
-use crate::metrics::Exporter;
 use crate::pidfile::PidFile;
-use crate::task::AbortOnDrop;
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only [`cleanup`] removes it.
 pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {

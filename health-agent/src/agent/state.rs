@@ -1,4 +1,4 @@
-//! The agent's state as the API reads it.
+//! The agent's state as the API and the metrics read it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,24 +7,28 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::rtt::{RttKey, RttRow};
-use health_datapath::conntrack::{Counts, SharedCounts};
+use health_datapath::conntrack::SharedCounts;
 use health_datapath::dump::Pinned;
-use health_datapath::events::{self, Hub, SubscribeError, Subscription};
+use health_datapath::events::{Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{Responder, ResponderState};
 use health_mesh::proof::HelloKeys;
-use health_mesh::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts, MeshHandle};
+use health_mesh::{HelloRequestCounts, HelloRequests, MeshHandle};
+use health_metrics::{Figures, Sample};
 use health_model::activity::{self, Activity, Problem, Reporter};
 use health_model::api::{
     AgentProblem, AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus,
-    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
+    PathMtuEntry, ProbeEvent, SelfStatus, TargetHistory,
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::Identities;
+use health_server::liveness::{self, Grace, Level, Liveness, Observation};
+use health_server::services::ServiceCatalog;
+use health_server::source::Source;
 use health_settings::Settings;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -33,9 +37,6 @@ use tracing::warn;
 
 use super::node::NodeDatapath;
 use super::watch::{EndpointOutcome, Outcome, PERIOD};
-use crate::api::liveness::{self, Grace, Liveness, Observation};
-use crate::api::services::ServiceCatalog;
-use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, even if empty at first.
 pub(super) struct AgentSource {
@@ -312,6 +313,16 @@ impl AgentSource {
         let problem = outcome.problem().map(Problem::failure);
         self.watch_reporter.end(problem, Some(PERIOD));
     }
+
+    /// Number of repairs since the start, by cause.
+    fn repairs(&self) -> BTreeMap<String, u64> {
+        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
+        let mut repairs = repairs.clone();
+        for (cause, count) in self.manager.get().map(Manager::repairs).unwrap_or_default() {
+            *repairs.entry(cause).or_default() += count;
+        }
+        repairs
+    }
 }
 
 impl Source for AgentSource {
@@ -339,19 +350,6 @@ impl Source for AgentSource {
             },
             MeshHandle::report,
         )
-    }
-
-    fn status_head(&self) -> HealthStatus<()> {
-        match self.mesh.get() {
-            Some(mesh) => mesh.report_head(),
-            None => self.status().head(),
-        }
-    }
-
-    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
-        if let Some(mesh) = self.mesh.get() {
-            mesh.each_node(each);
-        }
     }
 
     fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
@@ -418,45 +416,8 @@ impl Source for AgentSource {
             .map_or_else(NodeList::default, MeshHandle::nodes)
     }
 
-    fn registries(&self) -> Vec<RegistryState> {
-        self.mesh
-            .get()
-            .map_or_else(Vec::new, MeshHandle::registries)
-    }
-
-    fn ignored_replies(&self) -> IgnoredReplyCounts {
-        self.mesh
-            .get()
-            .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
-    }
-
-    fn hello_requests(&self) -> HelloRequestCounts {
-        let responders = self.responders.get().into_iter().flatten();
-        responders
-            .map(|requests| requests.counts())
-            .fold(HelloRequestCounts::default(), Add::add)
-    }
-
-    fn malformed_answers(&self) -> u64 {
-        self.mesh.get().map_or(0, MeshHandle::malformed_headers)
-    }
-
-    fn collections(&self) -> Counts {
-        self.collections
-            .get()
-            .map(SharedCounts::counts)
-            .unwrap_or_default()
-    }
-
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         self.events.get().map(|hub| hub.subscribe(filter))
-    }
-
-    fn events(&self) -> events::Counts {
-        self.events
-            .get()
-            .map(|hub| hub.counts())
-            .unwrap_or_default()
     }
 
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
@@ -475,15 +436,6 @@ impl Source for AgentSource {
 
     fn services(&self) -> Option<&ServiceCatalog> {
         self.services.get()
-    }
-
-    fn repairs(&self) -> BTreeMap<String, u64> {
-        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
-        let mut repairs = repairs.clone();
-        for (cause, count) in self.manager.get().map(Manager::repairs).unwrap_or_default() {
-            *repairs.entry(cause).or_default() += count;
-        }
-        repairs
     }
 
     fn enforcer(&self) -> Option<&Enforcer> {
@@ -524,6 +476,48 @@ impl Source for AgentSource {
 
     fn uptime(&self) -> Duration {
         self.started.elapsed()
+    }
+}
+
+impl health_metrics::Source for AgentSource {
+    fn figures(&self) -> Figures {
+        let mesh = self.mesh.get();
+        let settings = Source::settings(self);
+        let responders = self.responders.get().into_iter().flatten();
+        Figures {
+            report: mesh.map_or_else(|| self.status().head(), MeshHandle::report_head),
+            per_target: settings.api.metrics_per_target,
+            registries: mesh.map(MeshHandle::registries).unwrap_or_default(),
+            ignored_replies: mesh.map(MeshHandle::ignored_replies).unwrap_or_default(),
+            hello_requests: responders
+                .map(|requests| requests.counts())
+                .fold(HelloRequestCounts::default(), Add::add),
+            malformed_answers: mesh.map_or(0, MeshHandle::malformed_headers),
+            healthy: self.liveness().state != Level::Failure,
+            configured_interval: settings.mesh.probe_interval,
+            probe_rate: settings.mesh.probe_rate,
+            repairs: self.repairs(),
+            collections: self
+                .collections
+                .get()
+                .map(SharedCounts::counts)
+                .unwrap_or_default(),
+            endpoints: self.manager.get().map(Manager::counts),
+            policy_lag: self.enforcer.get().and_then(Enforcer::lag),
+            events: self
+                .events
+                .get()
+                .map(|hub| hub.counts())
+                .unwrap_or_default(),
+            containers: self.containers.get().map(Sample::from),
+            uptime: self.started.elapsed(),
+        }
+    }
+
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        if let Some(mesh) = self.mesh.get() {
+            mesh.each_node(each);
+        }
     }
 }
 

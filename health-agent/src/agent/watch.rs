@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use health_model::causes::with_causes;
 use health_net::KernelError;
 use health_net::changes::Changes;
 use tokio::time::sleep_until;
@@ -11,7 +12,6 @@ use tracing::{error, warn};
 
 use super::node::NodeDatapath;
 use super::state::AgentSource;
-use crate::causes::with_causes;
 
 /// Time between two checks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
@@ -63,7 +63,7 @@ impl Outcome {
     /// Records something that could not be repaired.
     pub(super) fn fail(&mut self, error: anyhow::Error) {
         let failure = self.failure.get_or_insert_default();
-        let text = with_causes(&error);
+        let text = with_causes(error.as_ref());
         // If the same attempt is made in two places, it fails in both.
         if failure.contains(&text) {
             return;
@@ -156,7 +156,7 @@ pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Out
         Err(error) => Err(error),
     };
     if let Err(error) = repaired {
-        outcome.endpoint.connection_problem = Some(with_causes(&error));
+        outcome.endpoint.connection_problem = Some(with_causes(error.as_ref()));
         outcome.fail(error);
     }
     if let Err(error) = node.repair_datapath(&mut outcome) {

@@ -23,11 +23,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use health_datapath::services::{ServiceTables, SocketTable};
 use health_mesh::mesh_key::MeshKeys;
+use health_metrics::services::ServiceMetrics;
 use health_model::ipam::Family;
 use health_net::clock;
 use health_net::netlink::Handle;
 use health_probe::supervisor::Supervisor;
 use health_registry::nodes::{Node, Standing};
+use health_server::monitor::{self, Monitor};
+use health_server::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
+use health_server::services::{ServiceCatalog, pages};
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
 use health_service::provider::ebpf::{self, EbpfProvider};
@@ -50,10 +54,6 @@ use self::reserved::{OwnAddresses, ReservedSources};
 use self::sockets::SocketWatch;
 pub(super) use self::sources::Sources;
 use self::takeover::{Other, Takeover};
-use crate::api::monitor::{self, Monitor};
-use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
-use crate::api::services::{ServiceCatalog, pages};
-use crate::metrics::services::ServiceMetrics;
 
 /// Time from a failed sync to the next.
 const SYNC_RETRY: Duration = Duration::from_secs(1);
