@@ -71,7 +71,8 @@ impl Client {
     pub async fn stream_probe(&self, mut each: impl FnMut(ProbeEvent)) -> Result<(), ClientError> {
         let path = "/v1beta/status/probe?stream=true";
         let name = format!("{} {path}", Method::PUT);
-        self.exchange(Method::PUT, path, &name, PROBE_TIMEOUT, async |response| {
+        let request = request(Method::PUT, path, &name, Bytes::new())?;
+        self.exchange(request, &name, PROBE_TIMEOUT, async |response| {
             let mut lines = Lines::of(response);
             loop {
                 let line = tokio::time::timeout(PROBE_TIMEOUT, lines.next(self, &name))
@@ -98,7 +99,8 @@ impl Client {
     ) -> Result<(), ClientError> {
         let path = format!("/v1/monitor?{}", filter.query());
         let name = format!("{} /v1/monitor", Method::GET);
-        self.exchange(Method::GET, &path, &name, READ_TIMEOUT, async |response| {
+        let request = request(Method::GET, &path, &name, Bytes::new())?;
+        self.exchange(request, &name, READ_TIMEOUT, async |response| {
             begin();
             let mut lines = Lines::of(response);
             loop {
@@ -152,7 +154,8 @@ impl Client {
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), ClientError> {
         let name = format!("{} {path}", Method::GET);
-        self.exchange(Method::GET, path, &name, READ_TIMEOUT, async |response| {
+        let request = request(Method::GET, path, &name, Bytes::new())?;
+        self.exchange(request, &name, READ_TIMEOUT, async |response| {
             let mut lines = Lines::of(response);
             loop {
                 let event = self.decode(&name, &lines.next(self, &name).await?)?;
@@ -193,7 +196,8 @@ impl Client {
         limit: Duration,
     ) -> Result<T, ClientError> {
         let name = format!("{method} {path}");
-        let exchange = self.exchange_with(method, path, body, &name, limit, async |response| {
+        let request = request(method, path, &name, body)?;
+        let exchange = self.exchange(request, &name, limit, async |response| {
             let body = response.into_body().collect().await;
             let body = body.map_err(|source| self.broken(&name, source))?;
             self.decode(&name, &body.to_bytes())
@@ -206,36 +210,11 @@ impl Client {
     /// Sends a request whose answer must begin within `limit`, and passes a successful answer to `read`.
     async fn exchange<T>(
         &self,
-        method: Method,
-        path: &str,
+        request: Request<Full<Bytes>>,
         name: &str,
         limit: Duration,
         read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let nothing = Bytes::new();
-        self.exchange_with(method, path, nothing, name, limit, read)
-            .await
-    }
-
-    /// Like [`exchange`](Self::exchange), with a body.
-    async fn exchange_with<T>(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-        name: &str,
-        limit: Duration,
-        read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
-    ) -> Result<T, ClientError> {
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, "localhost")
-            .body(Full::new(body))
-            .map_err(|source| ClientError::Request {
-                request: name.to_owned(),
-                source,
-            })?;
         let begin = async {
             let stream = self.connect().await.map_err(|e| self.connect_error(e))?;
             http1::handshake(TokioIo::new(stream))
@@ -335,6 +314,24 @@ impl Client {
             _ => ClientError::Connect { path, source },
         }
     }
+}
+
+/// A request, which errors call `name`.
+fn request(
+    method: Method,
+    path: &str,
+    name: &str,
+    body: Bytes,
+) -> Result<Request<Full<Bytes>>, ClientError> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, "localhost")
+        .body(Full::new(body))
+        .map_err(|source| ClientError::Request {
+            request: name.to_owned(),
+            source,
+        })
 }
 
 /// The lines of an answer as they arrive.

@@ -190,104 +190,117 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let ServiceMetrics {
-            mode,
-            syncs,
-            full_syncs,
-            partial_syncs,
-            programming,
-            last_sync,
-            failures,
-            refused,
-            no_local_endpoints,
-            healthz,
-            livez,
-        } = &*self.metrics;
-        let ChangeCounts {
-            services,
-            pending_services,
-            endpoints,
-            pending_endpoints,
-            last_queued,
-        } = self.changes;
-        let encoder = &mut encoder;
-        let sync_failures = format!("sync_proxy_rules_{mode}_sync_failures");
-        let last_queued = last_queued.map(seconds_of).unwrap_or_default();
-        let all: [(&str, _, &dyn EncodeMetric); 15] = [
+        self.encode_syncs(&mut encoder)?;
+        self.encode_changes(&mut encoder)?;
+        self.encode_answers(&mut encoder)
+    }
+}
+
+/// Name, help and values of a metric.
+type Described<'a> = (&'a str, &'a str, &'a dyn EncodeMetric);
+
+impl Scrape {
+    fn encode_syncs(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let metrics = &*self.metrics;
+        let sync_failures = format!("sync_proxy_rules_{}_sync_failures", metrics.mode);
+        let last_queued = self.changes.last_queued.map(seconds_of).unwrap_or_default();
+        let families: [Described<'_>; 8] = [
             (
                 "sync_proxy_rules_duration_seconds",
                 "Duration of syncs",
-                syncs,
+                &metrics.syncs,
             ),
             (
                 "sync_full_proxy_rules_duration_seconds",
                 "Duration of full syncs, which check the whole datapath",
-                full_syncs,
+                &metrics.full_syncs,
             ),
             (
                 "sync_partial_proxy_rules_duration_seconds",
                 "Duration of partial syncs, which only apply changes",
-                partial_syncs,
+                &metrics.partial_syncs,
             ),
             (
                 "network_programming_duration_seconds",
                 "Time from a change of endpoints in the cluster until it was in the kernel",
-                programming,
+                &metrics.programming,
             ),
             (
                 "sync_proxy_rules_last_timestamp_seconds",
                 "Time of the last successful sync, in seconds since 1970",
-                last_sync,
+                &metrics.last_sync,
             ),
             (
                 "sync_proxy_rules_last_queued_timestamp_seconds",
                 "Time when a change was last noticed, in seconds since 1970",
                 &ConstGauge::new(last_queued),
             ),
-            (&sync_failures, "Failed syncs", failures),
+            (&sync_failures, "Failed syncs", &metrics.failures),
             (
                 "sync_proxy_rules_refused_ports",
                 "Ports that are not in force because a map is full",
-                refused,
+                &metrics.refused,
             ),
+        ];
+        encode_all(&families, encoder)
+    }
+
+    fn encode_changes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let changes = &self.changes;
+        let families: [Described<'_>; 4] = [
             (
                 "sync_proxy_rules_service_changes",
                 "Changes of services",
-                &ConstCounter::new(services),
+                &ConstCounter::new(changes.services),
             ),
             (
                 "sync_proxy_rules_service_changes_pending",
                 "Changes of services that are not in the kernel yet",
-                &ConstGauge::new(pending_services),
+                &ConstGauge::new(changes.pending_services),
             ),
             (
                 "sync_proxy_rules_endpoint_changes",
                 "Changes of endpoint slices",
-                &ConstCounter::new(endpoints),
+                &ConstCounter::new(changes.endpoints),
             ),
             (
                 "sync_proxy_rules_endpoint_changes_pending",
                 "Changes of endpoint slices that are not in the kernel yet",
-                &ConstGauge::new(pending_endpoints),
+                &ConstGauge::new(changes.pending_endpoints),
             ),
+        ];
+        encode_all(&families, encoder)
+    }
+
+    fn encode_answers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let metrics = &*self.metrics;
+        let families: [Described<'_>; 3] = [
             (
                 "sync_proxy_rules_no_local_endpoints_total",
                 "Ports with endpoints, but none on this node, although some of their traffic must stay on it",
-                no_local_endpoints,
+                &metrics.no_local_endpoints,
             ),
             (
                 "proxy_healthz",
                 "Answers to GET /healthz by HTTP status",
-                healthz,
+                &metrics.healthz,
             ),
-            ("proxy_livez", "Answers to GET /livez by HTTP status", livez),
+            (
+                "proxy_livez",
+                "Answers to GET /livez by HTTP status",
+                &metrics.livez,
+            ),
         ];
-        for (name, help, metric) in all {
-            let described = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
-            metric.encode(described)?;
-        }
-        Ok(())
+        encode_all(&families, encoder)
     }
+}
+
+fn encode_all(families: &[Described<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    for (name, help, metric) in families {
+        let described = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
+        metric.encode(described)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,20 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
 use clap::{Args, Subcommand};
 use health_datapath::btf::Value;
 use health_datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
-use health_datapath::layout;
 use health_model::settings::Location;
-use health_net::{self, clock};
 use serde::Serialize;
 
-use super::entry::{Entry, lines};
-use super::{
-    arrivals, calls, connections, ct, direct, endpoint, event_filter, fragments, inflight, ipcache,
-    lb, masquerade, metrics, nat, policy, ring, rtt, settings, stream, xdp,
-};
+use super::entry::Entry;
+use super::{dump, stream};
 use crate::output::{Format, NONE, OutputArgs, table};
 
 const EXAMPLES: &str = "\
@@ -86,175 +80,12 @@ impl MapCommand {
     }
 }
 
-/// Shows one of the agent's own maps.
+/// Shows a map from the agent's folder.
 fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
-    // Patterns must be paths.
-    const CT4: &str = layout::CT4.name;
-    const CT6: &str = layout::CT6.name;
-    const CT_ANY4: &str = layout::CT_ANY4.name;
-    const CT_ANY6: &str = layout::CT_ANY6.name;
-    const FRAGMENTS4: &str = layout::FRAGMENTS4.name;
-    const FRAGMENTS6: &str = layout::FRAGMENTS6.name;
-    const NAT4: &str = layout::NAT4.name;
-    const NAT6: &str = layout::NAT6.name;
-    const NAT_ANY4: &str = layout::NAT_ANY4.name;
-    const NAT_ANY6: &str = layout::NAT_ANY6.name;
-    const RTT: &str = layout::RTT.name;
-    const INFLIGHT: &str = layout::INFLIGHT.name;
-    const ARRIVALS: &str = layout::ARRIVALS.name;
-    const PEERS: &str = layout::PEERS.name;
-    const TCP: &str = layout::TCP.name;
-    const ENDPOINTS: &str = layout::ENDPOINTS.name;
-    const POLICY: &str = layout::POLICY.name;
-    const POLICY_COUNTERS: &str = layout::POLICY_COUNTERS.name;
-    const IPCACHE: &str = layout::IPCACHE.name;
-    const METRICS: &str = layout::METRICS.name;
-    const CALLS: &str = layout::CALLS.name;
-    const IP_CALLS: &str = layout::IP_CALLS.name;
-    const MASQUERADE: &str = layout::MASQUERADE.name;
-    const EVENTS: &str = layout::EVENTS.name;
-    const MONITOR: &str = layout::MONITOR.name;
-    const DIRECT: &str = layout::DIRECT.name;
-    const CONFIG: &str = layout::CONFIG.name;
-    const SVC4: &str = layout::SVC4.name;
-    const SVC6: &str = layout::SVC6.name;
-    const SLOTS: &str = layout::SLOTS.name;
-    const MAGLEV: &str = layout::MAGLEV.name;
-    const BACKENDS: &str = layout::BACKENDS.name;
-    const SOURCE_RANGES: &str = layout::SOURCE_RANGES.name;
-    const AFFINITY: &str = layout::AFFINITY.name;
-    const REVNAT4: &str = layout::REVNAT4.name;
-    const REVNAT6: &str = layout::REVNAT6.name;
-    const REVNAT_ANY4: &str = layout::REVNAT_ANY4.name;
-    const REVNAT_ANY6: &str = layout::REVNAT_ANY6.name;
-    const SOCKETS: &str = layout::SOCKETS.name;
-    const XDP_DEVICES: &str = layout::XDP_DEVICES.name;
-    const XDP_FLOWS4: &str = layout::XDP_FLOWS4.name;
-    const XDP_FLOWS6: &str = layout::XDP_FLOWS6.name;
-    const XDP_TIMES: &str = layout::XDP_TIMES.name;
-    const HANDS: &str = layout::HANDS.name;
-    const OWN: &str = layout::OWN.name;
-    const DEVICES: &str = layout::DEVICES.name;
-
-    match name {
-        CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
-            let maps = pinned.conntrack_rows()?;
-            let rows = maps
-                .into_iter()
-                .zip([CT4, CT6, CT_ANY4, CT_ANY6])
-                .filter_map(|(rows, map)| (map == name).then_some(rows));
-            let rows: Vec<_> = rows.collect();
-            stream::print(format, &rows, |row| Some(ct::entry(row)))
-        }
-        FRAGMENTS4 => stream::print(format, &[pinned.fragments4_rows()?], |row| {
-            Some(fragments::entry4(row))
-        }),
-        FRAGMENTS6 => stream::print(format, &[pinned.fragments6_rows()?], |row| {
-            Some(fragments::entry6(row))
-        }),
-        NAT4 | NAT6 | NAT_ANY4 | NAT_ANY6 => {
-            let now_ns = clock::now_ns();
-            let maps = pinned.nat_rows()?;
-            let rows = maps
-                .into_iter()
-                .zip([NAT4, NAT6, NAT_ANY4, NAT_ANY6])
-                .filter_map(|(rows, map)| (map == name).then_some(rows));
-            let rows: Vec<_> = rows.collect();
-            stream::print(format, &rows, |row| Some(nat::entry(row, now_ns)))
-        }
-        RTT => {
-            let clock = health_net::clock::state().ok();
-            stream::print_each(format, |each| {
-                pinned.each_rtt(&mut |key, row| each(&rtt::entry(key, row, clock)))
-            })
-        }
-        INFLIGHT => stream::print(format, &[pinned.inflight_rows()?], |row| {
-            Some(inflight::entry(row))
-        }),
-        ARRIVALS => stream::print(format, &[pinned.arrivals_rows()?], |row| {
-            Some(arrivals::entry(row))
-        }),
-        PEERS => stream::print(format, &[pinned.peers_rows()?], |row| {
-            Some(connections::peer(row))
-        }),
-        TCP => stream::print(format, &[pinned.tcp_rows()?], |row| {
-            Some(connections::connection(row))
-        }),
-        ENDPOINTS => format.print_rows(&endpoint::entries(pinned.endpoints()?), lines),
-        POLICY => stream::print(format, &[pinned.policy_rows()?], |row| {
-            Some(policy::entry(&row))
-        }),
-        POLICY_COUNTERS => stream::print(format, &[pinned.policy_counter_rows()?], |row| {
-            Some(policy::counter(row))
-        }),
-        IPCACHE => stream::print(format, &[pinned.ipcache_rows()?], |row| {
-            Some(ipcache::entry(row))
-        }),
-        METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
-        CALLS => format.print_rows(&calls::entries(pinned.calls(&layout::CALLS)?), lines),
-        IP_CALLS => format.print_rows(&calls::ip_entries(pinned.calls(&layout::IP_CALLS)?), lines),
-        MASQUERADE => format.print_rows(&masquerade::entries(pinned.masquerade()?), lines),
-        EVENTS => bail!(
-            "{EVENTS} cannot be dumped: reading an event removes it; `health-agent monitor` \
-             shows them"
-        ),
-        MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),
-        DIRECT => format.print_rows(&direct::entries(pinned.direct()?), lines),
-        CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
-        SVC4 => stream::print(format, &[pinned.frontend4_rows()?], |row| {
-            Some(lb::entries::frontend4(row))
-        }),
-        SVC6 => stream::print(format, &[pinned.frontend6_rows()?], |row| {
-            Some(lb::entries::frontend6(row))
-        }),
-        SLOTS => stream::print(format, &[pinned.place_rows(&layout::SLOTS)?], |row| {
-            Some(lb::entries::place(row))
-        }),
-        MAGLEV => stream::print(format, &[pinned.place_rows(&layout::MAGLEV)?], |row| {
-            Some(lb::entries::place(row))
-        }),
-        BACKENDS => stream::print(format, &[pinned.backend_rows()?], |row| {
-            Some(lb::entries::backend(row))
-        }),
-        SOURCE_RANGES => stream::print(format, &[pinned.source_range_rows()?], |row| {
-            Some(lb::entries::source_range(row))
-        }),
-        AFFINITY => lb::print_clients(pinned, &lb::Selection::default(), format),
-        REVNAT4 | REVNAT6 | REVNAT_ANY4 | REVNAT_ANY6 => {
-            let maps = pinned.service_flow_rows()?;
-            let rows = maps
-                .into_iter()
-                .zip([REVNAT4, REVNAT6, REVNAT_ANY4, REVNAT_ANY6])
-                .filter_map(|(rows, map)| (map == name).then_some(rows));
-            let rows: Vec<_> = rows.collect();
-            stream::print(format, &rows, |row| Some(lb::flow_entry(row)))
-        }
-        SOCKETS => stream::print(format, &[pinned.socket_rows()?], |row| {
-            Some(lb::socket_entry(row))
-        }),
-        XDP_DEVICES => stream::print(format, &[pinned.xdp_device_rows()?], |row| {
-            Some(xdp::device(row))
-        }),
-        XDP_FLOWS4 | XDP_FLOWS6 => {
-            let [four, six] = pinned.xdp_flow_rows()?;
-            let rows = if name == XDP_FLOWS4 { four } else { six };
-            stream::print(format, &[rows], |row| Some(xdp::flow(row)))
-        }
-        XDP_TIMES => stream::print(format, &[pinned.xdp_time_rows()?], |row| {
-            Some(xdp::times(row))
-        }),
-        OWN => stream::print(format, &[pinned.own_rows()?], |row| {
-            Some(endpoint::own(row))
-        }),
-        DEVICES => stream::print(format, &[pinned.device_rows()?], |row| {
-            Some(endpoint::device(row))
-        }),
-        HANDS => stream::print(format, &[pinned.hand_rows()?], |row| Some(ring::hand(row))),
-        _ => match pinned.ring_rows(name)? {
-            Some(rows) => stream::print(format, &[rows], ring::place),
-            None => dump_by_types(pinned.map(name)?, format),
-        },
+    if dump::dump(pinned, name, format)? {
+        return Ok(());
     }
+    dump_by_types(pinned.map(name)?, format)
 }
 
 /// Shows a map of any layout by the types that it was created with, or in hexadecimal if it has none.

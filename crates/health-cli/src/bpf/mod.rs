@@ -6,6 +6,7 @@ mod calls;
 mod connections;
 mod ct;
 mod direct;
+mod dump;
 mod endpoint;
 mod entry;
 mod event_filter;

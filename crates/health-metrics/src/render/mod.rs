@@ -60,6 +60,7 @@ impl Collector for Snapshot {
         self.encode_peers(encoder)?;
         self.encode_latency(encoder)?;
         self.encode_probes(encoder)?;
+        self.encode_refused(encoder)?;
         self.encode_packets(encoder)?;
         collections::encode(&self.figures.collections, encoder)?;
         if let Some(counts) = &self.figures.endpoints {

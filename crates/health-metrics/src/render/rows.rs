@@ -49,6 +49,70 @@ pub(super) fn histogram(
         )
 }
 
+/// Path and protocol, and what their probes counted.
+type Probed<'a> = ((&'static str, &'static str), &'a Probes);
+
+fn encode_results(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Ended probes by result";
+    let mut results = family(encoder, "node_health_probes", help, MetricType::Counter)?;
+    for ((path, protocol), probes) in probed {
+        for (result, count) in [("answered", probes.answered), ("lost", probes.lost)] {
+            let labels = [("type", *path), ("protocol", *protocol), ("result", result)];
+            counter(&mut results, &labels, count)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is counted of a target's probes.
+type Count = fn(&Probes) -> u64;
+
+fn encode_replies(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let counts: [(&'static str, &str, Count); 2] = [
+        (
+            "node_health_late_replies",
+            "Replies to probes that had timed out",
+            |probes| probes.late,
+        ),
+        (
+            "node_health_duplicate_replies",
+            "Further replies to answered probes",
+            |probes| probes.duplicates,
+        ),
+    ];
+    for (name, help, count) in counts {
+        let mut replies = family(encoder, name, help, MetricType::Counter)?;
+        for ((path, protocol), probes) in probed {
+            let labels = [("type", *path), ("protocol", *protocol)];
+            counter(&mut replies, &labels, count(probes))?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_remote_times(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let times: [(&'static str, &str, Count); 2] = [
+        (
+            "node_health_remote_seconds",
+            "Time that probes spent in peers' hosts, as far as they report it",
+            |probes| probes.remote_ns,
+        ),
+        (
+            "node_health_remote_known_rtt_seconds",
+            "Round trips of the probes for which that time is known",
+            |probes| probes.remote_rtt_ns,
+        ),
+    ];
+    for (name, help, ns) in times {
+        let mut times = family(encoder, name, help, MetricType::Counter)?;
+        for ((path, protocol), probes) in probed.iter().filter(|(_, p)| p.remote_rtt_ns > 0) {
+            let labels = [("type", *path), ("protocol", *protocol)];
+            counter(&mut times, &labels, ns(probes) as f64 / 1e9)?;
+        }
+    }
+    Ok(())
+}
+
 impl Snapshot {
     /// By path and protocol, primary and secondary addresses together.
     pub(super) fn by_target(&self) -> BTreeMap<(&'static str, &'static str), (Probes, Histogram)> {
@@ -94,104 +158,53 @@ impl Snapshot {
 
     pub(super) fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let by_target = self.by_target();
-        let probed = || {
-            let probed = self.probes.iter().filter(|(class, _)| class.is_probed());
-            let targets: BTreeSet<_> = probed
-                .map(|(class, _)| (class.path, class.protocol))
-                .collect();
-            let targets = targets.into_iter();
-            targets.filter_map(|target| Some((target, &by_target.get(&target)?.0)))
-        };
-        let mut results = family(
-            encoder,
-            "node_health_probes",
-            "Ended probes by result",
-            MetricType::Counter,
-        )?;
-        for ((path, protocol), probes) in probed() {
-            for (result, count) in [("answered", probes.answered), ("lost", probes.lost)] {
-                let labels = [("type", path), ("protocol", protocol), ("result", result)];
-                counter(&mut results, &labels, count)?;
-            }
-        }
-        type Count = fn(&Probes) -> u64;
-        let counts: [(&'static str, &str, Count); 2] = [
-            (
-                "node_health_late_replies",
-                "Replies to probes that had timed out",
-                |probes| probes.late,
-            ),
-            (
-                "node_health_duplicate_replies",
-                "Further replies to answered probes",
-                |probes| probes.duplicates,
-            ),
-        ];
-        for (name, help, count) in counts {
-            let mut replies = family(encoder, name, help, MetricType::Counter)?;
-            for ((path, protocol), probes) in probed() {
-                let labels = [("type", path), ("protocol", protocol)];
-                counter(&mut replies, &labels, count(probes))?;
-            }
-        }
-        let times: [(&'static str, &str, Count); 2] = [
-            (
-                "node_health_remote_seconds",
-                "Time that probes spent in peers' hosts, as far as they report it",
-                |probes| probes.remote_ns,
-            ),
-            (
-                "node_health_remote_known_rtt_seconds",
-                "Round trips of the probes for which that time is known",
-                |probes| probes.remote_rtt_ns,
-            ),
-        ];
-        for (name, help, ns) in times {
-            let mut times = family(encoder, name, help, MetricType::Counter)?;
-            for ((path, protocol), probes) in probed().filter(|(_, p)| p.remote_rtt_ns > 0) {
-                let labels = [("type", path), ("protocol", protocol)];
-                counter(&mut times, &labels, ns(probes) as f64 / 1e9)?;
-            }
-        }
-        let mut ignored = family(
-            encoder,
-            "ignored_icmp_replies",
-            "ICMP messages with the agent's identifier that answer no probe",
-            MetricType::Counter,
-        )?;
-        let counts = &self.figures.ignored_replies;
+        let probed = self.probes.iter().filter(|(class, _)| class.is_probed());
+        let targets: BTreeSet<_> = probed
+            .map(|(class, _)| (class.path, class.protocol))
+            .collect();
+        let probed: Vec<Probed<'_>> = targets
+            .into_iter()
+            .filter_map(|target| Some((target, &by_target.get(&target)?.0)))
+            .collect();
+        encode_results(&probed, encoder)?;
+        encode_replies(&probed, encoder)?;
+        encode_remote_times(&probed, encoder)
+    }
+
+    /// ICMP messages and requests of peers that the agent did not accept.
+    pub(super) fn encode_refused(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let replies = &self.figures.ignored_replies;
+        let help = "ICMP messages with the agent's identifier that answer no probe";
+        let mut ignored = family(encoder, "ignored_icmp_replies", help, MetricType::Counter)?;
         for (reason, count) in [
-            ("unexpected", counts.unexpected),
-            ("wrong-source", counts.wrong_source),
-            ("wrong-payload", counts.wrong_payload),
-            ("unmatched-error", counts.unmatched_error),
+            ("unexpected", replies.unexpected),
+            ("wrong-source", replies.wrong_source),
+            ("wrong-payload", replies.wrong_payload),
+            ("unmatched-error", replies.unmatched_error),
         ] {
             counter(&mut ignored, &[("reason", reason)], count)?;
         }
+        let requests = &self.figures.hello_requests;
+        let help = "Invalid echo-probe headers of GET /hello";
         let mut malformed = family(
             encoder,
             "malformed_hello_headers",
-            "Invalid echo-probe headers of GET /hello",
+            help,
             MetricType::Counter,
         )?;
-        let counts = &self.figures.hello_requests;
         for (of, count) in [
-            ("request", counts.malformed),
+            ("request", requests.malformed),
             ("answer", self.figures.malformed_answers),
         ] {
             counter(&mut malformed, &[("of", of)], count)?;
         }
-        let mut refused = family(
-            encoder,
-            "refused_hello_requests",
-            "GET /hello requests that this agent refused",
-            MetricType::Counter,
-        )?;
+        let help = "GET /hello requests that this agent refused";
+        let mut refused = family(encoder, "refused_hello_requests", help, MetricType::Counter)?;
         for (reason, count) in [
-            ("no-proof", counts.no_proof),
-            ("clock", counts.clock),
-            ("wrong-node", counts.wrong_node),
-            ("too-many", counts.too_many),
+            ("no-proof", requests.no_proof),
+            ("clock", requests.clock),
+            ("wrong-node", requests.wrong_node),
+            ("too-many", requests.too_many),
         ] {
             counter(&mut refused, &[("reason", reason)], count)?;
         }
