@@ -75,7 +75,7 @@ impl Deletions {
     }
 
     /// Whether this deletion seems to be queued. Without the lock, the answer may be outdated a moment later.
-    pub fn seems_to_wait(location: &Location, deletion: &Deletion) -> bool {
+    pub(crate) fn seems_to_wait(location: &Location, deletion: &Deletion) -> bool {
         file(&location.deletions(), deletion).exists()
     }
 

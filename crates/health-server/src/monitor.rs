@@ -111,7 +111,7 @@ pub struct Answer {
 
 impl Answer {
     /// An answer whose whole body is available.
-    pub fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
+    pub(crate) fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
         Self {
             status,
             content_type,

@@ -54,7 +54,7 @@ impl ServiceCatalog {
     }
 
     /// The services that pass a test. The test sees each complete entry, which costs more than a test by name.
-    pub fn services_with(
+    pub(crate) fn services_with(
         &self,
         mut is_meant: impl FnMut(&ServiceEntry) -> bool,
     ) -> Vec<ServiceEntry> {
