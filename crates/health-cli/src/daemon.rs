@@ -5,7 +5,7 @@ use std::pin::Pin;
 use health_model::settings::Location;
 use health_settings::{ServiceProxyMode, Settings};
 
-/// Work whose type says nothing of what it consists of: each crate compiles its own.
+/// A future, boxed so that the crate that makes it also compiles it.
 pub type Task<'a, T, E = anyhow::Error> = Pin<Box<dyn Future<Output = Result<T, E>> + 'a>>;
 
 /// The daemon of `run`, and the removal of what it leaves.

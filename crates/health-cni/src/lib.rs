@@ -1,8 +1,8 @@
 //! The CNI plugin: container runtimes call it to connect and disconnect containers.
 //!
 //! It asks the agent of this host, which creates the endpoint. The plugin itself stores only the [`deletions`] that no
-//! agent has carried out yet, and changes neither namespaces nor maps. It implements the CNI specification 1.1.0 and earlier versions from 0.3.0 on
-//! (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
+//! agent has carried out yet, and changes neither namespaces nor maps. It implements the CNI specification 1.1.0 and
+//! earlier versions from 0.3.0 on (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
 
 #![forbid(unsafe_code)]
 

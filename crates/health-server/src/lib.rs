@@ -1,5 +1,5 @@
-//! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on TCP
-//! ports. What they answer comes from a [`source`], which the agent implements; nothing here changes the datapath itself.
+//! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on
+//! TCP ports. What they answer comes from a [`source`], which the agent implements. No state of the agent is kept here.
 
 #![forbid(unsafe_code)]
 
