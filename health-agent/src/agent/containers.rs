@@ -12,10 +12,10 @@ use health_probe::source::{Folder, Merged};
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
-use health_registry::nodes::Node;
 use health_settings::Settings;
 use tokio::sync::watch;
 
+use super::foundation::Foundation;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes_pods::KubernetesPods;
 
@@ -76,8 +76,7 @@ impl Sources {
 
 /// Starts to probe containers.
 pub(super) fn start(
-    config: &Settings,
-    own: &Node,
+    Foundation { config, own, .. }: &Foundation<'_>,
     manager: Manager,
     sources: Sources,
 ) -> anyhow::Result<ContainerProbes> {

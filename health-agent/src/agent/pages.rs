@@ -7,7 +7,7 @@ use health_model::settings::Location;
 use health_server::monitor::{Answer, Page};
 use hyper::{HeaderMap, StatusCode};
 
-use super::state::AgentSource;
+use super::source::AgentSource;
 
 /// Whether this agent is healthy.
 pub(super) fn healthz(source: Arc<AgentSource>) -> Page {

@@ -1,14 +1,10 @@
 //! SIGHUP: the agent reads its settings again. Some take effect at once; the others are named.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use health_settings::{MeshSettings, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
-
-use super::state::AgentSource;
-use super::{Agent, tuning};
-use crate::logging;
 
 /// Reads all settings again, as at the start. An error says what is wrong, and where.
 pub type Reread = fn() -> Result<Settings, String>;
@@ -46,31 +42,36 @@ fn is_live(name: &str) -> bool {
     LIVE.contains(&name) || name.starts_with("conntrack-timeout-")
 }
 
-impl Agent {
-    /// Takes new settings: all that need no restart, or none if any setting is invalid.
-    pub(super) async fn reload(&mut self, reread: Reread) {
-        let new = match reread() {
-            Ok(new) => new,
-            Err(error) => {
-                warn!(%error, "cannot reload settings; keeping those in force");
-                return;
-            }
-        };
-        if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
-            warn!("{error:#}; keeping the settings in force");
-            return;
-        }
-        if let Some(mesh) = self.source.mesh() {
-            mesh.tune(tuning(&new.mesh)).await;
-        }
-        logging::set_level(new.log.log_level);
-        self.source.take(new);
-    }
+/// The settings of the start, and what reloads have made of them.
+pub(super) struct SettingsInForce {
+    at_start: Settings,
+    in_force: RwLock<Settings>,
+    /// The names of changed settings that need a restart.
+    restart_due: RwLock<Vec<String>>,
 }
 
-impl AgentSource {
+impl SettingsInForce {
+    pub(super) fn new(at_start: Settings) -> Self {
+        Self {
+            in_force: RwLock::new(at_start.clone()),
+            restart_due: RwLock::default(),
+            at_start,
+        }
+    }
+
+    /// The settings of the start.
+    pub(super) fn at_start(&self) -> &Settings {
+        &self.at_start
+    }
+
+    /// The settings in force: those of the start, and what a reload has changed.
+    pub(super) fn now(&self) -> Settings {
+        let in_force = self.in_force.read();
+        in_force.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Notes which of these values are in force now, and which need a restart.
-    fn take(&self, new: Settings) {
+    pub(super) fn take(&self, new: Settings) {
         let mut in_force = self
             .in_force
             .write()

@@ -1,6 +1,7 @@
 //! This node's health endpoint together with its datapath: created and repaired as one.
 
 mod establish;
+mod previous;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,10 +27,9 @@ use health_net::{clock, link};
 use tokio::sync::watch;
 use tracing::info;
 
-use self::establish::PreviousState;
-use super::addresses;
+use self::previous::PreviousState;
+use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::uplinks::{UplinkSurvey, Uplinks};
-use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
 
 /// Number of endpoints whose programs are checked at a time: each check has a cost, and there may be very many.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -462,6 +462,13 @@ impl NodeDatapath {
             .set_direct(direct_config(&self.keys.direct))?;
         Ok(())
     }
+}
+
+/// An endpoint's addresses, IPv4 first.
+fn addresses(endpoint: &HealthEndpoint) -> Vec<IpAddr> {
+    let v4 = endpoint.ipv4().map(IpAddr::V4);
+    let v6 = endpoint.ipv6().map(IpAddr::V6);
+    v4.into_iter().chain(v6).collect()
 }
 
 /// The keys by which nodes recognise what others forward to their backends.

@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::publish;
-use crate::agent::watch::CHANGES_PERIOD;
+use super::publish::publish;
+use crate::agent::pace::CHANGES_PERIOD;
 
 /// Time from a failed listing to the next.
 const LISTING_RETRY: Duration = Duration::from_secs(1);

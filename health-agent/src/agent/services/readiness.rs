@@ -8,7 +8,7 @@ use health_probe::supervisor::Supervisor;
 use health_service::source::Readiness;
 use tokio::sync::watch;
 
-use super::publish;
+use super::publish::publish;
 
 /// Follows the readiness of pods by address until it is dropped.
 pub(super) struct PodReadiness {

@@ -18,7 +18,7 @@ use health_settings::{ExternalIpSetting, ListenAddress, Settings};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::publish;
+use super::publish::publish;
 
 /// Time between two lookups of the names that the agent connects to.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);

@@ -9,8 +9,8 @@ use health_service::spec::Selection;
 use health_settings::RegistrySpec;
 use tokio::sync::watch;
 
-use super::outage;
-use crate::agent::services::publish;
+use super::outage::outage;
+use crate::agent::services::publish::publish;
 
 /// Follows a cluster's services in etcd until it is dropped.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Syn
 use health_service::spec::Selection;
 use tokio::sync::watch;
 
-use super::outage;
-use crate::agent::services::publish;
+use super::outage::outage;
+use crate::agent::services::publish::publish;
 
 /// The subject of problems that affect the whole source.
 const SUBJECT: &str = "kubernetes";

@@ -1,17 +1,14 @@
-//! Checks what other processes can break, twice a second and whenever devices, addresses or routes change. Reports and
-//! repairs faults, with growing pauses while a repair fails.
+//! When the agent checks what other processes can break: regularly, soon after changes, and with growing pauses while a
+//! repair fails.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use health_model::causes::with_causes;
 use health_net::KernelError;
 use health_net::changes::Changes;
 use tokio::time::sleep_until;
 use tracing::{error, warn};
 
-use super::node::NodeDatapath;
-use super::state::AgentSource;
+use super::outcome::Outcome;
 
 /// Time between two checks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
@@ -21,70 +18,6 @@ pub(super) const CHANGES_PERIOD: Duration = Duration::from_millis(100);
 const CALM: Duration = Duration::from_secs(2);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-
-/// A completed repair.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CompletedRepair {
-    /// A short fixed word to count by.
-    pub(super) cause: &'static str,
-    /// What was wrong, in words.
-    pub(super) what: String,
-}
-
-/// The part of an outcome that concerns the health endpoint.
-#[derive(Debug, Default)]
-pub(super) struct EndpointOutcome {
-    /// What was repaired, in words.
-    pub(super) repaired: Vec<String>,
-    /// Why its devices or their configuration are not in order.
-    pub(super) connection_problem: Option<String>,
-    /// What is wrong with its programs.
-    pub(super) program_problem: Option<String>,
-}
-
-/// The outcome of one check.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    /// The part that concerns the health endpoint.
-    pub(super) endpoint: EndpointOutcome,
-    /// What was repaired.
-    pub(super) repaired: Vec<CompletedRepair>,
-    /// Workload endpoints with programs that are not attached and could not be.
-    pub(super) without_programs: BTreeSet<u16>,
-    /// Why something could not be repaired.
-    pub(super) failure: Option<String>,
-    /// Things that others removed and have to restore.
-    pub(super) missing: Vec<String>,
-    /// What is served without programs that would make it faster, in words.
-    pub(super) slower: Option<String>,
-}
-
-impl Outcome {
-    /// Records something that could not be repaired.
-    pub(super) fn fail(&mut self, error: anyhow::Error) {
-        let failure = self.failure.get_or_insert_default();
-        let text = with_causes(error.as_ref());
-        // If the same attempt is made in two places, it fails in both.
-        if failure.contains(&text) {
-            return;
-        }
-        if !failure.is_empty() {
-            failure.push_str("; ");
-        }
-        failure.push_str(&text);
-    }
-
-    /// Everything that is not in order, in words.
-    pub(super) fn problem(&self) -> Option<String> {
-        let problems: Vec<&str> = self
-            .missing
-            .iter()
-            .chain(&self.failure)
-            .map(String::as_str)
-            .collect();
-        (!problems.is_empty()).then(|| problems.join("; "))
-    }
-}
 
 /// Notifications that trigger an early check.
 pub(super) struct News {
@@ -137,41 +70,6 @@ impl News {
             self.pause = CHANGES_PERIOD;
         }
     }
-}
-
-/// Checks and repairs everything. Reports new faults of the health endpoint first: repairing them may take seconds.
-pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Outcome {
-    let mut outcome = Outcome::default();
-    if let Err(error) = node.look_at_uplinks(&mut outcome).await {
-        outcome.fail(error);
-    }
-    let faults = node.endpoint_faults().await;
-    if let Ok(faults) = &faults
-        && let Some(problem) = node.news_of(faults)
-    {
-        source.note_faults(node, problem);
-    }
-    let repaired = match faults {
-        Ok(faults) => node.repair_endpoint(faults, &mut outcome).await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = repaired {
-        outcome.endpoint.connection_problem = Some(with_causes(error.as_ref()));
-        outcome.fail(error);
-    }
-    if let Err(error) = node.repair_datapath(&mut outcome) {
-        outcome.fail(error);
-    }
-    let has_changed = !outcome.repaired.is_empty() || outcome.failure.is_some();
-    if has_changed && let Err(error) = node.release_foreign_device().await {
-        outcome.fail(error);
-    }
-    node.note_programs(&mut outcome);
-    for CompletedRepair { cause, what } in &outcome.repaired {
-        warn!(cause, "repaired: {what}");
-        *node.repairs.entry((*cause).to_owned()).or_default() += 1;
-    }
-    outcome
 }
 
 /// Doubling pauses between failing attempts.
