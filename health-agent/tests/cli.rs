@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::Agent;
-use health_agent::cli::command;
+use health_cli::command;
 use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryState};
 use health_settings::SettingList;
 use serde_json::Value;

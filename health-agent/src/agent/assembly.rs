@@ -10,8 +10,10 @@ use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};
 use health_endpoint::manager::Survey;
 use health_mesh::mesh_key::MeshKeys;
+use health_metrics::Exporter;
 use health_model::activity::{self, Activity};
 use health_model::settings::Location;
+use health_model::task::AbortOnDrop;
 use health_net::netlink;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::{self, IdentityAllocator, Timing};
@@ -37,8 +39,6 @@ use super::services::{self, ServedServices, kept_checks};
 use super::source::AgentSource;
 use super::started_parts::{ReportingPart, Responders, StartedParts};
 use super::supervise::Agent;
-use crate::metrics::Exporter;
-use crate::task::AbortOnDrop;
 
 /// What is known before the start.
 pub(super) struct Prerequisites {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use health_datapath::events::{self, Hub};
 use health_model::activity::{self, Activity};
+use health_model::task::AbortOnDrop;
 
 use super::node::NodeDatapath;
-use crate::task::AbortOnDrop;
 
 /// Relays events until it is stopped or dropped.
 pub(super) struct EventRelay {

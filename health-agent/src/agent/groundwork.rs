@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use health_endpoint::manager::Survey;
 use health_mesh::hello;
+use health_metrics::Exporter;
 use health_model::settings::Location;
+use health_server::monitor::{self, Monitor};
 
 use super::containers::Sources;
 use super::endpoints;
@@ -15,8 +17,6 @@ use super::pages;
 use super::services;
 use super::source::AgentSource;
 use super::uplinks::{UplinkSurvey, Uplinks};
-use crate::api::monitor::{self, Monitor};
-use crate::metrics::Exporter;
 
 /// What is ready before anything is created.
 pub(super) struct Groundwork {

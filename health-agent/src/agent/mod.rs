@@ -6,7 +6,7 @@
 
 mod assembly;
 mod cleanup;
-pub(crate) mod containers;
+mod containers;
 mod deletions;
 mod endpoints;
 mod event_relay;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::causes::with_causes;
+use health_model::causes::with_causes;
 
 /// A completed repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Outcome {
     /// Records something that could not be repaired.
     pub(super) fn fail(&mut self, error: anyhow::Error) {
         let failure = self.failure.get_or_insert_default();
-        let text = with_causes(&error);
+        let text = with_causes(error.as_ref());
         // If the same attempt is made in two places, it fails in both.
         if failure.contains(&text) {
             return;

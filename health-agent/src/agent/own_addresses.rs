@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::own::{OwnAddress, OwnAddresses};
+use health_model::task::AbortOnDrop;
 use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use health_net::route;
@@ -11,7 +12,6 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::pace::CHANGES_PERIOD;
-use crate::task::AbortOnDrop;
 
 /// Time from a failure to the next attempt.
 const RETRY: Duration = Duration::from_secs(1);

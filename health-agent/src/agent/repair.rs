@@ -1,12 +1,12 @@
 //! Checks what other processes can break. Reports and repairs faults.
 
 use health_endpoint::manager::Manager;
+use health_model::causes::with_causes;
 use tracing::warn;
 
 use super::node::NodeDatapath;
 use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::source::AgentSource;
-use crate::causes::with_causes;
 
 /// Checks and repairs everything. Reports new faults of the health endpoint first: repairing them may take seconds.
 pub(super) async fn repair(
@@ -29,7 +29,7 @@ pub(super) async fn repair(
         Err(error) => Err(error),
     };
     if let Err(error) = repaired {
-        outcome.endpoint.connection_problem = Some(with_causes(&error));
+        outcome.endpoint.connection_problem = Some(with_causes(error.as_ref()));
         outcome.fail(error);
     }
     if let Err(error) = node.repair_datapath(&mut outcome) {

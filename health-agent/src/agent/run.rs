@@ -8,6 +8,7 @@ use health_datapath::process;
 use health_mesh::mesh_key;
 use health_mesh::proof::HelloKeys;
 use health_registry::nodes;
+use health_server::{server, socket};
 use health_settings::Settings;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Gid;
@@ -19,7 +20,6 @@ use super::folders::NewFolders;
 use super::own_node;
 use super::reload::{Reloadable, Reread};
 use super::source::AgentSource;
-use crate::api::{server, socket};
 use crate::pidfile::PidFile;
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only

@@ -1,4 +1,4 @@
-//! The agent's state as the API reads it.
+//! The agent's state as the API and the metrics read it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,22 +6,25 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::rtt::{RttKey, RttRow};
-use health_datapath::conntrack::{Counts, SharedCounts};
 use health_datapath::dump::Pinned;
-use health_datapath::events::{self, SubscribeError, Subscription};
+use health_datapath::events::{SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
+use health_mesh::MeshHandle;
 use health_mesh::proof::HelloKeys;
-use health_mesh::{HelloRequestCounts, IgnoredReplyCounts, MeshHandle};
+use health_metrics::Figures;
 use health_model::activity::{self, Activity, Problem, Reporter};
 use health_model::api::{
     AgentProblem, AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus,
-    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
+    PathMtuEntry, ProbeEvent, SelfStatus, TargetHistory,
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
+use health_server::liveness::{self, Grace, Level, Liveness, Observation};
+use health_server::services::ServiceCatalog;
+use health_server::source::Source;
 use health_settings::Settings;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -31,10 +34,7 @@ use tracing::warn;
 use super::outcome::Outcome;
 use super::pace::PERIOD;
 use super::reload::SettingsInForce;
-use super::started_parts::{Responders, StartedParts};
-use crate::api::liveness::{self, Grace, Liveness, Observation};
-use crate::api::services::ServiceCatalog;
-use crate::api::source::Source;
+use super::started_parts::StartedParts;
 
 /// The agent as the API shows it: a starting agent, or from one moment on a started one.
 pub(super) struct AgentSource {
@@ -177,6 +177,16 @@ impl AgentSource {
         let problem = outcome.problem().map(Problem::failure);
         self.repair_reporter.end(problem, Some(PERIOD));
     }
+
+    /// Number of repairs since the start, by cause.
+    fn repairs(&self) -> BTreeMap<String, u64> {
+        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
+        let mut repairs = repairs.clone();
+        for (cause, count) in self.manager().map(Manager::repairs).unwrap_or_default() {
+            *repairs.entry(cause).or_default() += count;
+        }
+        repairs
+    }
 }
 
 impl Source for AgentSource {
@@ -205,19 +215,6 @@ impl Source for AgentSource {
             },
             MeshHandle::report,
         )
-    }
-
-    fn status_head(&self) -> HealthStatus<()> {
-        match self.mesh() {
-            Some(mesh) => mesh.report_head(),
-            None => self.status().head(),
-        }
-    }
-
-    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
-        if let Some(mesh) = self.mesh() {
-            mesh.each_node(each);
-        }
     }
 
     fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
@@ -281,37 +278,9 @@ impl Source for AgentSource {
             .map_or_else(NodeList::default, MeshHandle::nodes)
     }
 
-    fn registries(&self) -> Vec<RegistryState> {
-        self.mesh().map_or_else(Vec::new, MeshHandle::registries)
-    }
-
-    fn ignored_replies(&self) -> IgnoredReplyCounts {
-        self.mesh()
-            .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
-    }
-
-    fn hello_requests(&self) -> HelloRequestCounts {
-        let responders = self.started.get().map(|started| &started.responders);
-        responders.map(Responders::requests).unwrap_or_default()
-    }
-
-    fn malformed_answers(&self) -> u64 {
-        self.mesh().map_or(0, MeshHandle::malformed_headers)
-    }
-
-    fn collections(&self) -> Counts {
-        let collections = self.started.get().map(|started| &started.collections);
-        collections.map(SharedCounts::counts).unwrap_or_default()
-    }
-
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         let started = self.started.get()?;
         Some(started.events.subscribe(filter))
-    }
-
-    fn events(&self) -> events::Counts {
-        let events = self.started.get().map(|started| started.events.counts());
-        events.unwrap_or_default()
     }
 
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
@@ -326,15 +295,6 @@ impl Source for AgentSource {
 
     fn services(&self) -> Option<&ServiceCatalog> {
         self.started.get()?.services.as_ref()
-    }
-
-    fn repairs(&self) -> BTreeMap<String, u64> {
-        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
-        let mut repairs = repairs.clone();
-        for (cause, count) in self.manager().map(Manager::repairs).unwrap_or_default() {
-            *repairs.entry(cause).or_default() += count;
-        }
-        repairs
     }
 
     fn enforcer(&self) -> Option<&Enforcer> {
@@ -374,5 +334,30 @@ impl Source for AgentSource {
 
     fn uptime(&self) -> Duration {
         self.begun.elapsed()
+    }
+}
+
+impl health_metrics::Source for AgentSource {
+    fn figures(&self) -> Figures {
+        let settings = self.settings.now();
+        let started = self.started.get();
+        Figures {
+            report: self
+                .mesh()
+                .map_or_else(|| self.status().head(), MeshHandle::report_head),
+            per_target: settings.api.metrics_per_target,
+            healthy: self.liveness().state != Level::Failure,
+            configured_interval: settings.mesh.probe_interval,
+            probe_rate: settings.mesh.probe_rate,
+            repairs: self.repairs(),
+            uptime: self.begun.elapsed(),
+            ..started.map(StartedParts::figures).unwrap_or_default()
+        }
+    }
+
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        if let Some(mesh) = self.mesh() {
+            mesh.each_node(each);
+        }
     }
 }

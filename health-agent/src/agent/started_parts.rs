@@ -10,15 +10,15 @@ use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{Responder, ResponderState};
 use health_mesh::{HelloRequestCounts, HelloRequests, MeshHandle};
+use health_metrics::{Figures, Sample};
 use health_model::activity::Activity;
 use health_model::api::IdentityEntry;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::Identities;
+use health_server::liveness::Observation;
+use health_server::services::ServiceCatalog;
 use jiff::Timestamp;
 use tokio::sync::watch;
-
-use crate::api::liveness::Observation;
-use crate::api::services::ServiceCatalog;
 
 /// The started parts. Complete from the moment that they are published.
 pub(super) struct StartedParts {
@@ -123,6 +123,22 @@ impl StartedParts {
                 ..Observation::aged("registry", problem, age).warning()
             }
         })
+    }
+
+    /// What metrics show of these parts; the rest has defaults.
+    pub(super) fn figures(&self) -> Figures {
+        Figures {
+            registries: self.mesh.registries(),
+            ignored_replies: self.mesh.ignored_replies(),
+            hello_requests: self.responders.requests(),
+            malformed_answers: self.mesh.malformed_headers(),
+            collections: self.collections.counts(),
+            endpoints: Some(self.manager.counts()),
+            policy_lag: self.enforcer.lag(),
+            events: self.events.counts(),
+            containers: self.containers.as_ref().map(Sample::from),
+            ..Figures::default()
+        }
     }
 
     /// All security identities, by number.

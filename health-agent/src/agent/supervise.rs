@@ -9,10 +9,13 @@ use health_datapath::conntrack::Collector;
 use health_endpoint::manager::Manager;
 use health_mesh::MeshHandle;
 use health_mesh::hello::{self, Responder};
+use health_model::task::AbortOnDrop;
 use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, NodeSet, Registry};
+use health_server::monitor::Monitor;
+use health_server::source::Source as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
@@ -28,10 +31,7 @@ use super::reload::{ReloadRequests, Reread};
 use super::repair::{note_health, repair};
 use super::services::ServedServices;
 use super::source::AgentSource;
-use crate::api::monitor::Monitor;
-use crate::api::source::Source as _;
 use crate::logging;
-use crate::task::AbortOnDrop;
 
 /// Longest wait for requests in flight when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);

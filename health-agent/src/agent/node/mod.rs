@@ -19,6 +19,7 @@ use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec,
 use health_endpoint::manager::HealthReport;
 use health_mesh::hello::Responder;
 use health_mesh::mesh_key::MeshKeys;
+use health_model::causes::with_causes;
 use health_model::ipam::Family;
 use health_net::netlink::Handle;
 use health_net::sysctl::Setting;
@@ -29,7 +30,6 @@ use tracing::info;
 use self::previous::PreviousState;
 use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::uplinks::{UplinkSurvey, Uplinks};
-use crate::causes::with_causes;
 
 /// Number of endpoints whose programs are checked at a time: each check has a cost, and there may be very many.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -282,7 +282,7 @@ impl NodeDatapath {
                 }
                 // Everything is served without this program: the others are checked as often as ever.
                 Err(error) if fault.hook().is_optional() => {
-                    outcome.slower = Some(with_causes(&error.into()));
+                    outcome.slower = Some(with_causes(&error));
                 }
                 // A single missing device does not hold up the others.
                 Err(error) => outcome.fail(error.into()),

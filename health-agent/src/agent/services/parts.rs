@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use health_registry::nodes::Node;
+use health_server::monitor;
 use health_service::provider::ipvs::netlink::server::Timeouts;
 use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
@@ -12,7 +13,6 @@ use health_service::provider::ipvs::{self, Ipvs};
 use health_settings::{ServiceProxyMode, Settings};
 
 use super::sources::Sources;
-use crate::api::monitor;
 
 /// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
 pub(in crate::agent) struct Parts {

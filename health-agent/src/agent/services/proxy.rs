@@ -3,7 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_metrics::services::ServiceMetrics;
 use health_model::ipam::Family;
+use health_server::monitor::Monitor;
+use health_server::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
+use health_server::services::{ServiceCatalog, pages};
 use health_service::forwarding::Forwarding;
 use health_service::runner::Intervals;
 use health_service::services::{NodeFacts, Provider, Services, SyncSettings};
@@ -16,10 +20,6 @@ use super::kept_checks::{self, KeptChecks};
 use super::parts::Ports;
 use super::readiness::PodReadiness;
 use super::sources::Sources;
-use crate::api::monitor::Monitor;
-use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
-use crate::api::services::{ServiceCatalog, pages};
-use crate::metrics::services::ServiceMetrics;
 
 /// Time from a failed sync to the next.
 const SYNC_RETRY: Duration = Duration::from_secs(1);

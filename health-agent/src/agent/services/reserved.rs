@@ -9,6 +9,7 @@ use std::time::Duration;
 use health_endpoint::manager::Manager;
 use health_model::address::parse_ip;
 use health_model::policy::Protocol;
+use health_model::task::AbortOnDrop;
 use health_registry::asked::{self, Asked};
 use health_registry::nodes::{Node, NodeSet};
 use health_service::provider::ebpf::NodeAddresses;
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::publish::publish;
-use crate::task::AbortOnDrop;
 
 /// Time between two lookups of the names that the agent connects to.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);

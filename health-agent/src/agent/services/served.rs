@@ -10,6 +10,7 @@ use health_mesh::mesh_key::MeshKeys;
 use health_net::clock;
 use health_probe::supervisor::Supervisor;
 use health_registry::nodes::Standing;
+use health_server::services::ServiceCatalog;
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
 use health_service::provider::ebpf::{self, EbpfProvider};
@@ -27,7 +28,6 @@ use super::sockets::SocketWatch;
 use super::standing;
 use super::takeover::{Other, Takeover};
 use crate::agent::foundation::Foundation;
-use crate::api::services::ServiceCatalog;
 
 /// The served services.
 pub(in crate::agent) struct ServedServices {

@@ -3,10 +3,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_metrics::services::ServiceMetrics;
 use health_probe::source::Folder as Pods;
 use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use health_registry::nodes::Standing;
+use health_server::services::ServiceCatalog;
+use health_server::services::listeners::HealthChecks;
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
 use health_service::services::{NodeFacts, Provider, Work};
@@ -21,9 +24,6 @@ use super::proxy::{Proxy, ProxyOptions};
 use super::readiness::PodReadiness;
 use super::sources::Sources;
 use super::standing;
-use crate::api::services::ServiceCatalog;
-use crate::api::services::listeners::HealthChecks;
-use crate::metrics::services::ServiceMetrics;
 
 /// Patience for what normally takes a moment.
 const PATIENCE: Duration = Duration::from_secs(120);

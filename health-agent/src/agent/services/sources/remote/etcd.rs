@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use health_model::task::AbortOnDrop;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
 use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
@@ -10,7 +11,6 @@ use tokio::sync::watch;
 
 use super::outage::outage;
 use crate::agent::services::publish::publish;
-use crate::task::AbortOnDrop;
 
 /// Follows a cluster's services in etcd until it is dropped.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use health_model::task::AbortOnDrop;
 use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
 use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
@@ -10,7 +11,6 @@ use tokio::sync::watch;
 
 use super::outage::outage;
 use crate::agent::services::publish::publish;
-use crate::task::AbortOnDrop;
 
 /// The subject of problems that affect the whole source.
 const SUBJECT: &str = "kubernetes";
